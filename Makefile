@@ -1,0 +1,42 @@
+# Every target makes .venv first where it is missing or older than pyproject.toml.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help check format test docs demo bench clean
+
+help:  ## show the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+$(READY): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "jaxtribute needs Python 3.11 or newer. HINT: install it, or run make PYTHON=/path/to/python3"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+check: $(READY)  ## formatting, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+format: $(READY)  ## write the formatting and the safe fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: $(READY)  ## the whole test suite, with coverage
+	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=95
+
+docs: $(READY)  ## build the documentation into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+demo: $(READY)  ## train on the handwritten digits: one device, then mirrored on four
+	$(BIN)/python examples/digits.py
+
+bench: $(READY)  ## measure against hand-written JAX
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove everything that the targets above make
+	rm -rf .venv site dist build .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
