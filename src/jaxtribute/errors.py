@@ -1,0 +1,65 @@
+"""The errors of jaxtribute, as one tree.
+
+Each error also inherits the builtin that Python code would expect at that place, so `except ValueError` keeps working.
+
+    JaxtributeError
+    ├── DeviceError          (ValueError)    a device string that is malformed, or names no device
+    ├── ContextError         (RuntimeError)  a call in the wrong context: replica, cross-replica, scope
+    ├── StrategyMixError     (RuntimeError)  values of two strategies met
+    ├── ConfigError          (RuntimeError)  a setting that is invalid, or came after the backend started
+    ├── TraceError           (RuntimeError)  a function that cannot be compiled as written
+    ├── ShapeError           (ValueError)    shapes that do not fit, between replicas or for an assignment
+    ├── ArgumentError        (ValueError)    an argument of the right type with a wrong value
+    ├── ArgumentTypeError    (TypeError)     an argument of a wrong type
+    ├── VariableError        (ValueError)    a variable created, read or written against its policy
+    ├── InputError           (ValueError)    a dataset that cannot be distributed as asked
+    └── OutOfRangeError      (IndexError)    the end of a dataset, from `get_next()`
+"""
+
+
+class JaxtributeError(Exception):
+    """The root of every error that this library raises on purpose."""
+
+
+class DeviceError(JaxtributeError, ValueError):
+    """A device string is malformed, or no device has that name. The message lists the devices that exist."""
+
+
+class ContextError(JaxtributeError, RuntimeError):
+    """Something was called in the wrong context: replica, cross-replica, or another strategy's scope."""
+
+
+class StrategyMixError(JaxtributeError, RuntimeError):
+    """Variables or values of one strategy were given to another."""
+
+
+class ConfigError(JaxtributeError, RuntimeError):
+    """A setting is invalid, or it was changed after the JAX backend that it shapes had started."""
+
+
+class TraceError(JaxtributeError, RuntimeError):
+    """A function cannot be compiled as it is written; run it eagerly, or write what the message says."""
+
+
+class ShapeError(JaxtributeError, ValueError):
+    """Shapes do not fit: between replicas, between a value and an axis, or between a variable and a value."""
+
+
+class ArgumentError(JaxtributeError, ValueError):
+    """An argument has the right type and a value that cannot be used."""
+
+
+class ArgumentTypeError(JaxtributeError, TypeError):
+    """An argument has a type that cannot be used."""
+
+
+class VariableError(JaxtributeError, ValueError):
+    """A variable was created, read or written against its synchronization or aggregation."""
+
+
+class InputError(JaxtributeError, ValueError):
+    """A dataset cannot be distributed as asked."""
+
+
+class OutOfRangeError(JaxtributeError, IndexError):
+    """A distributed iterator has no more elements. Source: `tf.errors.OutOfRangeError`."""
