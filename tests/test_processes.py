@@ -1,0 +1,68 @@
+"""The helper that runs Python in a process of its own ends every process, and shows what it printed."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from processes import ProcessFailedError, run_python
+
+
+def test_the_output_is_stdout_and_stderr() -> None:
+    output = run_python("""
+        import sys
+        print("out", *sys.argv[1:])
+        print("err", file=sys.stderr)
+    """, "one", "two")  # fmt: skip
+    assert sorted(output.splitlines()) == ["err", "out one two"]
+
+
+def test_a_script_may_be_a_file(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('from a file')")
+    assert run_python(script) == "from a file\n"
+
+
+def test_devices_and_environment_reach_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "not for the child")
+    code = "import os; print(*(os.environ.get(n) for n in ('JAXTRIBUTE_CPU_DEVICES', 'MINE', 'XLA_FLAGS')))"
+    assert run_python(code, devices=3, env={"MINE": "1"}).split() == ["3", "1", "None"]
+
+
+def test_another_exit_status_fails_and_shows_the_output() -> None:
+    with pytest.raises(ProcessFailedError, match=r"(?s)ended with 1, not 0.*the cause"):
+        run_python("raise SystemExit('the cause')")
+    assert "the cause" in run_python("raise SystemExit('the cause')", status=1)
+
+
+def test_a_warning_is_an_error() -> None:
+    with pytest.raises(ProcessFailedError, match="UserWarning: beware"):
+        run_python("import warnings; warnings.warn('beware')")
+
+
+def test_a_process_that_hangs_is_killed_and_shows_its_stacks() -> None:
+    start = time.monotonic()
+    code = "import time\ndef stuck():\n    print('begun', flush=True)\n    time.sleep(60)\nstuck()"
+    with pytest.raises(ProcessFailedError, match=r"(?s)killed after 1 s.*begun.*in stuck"):
+        run_python(code, timeout=1)
+    assert time.monotonic() - start < 30
+
+
+def test_a_process_that_is_left_behind_is_killed() -> None:
+    # The grandchild holds no pipe of ours, so only its process group tells of it.
+    code = """
+        import subprocess, sys
+        null = subprocess.DEVNULL
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdout=null, stderr=null)
+        print(child.pid, flush=True)
+        import os
+        os._exit(0)
+    """
+    with pytest.raises(ProcessFailedError, match="left processes behind") as caught:
+        run_python(code)
+    pid = int(str(caught.value).split()[-1])
+    end = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text():
+        assert time.monotonic() < end
+        os.sched_yield()
