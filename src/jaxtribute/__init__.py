@@ -1,4 +1,4 @@
-"""The programming model of `tf.distribute` on JAX."""
+"""The programming model of `tf.distribute` on JAX: `import jaxtribute as jd`."""
 
 from importlib.metadata import version as _version
 
@@ -8,3 +8,27 @@ __version__ = _version("jaxtribute")
 
 # Before user code can start a backend; this starts none.
 config.apply_environment()
+
+from jaxtribute import errors as errors
+from jaxtribute.execution.autodiff import grad as grad
+from jaxtribute.execution.autodiff import value_and_grad as value_and_grad
+from jaxtribute.execution.function import function as function
+from jaxtribute.execution.replica_context import ReplicaContext as ReplicaContext
+from jaxtribute.strategies.base import RunOptions as RunOptions
+from jaxtribute.strategies.base import Strategy as Strategy
+from jaxtribute.strategies.default import DefaultStrategy as _DefaultStrategy
+from jaxtribute.strategies.extended import StrategyExtended as StrategyExtended
+from jaxtribute.strategies.mirrored import MirroredStrategy as MirroredStrategy
+from jaxtribute.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
+from jaxtribute.strategies.scope import experimental_set_strategy as experimental_set_strategy
+from jaxtribute.strategies.scope import get_replica_context as get_replica_context
+from jaxtribute.strategies.scope import get_strategy as get_strategy
+from jaxtribute.strategies.scope import has_strategy as has_strategy
+from jaxtribute.strategies.scope import in_cross_replica_context as in_cross_replica_context
+from jaxtribute.values.distributed import DistributedValues as DistributedValues
+from jaxtribute.values.distributed import Mirrored as Mirrored
+from jaxtribute.values.distributed import PerReplica as PerReplica
+from jaxtribute.values.enums import ReduceOp as ReduceOp
+from jaxtribute.values.enums import VariableAggregation as VariableAggregation
+from jaxtribute.values.enums import VariableSynchronization as VariableSynchronization
+from jaxtribute.values.variable import Variable as Variable

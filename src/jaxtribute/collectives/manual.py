@@ -1,0 +1,66 @@
+"""Collectives inside one replica's program, where the replicas' mesh axis is manual."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxtribute.collectives.packing import packed_map
+from jaxtribute.values.enums import ReduceOp
+from jaxtribute.values.mesh import AXIS
+
+
+def summable(value: Any) -> Any:
+    """`value` as an array that can be added up: booleans count as int32."""
+    array = jnp.asarray(value)
+    return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
+
+
+def divided(total: Any, count: Any) -> Any:
+    """`total / count` in the dtype of `total` if that is inexact, else in JAX's default float."""
+    dtype = total.dtype if jnp.issubdtype(total.dtype, jnp.inexact) else jnp.result_type(float)
+    return total.astype(dtype) / jnp.asarray(count, dtype)
+
+
+def all_reduce(values: Sequence[Any], op: ReduceOp, replicas: int, small_bytes: int | None = None) -> list[Any]:
+    """Reduces each array over the replicas; every replica gets the result.
+
+    Differentiable: the gradient is the all-reduce of the cotangents with the same operation.
+    """
+    totals = packed_map(lambda array: lax.psum(array, AXIS), [summable(value) for value in values], small_bytes)
+    return totals if op is ReduceOp.SUM else [divided(total, replicas) for total in totals]
+
+
+def all_gather(value: Any, axis: int) -> Any:
+    """Concatenates the replicas' arrays along `axis`; every replica gets the result."""
+    return lax.all_gather(value, AXIS, axis=axis, tiled=True)
+
+
+def rows(value: Any) -> Any:
+    """Stacks the replicas' arrays along a new axis 0; every replica gets the result."""
+    return lax.all_gather(value, AXIS, axis=0, tiled=False)
+
+
+def from_replica(value: Any, replica: int) -> Any:
+    """The array of one replica, on every replica."""
+    array = jnp.asarray(value)
+    kept = jnp.where(lax.axis_index(AXIS) == replica, array, jnp.zeros_like(array))
+    if array.dtype == jnp.bool_:
+        return lax.psum(kept.astype(jnp.int8), AXIS).astype(jnp.bool_)
+    return lax.psum(kept, AXIS)
+
+
+def reduce_local(value: Any, op: ReduceOp, axes: tuple[int, ...] | None, replicas: int) -> jax.Array:
+    """Reduces this replica's array along `axes`, then over the replicas."""
+    array = summable(value)
+    count = replicas
+    if axes is not None:
+        count *= math.prod(array.shape[axis] for axis in axes)
+        array = array.sum(axes, dtype=array.dtype)
+    total = lax.psum(array, AXIS)
+    return total if op is ReduceOp.SUM else divided(total, count)

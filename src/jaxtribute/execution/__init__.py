@@ -1,0 +1,1 @@
+"""Running replica functions: captured and compiled, or in lockstep."""

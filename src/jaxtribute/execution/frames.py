@@ -1,0 +1,151 @@
+"""How code reaches the variables' arrays: eagerly, while a program is traced, and inside `jd.grad`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+
+from jaxtribute.errors import TraceError
+from jaxtribute.values.variable import Variable
+
+if TYPE_CHECKING:
+    from jaxtribute.context import Frame
+
+variable_p = jex.Primitive("jd_variable")
+"""Stands for a variable's value in a traced program, until `lift` turns it into an input."""
+
+
+@variable_p.def_abstract_eval
+def _variable_aval(*, shape: tuple[int, ...], dtype: np.dtype[Any], key: int) -> jax.core.ShapedArray:
+    return jax.core.ShapedArray(shape, dtype)
+
+
+def current_trace() -> Any:
+    """The JAX trace that operations of this thread are recorded in."""
+    with jex.take_current_trace() as trace:
+        return trace
+
+
+def escape_error(variable: Variable) -> TraceError:
+    """The error of a write from inside a JAX transformation."""
+    return TraceError(
+        f"{variable.name} is assigned inside a JAX transformation (jax.jit, jax.grad, jax.vmap, lax.scan, lax.cond, "
+        "...), which its new value cannot leave. HINT: use jd.function in place of jax.jit, jd.value_and_grad in place "
+        "of jax.value_and_grad, or return the value and assign it outside."
+    )
+
+
+class EagerFrame:
+    """Reads and writes the variables themselves."""
+
+    local = False
+    traced = False
+
+    def get(self, variable: Variable) -> Any:
+        """The stored global array."""
+        return variable.peek()
+
+    def set(self, variable: Variable, value: Any) -> None:
+        """Stores a copy of `value`, placed as the variable is."""
+        if isinstance(value, jax.core.Tracer):
+            raise escape_error(variable)
+        old = variable.stored
+        if isinstance(value, jax.Array) and value.sharding == old.sharding and value.committed == old.committed:
+            variable.bind(value.copy())
+        elif old.committed:
+            variable.bind(jax.device_put(value, old.sharding, may_alias=False))
+        else:
+            variable.bind(jax.numpy.array(value, copy=True))
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        """Makes the variable."""
+        return make()
+
+
+class TracedFrame:
+    """Keeps the variables' values of a program being traced; the variables themselves stay as they are.
+
+    Args:
+      local: whether the program is one replica's.
+
+    The first read of a variable records a `jd_variable` in this frame's own trace, whatever inner trace
+    (`jax.grad`, `lax.scan`, ...) the read happens in.
+    """
+
+    traced = True
+
+    def __init__(self, *, local: bool) -> None:
+        self.local = local
+        self.trace = current_trace()
+        self.values: dict[Variable, Any] = {}
+        self.inputs: list[Variable] = []
+        self.written: dict[Variable, None] = {}
+        self.created: list[Variable] = []
+
+    def get(self, variable: Variable) -> Any:
+        """The variable's value so far: a tracer."""
+        if variable not in self.values:
+            shape = variable.policy.local_shape(variable) if self.local else variable.stored.shape
+            with jex.set_current_trace(self.trace):
+                self.values[variable] = variable_p.bind(shape=shape, dtype=variable.dtype, key=len(self.inputs))
+            self.inputs.append(variable)
+        return self.values[variable]
+
+    def set(self, variable: Variable, value: Any) -> None:
+        """Makes `value` the variable's value for what follows in the trace."""
+        if current_trace() is not self.trace:
+            raise escape_error(variable)
+        self.get(variable)
+        self.values[variable] = value
+        self.written[variable] = None
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        """Makes the variable, outside the traced program."""
+        variable = make()
+        self.created.append(variable)
+        return variable
+
+
+class OverlayFrame:
+    """Gives some variables other values while a function is differentiated, and keeps what it writes.
+
+    Args:
+      below: the frame that the function would otherwise use.
+      values: the variables and the values that the function is to see.
+    """
+
+    def __init__(self, below: Frame, values: dict[Variable, Any]) -> None:
+        self.local, self.traced = below.local, below.traced
+        self.trace = current_trace()
+        self._below, self._values = below, values
+        self.written: dict[Variable, Any] = {}
+
+    def get(self, variable: Variable) -> Any:
+        """The overlaid value, or that of the frame below."""
+        return self._values[variable] if variable in self._values else self._below.get(variable)
+
+    def set(self, variable: Variable, value: Any) -> None:
+        """Keeps `value` for what follows; the differentiated function hands it out at its end."""
+        if current_trace() is not self.trace:
+            raise escape_error(variable)
+        self._values[variable] = value
+        self.written[variable] = value
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        """Makes the variable as the frame below does."""
+        return self._below.create(make)
+
+
+def lift(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Turns the variables that a traced program reads into inputs, behind its own, in the order of first reads."""
+    jaxpr = closed.jaxpr
+    reads = {eqn.params["key"]: eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive is variable_p}
+    lifted = jaxpr.replace(
+        invars=[*jaxpr.invars, *(reads[key] for key in sorted(reads))],
+        eqns=[eqn for eqn in jaxpr.eqns if eqn.primitive is not variable_p],
+    )
+    return jex.ClosedJaxpr(lifted, closed.consts)

@@ -1,0 +1,197 @@
+"""`jd.function`: a Python function over variables, compiled into one program a signature."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
+
+import jax
+import numpy as np
+from jaxlib._jax import ArrayImpl
+
+from jaxtribute import context as contexts
+from jaxtribute.errors import ArgumentTypeError, VariableError
+from jaxtribute.execution.frames import EagerFrame
+from jaxtribute.execution.nests import is_distributed
+from jaxtribute.execution.program import Capture, Program, capture
+from jaxtribute.values.distributed import PerReplica
+
+if TYPE_CHECKING:
+    from jaxtribute.strategies.base import Strategy
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Function(Generic[P, R]):
+    """What `jd.function` makes of a Python function; call it as you would call that function."""
+
+    def __init__(self, python_function: Callable[P, R], input_signature: Any = None) -> None:
+        functools.update_wrapper(self, python_function)
+        self._python_function = python_function
+        self._signature = input_signature
+        self._programs: dict[Any, Program] = {}
+        self._runs: weakref.WeakKeyDictionary[Strategy, Function[..., Any]] = weakref.WeakKeyDictionary()
+        self._lock = threading.RLock()
+        self._traces = 0
+
+    @property
+    def python_function(self) -> Callable[P, R]:
+        """The function that was decorated."""
+        return self._python_function
+
+    def experimental_get_tracing_count(self) -> int:
+        """How many times the Python function has been traced. Source: `tf.function`."""
+        return self._traces
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the compiled program, tracing it first for a new signature."""
+        context = contexts.current()
+        if type(context.frame) is not EagerFrame:
+            return self._python_function(*args, **kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        statics: tuple[Any, ...] = ()
+        for leaf in leaves:
+            if type(leaf) not in _DYNAMIC:
+                leaves, statics = _separate(leaves, args, kwargs)
+                break
+        if statics and statics[-1] is _TRACED:
+            return self._python_function(*args, **kwargs)
+        program = self._programs.get((tree, statics, context.strategy, context.replica is None))
+        if program is None:
+            if _has_ragged(args, kwargs):
+                return self._python_function(*args, **kwargs)
+            program = self._compile(tree, statics, context, leaves)
+        return program(leaves)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As a method: binds `instance`, whose programs are its own."""
+        if instance is None:
+            return self
+        name = f"_jd_function_{self.__name__}"
+        bound = instance.__dict__.get(name)
+        if bound is None:
+            bound = Function(self._python_function.__get__(instance, owner), self._signature)
+            instance.__dict__[name] = bound
+        return bound
+
+    def run_on(self, strategy: Strategy) -> Function[..., Any]:
+        """This function as the replica function of a compiled `strategy.run`."""
+        found = self._runs.get(strategy)
+        if found is None:
+            owner, run = weakref.ref(strategy), self._python_function
+
+            def run_compiled(*args: Any, **kwargs: Any) -> Any:
+                alive = owner()
+                assert alive is not None
+                return alive.run(run, args, kwargs)
+
+            found = self._runs[strategy] = Function(run_compiled)
+        return found
+
+    def _compile(self, tree: Any, statics: tuple[Any, ...], context: contexts.Context, leaves: list[Any]) -> Program:
+        constants = {place: value for place, _, value in statics}
+
+        def call(dynamic: Sequence[Any]) -> Any:
+            rest = iter(dynamic)
+            whole = [constants[i] if i in constants else next(rest) for i in range(tree.num_leaves)]
+            args, kwargs = tree.unflatten(whole)
+            return self._python_function(*args, **kwargs)
+
+        def trace(dynamic: Sequence[Any]) -> Capture:
+            first = self._traces == 0
+            result = capture(call, context, dynamic)
+            self._traces += 1
+            if result.frame.created and not first:
+                names = ", ".join(variable.name for variable in result.frame.created)
+                raise VariableError(
+                    f"{self.__name__} created variables ({names}) when it was traced again. HINT: a jd.function may "
+                    "create variables on its first call only; create them outside, or once: `if self.v is None: ...`."
+                )
+            return result
+
+        with self._lock:
+            mesh = context.strategy.extended.home
+            program = Program(trace(leaves), trace, mesh)
+            self._programs[tree, statics, context.strategy, context.replica is None] = program
+        return program
+
+    def __repr__(self) -> str:
+        return f"<jd.function {self.__name__}, traced {self._traces} times>"
+
+
+class _Traced:
+    """Marks arguments that an outer JAX transformation traces."""
+
+
+_TRACED = _Traced()
+_DYNAMIC = frozenset({ArrayImpl, np.ndarray})
+
+
+def _has_ragged(args: Any, kwargs: Any) -> bool:
+    leaves = jax.tree.leaves((args, kwargs), is_leaf=is_distributed)
+    return any(isinstance(leaf, PerReplica) and leaf.is_ragged and _arrays(leaf) for leaf in leaves)
+
+
+def _arrays(value: PerReplica) -> bool:
+    return any(isinstance(part, jax.Array) for part in value.data)
+
+
+def _separate(leaves: list[Any], args: Any, kwargs: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    """Splits arguments into arrays and static values, which become part of the signature."""
+    dynamic: list[Any] = []
+    statics: list[Any] = []
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, jax.core.Tracer):
+            return leaves, (_TRACED,)
+        if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
+            dynamic.append(leaf)
+            continue
+        try:
+            hash(leaf)
+        except TypeError:
+            path = jax.tree_util.tree_flatten_with_path((args, kwargs))[0][place][0]
+            raise ArgumentTypeError(
+                f"argument {jax.tree_util.keystr(path)} of type {type(leaf).__name__} is neither an array nor hashable, "
+                "so it can be neither an input of the compiled program nor a part of its signature. "
+                "HINT: pass an array, or a hashable value; register classes that hold arrays with "
+                "jax.tree_util.register_dataclass."
+            ) from None
+        statics.append((place, type(leaf), leaf))
+    return dynamic, tuple(statics)
+
+
+@overload
+def function(func: Callable[P, R], *, input_signature: Any = None) -> Function[P, R]: ...
+@overload
+def function(func: None = None, *, input_signature: Any = None) -> Callable[[Callable[P, R]], Function[P, R]]: ...
+def function(func: Any = None, *, input_signature: Any = None) -> Any:
+    """Compiles a function that reads and writes variables into one XLA program.
+
+    The function is traced once for each signature: the structure of its arguments, the shapes and dtypes of
+    arrays, and the values of all other arguments (numbers, strings, variables and any hashable object are
+    *static*; pass arrays for what changes from call to call). The variables that it touches become inputs of
+    the program, those that it writes are donated and rebound. `strategy.run` inside it becomes one
+    `jax.shard_map` over the replicas.
+
+    Args:
+      func: the function; without it a decorator is returned.
+      input_signature: accepted for compatibility with `tf.function`: a nest of specs, such as
+        `dataset.element_spec`, that the arguments must fit.
+
+    Returns:
+      A function with the same arguments and results. Numbers that it returns come back as arrays.
+
+    Raises:
+      ArgumentTypeError: (when called) an argument that is neither an array nor hashable.
+      VariableError: (when called) variables are created on a later call than the first.
+      If the function raises, no variable has changed.
+
+    Source: `tf.function`.
+    """
+    if func is None:
+        return lambda func: Function(func, input_signature)
+    return Function(cast("Callable[..., Any]", func), input_signature)

@@ -1,0 +1,98 @@
+"""Which results of one replica's program are the same on every replica.
+
+A value is mirrored if it depends only on mirrored inputs, constants and results of collectives over all
+replicas; everything that depends on the replica's own data or id *varies*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend.core as jex
+
+from jaxtribute.values.mesh import AXIS
+
+_EQUALISING = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"})
+_VARYING = frozenset({"axis_index", "ppermute", "pshuffle", "all_to_all", "reduce_scatter", "psum_scatter",
+                      "ragged_all_to_all", "pure_callback", "io_callback", "rng_uniform"})  # fmt: skip
+_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+
+
+def varying_outputs(jaxpr: jex.Jaxpr, inputs: Sequence[bool]) -> list[bool]:
+    """Tells for each output of `jaxpr` whether it may differ between replicas.
+
+    Args:
+      jaxpr: one replica's program.
+      inputs: for each input whether it may differ; constants do not.
+    """
+    varies: set[Any] = {var for var, flag in zip(jaxpr.invars, inputs, strict=True) if flag}
+
+    def flag(atom: Any) -> bool:
+        return not isinstance(atom, jex.Literal) and atom in varies
+
+    for eqn in jaxpr.eqns:
+        for var, out in zip(eqn.outvars, _equation(eqn, [flag(atom) for atom in eqn.invars]), strict=True):
+            if out:
+                varies.add(var)
+    return [flag(atom) for atom in jaxpr.outvars]
+
+
+def _equation(eqn: jex.JaxprEqn, flags: list[bool]) -> list[bool]:
+    name, params, count = eqn.primitive.name, eqn.params, len(eqn.outvars)
+    if name in _VARYING:
+        return [True] * count
+    if name in _EQUALISING:
+        axes = params.get("axes", params.get("axis_name"))
+        whole = AXIS in (axes if isinstance(axes, (tuple, list)) else (axes,))
+        whole = whole and params.get("axis_index_groups") is None
+        return [any(flags) and not whole] * count
+    if name == "scan":
+        return _scan(params, flags)
+    if name == "while":
+        return _while(params, flags)
+    if name == "cond":
+        outs = [varying_outputs(_open(branch), flags[1:]) for branch in params["branches"]]
+        return [flags[0] or any(column) for column in zip(*outs, strict=True)]
+    for key in _CALLS:
+        inner = params.get(key)
+        if inner is not None and len(_open(inner).invars) == len(flags) and len(_open(inner).outvars) == count:
+            return varying_outputs(_open(inner), flags)
+    return [any(flags) or _has_varying_source(eqn)] * count
+
+
+def _open(jaxpr: Any) -> jex.Jaxpr:
+    return jaxpr.jaxpr if isinstance(jaxpr, jex.ClosedJaxpr) else jaxpr
+
+
+def _scan(params: dict[str, Any], flags: list[bool]) -> list[bool]:
+    consts, carries = params["num_consts"], params["num_carry"]
+    body = _open(params["jaxpr"])
+    flags = list(flags)
+    while True:
+        outs = varying_outputs(body, flags)
+        carry = [before or after for before, after in zip(flags[consts : consts + carries], outs, strict=False)]
+        if carry == flags[consts : consts + carries]:
+            return outs
+        flags[consts : consts + carries] = carry
+
+
+def _while(params: dict[str, Any], flags: list[bool]) -> list[bool]:
+    tests, bodies = params["cond_nconsts"], params["body_nconsts"]
+    test_consts, body_consts, carry = flags[:tests], flags[tests : tests + bodies], flags[tests + bodies :]
+    while True:
+        outs = varying_outputs(_open(params["body_jaxpr"]), [*body_consts, *carry])
+        # Replicas that loop a different number of times end with different values.
+        stops = any(varying_outputs(_open(params["cond_jaxpr"]), [*test_consts, *carry]))
+        after = [stops or before or out for before, out in zip(carry, outs, strict=True)]
+        if after == carry:
+            return carry
+        carry = after
+
+
+def _has_varying_source(eqn: jex.JaxprEqn) -> bool:
+    return any(
+        inner.primitive.name in _VARYING or _has_varying_source(inner)
+        for sub in jex.jaxprs_in_params(eqn.params)
+        for inner in _open(sub).eqns
+    )

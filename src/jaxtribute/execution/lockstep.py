@@ -1,0 +1,288 @@
+"""Eager `strategy.run`: each replica runs the Python function on its own device, and all meet at collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxtribute import context as contexts
+from jaxtribute.collectives.cross_replica import gather_value, reduce_many
+from jaxtribute.context import Context
+from jaxtribute.errors import ContextError
+from jaxtribute.execution.frames import escape_error
+from jaxtribute.execution.nests import flatten
+from jaxtribute.execution.rendezvous import Rendezvous
+from jaxtribute.execution.replica_context import ReplicaContext
+from jaxtribute.values.distributed import DistributedValues, Mirrored, PerReplica
+from jaxtribute.values.enums import ReduceOp
+from jaxtribute.values.mesh import ReplicaMesh
+from jaxtribute.values.variable import Variable
+
+if TYPE_CHECKING:
+    from jaxtribute.strategies.base import Strategy
+
+
+Copies = dict[int, tuple[Any, Mirrored]]
+"""Arrays on one device by their id, each with the mirrored value that it is a copy of."""
+
+
+class LockstepFrame:
+    """One replica's eager view of the variables: its own copies, on its own device."""
+
+    local = True
+    traced = False
+
+    def __init__(self, run: LockstepRun, index: int) -> None:
+        self._run, self._index = run, index
+
+    def get(self, variable: Variable) -> Any:
+        """This replica's copy."""
+        mesh = variable.policy.mesh
+        if mesh is None:
+            return jax.device_put(variable.peek(), self._run.mesh.local_devices[self._index])
+        self._run.strategy.extended.check_variable(variable)
+        return self._run.read(variable, self._index)
+
+    def set(self, variable: Variable, value: Any) -> None:
+        """Rebinds this replica's copy; equal copies of a mirrored variable come together as one array."""
+        if isinstance(value, jax.core.Tracer):
+            raise escape_error(variable)
+        if variable.policy.mesh is None:
+            self._run.eager.set(variable, jax.device_put(value, next(iter(variable.peek().devices()))))
+        else:
+            self._run.write(variable, self._index, value)
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        """Makes one variable for all replicas, with replica 0's initial value."""
+        return self._run.meet(self._index, "jd.Variable", make, lambda makes: [makes[0]()] * len(makes))
+
+
+class LockstepLink:
+    """How a replica reaches the others: by waiting until all have come to the same call."""
+
+    def __init__(self, run: LockstepRun, index: int) -> None:
+        self._run, self._index = run, index
+
+    def all_reduce(self, values: list[Any], op: ReduceOp) -> list[Any]:
+        """Each array reduced over the replicas."""
+        return _reduced(values, self._collective("all_reduce", partial(_reduce_all, op)))
+
+    def all_gather(self, values: list[Any], axis: int) -> list[Any]:
+        """Each array concatenated over the replicas."""
+        gather = self._collective("all_gather", partial(_gather_all, axis))
+        slices = self._collective("all_gather's gradient", partial(_reduce_all, ReduceOp.SUM))
+        return _gathered(values, gather, slices, axis, self._index)
+
+    def select(self, value: Any, replica: int) -> Any:
+        """The array of one replica."""
+        run = self._run
+
+        def merge(payloads: list[Any]) -> list[Any]:
+            return [jax.device_put(payloads[replica], device) for device in run.mesh.local_devices]
+
+        return run.meet(self._index, f"a read of replica {replica}", value, merge)
+
+    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs `fn` once, in cross-replica context, with what all replicas brought."""
+        run = self._run
+
+        def merge(payloads: list[Any]) -> Sequence[Any]:
+            args, kwargs = run.regroup(payloads)
+            with contexts.entered(Context(run.strategy, None, run.eager)):
+                result = fn(run.strategy, *args, **kwargs)
+            run.forget()
+            return run.components(result)
+
+        return run.meet(self._index, f"merge_call of {getattr(fn, '__qualname__', fn)}", (args, kwargs), merge)
+
+    def _collective(self, name: str, whole: Callable[[list[PerReplica]], list[Any]]) -> Callable[..., list[Any]]:
+        run, index = self._run, self._index
+
+        def merge(payloads: list[list[Any]]) -> Sequence[Any]:
+            joined = [PerReplica.from_parts(parts, run.mesh) for parts in zip(*payloads, strict=True)]
+            return run.components(whole(joined))
+
+        def call(values: list[Any]) -> list[Any]:
+            if any(isinstance(value, jax.core.Tracer) for value in values):
+                raise ContextError(
+                    f"{name} was called inside jax.jit, jax.vmap or the like by a replica function that runs eagerly. "
+                    "HINT: wrap the step in jd.function, or call it outside the transformed function."
+                )
+            device = run.mesh.local_devices[index]
+            return run.meet(index, name, [jax.device_put(value, device) for value in values], merge)
+
+        return call
+
+
+class LockstepRun:
+    """One eager `strategy.run`."""
+
+    def __init__(self, strategy: Strategy, mesh: ReplicaMesh) -> None:
+        self.strategy, self.mesh = strategy, mesh
+        self.eager = contexts.current().frame
+        self._parts: dict[Variable, tuple[jax.Array, list[Any]]] = {}
+        self._copies: dict[int, tuple[Any, Mirrored]] = {}
+        self._writes: dict[Variable, dict[int, Any]] = {}
+        self._rendezvous: Rendezvous
+
+    def __call__(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs `fn` on all replicas and joins their results."""
+        calls = self.components((tuple(args), kwargs))
+        self._rendezvous = Rendezvous(
+            [partial(self._replica, index, fn, *call) for index, call in enumerate(calls)]
+        )
+        return self.regroup(self._rendezvous.run())
+
+    def _replica(self, index: int, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        device = self.mesh.local_devices[index]
+        with jax.default_device(device):
+            ident = jax.device_put(jnp.int32(self.mesh.local_ids[index]), device)
+            context = ReplicaContext(self.strategy, ident, LockstepLink(self, index))
+            with contexts.entered(Context(self.strategy, context, LockstepFrame(self, index))):
+                return fn(*args, **kwargs)
+
+    def meet(self, index: int, meeting: str, payload: Any, merge: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        """Waits for all replicas; see `Rendezvous.meet`."""
+        return self._rendezvous.meet(index, meeting, payload, merge)
+
+    def components(self, nest: Any) -> list[Any]:
+        """One nest a local replica; remembers the copies of mirrored values, which `regroup` finds again."""
+        calls = components(nest, self.mesh)
+        for place, leaf in enumerate(flatten(nest)[0]):
+            if isinstance(leaf, Mirrored):
+                self._remember([flatten(call)[0][place] for call in calls], leaf)
+        return calls
+
+    def regroup(self, results: Sequence[Any]) -> Any:
+        """Joins one nest a local replica into a nest of distributed values."""
+        return regroup(results, self.mesh, known=self._copies)
+
+    def _remember(self, copies: Sequence[Any], whole: Mirrored) -> None:
+        self._copies.update({id(copy): (copy, whole) for copy in copies})
+
+    def read(self, variable: Variable, index: int) -> Any:
+        """One replica's copy, as it last wrote it."""
+        pending = self._writes.get(variable, {})
+        return pending[index] if index in pending else self._split(variable)[index]
+
+    def _split(self, variable: Variable) -> list[Any]:
+        """The variable's copies, one a local replica; kept as long as the variable holds the same array."""
+        array = variable.peek()
+        known = self._parts.get(variable)
+        if known is None or known[0] is not array:
+            known = self._parts[variable] = (array, self.mesh.local_parts(array))
+            if not variable.policy.split:
+                self._remember(known[1], Mirrored(array, self.mesh))
+        return known[1]
+
+    def forget(self) -> None:
+        """Drops what is known of the variables: cross-replica code may have changed them."""
+        self._parts.clear()
+
+    def write(self, variable: Variable, index: int, value: Any) -> None:
+        """Notes one replica's new copy; when all have written, the variable gets them as one array."""
+        parts = self._split(variable)
+        device = self.mesh.local_devices[index]
+        value = jax.device_put(value, device)
+        if variable.policy.split:
+            parts[index] = value
+            array = self.mesh.assemble(parts)
+            variable.bind(array)
+            self._parts[variable] = (variable.peek(), parts)
+            return
+        pending = self._writes.setdefault(variable, {})
+        pending[index] = value
+        if len(pending) == len(parts):
+            del self._writes[variable]
+            copies = [pending[i] for i in range(len(parts))]
+            whole = jax.make_array_from_single_device_arrays(variable.shape, self.mesh.replicated, copies)
+            variable.bind(whole)
+
+
+def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Runs `fn` eagerly on every local replica; see `Strategy.run`."""
+    return LockstepRun(strategy, mesh)(fn, args, kwargs)
+
+
+def components(nest: Any, mesh: ReplicaMesh) -> list[Any]:
+    """One nest a local replica, with its component of every distributed value."""
+    leaves, tree = flatten(nest)
+    columns = [leaf.values if isinstance(leaf, DistributedValues) else None for leaf in leaves]
+    return [
+        tree.unflatten([leaf if column is None else column[i] for leaf, column in zip(leaves, columns, strict=True)])
+        for i in range(len(mesh.local_ids))
+    ]
+
+
+def regroup(
+    results: Sequence[Any], mesh: ReplicaMesh, *, always: bool = False, known: Copies | None = None
+) -> Any:
+    """Joins one nest a local replica into a nest of distributed values.
+
+    What is the same object on all replicas stays as it is, unless `always`; arrays that are the copies of one
+    mirrored value among `known` become that value again.
+
+    Raises:
+      ContextError: the replicas' nests differ in structure.
+    """
+    flat = [flatten(result) for result in results]
+    tree = flat[0][1]
+    for index, (_, other) in enumerate(flat):
+        if other != tree:
+            raise ContextError(
+                f"replica 0 returned {tree}, replica {index} {other}. "
+                "HINT: the function must return the same structure on every replica."
+            )
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    return tree.unflatten([_regroup_leaf(column, mesh, always, known or {}) for column in columns])
+
+
+def _regroup_leaf(column: tuple[Any, ...], mesh: ReplicaMesh, always: bool, known: Copies) -> Any:
+    first = column[0]
+    if not always and all(value is first for value in column):
+        return first
+    if isinstance(first, DistributedValues):
+        raise ContextError(
+            f"a replica function returned {type(first).__name__}, a value of all replicas. "
+            "HINT: return the replica's own arrays."
+        )
+    wholes = [known.get(id(value), (None, None))[1] for value in column]
+    if wholes[0] is not None and all(whole is wholes[0] for whole in wholes):
+        return wholes[0]
+    return PerReplica.from_parts(column, mesh)
+
+
+def _reduce_all(op: ReduceOp, values: list[PerReplica]) -> list[Any]:
+    return list(reduce_many(values, op))
+
+
+def _gather_all(axis: int, values: list[PerReplica]) -> list[Any]:
+    return [Mirrored(gather_value(value, axis, value.mesh), value.mesh) for value in values]
+
+
+def _reduced(values: list[Any], call: Callable[[list[Any]], list[Any]]) -> list[Any]:
+    """`call(values)`, its gradient being the same reduction of the cotangents."""
+    reduce = jax.custom_vjp(call)
+    reduce.defvjp(lambda values: (call(values), None), lambda _, cotangents: (call(cotangents),))
+    return reduce([jnp.asarray(value) for value in values])
+
+
+def _gathered(
+    values: list[Any], gather: Callable[..., list[Any]], total: Callable[..., list[Any]], axis: int, index: int
+) -> list[Any]:
+    """`gather(values)`, its gradient being this replica's part of the summed cotangents."""
+    sizes = [value.shape[axis] for value in values]
+
+    def backward(_: Any, cotangents: list[Any]) -> tuple[list[Any]]:
+        parts: list[Any] = []
+        for summed, size in zip(total(cotangents), sizes, strict=True):
+            parts.append(jax.lax.slice_in_dim(summed, index * size, (index + 1) * size, axis=axis))
+        return (parts,)
+
+    call = jax.custom_vjp(gather)
+    call.defvjp(lambda values: (gather(values), None), backward)
+    return call(values)

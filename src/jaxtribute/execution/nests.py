@@ -1,0 +1,30 @@
+"""Splitting nests of arguments and results into arrays and everything else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtribute.values.distributed import DistributedValues
+
+
+def is_distributed(value: Any) -> bool:
+    """Whether `value` has one component a replica."""
+    return isinstance(value, DistributedValues)
+
+
+def is_array(value: Any) -> bool:
+    """Whether `value` is an array on a device, in a trace or in NumPy."""
+    return isinstance(value, (jax.Array, np.ndarray, np.generic))
+
+
+def flatten(nest: Any) -> tuple[list[Any], Any]:
+    """The leaves of `nest`, distributed values kept whole, and its structure."""
+    return jax.tree.flatten(nest, is_leaf=is_distributed)
+
+
+def map_leaves(function: Any, *nests: Any) -> Any:
+    """Applies `function` to the leaves of nests of one structure, distributed values kept whole."""
+    return jax.tree.map(function, *nests, is_leaf=is_distributed)

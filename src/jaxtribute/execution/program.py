@@ -1,0 +1,186 @@
+"""One compiled program: the variables that it takes and gives back, and the call that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from jaxtribute.context import Context, entered
+from jaxtribute.execution.frames import TracedFrame, lift
+from jaxtribute.execution.nests import is_array
+from jaxtribute.values.mesh import ReplicaMesh
+from jaxtribute.values.variable import Variable, lent
+
+
+@jax.tree_util.register_pytree_node_class
+class Constant:
+    """A result that is no array, such as a string or a variable: carried in the structure of the results."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def tree_flatten(self) -> tuple[tuple[()], Any]:
+        """No leaves: the value is part of the structure."""
+        return (), self.value
+
+    @classmethod
+    def tree_unflatten(cls, value: Any, _: Any) -> Constant:
+        """The inverse of `tree_flatten`."""
+        return cls(value)
+
+
+@dataclass(slots=True)
+class Capture:
+    """A traced function: its program over the dynamic arguments and the variables in `frame.inputs`."""
+
+    closed: jex.ClosedJaxpr
+    frame: OuterFrame
+    tree: Any
+    constants: bool
+
+
+class OuterFrame(TracedFrame):
+    """The frame of a whole `jd.function`."""
+
+    def __init__(self) -> None:
+        super().__init__(local=False)
+        self.mesh: ReplicaMesh | None = None
+        """The replicas' devices, once the function runs something on several."""
+
+
+class Grow(Exception):  # noqa: N818
+    """A retrace touched variables that the program does not take yet."""
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
+
+
+def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequence[Any]) -> Capture:
+    """Traces `call(leaves)` once in `context`; the variables themselves stay untouched.
+
+    Args:
+      call: the user's function of its dynamic arguments.
+      context: the strategy and replica in force; its frame is replaced.
+      leaves: arrays (or tracers) whose shapes and dtypes the program is for.
+    """
+    seen: list[Any] = []
+
+    def program(*leaves: Any) -> list[Any]:
+        frame = OuterFrame()
+        with entered(Context(context.strategy, context.replica, frame)):
+            result = call(leaves)
+        outputs, tree = jax.tree.flatten(result)
+        outputs = [leaf if is_array(leaf) or isinstance(leaf, _NUMBERS) else Constant(leaf) for leaf in outputs]
+        constants = any(isinstance(leaf, Constant) for leaf in outputs)
+        # A result must not share its buffer with a variable, which a later step gives up.
+        owned = {id(value) for value in frame.values.values()}
+        outputs = [jnp.copy(leaf) if id(leaf) in owned else leaf for leaf in outputs]
+        arrays, tree = jax.tree.flatten(tree.unflatten(outputs))
+        seen.extend((frame, tree, constants))
+        return [*arrays, *(frame.values[variable] for variable in frame.written)]
+
+    closed = jax.make_jaxpr(program)(*leaves)
+    return Capture(lift(closed), *seen)
+
+
+_NUMBERS = (bool, int, float, complex)
+
+
+class Program:
+    """A function compiled for one structure of arguments, over all their shapes.
+
+    Variables that it writes are donated and rebound; those that it only reads are passed. `jax.jit` keeps one
+    executable for each combination of shapes, and asks `retrace` for the program of a new one.
+    """
+
+    def __init__(self, first: Capture, retrace: Callable[[Sequence[Any]], Capture], home: ReplicaMesh | None) -> None:
+        self._retrace = retrace
+        self._home = home
+        self._pending: Capture | None = None
+        self.donated: list[Variable] = []
+        self.kept: list[Variable] = []
+        self._constants = False
+        self._grow(first)
+
+    def _grow(self, capture: Capture) -> None:
+        written = dict.fromkeys([*self.donated, *capture.frame.written])
+        read = dict.fromkeys([*self.kept, *capture.frame.inputs])
+        self.donated, self.kept = list(written), [variable for variable in read if variable not in written]
+        self.mesh = capture.frame.mesh
+        self._constants |= capture.constants
+        self._loose = [v for v in (*self.donated, *self.kept) if v.policy.mesh is None]
+        # Without an argument that is bound to a device, JAX would run on its default one.
+        self._needs_home = self._home is not None and not self.donated and not self.kept
+        placed = [variable.stored for variable in self.donated]
+        state = [array.sharding if array.committed else None for array in placed]
+        if self.mesh is not None:
+            state = [sharding or self.mesh.replicated for sharding in state]
+        shardings = None if any(sharding is None for sharding in state) else (state, None)
+        self._pending = capture
+        self._jitted = jax.jit(self._body, donate_argnums=0, out_shardings=shardings)
+
+    def _body(self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any]) -> tuple[list[Any], Any]:
+        capture = self._pending or self._retrace(leaves)
+        self._pending = None
+        known = dict(zip((*self.donated, *self.kept), (*donated, *kept), strict=True))
+        if any(v not in known for v in capture.frame.inputs) or any(v in self.kept for v in capture.frame.written):
+            raise Grow(capture)
+        self._constants |= capture.constants
+        inputs = [known[variable] for variable in capture.frame.inputs]
+        outputs = jex.jaxpr_as_fun(capture.closed)(*leaves, *inputs)
+        count = capture.tree.num_leaves
+        known.update(zip(capture.frame.written, outputs[count:], strict=True))
+        return [known[variable] for variable in self.donated], capture.tree.unflatten(outputs[:count])
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        """Runs one step: puts the variables in, takes their new values back, returns the results."""
+        if self._loose:
+            self._settle()
+        if lent:
+            for variable in self.donated:
+                variable.donation()
+        try:
+            # The underscore is the fast path into the variable; `Variable.bind` is its slow twin.
+            donated = [variable._data for variable in self.donated]  # pyright: ignore[reportPrivateUsage]
+            kept = [variable._data for variable in self.kept]  # pyright: ignore[reportPrivateUsage]
+            if self._needs_home and self._home is not None:
+                with jax.default_device(self._home.devices[0]):
+                    state, result = self._jitted(donated, kept, leaves)
+            else:
+                state, result = self._jitted(donated, kept, leaves)
+        except Grow as grow:
+            self._grow(grow.capture)
+            return self(leaves)
+        for variable, array in zip(self.donated, state, strict=True):
+            variable._data = array  # pyright: ignore[reportPrivateUsage]
+        if self.mesh is not None:
+            self.mesh.throttle(state if state else result)
+        return jax.tree.map(_unwrapped, result, is_leaf=_is_constant) if self._constants else result
+
+    def _settle(self) -> None:
+        """Brings variables that belong to no strategy to the devices of this program."""
+        for variable in self._loose:
+            array = variable._data  # pyright: ignore[reportPrivateUsage]
+            if self.mesh is not None:
+                if array.sharding != self.mesh.replicated:
+                    variable.bind(self.mesh.replicate(array))
+            elif len(array.devices()) > 1:
+                variable.bind(array.addressable_shards[0].data.copy())
+
+    def lower(self, leaves: Sequence[Any]) -> Any:
+        """The program lowered for `leaves`, for looking at; runs nothing."""
+        donated, kept = [v.peek() for v in self.donated], [v.peek() for v in self.kept]
+        return self._jitted.lower(donated, kept, leaves)
+
+
+def _is_constant(value: Any) -> bool:
+    return isinstance(value, Constant)
+
+
+def _unwrapped(value: Any) -> Any:
+    return value.value if isinstance(value, Constant) else value

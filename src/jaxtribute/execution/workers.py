@@ -1,0 +1,70 @@
+"""Threads that are kept for a moment after their work, so that frequent calls start none."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+_IDLE_SECONDS = 0.5
+
+
+class Workers:
+    """A few threads that run one job after the other and end themselves when none comes.
+
+    Args:
+      name: prefix of the threads' names.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Runs `job` in a thread of its own; it must not raise."""
+        with self._lock:
+            worker = self._idle.pop() if self._idle else None
+        if worker is None:
+            _Worker(self, job).start()
+        else:
+            worker.give(job)
+
+    def thread_name(self) -> str:
+        """The name for a new thread."""
+        return self._name
+
+    def wait_for_work(self, worker: _Worker) -> bool:
+        """Keeps an idle thread ready; returns whether it got a job before its time was up."""
+        with self._lock:
+            self._idle.append(worker)
+        if worker.ready.acquire(timeout=_IDLE_SECONDS):
+            return True
+        with self._lock:
+            if worker in self._idle:
+                self._idle.remove(worker)
+                return False
+        worker.ready.acquire()  # a job was given at the last moment
+        return True
+
+
+class _Worker(threading.Thread):
+    def __init__(self, pool: Workers, job: Callable[[], None]) -> None:
+        super().__init__(name=pool.thread_name(), daemon=True)
+        self._pool, self._job = pool, job
+        self.ready = threading.Semaphore(0)
+
+    def give(self, job: Callable[[], None]) -> None:
+        self._job = job
+        self.ready.release()
+
+    def run(self) -> None:
+        more = True
+        while more:
+            job, self._job = self._job, _nothing
+            job()
+            del job
+            more = self._pool.wait_for_work(self)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,68 @@
+"""The default strategy, in force outside every scope: one replica on JAX's default device."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from jaxtribute.context import Context, fallback
+from jaxtribute.errors import ContextError
+from jaxtribute.execution.replica_context import ReplicaContext
+from jaxtribute.strategies.base import Strategy
+from jaxtribute.strategies.extended import EAGER, StrategyExtended
+from jaxtribute.values.mesh import ReplicaMesh
+
+
+class DefaultExtended(StrategyExtended):
+    """One replica; nothing is bound to a device, as in plain JAX."""
+
+    def __init__(self) -> None:
+        self._strategy = None
+
+    @cached_property
+    def mesh(self) -> ReplicaMesh:
+        """The default device."""
+        return ReplicaMesh((jax.numpy.zeros(()).devices().pop(),))
+
+    @property
+    def home(self) -> ReplicaMesh | None:
+        """None: JAX decides."""
+        return None
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """Not defined: the default strategy chooses no device.
+
+        Raises:
+          ContextError: always.
+        """
+        raise ContextError(
+            f"{self.strategy!r} chooses no devices. HINT: make a strategy, e.g. jd.OneDeviceStrategy('/cpu:0')."
+        )
+
+    def _only_id(self) -> Any:
+        return 0
+
+
+class DefaultStrategy(Strategy):
+    """The strategy outside every scope; `jd.get_strategy()` returns it there.
+
+    Source: the default strategy of `tf.distribute.get_strategy`.
+    """
+
+    is_default = True
+
+    def __init__(self) -> None:
+        super().__init__(DefaultExtended())
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """One."""
+        return 1
+
+
+_DEFAULT = DefaultStrategy()
+_CONTEXT = Context(_DEFAULT, ReplicaContext(_DEFAULT, 0), EAGER)
+fallback.make = lambda: _CONTEXT

@@ -1,0 +1,204 @@
+"""`StrategyExtended`: what a strategy places where. A strategy of your own subclasses it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxtribute import context as contexts
+from jaxtribute.collectives import manual
+from jaxtribute.collectives.cross_replica import check_axes
+from jaxtribute.devices import device_name
+from jaxtribute.errors import ArgumentError, StrategyMixError
+from jaxtribute.execution import compiled, lockstep
+from jaxtribute.execution.frames import EagerFrame
+from jaxtribute.execution.function import Function
+from jaxtribute.execution.nests import flatten, map_leaves
+from jaxtribute.execution.program import OuterFrame
+from jaxtribute.execution.replica_context import ReplicaContext
+from jaxtribute.values.distributed import Mirrored, PerReplica
+from jaxtribute.values.enums import ReduceOp, VariableSynchronization
+from jaxtribute.values.mesh import ReplicaMesh
+from jaxtribute.values.policies import MirroredPolicy, OnReadPolicy, PlainPolicy, Policy
+from jaxtribute.values.variable import Variable
+
+if TYPE_CHECKING:
+    from jaxtribute.input import InputContext
+    from jaxtribute.strategies.base import Strategy
+
+
+class StrategyExtended:
+    """The plug behind a `Strategy`: devices, variable placement and how replica functions are called.
+
+    Args:
+      mesh: the device of each replica.
+
+    Source: `tf.distribute.StrategyExtended`.
+    """
+
+    def __init__(self, mesh: ReplicaMesh) -> None:
+        self._mesh = mesh
+        self._strategy: weakref.ref[Strategy] | None = None
+
+    def attach(self, strategy: Strategy) -> None:
+        """Tells the plug which strategy it serves; called once, by `Strategy`."""
+        self._strategy = weakref.ref(strategy)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that this object serves."""
+        strategy = self._strategy() if self._strategy is not None else None
+        assert strategy is not None
+        return strategy
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        """The device of each replica."""
+        return self._mesh
+
+    @property
+    def home(self) -> ReplicaMesh | None:
+        """The devices that programs without any placed argument must run on; None for JAX's default."""
+        return self.mesh
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """TensorFlow's names of this worker's devices that run replicas.
+
+        Source: `tf.distribute.StrategyExtended.worker_devices`.
+        """
+        return tuple(device_name(device) for device in self.mesh.local_devices)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """TensorFlow's names of the devices that hold variables.
+
+        Source: `tf.distribute.StrategyExtended.parameter_devices`.
+        """
+        return self.worker_devices
+
+    def variable_policy(self, synchronization: VariableSynchronization) -> tuple[Policy, VariableSynchronization]:
+        """How a new variable is stored, and the synchronization that AUTO stands for.
+
+        Raises:
+          ArgumentError: a synchronization that this strategy cannot give.
+        """
+        if self.mesh.size == 1:
+            return PlainPolicy(self.home), synchronization
+        if synchronization is VariableSynchronization.NONE:
+            raise ArgumentError(
+                f"{type(self.strategy).__name__} keeps a copy of each variable on {self.mesh.size} devices, which "
+                "VariableSynchronization.NONE rules out. HINT: use AUTO, ON_WRITE or ON_READ."
+            )
+        if synchronization is VariableSynchronization.ON_READ:
+            return OnReadPolicy(self.mesh), synchronization
+        return MirroredPolicy(self.mesh), VariableSynchronization.ON_WRITE
+
+    def variable_created_in_scope(self, v: Variable) -> bool:
+        """Returns whether `v` was made in this strategy's scope."""
+        return v.distribute_strategy is self.strategy
+
+    def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        """Calls `fn` on each replica; what `Strategy.run` does once its checks are passed.
+
+        Source: `tf.distribute.StrategyExtended.call_for_each_replica`.
+        """
+        kwargs = dict(kwargs or {})
+        frame = contexts.current().frame
+        if self.mesh.size == 1:
+            return self._call_alone(fn, args, kwargs)
+        self._check_values((args, kwargs))
+        if frame.traced:
+            if isinstance(frame, OuterFrame):
+                frame.mesh = self.mesh
+            return compiled.run(self.strategy, self.mesh, fn, args, kwargs, frame)
+        if isinstance(fn, Function):
+            return fn.run_on(self.strategy)(*args, **kwargs)
+        return lockstep.run(self.strategy, self.mesh, fn, args, kwargs)
+
+    def update(self, var: Variable, fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
+        """Calls `fn(var, *args, **kwargs)` where the variable is, with mirrored arguments.
+
+        In cross-replica context it is called once and what it assigns reaches every copy.
+
+        Source: `tf.distribute.StrategyExtended.update`.
+        """
+        args, kwargs = map_leaves(_whole, (tuple(args), dict(kwargs or {})))
+        return fn(var, *args, **kwargs)
+
+    def reduce_local(self, value: Any, op: ReduceOp, axis: int | tuple[int, ...] | None) -> Any:
+        """`Strategy.reduce` in a compiled `merge_call`, where `value` is this replica's component."""
+        return manual.reduce_local(value, op, check_axes(axis, value.ndim), self.mesh.size)
+
+    def gather_local(self, value: Any, axis: int) -> Any:
+        """`Strategy.gather` in a compiled `merge_call`, where `value` is this replica's component."""
+        return manual.all_gather(value, axis)
+
+    def all_rows(self, value: Any) -> Any:
+        """The rows of an ON_READ variable of all replicas, from this replica's, in a compiled program."""
+        return manual.all_gather(value, 0)
+
+    def regroup(self, results: Sequence[Any], *, always: bool = False) -> Any:
+        """Joins what the local replicas returned, nest by nest, into distributed values.
+
+        Where all replicas returned the same object it stays as it is, unless `always`.
+        """
+        return lockstep.regroup(results, self.mesh, always=always)
+
+    def input_context(self) -> InputContext:
+        """What the input pipeline of this worker is told."""
+        from jaxtribute.input import InputContext  # noqa: PLC0415 (loads Grain)
+
+        return InputContext(num_replicas_in_sync=self.mesh.size)
+
+    def _call_alone(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        frame = contexts.current().frame
+        args, kwargs = map_leaves(_only, (tuple(args), kwargs))
+        context = ReplicaContext(self.strategy, self._only_id())
+        with contexts.entered(contexts.Context(self.strategy, context, frame)):
+            if self.home is None or frame.traced or isinstance(fn, Function):
+                return fn(*args, **kwargs)
+            with jax.default_device(self.home.devices[0]):
+                return fn(*args, **kwargs)
+
+    def _only_id(self) -> Any:
+        return jax.numpy.int32(0)
+
+    def _check_values(self, nest: Any) -> None:
+        for leaf in flatten(nest)[0]:
+            if isinstance(leaf, (PerReplica, Mirrored)) and leaf.mesh != self.mesh:
+                raise StrategyMixError(
+                    f"a {type(leaf).__name__} value of {leaf.mesh!r} was given to {self.strategy!r} on {self.mesh!r}. "
+                    "HINT: use the strategy that made the value."
+                )
+            if isinstance(leaf, Variable):
+                self.check_variable(leaf)
+
+    def check_variable(self, variable: Variable) -> None:
+        """Checks that a replica function of this strategy may use `variable`.
+
+        Raises:
+          StrategyMixError: it was made in another strategy's scope.
+        """
+        mesh = variable.policy.mesh
+        if mesh is not None and mesh != self.mesh:
+            raise StrategyMixError(
+                f"{variable.name} was created in the scope of {variable.distribute_strategy!r} and is used by "
+                f"{self.strategy!r}. HINT: create variables and run steps under one strategy."
+            )
+
+
+def _only(value: Any) -> Any:
+    """The component of a value that one replica sees."""
+    return value.values[0] if isinstance(value, (PerReplica, Mirrored)) else value
+
+
+def _whole(value: Any) -> Any:
+    return value.data if isinstance(value, (Mirrored, PerReplica)) else value
+
+
+EAGER = EagerFrame()
+"""The frame of code that no `jd.function` traces."""

@@ -1,0 +1,41 @@
+"""`MirroredStrategy`: synchronous training on several devices of one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxtribute.config import prepare_cpu_backend
+from jaxtribute.devices import default_devices, resolve_device
+from jaxtribute.errors import ArgumentTypeError, DeviceError
+from jaxtribute.strategies.base import Strategy
+from jaxtribute.strategies.extended import StrategyExtended
+from jaxtribute.values.mesh import ReplicaMesh
+
+
+class MirroredStrategy(Strategy):
+    """Keeps a copy of every variable on each device and runs one replica on each, in step.
+
+    Args:
+      devices: TensorFlow's names of the devices, or JAX devices, one replica each. By default (None or empty)
+        all accelerators, or all (logical) CPU devices where there is none.
+      cross_device_ops: how values are reduced between devices; by default what XLA does best.
+
+    Raises:
+      DeviceError: a device that does not exist, or one that is named twice.
+      ArgumentTypeError: a single string instead of a list.
+
+    Source: `tf.distribute.MirroredStrategy`.
+    """
+
+    def __init__(self, devices: Sequence[str | jax.Device] | None = None, cross_device_ops: Any = None) -> None:
+        prepare_cpu_backend()
+        if isinstance(devices, str):
+            raise ArgumentTypeError(f"devices must be a list, not the string {devices!r}. HINT: [{devices!r}].")
+        chosen = tuple(resolve_device(device) for device in devices) if devices else default_devices()
+        if len(set(chosen)) < len(chosen):
+            raise DeviceError(f"a device is named twice in {list(devices or ())}. HINT: one replica a device.")
+        self._cross_device_ops = cross_device_ops
+        super().__init__(StrategyExtended(ReplicaMesh(chosen)))

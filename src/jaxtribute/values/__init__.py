@@ -1,0 +1,1 @@
+"""Distributed values: arrays with a placement over a strategy's replicas."""

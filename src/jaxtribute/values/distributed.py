@@ -1,0 +1,133 @@
+"""`PerReplica` and `Mirrored`: one global array each, with a placement over the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from jaxtribute.errors import ArgumentTypeError
+from jaxtribute.values.mesh import ReplicaMesh
+from jaxtribute.values.operators import ArrayOperators
+
+
+class DistributedValues:
+    """Base of the values that have one component a replica.
+
+    Source: `tf.distribute.DistributedValues`.
+    """
+
+    __slots__ = ()
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components of this process's replicas, in replica order."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        ids = self._replica_ids()
+        lines = ",\n".join(f"  {i}: {value!r}" for i, value in zip(ids, self.values, strict=True))
+        return f"{type(self).__name__}:{{\n{lines}\n}}"
+
+    def _replica_ids(self) -> Sequence[int]:
+        raise NotImplementedError
+
+
+@jax.tree_util.register_dataclass
+@dataclass(slots=True, repr=False, eq=False, init=True)
+class PerReplica(DistributedValues):
+    """A value that may differ from replica to replica.
+
+    While the replicas agree on shape and dtype it is one global array: components of shape `s` are slices
+    of axis 0 of an array of shape `(replicas * s[0], *s[1:])`, and scalars the elements of a vector. When
+    they disagree (the last partial batch) it is *ragged*: a tuple with one array a local replica. Python
+    values are kept as they are, one a replica.
+
+    Made by strategies and datasets; a pytree whose leaves are those arrays.
+
+    Source: `tf.distribute.DistributedValues` (the results of `Strategy.run`).
+    """
+
+    data: Any
+    mesh: ReplicaMesh = field(metadata={"static": True})
+    scalar: bool = field(default=False, metadata={"static": True})
+
+    @classmethod
+    def from_split(cls, array: Any, mesh: ReplicaMesh) -> PerReplica:
+        """Wraps a global array of rank 1 or more whose axis 0 holds the replicas' equal slices in order."""
+        return cls(array, mesh)
+
+    @classmethod
+    def from_parts(cls, parts: Sequence[Any], mesh: ReplicaMesh) -> PerReplica:
+        """Wraps one value a local replica: one global array if all agree in shape and dtype, else ragged.
+
+        Args:
+          parts: arrays on their replicas' devices, or any Python values.
+          mesh: the replicas' devices.
+        """
+        arrays = [part for part in parts if isinstance(part, jax.Array)]
+        if len(arrays) != len(parts):
+            return cls(tuple(parts), mesh)
+        first = arrays[0]
+        if any(part.shape != first.shape or part.dtype != first.dtype for part in arrays[1:]):
+            return cls(tuple(parts), mesh)
+        placed = [
+            part if part.committed and part.devices() == {device} else jax.device_put(part, device)
+            for part, device in zip(arrays, mesh.local_devices, strict=True)
+        ]
+        return cls(mesh.assemble(placed), mesh, first.ndim == 0)
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether the components differ in shape or dtype, or are Python values."""
+        return isinstance(self.data, tuple)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components of this process's replicas: arrays on their devices, without a copy."""
+        if isinstance(self.data, tuple):
+            return cast("tuple[Any, ...]", self.data)
+        parts = self.mesh.local_parts(self.data)
+        return tuple(part.reshape(()) for part in parts) if self.scalar else tuple(parts)
+
+    def _replica_ids(self) -> Sequence[int]:
+        return self.mesh.local_ids
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        raise ArgumentTypeError(
+            f"a PerReplica value holds one component for each of {self.mesh.size} replicas and is no single array. "
+            "HINT: use strategy.reduce(...), strategy.gather(value, axis=0) or "
+            "strategy.experimental_local_results(value)."
+        )
+
+    def __jax_array__(self) -> jax.Array:
+        return cast("jax.Array", self.__array__())
+
+
+@jax.tree_util.register_dataclass
+@dataclass(slots=True, repr=False, eq=False, init=True)
+class Mirrored(ArrayOperators, DistributedValues):
+    """A value that is the same on every replica: one global array with a copy on each device.
+
+    It can be used wherever an array can: in operators, `jax.numpy`, `float()` and `numpy()`. A pytree with
+    the global array as its leaf.
+
+    Source: `tf.distribute.DistributedValues` (the results of `Strategy.run` that are kept in sync).
+    """
+
+    data: Any
+    mesh: ReplicaMesh = field(metadata={"static": True})
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The copies of this process's replicas: arrays on their devices, without a copy."""
+        return tuple(self.mesh.local_parts(self.data))
+
+    def _replica_ids(self) -> Sequence[int]:
+        return self.mesh.local_ids
+
+    def _operand(self) -> Any:
+        return self.data

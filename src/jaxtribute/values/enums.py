@@ -1,0 +1,71 @@
+"""The enumerations that say how a variable is kept in sync and how values are combined."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from jaxtribute.errors import ArgumentError
+
+
+class VariableSynchronization(Enum):
+    """When the copies of a variable are brought together.
+
+    `AUTO` lets the strategy choose (ON_WRITE under strategies that mirror). `ON_WRITE` keeps the copies equal
+    by aggregating each write. `ON_READ` keeps one local value a replica and aggregates when it is read in
+    cross-replica context. `NONE` asks for a single unsynchronized copy.
+
+    Source: `tf.VariableSynchronization`.
+    """
+
+    AUTO = 0
+    NONE = 1
+    ON_WRITE = 2
+    ON_READ = 3
+
+
+class VariableAggregation(Enum):
+    """How the replicas' values are combined when a variable is written or read across replicas.
+
+    Source: `tf.VariableAggregation`.
+    """
+
+    NONE = 0
+    SUM = 1
+    MEAN = 2
+    ONLY_FIRST_REPLICA = 3
+
+
+class ReduceOp(Enum):
+    """How values are combined over replicas: `SUM` or `MEAN`.
+
+    Source: `tf.distribute.ReduceOp`.
+    """
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+    @staticmethod
+    def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
+        """Returns the reduction that an aggregation stands for.
+
+        Raises:
+          ArgumentError: if `aggregation` is NONE or ONLY_FIRST_REPLICA, which reduce nothing.
+        """
+        if aggregation is VariableAggregation.SUM:
+            return ReduceOp.SUM
+        if aggregation is VariableAggregation.MEAN:
+            return ReduceOp.MEAN
+        raise ArgumentError(f"{aggregation} is no reduction. HINT: use VariableAggregation.SUM or MEAN.")
+
+    @staticmethod
+    def parse(value: ReduceOp | str) -> ReduceOp:
+        """Returns the `ReduceOp` that `value`, an enum member or its name in any case, means.
+
+        Raises:
+          ArgumentError: if there is no such reduction.
+        """
+        if isinstance(value, ReduceOp):
+            return value
+        if isinstance(value, str) and value.upper() in ReduceOp.__members__:
+            return ReduceOp[value.upper()]
+        raise ArgumentError(f'unknown reduce_op {value!r}. HINT: use jd.ReduceOp.SUM, jd.ReduceOp.MEAN, "SUM" or "MEAN".')

@@ -1,0 +1,109 @@
+"""The devices of a strategy's replicas as one JAX mesh with a single axis."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+AXIS = "replica"
+"""Name of the mesh axis that runs over the replicas."""
+
+_STEPS_IN_FLIGHT = 16
+
+
+class ReplicaMesh:
+    """One device a replica, in replica order, and the two placements a value can have over them.
+
+    Args:
+      devices: the device of each replica, over all workers.
+
+    A mesh of one device uses single-device shardings, so that one replica costs nothing over plain JAX.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device]) -> None:
+        self.devices = tuple(devices)
+        self.size = len(self.devices)
+        self._calls = itertools.count(1)
+        # XLA's CPU collectives starve its thread pool when too many steps are in flight.
+        self._bounded = self.size > 1 and self.devices[0].platform == "cpu"
+
+    def __repr__(self) -> str:
+        return f"ReplicaMesh({[str(device) for device in self.devices]})"
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, ReplicaMesh) and self.devices == other.devices)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.devices)
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The JAX mesh: one axis, named `AXIS`, of length `size`."""
+        return Mesh(np.array(self.devices, dtype=object), (AXIS,))
+
+    @cached_property
+    def replicated(self) -> Sharding:
+        """The placement of a mirrored value: a full copy on every device."""
+        return SingleDeviceSharding(self.devices[0]) if self.size == 1 else NamedSharding(self.mesh, PartitionSpec())
+
+    @cached_property
+    def split(self) -> Sharding:
+        """The placement of a per-replica value: equal slices of axis 0, one a device."""
+        if self.size == 1:
+            return SingleDeviceSharding(self.devices[0])
+        return NamedSharding(self.mesh, PartitionSpec(AXIS))
+
+    @cached_property
+    def local_ids(self) -> tuple[int, ...]:
+        """The ids of the replicas whose devices belong to this process."""
+        process = jax.process_index(self.devices[0].client)
+        return tuple(i for i, device in enumerate(self.devices) if device.process_index == process)
+
+    @cached_property
+    def local_devices(self) -> tuple[jax.Device, ...]:
+        """The devices of `local_ids`, in order."""
+        return tuple(self.devices[i] for i in self.local_ids)
+
+    def replicate(self, value: Any) -> jax.Array:
+        """Returns a fresh copy of `value` on every device, sharing memory with nothing."""
+        return jax.device_put(value, self.replicated, may_alias=False)
+
+    def assemble(self, parts: Sequence[jax.Array]) -> jax.Array:
+        """Joins one array a local replica, equal in shape and dtype, into one global array without a copy.
+
+        Args:
+          parts: an array of shape `s` for each local replica, each on its replica's device.
+
+        Returns:
+          An array of shape `(size * s[0], *s[1:])`, or `(size,)` for scalars, placed as `split`.
+        """
+        if self.size == 1:
+            return parts[0].reshape(1) if parts[0].ndim == 0 else parts[0]
+        shape = parts[0].shape
+        if not shape:
+            parts = [part.reshape(1) for part in parts]
+            shape = (1,)
+        whole = (self.size * shape[0], *shape[1:])
+        return jax.make_array_from_single_device_arrays(whole, self.split, list(parts))
+
+    def local_parts(self, array: jax.Array) -> list[jax.Array]:
+        """The pieces of `array` on this process's devices, in replica order, without a copy."""
+        if self.size == 1:
+            return [array]
+        pieces = {shard.device: shard.data for shard in array.addressable_shards}
+        return [pieces[device] for device in self.local_devices]
+
+    def throttle(self, result: Any) -> None:
+        """Waits for `result` at every 16th call, where unbounded dispatch could starve the device's threads."""
+        if self._bounded and not next(self._calls) % _STEPS_IN_FLIGHT:
+            jax.block_until_ready(result)

@@ -1,0 +1,108 @@
+"""Array operators for values that stand for one array: `Mirrored` and `Variable`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def method(self: ArrayOperators, other: Any) -> Any:
+        return function(self._operand(), operand(other))
+
+    return method
+
+
+def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def method(self: ArrayOperators, other: Any) -> Any:
+        return function(operand(other), self._operand())
+
+    return method
+
+
+def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def method(self: ArrayOperators) -> Any:
+        return function(self._operand())
+
+    return method
+
+
+def operand(value: Any) -> Any:
+    """The array that `value` stands for, if it stands for one, else `value` itself."""
+    return value._operand() if isinstance(value, ArrayOperators) else value
+
+
+class ArrayOperators:
+    """Mixin: Python's operators and array conversions, applied to the array that `_operand()` gives."""
+
+    __slots__ = ()
+
+    def _operand(self) -> Any:
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value on one replica."""
+        return self._operand().shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type."""
+        return self._operand().dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Returns the value as a NumPy array of its own memory, waiting until it is computed."""
+        return np.array(self._operand())
+
+    def __jax_array__(self) -> jax.Array:
+        return jnp.asarray(self._operand())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(self._operand(), dtype=dtype)
+
+    def __float__(self) -> float:
+        return float(self._operand())
+
+    def __int__(self) -> int:
+        return int(self._operand())
+
+    def __bool__(self) -> bool:
+        return bool(self._operand())
+
+    def __len__(self) -> int:
+        return len(self._operand())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._operand())
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._operand()[key]
+
+    def __format__(self, spec: str) -> str:
+        return format(self._operand(), spec) if spec else str(self)
+
+    __add__, __radd__ = _binary(operator.add), _reflected(operator.add)
+    __sub__, __rsub__ = _binary(operator.sub), _reflected(operator.sub)
+    __mul__, __rmul__ = _binary(operator.mul), _reflected(operator.mul)
+    __truediv__, __rtruediv__ = _binary(operator.truediv), _reflected(operator.truediv)
+    __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _reflected(operator.floordiv)
+    __mod__, __rmod__ = _binary(operator.mod), _reflected(operator.mod)
+    __pow__, __rpow__ = _binary(operator.pow), _reflected(operator.pow)
+    __matmul__, __rmatmul__ = _binary(operator.matmul), _reflected(operator.matmul)
+    __and__, __rand__ = _binary(operator.and_), _reflected(operator.and_)
+    __or__, __ror__ = _binary(operator.or_), _reflected(operator.or_)
+    __xor__, __rxor__ = _binary(operator.xor), _reflected(operator.xor)
+    __lt__, __le__ = _binary(operator.lt), _binary(operator.le)
+    __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)
+    __neg__, __pos__, __abs__ = _unary(operator.neg), _unary(operator.pos), _unary(operator.abs)
+    __invert__ = _unary(operator.invert)

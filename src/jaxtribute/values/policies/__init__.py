@@ -1,0 +1,8 @@
+"""How a variable is stored over the replicas, and what reading and writing it means in each context."""
+
+from jaxtribute.values.policies.base import Policy as Policy
+from jaxtribute.values.policies.base import Update as Update
+from jaxtribute.values.policies.mirrored import MirroredPolicy as MirroredPolicy
+from jaxtribute.values.policies.on_read import OnReadPolicy as OnReadPolicy
+from jaxtribute.values.policies.plain import PlainPolicy as PlainPolicy
+from jaxtribute.values.policies.sliced import SlicedPolicy as SlicedPolicy

@@ -1,0 +1,114 @@
+"""What every storage policy of a variable answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
+from jaxtribute.values.distributed import PerReplica
+from jaxtribute.values.operators import operand
+
+if TYPE_CHECKING:
+    from jaxtribute.context import Context
+    from jaxtribute.values.mesh import ReplicaMesh
+    from jaxtribute.values.variable import Variable
+
+
+class Update(Enum):
+    """What a write does with the old value."""
+
+    ASSIGN = "assign"
+    ADD = "assign_add"
+    SUB = "assign_sub"
+
+    def apply(self, old: Any, value: Any) -> Any:
+        """Returns the new value."""
+        if self is Update.ASSIGN:
+            return value
+        return old + value if self is Update.ADD else old - value
+
+
+class Policy(ABC):
+    """Where the copies of a variable are, and what a read or a write does in each context."""
+
+    mesh: ReplicaMesh | None
+    """The replicas' devices; None for a variable that no strategy placed."""
+    label: str = "Variable"
+    """What `repr` calls the variable."""
+    split: bool = False
+    """Whether the global array holds one slice of axis 0 for each replica."""
+
+    @abstractmethod
+    def place(self, value: Any) -> jax.Array:
+        """Returns the global array that stores `value`, of the variable's shape, in memory of its own."""
+
+    @abstractmethod
+    def read(self, variable: Variable, context: Context) -> Any:
+        """Returns the variable's value, of the variable's shape, as `context` sees it."""
+
+    @abstractmethod
+    def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+        """Applies a write made in `context`; `value` is what the user gave."""
+
+    def local_shape(self, variable: Variable) -> tuple[int, ...]:
+        """The shape of the piece that one replica holds."""
+        return variable.shape
+
+    def gradient(self, variable: Variable, gradient: Any, context: Context) -> Any:
+        """The gradient for the value that `read` gives, from that for the stored array."""
+        return gradient
+
+    def components(self, variable: Variable) -> tuple[Any, ...]:
+        """This process's copies, one for each of its replicas."""
+        return (variable.peek(),)
+
+
+def coerce(variable: Variable, value: Any) -> Any:
+    """Checks that `value` fits the variable and gives it the variable's dtype.
+
+    Python numbers, NumPy arrays and weakly typed arrays are cast within their kind; other arrays must have
+    the variable's dtype. Shapes must be equal.
+
+    Raises:
+      ShapeError: if the shapes differ.
+      ArgumentTypeError: if the value is no array or has a dtype that would lose information silently.
+    """
+    value = operand(value)
+    if isinstance(value, PerReplica):
+        raise VariableError(
+            f"{variable.name} has one value, but a PerReplica with {value.mesh.size} was assigned to it. "
+            "HINT: reduce it first, e.g. strategy.reduce('MEAN', value, axis=None)."
+        )
+    if not isinstance(value, jax.Array):
+        value = _host_array(variable, value)
+    elif value.dtype != variable.dtype:
+        if not value.weak_type:
+            raise ArgumentTypeError(
+                f"{variable.name} has dtype {variable.dtype}, the assigned array {value.dtype}. "
+                f"HINT: assign value.astype('{variable.dtype}')."
+            )
+        value = value.astype(variable.dtype)
+    if value.shape != variable.shape:
+        raise ShapeError(
+            f"{variable.name} has shape {variable.shape}, the assigned value {value.shape}. "
+            "HINT: a variable keeps its shape; reshape or broadcast the value first."
+        )
+    return value
+
+
+def _host_array(variable: Variable, value: Any) -> np.ndarray[Any, Any]:
+    array = np.asarray(value)
+    scalar = isinstance(value, (bool, int, float, complex))
+    if array.dtype == object or not (
+        np.can_cast(array.dtype, variable.dtype, "same_kind") or (scalar and np.can_cast(array.dtype, variable.dtype))
+    ):
+        raise ArgumentTypeError(
+            f"cannot assign {value!r} of type {type(value).__name__} to {variable.name} of dtype {variable.dtype}. "
+            "HINT: assign a number or an array of that dtype."
+        )
+    return array.astype(variable.dtype)

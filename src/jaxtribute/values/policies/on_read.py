@@ -1,0 +1,93 @@
+"""A variable with a local value on each replica, reduced when it is read across replicas (ON_READ)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxtribute.errors import VariableError
+from jaxtribute.values.distributed import PerReplica
+from jaxtribute.values.enums import VariableAggregation
+from jaxtribute.values.policies.base import Policy, Update, coerce
+
+if TYPE_CHECKING:
+    from jaxtribute.context import Context
+    from jaxtribute.values.mesh import ReplicaMesh
+    from jaxtribute.values.variable import Variable
+
+
+class OnReadPolicy(Policy):
+    """The local values of shape `s` lie in one global array of shape `(replicas, *s)`, one row a replica.
+
+    Metrics are made of it: replicas write without any communication.
+    """
+
+    label = "SyncOnReadVariable"
+    split = True
+
+    def __init__(self, mesh: ReplicaMesh) -> None:
+        self.mesh: ReplicaMesh = mesh
+
+    def place(self, value: Any) -> jax.Array:
+        rows = jnp.broadcast_to(jnp.asarray(value), (self.mesh.size, *jnp.shape(value)))
+        return jax.device_put(rows, self.mesh.split, may_alias=False)
+
+    def local_shape(self, variable: Variable) -> tuple[int, ...]:
+        return (1, *variable.shape)
+
+    def read(self, variable: Variable, context: Context) -> Any:
+        rows = context.frame.get(variable)
+        if context.frame.local and context.replica is not None:
+            return rows.reshape(variable.shape)
+        how = variable.aggregation
+        if how is VariableAggregation.NONE:
+            raise VariableError(
+                f"{variable.name} keeps one value a replica and has aggregation NONE: it has no single value to read "
+                "in cross-replica context. HINT: read it in strategy.run, call "
+                "strategy.experimental_local_results(variable), or give it an aggregation."
+            )
+        if context.frame.local:
+            rows = context.strategy.extended.all_rows(rows)
+        if how is VariableAggregation.ONLY_FIRST_REPLICA:
+            return rows[0]
+        return rows.sum(0, dtype=rows.dtype) if how is VariableAggregation.SUM else rows.mean(0, dtype=rows.dtype)
+
+    def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+        frame = context.frame
+        rows = frame.get(variable)
+        if frame.local and context.replica is not None:
+            value = jnp.reshape(coerce(variable, value), (1, *variable.shape))
+        else:
+            value = self._spread(variable, value, update, rows.shape)
+        frame.set(variable, update.apply(rows, value))
+
+    def gradient(self, variable: Variable, gradient: Any, context: Context) -> Any:
+        if context.frame.local:
+            return gradient.reshape(variable.shape)
+        return gradient.sum(0) if variable.aggregation is VariableAggregation.MEAN else gradient[0]
+
+    def components(self, variable: Variable) -> tuple[Any, ...]:
+        return tuple(part.reshape(variable.shape) for part in self.mesh.local_parts(variable.peek()))
+
+    def _spread(self, variable: Variable, value: Any, update: Update, rows: tuple[int, ...]) -> Any:
+        """What a cross-replica write gives each replica, so that the next read returns `value`."""
+        how = variable.aggregation
+        if isinstance(value, PerReplica) and not value.is_ragged:
+            return value.data.reshape(rows)
+        if how is VariableAggregation.NONE:
+            raise VariableError(
+                f"{variable.name} has aggregation NONE: {update.value} in cross-replica context does not say what each "
+                "replica gets. HINT: write it in strategy.run, or give it an aggregation."
+            )
+        value = coerce(variable, value)
+        if how is VariableAggregation.SUM:
+            if update is not Update.ASSIGN:
+                raise VariableError(
+                    f"{variable.name}.{update.value} in cross-replica context: a SUM variable kept on each replica has "
+                    f"no one place to add {value} to. HINT: call it in strategy.run, or assign() the total."
+                )
+            value = value / jnp.asarray(self.mesh.size, variable.dtype)
+            value = value.astype(variable.dtype)
+        return jnp.broadcast_to(value, rows)

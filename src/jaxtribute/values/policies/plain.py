@@ -1,0 +1,44 @@
+"""A variable with one copy: made outside every scope, or under a strategy with one replica."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxtribute.values.policies.base import Policy, Update, coerce
+
+if TYPE_CHECKING:
+    from jaxtribute.context import Context
+    from jaxtribute.values.mesh import ReplicaMesh
+    from jaxtribute.values.variable import Variable
+
+
+class PlainPolicy(Policy):
+    """One array, on one device, that every replica shares.
+
+    A write from several replicas reaches the one copy from each of them, in replica order: additions add up,
+    and of assignments the last replica's stays. There is nothing to aggregate.
+
+    Args:
+      mesh: the one device of the strategy, or None where JAX's default device is meant.
+    """
+
+    def __init__(self, mesh: ReplicaMesh | None) -> None:
+        self.mesh = mesh
+
+    def place(self, value: Any) -> jax.Array:
+        if self.mesh is None:
+            return jnp.array(value, copy=True)
+        return self.mesh.replicate(value)
+
+    def read(self, variable: Variable, context: Context) -> Any:
+        return context.frame.get(variable)
+
+    def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+        value = coerce(variable, value)
+        frame = context.frame
+        if frame.local and frame.traced and context.replica is not None:
+            value = context.replica.fold_writes(value, update is not Update.ASSIGN)
+        frame.set(variable, update.apply(frame.get(variable), value))

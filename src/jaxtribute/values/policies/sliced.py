@@ -1,0 +1,53 @@
+"""A variable stored in slices, one a replica: the slots of an optimizer with a sharded update."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxtribute.values.policies.base import Policy, Update
+
+if TYPE_CHECKING:
+    from jaxtribute.context import Context
+    from jaxtribute.values.mesh import ReplicaMesh
+    from jaxtribute.values.variable import Variable
+
+
+class SlicedPolicy(Policy):
+    """The flattened value, padded with zeros to a multiple of the replicas, one equal slice a replica.
+
+    Read and written whole in cross-replica context; a replica sees its slice, of shape `(slice_size,)`.
+    """
+
+    label = "SlicedVariable"
+    split = True
+
+    def __init__(self, mesh: ReplicaMesh) -> None:
+        self.mesh: ReplicaMesh = mesh
+
+    def place(self, value: Any) -> jax.Array:
+        return jax.device_put(self._flatten(jnp.asarray(value)), self.mesh.split, may_alias=False)
+
+    def local_shape(self, variable: Variable) -> tuple[int, ...]:
+        return (-(-variable.size // self.mesh.size),)
+
+    def read(self, variable: Variable, context: Context) -> Any:
+        flat = context.frame.get(variable)
+        if context.frame.local:
+            return flat
+        return flat[: variable.size].reshape(variable.shape)
+
+    def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+        frame = context.frame
+        if not frame.local:
+            value = self._flatten(value)
+        frame.set(variable, update.apply(frame.get(variable), value))
+
+    def components(self, variable: Variable) -> tuple[Any, ...]:
+        return tuple(self.mesh.local_parts(variable.peek()))
+
+    def _flatten(self, value: Any) -> Any:
+        flat = jnp.ravel(value)
+        return jnp.pad(flat, (0, -flat.size % self.mesh.size))

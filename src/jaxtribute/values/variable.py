@@ -1,0 +1,244 @@
+"""`Variable`: one array with a name, a placement and rules for who may write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtribute import context as contexts
+from jaxtribute.devices import device_name
+from jaxtribute.errors import ArgumentError, VariableError
+from jaxtribute.values.enums import VariableAggregation, VariableSynchronization
+from jaxtribute.values.operators import ArrayOperators, operand
+from jaxtribute.values.policies import Policy, Update
+
+lent: set[int] = set()
+"""Ids of variables whose array the user may hold: it must be copied before it is donated."""
+
+
+class _Creation(type):
+    """Lets the current context make the variable: replicas that create one in step must share it."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        def make() -> Any:
+            return super(_Creation, cls).__call__(*args, **kwargs)
+
+        return contexts.current().frame.create(make)
+
+
+class Variable(ArrayOperators, metaclass=_Creation):
+    """Mutable state of a training program, placed by the strategy in whose `scope()` it is made.
+
+    Args:
+      initial_value: an array, a number, a nest of numbers, or a function without arguments that returns one.
+        Its shape becomes the variable's, for good.
+      trainable: whether optimizers should update it. Defaults to True, to False for ON_READ.
+      name: a name for messages and checkpoints.
+      dtype: the element type; by default that of `initial_value`, with JAX's rules for Python numbers.
+      synchronization: when the copies are brought together.
+      aggregation: how values that replicas write (or ON_READ values that are read) are combined.
+
+    Raises:
+      ArgumentError: MEAN of an integer dtype, or a synchronization that the strategy cannot give.
+      VariableError: the initial value is computed inside a trace, where it has no value yet.
+
+    Source: `tf.Variable`.
+    """
+
+    def __init__(
+        self,
+        initial_value: Any,
+        trainable: bool | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+        *,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+    ) -> None:
+        value = _initial(initial_value, dtype)
+        strategy = contexts.current().strategy
+        if aggregation is VariableAggregation.MEAN and not np.issubdtype(value.dtype, np.inexact):
+            if not jax.numpy.issubdtype(value.dtype, np.inexact):
+                raise ArgumentError(
+                    f"aggregation MEAN of dtype {value.dtype} would have to round. "
+                    "HINT: use a floating dtype, VariableAggregation.SUM or ONLY_FIRST_REPLICA."
+                )
+        self._name = name or "Variable"
+        self._synchronization, self._aggregation = synchronization, aggregation
+        self._strategy = strategy
+        self._policy: Policy
+        self._policy, self._synchronization = strategy.extended.variable_policy(synchronization)
+        on_read = self._synchronization is VariableSynchronization.ON_READ
+        self._trainable = trainable if trainable is not None else not on_read
+        self._shape, self._dtype = tuple(value.shape), np.dtype(value.dtype)
+        with jax.ensure_compile_time_eval():
+            self._data: jax.Array = self._policy.place(value)
+
+    @classmethod
+    def with_policy(cls, value: Any, policy: Policy, *, name: str) -> Variable:
+        """Makes a variable that the library itself stores by `policy`, such as an optimizer's slot."""
+        variable = cls.__new__(cls)
+        host = _initial(value, None)
+        variable._name, variable._trainable, variable._policy = name, False, policy
+        variable._synchronization, variable._aggregation = VariableSynchronization.ON_WRITE, VariableAggregation.NONE
+        variable._strategy = contexts.current().strategy
+        variable._shape, variable._dtype = tuple(host.shape), np.dtype(host.dtype)
+        with jax.ensure_compile_time_eval():
+            variable._data = policy.place(host)
+        return variable
+
+    # What it is.
+
+    @property
+    def name(self) -> str:
+        """The name, as TensorFlow prints it (`'Variable:0'`)."""
+        return f"{self._name}:0"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value on one replica."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type."""
+        return self._dtype
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return int(np.prod(self._shape))
+
+    @property
+    def device(self) -> str:
+        """TensorFlow's name of the (first) device that holds the value."""
+        return device_name(min(self._data.devices(), key=lambda device: device.id))
+
+    @property
+    def trainable(self) -> bool:
+        """Whether optimizers should update it."""
+        return self._trainable
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        """When the copies are brought together."""
+        return self._synchronization
+
+    @property
+    def aggregation(self) -> VariableAggregation:
+        """How values from several replicas are combined."""
+        return self._aggregation
+
+    @property
+    def distribute_strategy(self) -> Any:
+        """The strategy in whose scope the variable was made."""
+        return self._strategy
+
+    @property
+    def policy(self) -> Policy:
+        """How the value is stored; for strategies and optimizers."""
+        return self._policy
+
+    # Reading.
+
+    def read_value(self) -> Any:
+        """Returns the value as the current context sees it, an array of shape `shape`.
+
+        In replica context that is this replica's value; elsewhere that of all, which ON_READ variables reduce.
+
+        Raises:
+          VariableError: an ON_READ variable without aggregation is read in cross-replica context.
+        """
+        return self._policy.read(self, contexts.current())
+
+    def _operand(self) -> Any:
+        return self._policy.read(self, contexts.current())
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """This process's copies, one for each of its replicas, each on its device."""
+        return self._policy.components(self)
+
+    # Writing.
+
+    def assign(self, value: Any) -> Variable:
+        """Replaces the value; in replica context what the replicas give is aggregated first. Returns itself.
+
+        Raises:
+          ShapeError: the shape differs from the variable's.
+          ArgumentTypeError: the dtype does not fit.
+          VariableError: replicas write a variable without aggregation, or the call stands inside `jax.jit`,
+            `jax.grad`, `lax.scan` or the like, from where a value cannot get out.
+        """
+        return self._update(value, Update.ASSIGN)
+
+    def assign_add(self, value: Any) -> Variable:
+        """Adds `value` to the value; otherwise as `assign`."""
+        return self._update(value, Update.ADD)
+
+    def assign_sub(self, value: Any) -> Variable:
+        """Subtracts `value` from the value; otherwise as `assign`."""
+        return self._update(value, Update.SUB)
+
+    def _update(self, value: Any, update: Update) -> Variable:
+        self._policy.write(self, value, update, contexts.current())
+        return self
+
+    # For frames, which alone know when the stored array may be used.
+
+    @property
+    def stored(self) -> jax.Array:
+        """The stored global array, to ask for its shape or placement only: a later step may donate it."""
+        return self._data
+
+    def peek(self) -> jax.Array:
+        """The stored global array, remembered as lent so that a later step copies it before donating it."""
+        lent.add(id(self))
+        return self._data
+
+    def bind(self, array: jax.Array) -> None:
+        """Replaces the stored global array by one that nobody else holds."""
+        self._data = array
+        lent.discard(id(self))
+
+    def donation(self) -> jax.Array:
+        """The stored array, ready to be given up: a copy if the user may still hold it."""
+        key = id(self)
+        if key in lent:
+            lent.discard(key)
+            self._data = self._data.copy()
+        return self._data
+
+    def __repr__(self) -> str:
+        def one(suffix: str, value: Any) -> str:
+            shown = np.array2string(np.asarray(value), separator=", ")
+            return (
+                f"<jd.Variable '{self._name}{suffix}:0' shape={self.shape} dtype={self.dtype.name}, numpy={shown}>"
+            )
+
+        values = self.values
+        if self._policy.label == "Variable":
+            return one("", values[0])
+        lines = (f"  {i}: {one(f'/replica_{i}' if i else '', value)}" for i, value in enumerate(values))
+        return f"{self._policy.label}:{{\n" + ",\n".join(lines) + "\n}"
+
+
+def _initial(value: Callable[[], Any] | Any, dtype: Any) -> Any:
+    """The initial value as a strongly typed array on the host or a device."""
+    with jax.ensure_compile_time_eval():
+        if callable(value) and not isinstance(value, ArrayOperators):
+            value = value()
+        value = operand(value)
+        if isinstance(value, jax.core.Tracer):
+            raise VariableError(
+                f"the initial value {value} is computed inside a trace and has no value yet. "
+                "HINT: pass a function: jd.Variable(lambda: ...), or create the variable outside."
+            )
+        if dtype is None and not isinstance(value, jax.Array):
+            dtype = jax.dtypes.canonicalize_dtype(jax.numpy.result_type(value) if np.ndim(value) == 0 else np.asarray(value).dtype)
+        if isinstance(value, jax.Array):
+            return value if dtype is None or value.dtype == np.dtype(dtype) else value.astype(dtype)
+        return np.asarray(value, dtype=jax.dtypes.canonicalize_dtype(dtype))
