@@ -14,6 +14,8 @@ from jaxtribute.execution.autodiff import grad as grad
 from jaxtribute.execution.autodiff import value_and_grad as value_and_grad
 from jaxtribute.execution.function import function as function
 from jaxtribute.execution.replica_context import ReplicaContext as ReplicaContext
+from jaxtribute import nn as nn
+from jaxtribute.optimizer import Optimizer as Optimizer
 from jaxtribute.strategies.base import RunOptions as RunOptions
 from jaxtribute.strategies.base import Strategy as Strategy
 from jaxtribute.strategies.default import DefaultStrategy as _DefaultStrategy

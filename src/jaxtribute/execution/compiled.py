@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from jaxtribute.collectives import manual
 from jaxtribute.context import Context, Frame, entered
-from jaxtribute.errors import VariableError
+from jaxtribute.errors import TraceError, VariableError
 from jaxtribute.execution.frames import TracedFrame, lift
 from jaxtribute.execution.inference import varying_outputs
 from jaxtribute.execution.nests import flatten, is_array
@@ -130,7 +130,12 @@ def stacked(value: PerReplica, mesh: ReplicaMesh) -> Any:
     values = value.data
     if all(type(x) is type(values[0]) and not is_array(x) and x == values[0] for x in values):
         return values[0]
-    return PerReplica(jnp.asarray(np.asarray(values)), mesh, np.ndim(values[0]) == 0)
+    if not all(isinstance(x, (bool, int, float, complex)) for x in values):
+        raise TraceError(
+            f"the replicas' values {values!r} cannot be one array of a compiled program. "
+            "HINT: pass numbers or arrays of one shape and dtype, or call strategy.run outside jd.function."
+        )
+    return PerReplica(jnp.asarray(np.asarray(values)), mesh, scalar=True)
 
 
 @dataclass(slots=True)

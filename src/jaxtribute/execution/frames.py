@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
 
+from jaxtribute import context as contexts
 from jaxtribute.errors import TraceError
+from jaxtribute.values.mesh import own
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
@@ -54,12 +57,10 @@ class EagerFrame:
         if isinstance(value, jax.core.Tracer):
             raise escape_error(variable)
         old = variable.stored
-        if isinstance(value, jax.Array) and value.sharding == old.sharding and value.committed == old.committed:
-            variable.bind(value.copy())
-        elif old.committed:
-            variable.bind(jax.device_put(value, old.sharding, may_alias=False))
-        else:
-            variable.bind(jax.numpy.array(value, copy=True))
+        value = own(value)
+        if not isinstance(value, jax.Array) or value.sharding != old.sharding or value.committed != old.committed:
+            value = jax.device_put(value, old.sharding) if old.committed else jnp.asarray(value)
+        variable.bind(value)
 
     def create(self, make: Callable[[], Variable]) -> Variable:
         """Makes the variable."""
@@ -89,6 +90,7 @@ class TracedFrame:
     def get(self, variable: Variable) -> Any:
         """The variable's value so far: a tracer."""
         if variable not in self.values:
+            contexts.current().strategy.extended.check_variable(variable)
             shape = variable.policy.local_shape(variable) if self.local else variable.stored.shape
             with jex.set_current_trace(self.trace):
                 self.values[variable] = variable_p.bind(shape=shape, dtype=variable.dtype, key=len(self.inputs))

@@ -192,6 +192,7 @@ class LockstepRun:
             parts[index] = value
             array = self.mesh.assemble(parts)
             variable.bind(array)
+            # The replica may hold what it wrote, so the array counts as lent.
             self._parts[variable] = (variable.peek(), parts)
             return
         pending = self._writes.setdefault(variable, {})
@@ -201,6 +202,7 @@ class LockstepRun:
             copies = [pending[i] for i in range(len(parts))]
             whole = jax.make_array_from_single_device_arrays(variable.shape, self.mesh.replicated, copies)
             variable.bind(whole)
+            variable.peek()  # the replicas may hold what they wrote, so the array counts as lent
 
 
 def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -11,10 +11,14 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxtribute.context import Context, entered
-from jaxtribute.execution.frames import TracedFrame, lift
+from jaxtribute.execution.frames import TracedFrame, escape_error, lift
 from jaxtribute.execution.nests import is_array
 from jaxtribute.values.mesh import ReplicaMesh
 from jaxtribute.values.variable import Variable, lent
+
+
+spread: set[int] = set()
+"""Ids of variables of no strategy that a program on several devices has copied to all of them."""
 
 
 @jax.tree_util.register_pytree_node_class
@@ -121,6 +125,7 @@ class Program:
         if self.mesh is not None:
             state = [sharding or self.mesh.replicated for sharding in state]
         shardings = None if any(sharding is None for sharding in state) else (state, None)
+        self._donated_ids = frozenset(id(variable) for variable in self.donated)
         self._pending = capture
         self._jitted = jax.jit(self._body, donate_argnums=0, out_shardings=shardings)
 
@@ -134,14 +139,17 @@ class Program:
         inputs = [known[variable] for variable in capture.frame.inputs]
         outputs = jex.jaxpr_as_fun(capture.closed)(*leaves, *inputs)
         count = capture.tree.num_leaves
-        known.update(zip(capture.frame.written, outputs[count:], strict=True))
+        # JAX would hand an input that is also an output back as it is: the caller's own memory, as a variable's.
+        given = {id(value) for value in (*leaves, *inputs)}
+        state = [jnp.copy(value) if id(value) in given else value for value in outputs[count:]]
+        known.update(zip(capture.frame.written, state, strict=True))
         return [known[variable] for variable in self.donated], capture.tree.unflatten(outputs[:count])
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Runs one step: puts the variables in, takes their new values back, returns the results."""
-        if self._loose:
+        if self._loose and (self.mesh is not None or spread):
             self._settle()
-        if lent:
+        if lent and not lent.isdisjoint(self._donated_ids):
             for variable in self.donated:
                 variable.donation()
         try:
@@ -156,6 +164,8 @@ class Program:
         except Grow as grow:
             self._grow(grow.capture)
             return self(leaves)
+        if state and isinstance(state[0], jax.core.Tracer):
+            raise escape_error(self.donated[0])  # called inside jax.jit or the like, without a traced argument
         for variable, array in zip(self.donated, state, strict=True):
             variable._data = array  # pyright: ignore[reportPrivateUsage]
         if self.mesh is not None:
@@ -169,8 +179,10 @@ class Program:
             if self.mesh is not None:
                 if array.sharding != self.mesh.replicated:
                     variable.bind(self.mesh.replicate(array))
+                    spread.add(id(variable))
             elif len(array.devices()) > 1:
                 variable.bind(array.addressable_shards[0].data.copy())
+                spread.discard(id(variable))
 
     def lower(self, leaves: Sequence[Any]) -> Any:
         """The program lowered for `leaves`, for looking at; runs nothing."""

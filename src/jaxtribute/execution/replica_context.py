@@ -125,7 +125,7 @@ class ReplicaContext:
         op = ReduceOp.parse(reduce_op)
         self._check_current("all_reduce")
         leaves, tree = jax.tree.flatten(value)
-        return tree.unflatten(self._link.all_reduce([operand(leaf) for leaf in leaves], op))
+        return tree.unflatten(self._link.all_reduce([operand(leaf) for leaf in leaves], op)) if leaves else value
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """Concatenates `value` over the replicas along `axis` and gives each the result.

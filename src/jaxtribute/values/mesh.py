@@ -17,6 +17,15 @@ AXIS = "replica"
 _STEPS_IN_FLIGHT = 16
 
 
+def own(value: Any) -> Any:
+    """A copy of an array or number that nothing else refers to, so that it can be donated.
+
+    `may_alias=False` does not do it: with several devices `jax.device_put` keeps the shard that is in place
+    already. A host array is copied at once, as its owner may change it before JAX has read it.
+    """
+    return value.copy() if isinstance(value, jax.Array) else np.array(value)
+
+
 class ReplicaMesh:
     """One device a replica, in replica order, and the two placements a value can have over them.
 
@@ -76,7 +85,7 @@ class ReplicaMesh:
 
     def replicate(self, value: Any) -> jax.Array:
         """Returns a fresh copy of `value` on every device, sharing memory with nothing."""
-        return jax.device_put(value, self.replicated, may_alias=False)
+        return jax.device_put(own(value), self.replicated)
 
     def assemble(self, parts: Sequence[jax.Array]) -> jax.Array:
         """Joins one array a local replica, equal in shape and dtype, into one global array without a copy.

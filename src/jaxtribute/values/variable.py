@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxtribute import context as contexts
+from jaxtribute.context import Context
 from jaxtribute.devices import device_name
 from jaxtribute.errors import ArgumentError, VariableError
 from jaxtribute.values.enums import VariableAggregation, VariableSynchronization
@@ -78,13 +79,13 @@ class Variable(ArrayOperators, metaclass=_Creation):
             self._data: jax.Array = self._policy.place(value)
 
     @classmethod
-    def with_policy(cls, value: Any, policy: Policy, *, name: str) -> Variable:
+    def with_policy(cls, value: Any, policy: Policy, *, name: str, strategy: Any) -> Variable:
         """Makes a variable that the library itself stores by `policy`, such as an optimizer's slot."""
         variable = cls.__new__(cls)
         host = _initial(value, None)
         variable._name, variable._trainable, variable._policy = name, False, policy
         variable._synchronization, variable._aggregation = VariableSynchronization.ON_WRITE, VariableAggregation.NONE
-        variable._strategy = contexts.current().strategy
+        variable._strategy = strategy
         variable._shape, variable._dtype = tuple(host.shape), np.dtype(host.dtype)
         with jax.ensure_compile_time_eval():
             variable._data = policy.place(host)
@@ -152,10 +153,10 @@ class Variable(ArrayOperators, metaclass=_Creation):
         Raises:
           VariableError: an ON_READ variable without aggregation is read in cross-replica context.
         """
-        return self._policy.read(self, contexts.current())
+        return self._policy.read(self, self._context())
 
     def _operand(self) -> Any:
-        return self._policy.read(self, contexts.current())
+        return self._policy.read(self, self._context())
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -184,8 +185,17 @@ class Variable(ArrayOperators, metaclass=_Creation):
         return self._update(value, Update.SUB)
 
     def _update(self, value: Any, update: Update) -> Variable:
-        self._policy.write(self, value, update, contexts.current())
+        context = self._context()
+        context.strategy.extended.check_variable(self)
+        self._policy.write(self, value, update, context)
         return self
+
+    def _context(self) -> Context:
+        """The context in force; outside every scope, the cross-replica context of the variable's own strategy."""
+        context = contexts.current()
+        if context.strategy.is_default and self._strategy is not context.strategy:
+            return Context(self._strategy, None, context.frame)
+        return context
 
     # For frames, which alone know when the stored array may be used.
 

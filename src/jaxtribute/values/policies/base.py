@@ -55,6 +55,10 @@ class Policy(ABC):
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
         """Applies a write made in `context`; `value` is what the user gave."""
 
+    def store(self, variable: Variable, value: Any, context: Context) -> None:
+        """Replaces the whole value in cross-replica context by one of the variable's shape, already checked."""
+        context.frame.set(variable, value)
+
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
         """The shape of the piece that one replica holds."""
         return variable.shape

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtribute.errors import VariableError
 from jaxtribute.values.distributed import PerReplica
 from jaxtribute.values.enums import VariableAggregation
+from jaxtribute.values.mesh import own
 from jaxtribute.values.policies.base import Policy, Update, coerce
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ class OnReadPolicy(Policy):
         self.mesh: ReplicaMesh = mesh
 
     def place(self, value: Any) -> jax.Array:
-        rows = jnp.broadcast_to(jnp.asarray(value), (self.mesh.size, *jnp.shape(value)))
-        return jax.device_put(rows, self.mesh.split, may_alias=False)
+        rows = jnp.broadcast_to(jnp.asarray(own(value)), (self.mesh.size, *jnp.shape(value)))
+        return jax.device_put(rows, self.mesh.split)
 
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
         return (1, *variable.shape)

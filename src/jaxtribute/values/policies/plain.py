@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from jaxtribute.values.mesh import own
 from jaxtribute.values.policies.base import Policy, Update, coerce
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class PlainPolicy(Policy):
 
     def place(self, value: Any) -> jax.Array:
         if self.mesh is None:
-            return jnp.array(value, copy=True)
+            return jnp.asarray(own(value))
         return self.mesh.replicate(value)
 
     def read(self, variable: Variable, context: Context) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from jaxtribute.values.mesh import own
 from jaxtribute.values.policies.base import Policy, Update
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class SlicedPolicy(Policy):
         self.mesh: ReplicaMesh = mesh
 
     def place(self, value: Any) -> jax.Array:
-        return jax.device_put(self._flatten(jnp.asarray(value)), self.mesh.split, may_alias=False)
+        return jax.device_put(self._flatten(jnp.asarray(own(value))), self.mesh.split)
 
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
         return (-(-variable.size // self.mesh.size),)
@@ -41,9 +42,11 @@ class SlicedPolicy(Policy):
 
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
         frame = context.frame
-        if not frame.local:
-            value = self._flatten(value)
+        value = value if frame.local else self._flatten(value)
         frame.set(variable, update.apply(frame.get(variable), value))
+
+    def store(self, variable: Variable, value: Any, context: Context) -> None:
+        context.frame.set(variable, self._flatten(value))
 
     def components(self, variable: Variable) -> tuple[Any, ...]:
         return tuple(self.mesh.local_parts(variable.peek()))

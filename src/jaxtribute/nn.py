@@ -1,0 +1,80 @@
+"""Losses that come out right over replicas: `jd.nn`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxtribute import context as contexts
+from jaxtribute.errors import ArgumentError, ContextError
+from jaxtribute.values.operators import operand
+
+
+def compute_average_loss(
+    per_example_loss: Any, sample_weight: Any = None, global_batch_size: int | jax.Array | None = None
+) -> jax.Array:
+    """Returns this replica's part of the mean loss over the global batch.
+
+    The sum of the results over the replicas is the mean over the whole batch, and so are their summed gradients.
+
+    Args:
+      per_example_loss: an array of shape `(examples, ...)` of a floating dtype, this replica's examples.
+      sample_weight: weights that broadcast against it from the left, shape `(examples,)` or the same shape.
+      global_batch_size: the number of examples on all replicas; by default this replica's times the number of
+        replicas, which is wrong for a last partial batch whose replicas differ.
+
+    Returns:
+      A scalar: the weighted sum of the losses, over all their axes, divided by `global_batch_size`.
+
+    Raises:
+      ArgumentError: `per_example_loss` is a scalar, or weights that do not broadcast.
+      ContextError: called in cross-replica context without `global_batch_size`.
+
+    Source: `tf.nn.compute_average_loss`.
+    """
+    loss = jnp.asarray(operand(per_example_loss))
+    if loss.ndim == 0:
+        raise ArgumentError(
+            f"per_example_loss is the scalar {loss}. HINT: pass one loss an example, before any mean or sum."
+        )
+    if global_batch_size is None:
+        global_batch_size = loss.shape[0] * _replicas("compute_average_loss")
+    if sample_weight is not None:
+        weight = jnp.asarray(operand(sample_weight), loss.dtype)
+        if weight.shape != loss.shape[: weight.ndim]:
+            raise ArgumentError(
+                f"sample_weight of shape {weight.shape} does not fit losses of shape {loss.shape}. "
+                "HINT: give one weight an example, or one an element."
+            )
+        loss = loss * weight.reshape(weight.shape + (1,) * (loss.ndim - weight.ndim))
+    return loss.sum() / jnp.asarray(global_batch_size, loss.dtype)
+
+
+def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
+    """Returns this replica's part of a regularization loss, which every replica computes in full.
+
+    Args:
+      regularization_loss: an array of any shape, summed up.
+
+    Returns:
+      A scalar: the sum divided by the number of replicas.
+
+    Raises:
+      ContextError: called in cross-replica context, where no replica's part is meant.
+
+    Source: `tf.nn.scale_regularization_loss`.
+    """
+    loss = jnp.asarray(operand(regularization_loss))
+    return loss.sum() / jnp.asarray(_replicas("scale_regularization_loss"), loss.dtype)
+
+
+def _replicas(name: str) -> int:
+    context = contexts.current()
+    if context.replica is None:
+        raise ContextError(
+            f"{name} was called in cross-replica context of {context.strategy!r}. "
+            "HINT: call it in the function passed to strategy.run."
+        )
+    return context.strategy.num_replicas_in_sync

@@ -1,0 +1,151 @@
+"""An update computed on slices: each replica's share of large arrays, with reductions over all of them.
+
+Optimizers update most arrays element by element. A replica that holds one slice of the flattened gradient,
+parameter and slots can then compute its slice of the result alone; a norm over a whole array is a local sum
+and a `psum`. `run_on_slices` interprets an update's jaxpr that way, and says so where it cannot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxtribute.values.mesh import AXIS
+
+_ELEMENTWISE = frozenset(
+    "abs acos acosh add and asin asinh atan atan2 atanh add_any bessel_i0e bessel_i1e cbrt ceil clamp conj "
+    "convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt imag "
+    "integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or population_count pow "
+    "real reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin "
+    "sinh sqrt square stop_gradient sub tan tanh xor optimization_barrier".split()
+)
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
+          "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "checkpoint": "jaxpr",
+          "remat2": "jaxpr"}  # fmt: skip
+_COLLECTIVES: dict[str, Callable[..., Any]] = {"reduce_sum": lax.psum, "reduce_max": lax.pmax, "reduce_min": lax.pmin}
+
+
+class NotSliceable(Exception):  # noqa: N818
+    """The update mixes elements in a way that slices do not allow."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """This replica's slice of an array of shape `shape`, flattened and padded: a vector."""
+
+    data: Any
+    shape: tuple[int, ...]
+
+
+def slice_size(size: int, replicas: int) -> int:
+    """How many elements each of `replicas` holds of an array of `size` elements."""
+    return -(-size // replicas)
+
+
+def flat(array: Any, replicas: int) -> Any:
+    """The array as a vector, padded with zeros to a multiple of `replicas`."""
+    return jnp.pad(array.reshape(-1), (0, -array.size % replicas))
+
+
+def own_slice(array: Any, replicas: int) -> Slice:
+    """This replica's slice of an array that every replica holds."""
+    size = slice_size(array.size, replicas)
+    start = lax.axis_index(AXIS) * np.int32(size)
+    return Slice(lax.dynamic_slice_in_dim(flat(array, replicas), start, size), array.shape)
+
+
+def whole(piece: Slice) -> Any:
+    """The array whose slices the replicas hold, on every replica."""
+    gathered = lax.all_gather(piece.data, AXIS, axis=0, tiled=True)
+    return gathered[: math.prod(piece.shape)].reshape(piece.shape)
+
+
+def run_on_slices(closed: jex.ClosedJaxpr, inputs: Sequence[Any], replicas: int) -> list[Any]:
+    """Evaluates a program whose inputs are `Slice`s or whole arrays; its outputs are either.
+
+    Raises:
+      NotSliceable: some operation on slices is neither elementwise nor a reduction of a whole array.
+    """
+    return _evaluate(closed.jaxpr, closed.consts, inputs, replicas)
+
+
+def _evaluate(jaxpr: jex.Jaxpr, consts: Sequence[Any], inputs: Sequence[Any], replicas: int) -> list[Any]:
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    values.update(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, jex.Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        arguments = [read(atom) for atom in eqn.invars]
+        if any(isinstance(argument, Slice) for argument in arguments):
+            results = _equation(eqn, arguments, replicas)
+        else:
+            bound = eqn.primitive.bind(*arguments, **eqn.primitive.get_bind_params(eqn.params))
+            results = bound if eqn.primitive.multiple_results else [bound]
+        values.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _equation(eqn: jex.JaxprEqn, arguments: list[Any], replicas: int) -> Sequence[Any]:
+    name = eqn.primitive.name
+    if name in _ELEMENTWISE:
+        return _elementwise(eqn, arguments, replicas)
+    if name in _COLLECTIVES and len(eqn.params["axes"]) == len(arguments[0].shape):
+        return [_reduce(eqn, arguments[0], replicas)]
+    if name in ("reshape", "squeeze", "expand_dims") and eqn.params.get("dimensions") in (None, *_dims(eqn)):
+        return [Slice(arguments[0].data, eqn.outvars[0].aval.shape)]
+    if name in _CALLS:
+        inner = eqn.params[_CALLS[name]]
+        closed = inner if isinstance(inner, jex.ClosedJaxpr) else jex.ClosedJaxpr(inner, ())
+        return _evaluate(closed.jaxpr, closed.consts, arguments, replicas)
+    raise NotSliceable(name)
+
+
+def _dims(eqn: jex.JaxprEqn) -> tuple[Any, ...]:
+    """`squeeze` lists the axes that it drops; `reshape` may not permute any."""
+    return (eqn.params.get("dimensions"),) if eqn.primitive.name == "squeeze" else ()
+
+
+def _elementwise(eqn: jex.JaxprEqn, arguments: list[Any], replicas: int) -> Sequence[Any]:
+    shape = next(argument.shape for argument in arguments if isinstance(argument, Slice))
+    local: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, Slice):
+            local.append(argument.data)
+        elif jnp.shape(argument) == ():
+            local.append(argument)
+        else:
+            local.append(own_slice(argument, replicas).data)
+    bound = eqn.primitive.bind(*local, **eqn.primitive.get_bind_params(eqn.params))
+    results = bound if eqn.primitive.multiple_results else [bound]
+    return [Slice(result, shape) for result in results]
+
+
+def _reduce(eqn: jex.JaxprEqn, piece: Slice, replicas: int) -> Any:
+    """A reduction of the whole array; the padding takes part with a neutral value."""
+    name, data = eqn.primitive.name, piece.data
+    size = math.prod(piece.shape)
+    if size % replicas:
+        place = lax.axis_index(AXIS) * np.int32(data.size) + lax.iota(np.int32, data.size)
+        data = jnp.where(place < np.int32(size), data, _neutral(name, data.dtype))
+    params = {**eqn.params, "axes": (0,)}
+    local = eqn.primitive.bind(data, **eqn.primitive.get_bind_params(params))
+    return _COLLECTIVES[name](local, AXIS)
+
+
+def _neutral(name: str, dtype: Any) -> jax.Array:
+    if name == "reduce_sum":
+        return jnp.zeros((), dtype)
+    info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.asarray(-jnp.inf if name == "reduce_max" else jnp.inf, dtype)
+    return jnp.asarray(info.min if name == "reduce_max" else info.max, dtype)
