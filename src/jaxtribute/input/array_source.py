@@ -1,0 +1,69 @@
+"""Arrays in memory as a Grain data source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+
+from jaxtribute.errors import InputError
+from jaxtribute.input.batches import Tree, path_name
+
+
+class ArraySource:
+    """The rows of one array, or of a tree of arrays of equal length, as records.
+
+    A batched Grain pipeline over it that only shuffles, repeats, slices and batches is read by whole batches.
+
+    Args:
+      arrays: NumPy or JAX arrays of shape `(rows, ...)`, in any pytree. Lists are stacked, as `tf.data` does.
+
+    Raises:
+      InputError: for a scalar, for no arrays at all, or for different numbers of rows.
+    """
+
+    def __init__(self, arrays: Tree) -> None:
+        tree = jax.tree.map(np.asarray, arrays, is_leaf=lambda node: isinstance(node, list))
+        paths = jax.tree.leaves_with_path(tree)
+        lengths = {len(leaf) if leaf.ndim else None for _, leaf in paths}
+        if len(lengths) != 1 or None in lengths:
+            described = ", ".join(f"{path_name(path)}: {leaf.shape}" for path, leaf in paths) or "none"
+            raise InputError(
+                f"the arrays of a dataset must have one common length along axis 0, but their shapes are {described}. "
+                "HINT: give arrays of shape (examples, ...)."
+            )
+        self.leaves, self.structure = jax.tree.flatten(tree)
+        self._length = len(self.leaves[0])
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Tree:
+        return self.take(index)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{leaf.shape} {leaf.dtype}" for leaf in self.leaves)
+        return f"ArraySource({shapes})"
+
+    def take(self, indices: Any) -> Tree:
+        """The records at the given positions, as one tree of arrays; a single position gives one record."""
+        return self.structure.unflatten([leaf[indices] for leaf in self.leaves])
+
+
+def make_numpy_dataset(numpy_input: Tree) -> grain.MapDataset[Any]:
+    """Makes a Grain dataset of the rows of arrays.
+
+    Args:
+      numpy_input: NumPy or JAX arrays of shape `(rows, ...)`, in any pytree. Lists of arrays are stacked.
+
+    Returns:
+      A `grain.MapDataset` with one record a row: shuffle, repeat and batch it as you like.
+
+    Raises:
+      InputError: if the arrays differ in length, or one is a scalar.
+
+    Source: `tf.distribute.Strategy.experimental_make_numpy_dataset`.
+    """
+    return grain.MapDataset.source(ArraySource(numpy_input))

@@ -1,0 +1,129 @@
+"""Grain's global shuffle, for many positions at once.
+
+Grain permutes positions one by one with a small block cipher (`grain.experimental.index_shuffle`), at several
+microseconds each. Here the same permutation is computed with NumPy for a whole batch of positions. It is compared
+with Grain's own at first use, so that another release of Grain can change it without harm.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+from grain.experimental import index_shuffle
+
+Positions: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
+
+_ROUNDS = 4
+_MASK = 0xFFFFFFFF
+_SCALAR_BELOW = 512
+_TABLE_BELOW = 1 << 14
+
+
+def _mix(value: int) -> int:
+    return value ^ (value >> 27)
+
+
+@lru_cache(maxsize=64)
+def _round_keys(seed: int) -> tuple[int, ...]:
+    """The four words that C++'s `std::seed_seq{seed}` generates (ISO C++, [rand.util.seedseq])."""
+    words = [0x8B8B8B8B] * _ROUNDS
+    for k in range(_ROUNDS):
+        here, ahead, far = k % 4, (k + 1) % 4, (k + 2) % 4
+        first = 1664525 * _mix(words[here] ^ words[ahead] ^ words[k - 1]) & _MASK
+        second = (first + (1 if k == 0 else k + (seed if k == 1 else 0))) & _MASK
+        words[ahead] = (words[ahead] + first) & _MASK
+        words[far] = (words[far] + second) & _MASK
+        words[here] = second
+    for k in range(_ROUNDS):
+        ahead, far = (k + 1) % 4, (k + 2) % 4
+        first = 1566083941 * _mix((words[k] + words[ahead] + words[k - 1]) & _MASK) & _MASK
+        second = (first - k) & _MASK
+        words[ahead] ^= first
+        words[far] ^= second
+        words[k] = second
+    return tuple(words)
+
+
+def _feistel(word: Positions, width: int) -> Positions:
+    def rotate(by: int) -> Positions:
+        return ((word << np.uint64(by)) | (word >> np.uint64(width - by))) & mask
+
+    mask = np.uint64((1 << width) - 1)
+    return (rotate(1) & rotate(8)) ^ rotate(2)
+
+
+def _encrypt(positions: Positions, keys: tuple[int, ...], width: int) -> Positions:
+    mask = (1 << width) - 1
+    left, right = positions >> np.uint64(width), positions & np.uint64(mask)
+    for even, odd in zip(keys[::2], keys[1::2], strict=True):
+        left = left ^ _feistel(right, width) ^ np.uint64(even & mask)
+        right = right ^ _feistel(left, width) ^ np.uint64(odd & mask)
+    return (left << np.uint64(width)) | right
+
+
+def permute(positions: Positions, length: int, seed: int) -> Positions:
+    """Where each of `positions` goes in the permutation of `range(length)` that `seed` chooses.
+
+    The same as `grain.experimental.index_shuffle(position, length - 1, seed, rounds=4)` for each, with one
+    exception: for a length of 2**16 + 1, 2**18 + 1, ... Grain repeats one position and leaves another out, and
+    this does not.
+    """
+    if length <= 1:
+        return np.zeros_like(positions)
+    if length < _SCALAR_BELOW or not _agrees_with_grain():
+        return np.array([index_shuffle(int(p), length - 1, seed, _ROUNDS) for p in positions], np.uint64)
+    width = _width(length)
+    if length < _TABLE_BELOW:
+        return _table(length, seed)[positions]
+    keys = _round_keys(seed)
+    result = _encrypt(positions, keys, width)
+    outside = np.flatnonzero(result >= length)
+    while outside.size:
+        result[outside] = again = _encrypt(result[outside], keys, width)
+        outside = outside[again >= length]
+    return result
+
+
+def _width(length: int) -> int:
+    """Bits of half a block of the cipher that permutes `range(length)`."""
+    bits = (length - 1).bit_length()
+    return max(bits + bits % 2, 16) // 2
+
+
+@lru_cache(maxsize=4)
+def _table(length: int, seed: int) -> Positions:
+    """The whole permutation of a range much smaller than the cipher's block.
+
+    The cipher is applied again until the result is in range, which here takes many turns. They are taken together,
+    by squaring the map that goes one step on from every place out of range.
+    """
+    block = np.arange(1 << 2 * _width(length), dtype=np.uint64)
+    step = _encrypt(block, _round_keys(seed), _width(length)).astype(np.int64)
+    walk = np.where(block < length, block.astype(np.int64), step)
+    # A cycle wholly out of range is never entered, so only the places that are reached count.
+    while (walk[step[:length]] >= length).any():
+        walk = walk[walk]
+    return walk[step[:length]].astype(np.uint64)
+
+
+def permutes_exactly(length: int) -> bool:
+    """Whether Grain's own function is a permutation for this length; see `permute`."""
+    top = length - 1
+    return top < 2**16 or top & (top - 1) != 0 or math.ceil(math.log2(top)) % 2 == 1
+
+
+@lru_cache(maxsize=1)
+def _agrees_with_grain() -> bool:
+    for length, seed in ((1000, 0), (50_000, 17), (3_000_001, 2**32 - 1)):
+        positions = np.arange(0, length, length // 7, dtype=np.uint64)
+        width, keys = _width(length), _round_keys(seed)
+        for position in positions:
+            ours = _encrypt(np.array([position], np.uint64), keys, width)
+            while ours[0] >= length:
+                ours = _encrypt(ours, keys, width)
+            if int(ours[0]) != index_shuffle(int(position), length - 1, seed, _ROUNDS):
+                return False
+    return True

@@ -1,0 +1,99 @@
+"""Putting a step's data on the replicas' devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtribute.errors import InputError
+from jaxtribute.input.batches import Tree, path_name
+from jaxtribute.input.splitting import Shard
+from jaxtribute.input.steps import Step
+from jaxtribute.values.distributed import PerReplica
+from jaxtribute.values.mesh import ReplicaMesh
+
+Placement = Callable[[Step], Tree]
+"""Turns a step into the element that the user gets."""
+
+
+def to_devices(mesh: ReplicaMesh) -> Placement:
+    """Elements on the replicas' devices: `PerReplica` leaves, or plain arrays for one replica."""
+    if mesh.size == 1:
+        return lambda step: _put_whole(step.cut()[0] if step.parts else step.tree, mesh)
+    if len(mesh.local_ids) == mesh.size:
+        return lambda step: _place(step, mesh, _put_whole)
+    return lambda step: _place(step, mesh, _put_share)
+
+
+def to_host(mesh: ReplicaMesh) -> Placement:
+    """Elements left on the host: `PerReplica` leaves of NumPy arrays, or plain NumPy arrays for one replica."""
+
+    def place(step: Step) -> Tree:
+        parts = [jax.tree.map(np.asarray, part) for part in step.cut()] if mesh.size > 1 else [step.tree or step.cut()]
+        return parts[0] if mesh.size == 1 else _join(parts, mesh)
+
+    return place
+
+
+def _place(step: Step, mesh: ReplicaMesh, put: Callable[[Tree, ReplicaMesh], Tree]) -> Tree:
+    if step.even and step.parts is None:
+        leaves, structure = jax.tree.flatten(put(step.tree, mesh))
+        return structure.unflatten([PerReplica.from_split(leaf, mesh) for leaf in leaves])
+    parts = [_put(part, device) for part, device in zip(step.cut(), mesh.local_devices, strict=True)]
+    if step.even:
+        return jax.tree.map(lambda *leaves: PerReplica.from_parts(leaves, mesh), *parts)
+    return _join(parts, mesh)
+
+
+def _join(parts: Sequence[Tree], mesh: ReplicaMesh) -> Tree:
+    """Ragged values. Replicas of another worker may differ where the local ones agree, so nobody looks at shapes."""
+    return jax.tree.map(lambda *leaves: PerReplica(leaves, mesh), *parts)
+
+
+def _put_whole(tree: Tree, mesh: ReplicaMesh) -> Tree:
+    return _put(tree, mesh.split)
+
+
+def _put_share(tree: Tree, mesh: ReplicaMesh) -> Tree:
+    """This worker's rows as its part of an array over all workers."""
+    workers = mesh.size // len(mesh.local_ids)
+
+    def put(leaf: Any) -> jax.Array:
+        _check_numeric(leaf, ())
+        whole = (leaf.shape[0] * workers, *leaf.shape[1:])
+        return jax.make_array_from_process_local_data(mesh.split, np.asarray(leaf), whole)
+
+    return jax.tree.map(put, tree)
+
+
+def _put(tree: Tree, where: Any) -> Tree:
+    try:
+        return jax.device_put(tree, where)
+    except TypeError:
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            _check_numeric(leaf, path)
+        raise
+
+
+def _check_numeric(leaf: Any, path: Sequence[Any]) -> None:
+    if leaf.dtype.kind in "OSU":
+        raise InputError(
+            f"{path_name(path)} has dtype {leaf.dtype}, which no device can hold. HINT: turn it into numbers in the "
+            "pipeline, or pass InputOptions(experimental_fetch_to_device=False)."
+        )
+
+
+def check_shard(mesh: ReplicaMesh, shard: Shard) -> None:
+    """Checks that the workers of an input context are those of the mesh.
+
+    Raises:
+      InputError: if the replicas cannot be dealt out equally, or the context tells another number of them.
+    """
+    if shard.replicas != mesh.size or shard.replicas % shard.workers:
+        raise InputError(
+            f"the input context tells of {shard.replicas} replicas on {shard.workers} workers, and the strategy has "
+            f"{mesh.size}. HINT: every worker needs the same number of replicas."
+        )

@@ -1,0 +1,141 @@
+"""`tf.data.Dataset`, where TensorFlow is imported already; this package never imports it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtribute.errors import InputError
+from jaxtribute.input.batches import Batch, Tree, as_batch
+from jaxtribute.input.options import AutoShardPolicy
+from jaxtribute.input.sources.base import Source, register
+from jaxtribute.input.splitting import Shard
+
+_READERS = ("TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2", "_TFRecordDataset")
+
+
+def _tf() -> Any:
+    return sys.modules.get("tensorflow")
+
+
+def _accepts(dataset: Any) -> bool:
+    tf = _tf()
+    data = getattr(tf, "data", None)
+    return data is not None and isinstance(dataset, data.Dataset)
+
+
+class TfSource(Source):
+    """A TensorFlow dataset, read on the host. Its position is a count of batches, skipped when it is restored."""
+
+    name = "tf.data.Dataset"
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.shuffled_anew = any(_shuffles_anew(node) for node in _walk(dataset))
+
+    def open(self, shard: Shard) -> _TfStream:
+        """Starts a pass; a worker reads all of it, and its share is cut from each batch."""
+        del shard
+        return _TfStream(self._dataset, self.shuffled_anew)
+
+    def spec(self) -> Tree | None:
+        """Shapes and dtypes, as TensorFlow states them."""
+
+        def leaf(spec: Any) -> jax.ShapeDtypeStruct:
+            if not hasattr(spec, "dtype") or spec.shape.rank is None:
+                raise InputError(
+                    f"{spec} has no shape that arrays could have. HINT: make dense tensors of a known rank, e.g. with "
+                    "dataset.padded_batch or tf.ensure_shape."
+                )
+            kind = np.dtype(spec.dtype.as_numpy_dtype)
+            dtype = kind if kind.kind in "OSU" else jax.dtypes.canonicalize_dtype(spec.dtype.as_numpy_dtype)
+            return jax.ShapeDtypeStruct(tuple(spec.shape), dtype)
+
+        return jax.tree.map(leaf, self._dataset.element_spec)
+
+    def static_rows(self) -> bool:
+        """Whether the pipeline drops its remainder."""
+        return all(leaf.shape and leaf.shape[0] is not None for leaf in jax.tree.leaves(self.spec()))
+
+    def files(self) -> tuple[str, ...]:
+        """The files that the dataset reads."""
+        found: list[str] = []
+        for node in _walk(self._dataset):
+            names = getattr(node, "_filenames", None)
+            if names is not None:
+                found += [name.decode() for name in np.atleast_1d(np.asarray(names)).tolist()]
+        return tuple(found)
+
+    def by_file(self, shard: Shard) -> Source:
+        """The dataset over this worker's files."""
+        return TfSource(_auto_shard(self._dataset, shard, AutoShardPolicy.FILE))
+
+    def by_hint(self, shard: Shard) -> Source:
+        """The dataset with its mark replaced by this worker's share."""
+        return TfSource(_auto_shard(self._dataset, shard, AutoShardPolicy.HINT))
+
+    def policy(self) -> AutoShardPolicy | None:
+        """The policy in the dataset's own options."""
+        return AutoShardPolicy(int(self._dataset.options().experimental_distribute.auto_shard_policy))
+
+
+def _walk(node: Any) -> Iterator[Any]:
+    yield node
+    for below in node._inputs():
+        yield from _walk(below)
+
+
+def _shuffles_anew(node: Any) -> bool:
+    """Whether a node shuffles without a seed."""
+    if "Shuffle" not in type(node).__name__:
+        return False
+    seeds = [getattr(node, name, None) for name in ("_seed", "_seed2")]
+    return not any(int(seed) for seed in seeds if seed is not None)
+
+
+def _auto_shard(dataset: Any, shard: Shard, policy: AutoShardPolicy) -> Any:
+    """TensorFlow's own sharding rewrite of a dataset's graph."""
+    options = _tf().data.Options()
+    options.experimental_distribute.auto_shard_policy = _tf().data.experimental.AutoShardPolicy(int(policy))
+    input_ops = importlib.import_module("tensorflow.python.distribute.input_ops")
+    return input_ops.auto_shard_dataset(dataset.with_options(options), shard.workers, shard.worker, shard.replicas)
+
+
+class _TfStream:
+    def __init__(self, dataset: Any, shuffled_anew: bool) -> None:
+        self._dataset = dataset
+        self._iterator: Any = iter(dataset.as_numpy_iterator())
+        self._shuffled_anew = shuffled_anew
+        self._count = 0
+
+    def __next__(self) -> Batch:
+        batch = as_batch(next(self._iterator))
+        self._count += 1
+        return batch
+
+    def get_state(self) -> dict[str, int]:
+        """The position."""
+        return {"batches": self._count}
+
+    def set_state(self, state: Any) -> None:
+        """Goes to a position."""
+        count = int(state["batches"])
+        if self._shuffled_anew:
+            raise InputError(
+                f"cannot go to batch {count}: this tf.data.Dataset shuffles without a seed and would not give the "
+                "same batches again. HINT: pass seed= to shuffle()."
+            )
+        self._iterator = iter(self._dataset.skip(count).as_numpy_iterator())
+        self._count = count
+
+    def close(self) -> None:
+        """Closes what is read from."""
+        self._iterator = iter(())
+
+
+register("tf.data.Dataset (with TensorFlow imported)", _accepts, TfSource)

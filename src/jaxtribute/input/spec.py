@@ -1,0 +1,84 @@
+"""What a dataset's elements look like, without reading them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtribute.input.batches import Tree
+from jaxtribute.input.splitting import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class PerReplicaSpec:
+    """Shape and dtype of each local component of a `PerReplica` value.
+
+    Attributes:
+      components: one `jax.ShapeDtypeStruct` a local replica. A dimension that varies from element to element
+        is None.
+
+    Usable in `jd.function(input_signature=...)`. Source: `PerReplicaSpec` of `tf.distribute`.
+    """
+
+    components: tuple[jax.ShapeDtypeStruct, ...]
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Shape of one component."""
+        return self.components[0].shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the components."""
+        return self.components[0].dtype
+
+    def __repr__(self) -> str:
+        return f"PerReplicaSpec({', '.join(map(repr, self.components))})"
+
+
+def array_spec(array: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an array as JAX would hold it; strings and objects keep their NumPy dtype."""
+    dtype = np.dtype(array.dtype)
+    if dtype.kind not in "OSU":
+        dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    return jax.ShapeDtypeStruct(tuple(array.shape), dtype)
+
+
+def tree_spec(tree: Tree, *, static: bool) -> Tree:
+    """The spec of a global batch: its arrays' shapes and dtypes, with None for the rows unless they are static."""
+
+    def spec(leaf: Any) -> jax.ShapeDtypeStruct:
+        found = array_spec(leaf)
+        if static or not found.shape:
+            return found
+        return jax.ShapeDtypeStruct((None, *found.shape[1:]), found.dtype)
+
+    return jax.tree.map(spec, tree)
+
+
+def replica_spec(spec: Tree, shard: Shard, *, split: bool) -> Tree:
+    """The spec of a distributed element.
+
+    Args:
+      spec: of the dataset's own elements: `jax.ShapeDtypeStruct` leaves, None for rows that vary.
+      shard: how many replicas share an element.
+      split: whether the rows are cut for the replicas, or each replica gets an element of its own.
+
+    Returns:
+      The tree with `PerReplicaSpec` leaves, or unchanged for one replica.
+    """
+    if shard.replicas == 1:
+        return spec
+
+    def cut(leaf: jax.ShapeDtypeStruct) -> PerReplicaSpec:
+        shape = leaf.shape
+        if split and shape:
+            size: int | None = shape[0]
+            even = size is not None and size % shard.replicas == 0
+            shape = (size // shard.replicas if size is not None and even else None, *shape[1:])
+        return PerReplicaSpec((jax.ShapeDtypeStruct(shape, leaf.dtype),) * shard.local)
+
+    return jax.tree.map(cut, spec)
