@@ -29,7 +29,7 @@ test: $(READY)  ## the whole test suite, with coverage
 	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=95
 
 docs: $(READY)  ## build the documentation into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 demo: $(READY)  ## train on the handwritten digits: one device, then mirrored on four
 	$(BIN)/python examples/digits.py
