@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute.collectives import manual
 from jaxtribute.collectives.manual import divided, summable
-from jaxtribute.errors import ArgumentError, ShapeError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxtribute.values.distributed import Mirrored, PerReplica
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import AXIS, ReplicaMesh
@@ -32,7 +32,9 @@ def check_axes(axis: int | tuple[int, ...] | None, rank: int) -> Axes:
         return None
     axes = axis if isinstance(axis, tuple) else (axis,)
     for one in axes:
-        if not isinstance(one, int) or not -rank <= one < rank:
+        if not isinstance(one, int) or isinstance(one, bool):
+            raise ArgumentTypeError(f"axis must be an int, a tuple of ints or None, not {axis!r}. HINT: axis=(0, 1).")
+        if not -rank <= one < rank:
             raise ArgumentError(
                 f"axis {one!r} is out of range for a value of rank {rank} on each replica. "
                 "HINT: use axis=None to reduce over the replicas only."

@@ -171,10 +171,10 @@ class Strategy:
         mesh = self._extended.mesh
 
         def one(leaf: Any) -> Any:
-            self._check_mesh(leaf)
+            leaf = self._distributed(leaf)
             if isinstance(leaf, LocalPerReplica):
                 return self._extended.reduce_local(leaf.data, op, axis)
-            return reduce_value(operand(leaf) if isinstance(leaf, Variable) else leaf, op, axis, mesh)
+            return reduce_value(leaf, op, axis, mesh)
 
         return map_leaves(one, value)
 
@@ -197,7 +197,7 @@ class Strategy:
         require_cross_replica(self, "gather")
 
         def one(leaf: Any) -> Any:
-            self._check_mesh(leaf)
+            leaf = self._distributed(leaf)
             if isinstance(leaf, LocalPerReplica):
                 return self._extended.gather_local(leaf.data, axis)
             return gather_value(leaf, axis, self._extended.mesh)
@@ -220,7 +220,7 @@ class Strategy:
 
         def one(leaf: Any) -> Any:
             leaf = np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else operand(leaf)
-            array = mesh.replicate(jnp.asarray(leaf))
+            array = mesh.replicate(leaf)
             return array if mesh.size == 1 else Mirrored(array, mesh)
 
         return map_leaves(one, nest)
@@ -309,12 +309,15 @@ class Strategy:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} with {self.num_replicas_in_sync} replica(s)>"
 
-    def _check_mesh(self, value: Any) -> None:
-        """Checks that a distributed value belongs to these replicas."""
+    def _distributed(self, value: Any) -> Any:
+        """`value`, variables as what they hold on each replica, once it is known to belong to these replicas."""
         mesh = self._extended.mesh
+        if isinstance(value, Variable):
+            self._extended.check_variable(value)
+            return value.distributed()
         if isinstance(value, (PerReplica, Mirrored)) and value.mesh != mesh:
             raise StrategyMixError(
-                f"a {type(value).__name__} value of {value.mesh.size} replica(s) on {value.mesh!r} was given to {self!r} on "
-                f"{mesh!r}. HINT: use the strategy that made the value."
+                f"a {type(value).__name__} value of {value.mesh.size} replica(s) on {value.mesh!r} was given to {self!r} "
+                f"on {mesh!r}. HINT: use the strategy that made the value."
             )
-
+        return value

@@ -13,6 +13,7 @@ from jaxtribute.execution.replica_context import ReplicaContext
 from jaxtribute.strategies.base import Strategy
 from jaxtribute.strategies.extended import EAGER, StrategyExtended
 from jaxtribute.values.mesh import ReplicaMesh
+from jaxtribute.values.variable import Variable
 
 
 class DefaultExtended(StrategyExtended):
@@ -41,6 +42,9 @@ class DefaultExtended(StrategyExtended):
         raise ContextError(
             f"{self.strategy!r} chooses no devices. HINT: make a strategy, e.g. jd.OneDeviceStrategy('/cpu:0')."
         )
+
+    def check_variable(self, variable: Variable) -> None:
+        """Nothing to check: outside every scope each variable is used as its own strategy says."""
 
     def _only_id(self) -> Any:
         return 0

@@ -108,12 +108,12 @@ class StrategyExtended:
         """
         kwargs = dict(kwargs or {})
         frame = contexts.current().frame
+        if isinstance(frame, OuterFrame) and self.home is not None:
+            frame.enter(self.home)
         if self.mesh.size == 1:
             return self._call_alone(fn, args, kwargs)
         self._check_values((args, kwargs))
         if frame.traced:
-            if isinstance(frame, OuterFrame):
-                frame.mesh = self.mesh
             return compiled.run(self.strategy, self.mesh, fn, args, kwargs, frame)
         if isinstance(fn, Function):
             return fn.run_on(self.strategy)(*args, **kwargs)
@@ -136,6 +136,10 @@ class StrategyExtended:
     def gather_local(self, value: Any, axis: int) -> Any:
         """`Strategy.gather` in a compiled `merge_call`, where `value` is this replica's component."""
         return manual.all_gather(value, axis)
+
+    def local_component(self, value: Any) -> Any:
+        """This replica's component, in a compiled `merge_call`, as the per-replica value that it belongs to."""
+        return compiled.LocalPerReplica(value, self.mesh, value.ndim == 0)
 
     def all_rows(self, value: Any) -> Any:
         """The rows of an ON_READ variable of all replicas, from this replica's, in a compiled program."""

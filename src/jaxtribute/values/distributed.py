@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from jaxtribute.errors import ArgumentTypeError
-from jaxtribute.values.mesh import ReplicaMesh
+from jaxtribute.values.mesh import ReplicaMesh, own
 from jaxtribute.values.operators import ArrayOperators
 
 
@@ -65,20 +66,17 @@ class PerReplica(DistributedValues):
         """Wraps one value a local replica: one global array if all agree in shape and dtype, else ragged.
 
         Args:
-          parts: arrays on their replicas' devices, or any Python values.
+          parts: arrays, or any Python values. Arrays of NumPy, or on another device, are copied to the replica's.
           mesh: the replicas' devices.
         """
+        parts = [_on_device(part, device) for part, device in zip(parts, mesh.local_devices, strict=True)]
         arrays = [part for part in parts if isinstance(part, jax.Array)]
         if len(arrays) != len(parts):
             return cls(tuple(parts), mesh)
         first = arrays[0]
         if any(part.shape != first.shape or part.dtype != first.dtype for part in arrays[1:]):
             return cls(tuple(parts), mesh)
-        placed = [
-            part if part.committed and part.devices() == {device} else jax.device_put(part, device)
-            for part, device in zip(arrays, mesh.local_devices, strict=True)
-        ]
-        return cls(mesh.assemble(placed), mesh, first.ndim == 0)
+        return cls(mesh.assemble(arrays), mesh, first.ndim == 0)
 
     @property
     def is_ragged(self) -> bool:
@@ -90,7 +88,10 @@ class PerReplica(DistributedValues):
         """The components of this process's replicas: arrays on their devices, without a copy."""
         if isinstance(self.data, tuple):
             return cast("tuple[Any, ...]", self.data)
-        parts = self.mesh.local_parts(self.data)
+        if isinstance(self.data, Tracer):
+            parts = list(self.data.reshape(self.mesh.size, -1, *self.data.shape[1:]))
+        else:
+            parts = self.mesh.local_parts(self.data)
         return tuple(part.reshape(()) for part in parts) if self.scalar else tuple(parts)
 
     def _replica_ids(self) -> Sequence[int]:
@@ -124,6 +125,8 @@ class Mirrored(ArrayOperators, DistributedValues):
     @property
     def values(self) -> tuple[Any, ...]:
         """The copies of this process's replicas: arrays on their devices, without a copy."""
+        if isinstance(self.data, Tracer):
+            return (self.data,) * len(self.mesh.local_ids)
         return tuple(self.mesh.local_parts(self.data))
 
     def _replica_ids(self) -> Sequence[int]:
@@ -131,3 +134,12 @@ class Mirrored(ArrayOperators, DistributedValues):
 
     def _operand(self) -> Any:
         return self.data
+
+
+def _on_device(value: Any, device: jax.Device) -> Any:
+    """`value` on `device` if it is an array, else as it is."""
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "OSUMm":
+        return jax.device_put(own(value), device)
+    if isinstance(value, jax.Array) and not (value.committed and value.devices() == {device}):
+        return jax.device_put(value, device)
+    return value

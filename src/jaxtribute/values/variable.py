@@ -12,6 +12,7 @@ from jaxtribute import context as contexts
 from jaxtribute.context import Context
 from jaxtribute.devices import device_name
 from jaxtribute.errors import ArgumentError, VariableError
+from jaxtribute.values.distributed import DistributedValues
 from jaxtribute.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute.values.operators import ArrayOperators, operand
 from jaxtribute.values.policies import Policy, Update
@@ -61,12 +62,11 @@ class Variable(ArrayOperators, metaclass=_Creation):
     ) -> None:
         value = _initial(initial_value, dtype)
         strategy = contexts.current().strategy
-        if aggregation is VariableAggregation.MEAN and not np.issubdtype(value.dtype, np.inexact):
-            if not jax.numpy.issubdtype(value.dtype, np.inexact):
-                raise ArgumentError(
-                    f"aggregation MEAN of dtype {value.dtype} would have to round. "
-                    "HINT: use a floating dtype, VariableAggregation.SUM or ONLY_FIRST_REPLICA."
-                )
+        if aggregation is VariableAggregation.MEAN and not jax.numpy.issubdtype(value.dtype, np.inexact):
+            raise ArgumentError(
+                f"aggregation MEAN of dtype {value.dtype} would have to round. "
+                "HINT: use a floating dtype, VariableAggregation.SUM or ONLY_FIRST_REPLICA."
+            )
         self._name = name or "Variable"
         self._synchronization, self._aggregation = synchronization, aggregation
         self._strategy = strategy
@@ -160,8 +160,16 @@ class Variable(ArrayOperators, metaclass=_Creation):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """This process's copies, one for each of its replicas, each on its device."""
-        return self._policy.components(self)
+        """This process's copies, one for each of its replicas, each on its device; in replica context its own."""
+        context = self._context()
+        if context.replica is not None and context.frame.local:
+            return (self._policy.read(self, context),)
+        value = self.distributed()
+        return value.values if isinstance(value, DistributedValues) else (value,)
+
+    def distributed(self) -> Any:
+        """The variable as a `Mirrored` or `PerReplica` value, or as an array where there is one copy."""
+        return self._policy.distributed(self, self._context())
 
     # Writing.
 
@@ -223,17 +231,18 @@ class Variable(ArrayOperators, metaclass=_Creation):
         return self._data
 
     def __repr__(self) -> str:
-        def one(suffix: str, value: Any) -> str:
-            shown = np.array2string(np.asarray(value), separator=", ")
-            return (
-                f"<jd.Variable '{self._name}{suffix}:0' shape={self.shape} dtype={self.dtype.name}, numpy={shown}>"
-            )
-
+        context = self._context()
+        if context.frame.traced or (context.replica is not None and self._policy.label != "Variable"):
+            return f"<jd.Variable '{self.name}' shape={self.shape} dtype={self.dtype.name}>"
         values = self.values
         if self._policy.label == "Variable":
-            return one("", values[0])
-        lines = (f"  {i}: {one(f'/replica_{i}' if i else '', value)}" for i, value in enumerate(values))
+            return self._shown("", values[0])
+        lines = (f"  {i}: {self._shown(f'/replica_{i}' if i else '', value)}" for i, value in enumerate(values))
         return f"{self._policy.label}:{{\n" + ",\n".join(lines) + "\n}"
+
+    def _shown(self, suffix: str, value: Any) -> str:
+        text = np.array2string(np.asarray(value), separator=", ")
+        return f"<jd.Variable '{self._name}{suffix}:0' shape={self.shape} dtype={self.dtype.name}, numpy={text}>"
 
 
 def _initial(value: Callable[[], Any] | Any, dtype: Any) -> Any:

@@ -67,9 +67,9 @@ class Policy(ABC):
         """The gradient for the value that `read` gives, from that for the stored array."""
         return gradient
 
-    def components(self, variable: Variable) -> tuple[Any, ...]:
-        """This process's copies, one for each of its replicas."""
-        return (variable.peek(),)
+    def distributed(self, variable: Variable, context: Context) -> Any:
+        """The variable as a value with one component a replica, if it has several."""
+        return context.frame.get(variable)
 
 
 def coerce(variable: Variable, value: Any) -> Any:

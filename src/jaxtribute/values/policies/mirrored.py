@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxtribute.errors import VariableError
+from jaxtribute.values.distributed import Mirrored
 from jaxtribute.values.enums import ReduceOp, VariableAggregation
 from jaxtribute.values.policies.base import Policy, Update, coerce
 
@@ -39,8 +40,8 @@ class MirroredPolicy(Policy):
         frame = context.frame
         frame.set(variable, update.apply(frame.get(variable), value))
 
-    def components(self, variable: Variable) -> tuple[Any, ...]:
-        return tuple(self.mesh.local_parts(variable.peek()))
+    def distributed(self, variable: Variable, context: Context) -> Any:
+        return Mirrored(context.frame.get(variable), self.mesh)
 
     def _aggregate(self, variable: Variable, value: Any, update: Update, replica: ReplicaContext) -> Any:
         how = variable.aggregation

@@ -69,8 +69,12 @@ class OnReadPolicy(Policy):
             return gradient.reshape(variable.shape)
         return gradient.sum(0) if variable.aggregation is VariableAggregation.MEAN else gradient[0]
 
-    def components(self, variable: Variable) -> tuple[Any, ...]:
-        return tuple(part.reshape(variable.shape) for part in self.mesh.local_parts(variable.peek()))
+    def distributed(self, variable: Variable, context: Context) -> Any:
+        rows, shape = context.frame.get(variable), variable.shape
+        if context.frame.local:
+            return context.strategy.extended.local_component(rows.reshape(shape))
+        whole = rows.reshape(self.mesh.size * shape[0], *shape[1:]) if shape else rows
+        return PerReplica(whole, self.mesh, scalar=not shape)
 
     def _spread(self, variable: Variable, value: Any, update: Update, rows: tuple[int, ...]) -> Any:
         """What a cross-replica write gives each replica, so that the next read returns `value`."""

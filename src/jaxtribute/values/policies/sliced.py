@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from jaxtribute.values.distributed import PerReplica
 from jaxtribute.values.mesh import own
 from jaxtribute.values.policies.base import Policy, Update
 
@@ -48,8 +49,9 @@ class SlicedPolicy(Policy):
     def store(self, variable: Variable, value: Any, context: Context) -> None:
         context.frame.set(variable, self._flatten(value))
 
-    def components(self, variable: Variable) -> tuple[Any, ...]:
-        return tuple(self.mesh.local_parts(variable.peek()))
+    def distributed(self, variable: Variable, context: Context) -> Any:
+        flat = context.frame.get(variable)
+        return context.strategy.extended.local_component(flat) if context.frame.local else PerReplica(flat, self.mesh)
 
     def _flatten(self, value: Any) -> Any:
         flat = jnp.ravel(value)
