@@ -14,7 +14,7 @@ from jaxtribute.collectives.cross_replica import gather_value, reduce_many
 from jaxtribute.context import Context
 from jaxtribute.errors import ContextError
 from jaxtribute.execution.frames import escape_error
-from jaxtribute.execution.nests import flatten
+from jaxtribute.execution.nests import flatten, map_leaves
 from jaxtribute.execution.rendezvous import Rendezvous
 from jaxtribute.execution.replica_context import ReplicaContext
 from jaxtribute.values.distributed import DistributedValues, Mirrored, PerReplica
@@ -95,7 +95,7 @@ class LockstepLink:
             with contexts.entered(Context(run.strategy, None, run.eager)):
                 result = fn(run.strategy, *args, **kwargs)
             run.forget()
-            return run.components(result)
+            return run.components(map_leaves(run.mirrored, result))
 
         return run.meet(self._index, f"merge_call of {getattr(fn, '__qualname__', fn)}", (args, kwargs), merge)
 
@@ -131,7 +131,8 @@ class LockstepRun:
 
     def __call__(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs `fn` on all replicas and joins their results."""
-        calls = self.components((tuple(args), kwargs))
+        bound = map_leaves(self._localised, (tuple(args), kwargs))
+        calls = self.components(bound)
         self._rendezvous = Rendezvous(
             [partial(self._replica, index, fn, *call) for index, call in enumerate(calls)]
         )
@@ -143,7 +144,15 @@ class LockstepRun:
             ident = jax.device_put(jnp.int32(self.mesh.local_ids[index]), device)
             context = ReplicaContext(self.strategy, ident, LockstepLink(self, index))
             with contexts.entered(Context(self.strategy, context, LockstepFrame(self, index))):
-                return fn(*args, **kwargs)
+                try:
+                    return fn(*args, **kwargs)
+                except ValueError as error:
+                    if "incompatible devices" in str(error):
+                        error.add_note(
+                            "HINT: a replica runs on its own device; pass arrays that lie elsewhere to strategy.run "
+                            "as arguments, in place of reading them from around the function."
+                        )
+                    raise
 
     def meet(self, index: int, meeting: str, payload: Any, merge: Callable[[list[Any]], Sequence[Any]]) -> Any:
         """Waits for all replicas; see `Rendezvous.meet`."""
@@ -156,6 +165,15 @@ class LockstepRun:
             if isinstance(leaf, Mirrored):
                 self._remember([flatten(call)[0][place] for call in calls], leaf)
         return calls
+
+    def _localised(self, leaf: Any) -> Any:
+        return self.mirrored(leaf) if isinstance(leaf, jax.Array) and leaf.committed else leaf
+
+    def mirrored(self, leaf: Any) -> Any:
+        """An array of all replicas, such as `strategy.reduce` gives, as a value with a copy on each device."""
+        if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+            return leaf
+        return Mirrored(jax.device_put(leaf, self.mesh.replicated), self.mesh)
 
     def regroup(self, results: Sequence[Any]) -> Any:
         """Joins one nest a local replica into a nest of distributed values."""

@@ -11,6 +11,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxtribute.context import Context, entered
+from jaxtribute.errors import StrategyMixError
 from jaxtribute.execution.frames import TracedFrame, escape_error, lift
 from jaxtribute.execution.nests import is_array
 from jaxtribute.values.mesh import ReplicaMesh
@@ -55,6 +56,25 @@ class OuterFrame(TracedFrame):
         super().__init__(local=False)
         self.mesh: ReplicaMesh | None = None
         """The replicas' devices, once the function runs something on several."""
+        self.home: ReplicaMesh | None = None
+        """The one device of a strategy that the function runs something on."""
+
+    def enter(self, mesh: ReplicaMesh) -> None:
+        """Notes the devices that `strategy.run` uses.
+
+        Raises:
+          StrategyMixError: those of another strategy are used already.
+        """
+        present = self.mesh or self.home or mesh
+        if present != mesh:
+            raise StrategyMixError(
+                f"one jd.function runs on {present!r} and on {mesh!r}, but a program has one set of devices. "
+                "HINT: make one jd.function for each strategy."
+            )
+        if mesh.size > 1:
+            self.mesh = mesh
+        else:
+            self.home = mesh
 
 
 class Grow(Exception):  # noqa: N818
@@ -106,6 +126,7 @@ class Program:
         self._retrace = retrace
         self._home = home
         self._pending: Capture | None = None
+        self.mesh: ReplicaMesh | None = None
         self.donated: list[Variable] = []
         self.kept: list[Variable] = []
         self._constants = False
@@ -115,11 +136,13 @@ class Program:
         written = dict.fromkeys([*self.donated, *capture.frame.written])
         read = dict.fromkeys([*self.kept, *capture.frame.inputs])
         self.donated, self.kept = list(written), [variable for variable in read if variable not in written]
-        self.mesh = capture.frame.mesh
+        self.mesh = capture.frame.mesh or self.mesh
+        self._home = self._home or capture.frame.home
         self._constants |= capture.constants
         self._loose = [v for v in (*self.donated, *self.kept) if v.policy.mesh is None]
         # Without an argument that is bound to a device, JAX would run on its default one.
-        self._needs_home = self._home is not None and not self.donated and not self.kept
+        bound = any(variable.stored.committed for variable in (*self.donated, *self.kept))
+        self._needs_home = self._home is not None and not bound
         placed = [variable.stored for variable in self.donated]
         state = [array.sharding if array.committed else None for array in placed]
         if self.mesh is not None:
@@ -133,7 +156,9 @@ class Program:
         capture = self._pending or self._retrace(leaves)
         self._pending = None
         known = dict(zip((*self.donated, *self.kept), (*donated, *kept), strict=True))
-        if any(v not in known for v in capture.frame.inputs) or any(v in self.kept for v in capture.frame.written):
+        frame = capture.frame
+        spreads = self.mesh is None and frame.mesh is not None
+        if spreads or any(v not in known for v in frame.inputs) or any(v in self.kept for v in frame.written):
             raise Grow(capture)
         self._constants |= capture.constants
         inputs = [known[variable] for variable in capture.frame.inputs]
@@ -152,10 +177,10 @@ class Program:
         if lent and not lent.isdisjoint(self._donated_ids):
             for variable in self.donated:
                 variable.donation()
+        # This is every step's path: the underscore saves a call a variable.
+        donated = [variable._data for variable in self.donated]  # pyright: ignore[reportPrivateUsage]
+        kept = [variable._data for variable in self.kept]  # pyright: ignore[reportPrivateUsage]
         try:
-            # The underscore is the fast path into the variable; `Variable.bind` is its slow twin.
-            donated = [variable._data for variable in self.donated]  # pyright: ignore[reportPrivateUsage]
-            kept = [variable._data for variable in self.kept]  # pyright: ignore[reportPrivateUsage]
             if self._needs_home and self._home is not None:
                 with jax.default_device(self._home.devices[0]):
                     state, result = self._jitted(donated, kept, leaves)
@@ -164,12 +189,10 @@ class Program:
         except Grow as grow:
             self._grow(grow.capture)
             return self(leaves)
-        if state and isinstance(state[0], jax.core.Tracer):
-            raise escape_error(self.donated[0])  # called inside jax.jit or the like, without a traced argument
-        for variable, array in zip(self.donated, state, strict=True):
+        for variable, array in zip(self.donated, state, strict=False):
             variable._data = array  # pyright: ignore[reportPrivateUsage]
         if self.mesh is not None:
-            self.mesh.throttle(state if state else result)
+            self.mesh.throttle(state or result)
         return jax.tree.map(_unwrapped, result, is_leaf=_is_constant) if self._constants else result
 
     def _settle(self) -> None:
