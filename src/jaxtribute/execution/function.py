@@ -6,10 +6,12 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import jax
 import numpy as np
+from jax.tree_util import tree_flatten
 from jaxlib._jax import ArrayImpl
 
 from jaxtribute import context as contexts
@@ -52,7 +54,7 @@ class Function(Generic[P, R]):
         context = contexts.current()
         if type(context.frame) is not EagerFrame:
             return self._python_function(*args, **kwargs)
-        leaves, tree = jax.tree.flatten((args, kwargs))
+        leaves, tree = tree_flatten((args, kwargs))
         statics: tuple[Any, ...] = ()
         for leaf in leaves:
             if type(leaf) not in _DYNAMIC:
@@ -71,12 +73,22 @@ class Function(Generic[P, R]):
         """As a method: binds `instance`, whose programs are its own."""
         if instance is None:
             return self
+        attributes = getattr(instance, "__dict__", None)
+        if not isinstance(attributes, dict):
+            return MethodType(self, instance)  # a class, or an object with slots: a static argument
         name = f"_jd_function_{self.__name__}"
-        bound = instance.__dict__.get(name)
-        if bound is None:
+        bound = cast("dict[str, Any]", attributes).get(name)
+        if bound is None or bound.python_function.__self__ is not instance:  # a copy has the original's attributes
             bound = Function(self._python_function.__get__(instance, owner), self._signature)
-            instance.__dict__[name] = bound
+            attributes[name] = bound
         return bound
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        # A method of the copied object is bound anew; a plain function is what it is.
+        return None if hasattr(self._python_function, "__self__") else self
+
+    def __reduce__(self) -> Any:
+        return (_unbound, ()) if hasattr(self._python_function, "__self__") else self.__qualname__
 
     def run_on(self, strategy: Strategy) -> Function[..., Any]:
         """This function as the replica function of a compiled `strategy.run`."""
@@ -113,14 +125,18 @@ class Function(Generic[P, R]):
                 )
             return result
 
+        key = tree, statics, context.strategy, context.replica is None
         with self._lock:
-            mesh = context.strategy.extended.home
-            program = Program(trace(leaves), trace, mesh)
-            self._programs[tree, statics, context.strategy, context.replica is None] = program
-        return program
+            if key not in self._programs:
+                self._programs[key] = Program(trace(leaves), trace, context.strategy.extended.home)
+            return self._programs[key]
 
     def __repr__(self) -> str:
         return f"<jd.function {self.__name__}, traced {self._traces} times>"
+
+
+def _unbound() -> None:
+    """What a method's compiled programs are in a pickled object: made again where they are needed."""
 
 
 class _Traced:
