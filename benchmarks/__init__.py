@@ -1,0 +1,1 @@
+"""Measurements against hand-written JAX and other peers: `python -m benchmarks`."""
