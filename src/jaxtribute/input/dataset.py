@@ -118,8 +118,8 @@ class _Rebatched(DistributedDataset):
         if self._sharding.kind == "global":
             certain = shard.workers == 1 or source.knows_end()
             return GlobalSteps(source.open(shard), shard, None if certain else self._agree), "global"
-        whole = Shard(shard.workers, shard.worker, shard.replicas)
-        return LocalSteps(source.open(Shard()), whole, self._agree, lambda: self._spec_of_source), "local"
+        size = self._original.batch_size() or 0
+        return LocalSteps(source.open(Shard()), shard, self._agree, lambda: self._spec_of_source, size), "local"
 
     @cached_property
     def _spec_of_source(self) -> Tree:

@@ -71,13 +71,13 @@ def _automatic(source: Source, shard: Shard) -> tuple[AutoShardPolicy, str]:
             f"AutoShardPolicy.AUTO shards this {source.name} by DATA, because {reason}: every worker reads all of it "
             "and keeps its share. HINT: give at least one file a worker, use a Grain MapDataset, or choose "
             "AutoShardPolicy.DATA to say that this is meant.",
-            stacklevel=5,
+            stacklevel=6,
         )
     elif files:
         warnings.warn(
             f"AutoShardPolicy.AUTO shards this {source.name} by DATA, because {reason}. HINT: give at least one file "
             "a worker, or choose AutoShardPolicy.DATA to say that this is meant.",
-            stacklevel=5,
+            stacklevel=6,
         )
     return AutoShardPolicy.DATA, reason
 

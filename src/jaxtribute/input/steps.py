@@ -118,11 +118,21 @@ class GlobalSteps:
 
 
 class LocalSteps:
-    """Each worker has batches of its own. Each is used up over as many steps as there are workers."""
+    """Each worker has batches of its own. Each is used up over as many steps as there are workers.
+
+    Args:
+      stream: this worker's batches, of the global batch size.
+      shard: this worker's place.
+      agree: how workers learn who has data.
+      template: gives the spec of a batch, for a worker without data.
+      batch_size: rows of a full batch, or 0 if that is not known: then the largest batch so far counts as full.
+    """
 
     kind = "local"
 
-    def __init__(self, stream: Stream, shard: Shard, agree: StepAgreement, template: Callable[[], Tree]) -> None:
+    def __init__(
+        self, stream: Stream, shard: Shard, agree: StepAgreement, template: Callable[[], Tree], batch_size: int
+    ) -> None:
         self._stream = stream
         self._shard = shard
         self._agree = agree
@@ -131,7 +141,7 @@ class LocalSteps:
         self._batch: Batch | None = None
         self._used = 0
         self._cut = 0
-        self._largest = 0
+        self._largest = batch_size
         self._step = 0
 
     def __next__(self) -> Step:

@@ -31,6 +31,10 @@ class IterSource(Source):
         """Whether the pipeline drops its remainder."""
         return grain_tree.is_default_batch(self._dataset) and self._dataset._drop_remainder
 
+    def batch_size(self) -> int | None:
+        """Examples in a full batch."""
+        return self._dataset._batch_size if grain_tree.is_default_batch(self._dataset) else None
+
     def files(self) -> tuple[str, ...]:
         """The files that the dataset reads."""
         return grain_files.files(self._dataset)

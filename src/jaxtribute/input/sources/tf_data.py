@@ -62,6 +62,12 @@ class TfSource(Source):
         """Whether the pipeline drops its remainder."""
         return all(leaf.shape and leaf.shape[0] is not None for leaf in jax.tree.leaves(self.spec()))
 
+    def batch_size(self) -> int | None:
+        """Examples in a full batch."""
+        module = importlib.import_module("tensorflow.python.data.experimental.ops.distribute")
+        size = int(module.compute_batch_size(self._dataset))
+        return size if size > 0 else None
+
     def files(self) -> tuple[str, ...]:
         """The files that the dataset reads."""
         found: list[str] = []

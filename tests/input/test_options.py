@@ -1,0 +1,58 @@
+"""Options: what they read back as, and what they refuse."""
+
+from typing import Any
+
+import pytest
+
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
+from jaxtribute.input import AutoShardPolicy, InputOptions, InputReplicationMode
+
+
+def test_the_defaults_are_those_of_tensorflow() -> None:
+    options = InputOptions()
+    assert options.experimental_fetch_to_device is True
+    assert options.experimental_replication_mode is InputReplicationMode.PER_WORKER
+    assert options.experimental_place_dataset_on_device is False
+    assert options.experimental_per_replica_buffer_size == 1
+    assert options.auto_shard_policy is None
+
+
+@pytest.mark.parametrize("name", ["experimental_fetch_to_device", "experimental_prefetch_to_device"])
+def test_both_names_of_the_placement_mean_the_same(name: str) -> None:
+    given: dict[str, Any] = {name: False}
+    options = InputOptions(**given)
+    assert options.experimental_fetch_to_device is False
+    assert options.experimental_prefetch_to_device is False
+
+
+def test_names_that_disagree_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"=True.*=False.*HINT"):
+        InputOptions(experimental_fetch_to_device=True, experimental_prefetch_to_device=False)
+
+
+def test_a_negative_buffer_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"-1.*HINT"):
+        InputOptions(experimental_per_replica_buffer_size=-1)
+
+
+@pytest.mark.parametrize(
+    "given", [{"experimental_replication_mode": "PER_WORKER"}, {"auto_shard_policy": "FILE"}, {"auto_shard_policy": 1}]
+)
+def test_members_of_enums_are_asked_for(given: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"HINT: give one of \w+\."):
+        InputOptions(**given)
+
+
+def test_the_policies_have_tensorflows_values() -> None:
+    assert {policy.name: policy.value for policy in AutoShardPolicy} == {
+        "OFF": -1,
+        "AUTO": 0,
+        "FILE": 1,
+        "DATA": 2,
+        "HINT": 3,
+    }
+
+
+def test_options_are_values() -> None:
+    assert InputOptions() == InputOptions(experimental_fetch_to_device=True)
+    assert len({InputOptions(), InputOptions(), InputOptions(experimental_fetch_to_device=False)}) == 2
