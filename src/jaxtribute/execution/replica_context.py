@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 class Link(Protocol):
     """How a replica reaches the others; one implementation for each executor."""
 
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """The replicas that got no data."""
+        ...
+
     def all_reduce(self, values: list[Any], op: ReduceOp) -> list[Any]:
         """Each array reduced over the replicas."""
         ...
@@ -40,6 +45,8 @@ class Link(Protocol):
 
 class SoloLink:
     """The link of a replica that has no others."""
+
+    idle = ()
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
@@ -177,6 +184,11 @@ class ReplicaContext:
             return strategy.extended.update(var, fn, args, kwargs)
 
         return self.merge_call(merged, args, kwargs)
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """The ids of the replicas that got no data in this step: the last partial batch did not reach them."""
+        return self._link.idle
 
     def first(self, value: Any) -> Any:
         """The array that replica 0 gave, on every replica."""

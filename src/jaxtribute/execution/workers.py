@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-_IDLE_SECONDS = 0.5
+IDLE_SECONDS = 0.5
+"""How long a thread waits for more work before it ends."""
 
 
 class Workers:
@@ -37,7 +38,7 @@ class Workers:
         """Keeps an idle thread ready; returns whether it got a job before its time was up."""
         with self._lock:
             self._idle.append(worker)
-        if worker.ready.acquire(timeout=_IDLE_SECONDS):
+        if worker.ready.acquire(timeout=IDLE_SECONDS):
             return True
         with self._lock:
             if worker in self._idle:
