@@ -57,8 +57,10 @@ class EagerFrame:
         if isinstance(value, jax.core.Tracer):
             raise escape_error(variable)
         old = variable.stored
+        if isinstance(value, jax.Array) and value.committed and not old.committed:
+            value = jax.device_get(value)  # the only way to an array that JAX may move
         value = own(value)
-        if not isinstance(value, jax.Array) or value.sharding != old.sharding or value.committed != old.committed:
+        if not isinstance(value, jax.Array) or value.sharding != old.sharding:
             value = jax.device_put(value, old.sharding) if old.committed else jnp.asarray(value)
         variable.bind(value)
 

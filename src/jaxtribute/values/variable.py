@@ -116,7 +116,10 @@ class Variable(ArrayOperators, metaclass=_Creation):
     @property
     def device(self) -> str:
         """TensorFlow's name of the (first) device that holds the value."""
-        return device_name(min(self._data.devices(), key=lambda device: device.id))
+        context = self._context()
+        seen = context.frame.local and not context.frame.traced and context.replica is not None
+        array = context.frame.get(self) if seen else self._data
+        return device_name(min(array.devices(), key=lambda device: device.id))
 
     @property
     def trainable(self) -> bool:
@@ -229,6 +232,10 @@ class Variable(ArrayOperators, metaclass=_Creation):
             lent.discard(key)
             self._data = self._data.copy()
         return self._data
+
+    def __del__(self) -> None:
+        if lent is not None:  # pyright: ignore[reportUnnecessaryComparison] (None while Python shuts down)
+            lent.discard(id(self))
 
     def __repr__(self) -> str:
         context = self._context()
