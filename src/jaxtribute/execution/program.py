@@ -9,12 +9,15 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax.core import Tracer
+from jax.sharding import Sharding
 
 from jaxtribute.context import Context, entered
 from jaxtribute.errors import StrategyMixError
+from jaxtribute.execution.central.program import CentralProgram
 from jaxtribute.execution.frames import TracedFrame, escape_error, lift
 from jaxtribute.execution.nests import is_array
-from jaxtribute.values.mesh import ReplicaMesh
+from jaxtribute.values.mesh import ReplicaMesh, own
 from jaxtribute.values.variable import Variable, lent
 
 
@@ -140,17 +143,35 @@ class Program:
         self._home = self._home or capture.frame.home
         self._constants |= capture.constants
         self._loose = [v for v in (*self.donated, *self.kept) if v.policy.mesh is None]
+        self._settle()
         # Without an argument that is bound to a device, JAX would run on its default one.
         bound = any(variable.stored.committed for variable in (*self.donated, *self.kept))
         self._needs_home = self._home is not None and not bound
-        placed = [variable.stored for variable in self.donated]
-        state = [array.sharding if array.committed else None for array in placed]
-        if self.mesh is not None:
-            state = [sharding or self.mesh.replicated for sharding in state]
+        state = [self._placement(variable) for variable in self.donated]
         shardings = None if any(sharding is None for sharding in state) else (state, None)
         self._donated_ids = frozenset(id(variable) for variable in self.donated)
         self._pending = capture
-        self._jitted = jax.jit(self._body, donate_argnums=0, out_shardings=shardings)
+        central = next((v.policy for v in (*self.donated, *self.kept) if v.policy.parameter_device is not None), None)
+        if central is not None and central.mesh is not None and central.parameter_device is not None:
+            self.mesh = self.mesh or central.mesh
+            self._jitted: Any = CentralProgram(
+                self._body, self.donated, self.kept, central.mesh, central.parameter_device
+            )
+        else:
+            self._jitted = jax.jit(self._body, donate_argnums=0, out_shardings=shardings)
+
+    def _target(self) -> Sharding | None:
+        """Where arguments and variables of no strategy must lie; None where it does not matter."""
+        home = self.mesh or self._home
+        if home is not None:
+            return home.replicated
+        owned = (v.stored.sharding for v in (*self.donated, *self.kept) if v.policy.mesh is not None)
+        return next(owned, None)
+
+    def _placement(self, variable: Variable) -> Sharding | None:
+        """Where a step leaves a variable's new value; None where JAX decides."""
+        target = self._target() if variable.policy.mesh is None else None
+        return target or (variable.stored.sharding if variable.stored.committed else None)
 
     def _body(self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any]) -> tuple[list[Any], Any]:
         capture = self._pending or self._retrace(leaves)
@@ -189,11 +210,34 @@ class Program:
         except Grow as grow:
             self._grow(grow.capture)
             return self(leaves)
+        except ValueError:
+            moved = self._brought_home(leaves)
+            if moved is None:
+                raise
+            return self(moved)
+        if state and isinstance(state[0], Tracer):
+            raise escape_error(self.donated[0])  # called inside jax.jit or the like, without a traced argument
         for variable, array in zip(self.donated, state, strict=False):
             variable._data = array  # pyright: ignore[reportPrivateUsage]
         if self.mesh is not None:
             self.mesh.throttle(state or result)
         return jax.tree.map(_unwrapped, result, is_leaf=_is_constant) if self._constants else result
+
+    def _brought_home(self, leaves: Sequence[Any]) -> list[Any] | None:
+        """Brings arguments and variables of no strategy from other devices to the program's; None if none is away."""
+        target = self._target()
+        if target is None:
+            return None
+
+        def away(array: Any) -> bool:
+            return isinstance(array, jax.Array) and array.committed and array.sharding.device_set != target.device_set
+
+        stray = [variable for variable in self._loose if away(variable.stored)]
+        if not stray and not any(away(leaf) for leaf in leaves):
+            return None
+        for variable in stray:
+            variable.bind(jax.device_put(own(variable.stored), target))
+        return [jax.device_put(leaf, target) if away(leaf) else leaf for leaf in leaves]
 
     def _settle(self) -> None:
         """Brings variables that belong to no strategy to the devices of this program."""
