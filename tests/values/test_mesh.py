@@ -1,0 +1,110 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxtribute.values.mesh import AXIS, ReplicaMesh, own
+
+
+def mesh_of(count: int, first: int = 0) -> ReplicaMesh:
+    return ReplicaMesh(jax.devices()[first : first + count])
+
+
+def test_equality_and_hash_go_by_devices() -> None:
+    assert mesh_of(2) == mesh_of(2)
+    assert hash(mesh_of(2)) == hash(mesh_of(2))
+    assert mesh_of(2) != mesh_of(3)
+    assert mesh_of(2) != mesh_of(2, first=1)
+    assert mesh_of(1) != "mesh"
+
+
+def test_repr_names_the_devices() -> None:
+    assert repr(mesh_of(2, first=3)) == "ReplicaMesh(['cpu:3', 'cpu:4'])"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_devices_and_ids(count: int) -> None:
+    mesh = mesh_of(count)
+    assert mesh.size == count
+    assert mesh.local_ids == tuple(range(count))
+    assert mesh.local_devices == tuple(jax.devices()[:count])
+    assert mesh.mesh.axis_names == (AXIS,)
+    assert mesh.mesh.devices.tolist() == list(mesh.devices)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_replicate_puts_a_copy_on_every_device(count: int) -> None:
+    mesh = mesh_of(count, first=1)
+    array = mesh.replicate(np.arange(3.0, dtype=np.float32))
+    assert array.sharding.device_set == set(mesh.devices)
+    assert array.is_fully_replicated
+    assert [part.tolist() for part in mesh.local_parts(array)] == [[0.0, 1.0, 2.0]] * count
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_replicate_shares_memory_with_nothing(count: int) -> None:
+    mesh = mesh_of(count)
+    host = np.arange(300_000, dtype=np.float32)
+    device = jnp.arange(3.0)
+    placed = mesh.replicate(device)
+    copies = [mesh.replicate(host), mesh.replicate(device), mesh.replicate(placed)]
+    host[:] = -1
+    for array in copies[1:]:
+        array.delete()
+    assert float(copies[0][7]) == 7.0
+    assert placed.tolist() == device.tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@given(shape=st.lists(st.integers(0, 3), max_size=3).map(tuple))
+def test_assemble_is_the_inverse_of_local_parts(count: int, shape: tuple[int, ...]) -> None:
+    mesh = mesh_of(count)
+    parts = [jax.device_put(jnp.full(shape, float(i)), device) for i, device in enumerate(mesh.devices)]
+    whole = mesh.assemble(parts)
+    assert whole.shape == ((count * shape[0], *shape[1:]) if shape else (count,))
+    assert whole.dtype == np.float32
+    pieces = mesh.local_parts(whole)
+    for i, piece in enumerate(pieces):
+        assert piece.devices() == {mesh.devices[i]}
+        np.testing.assert_array_equal(piece, np.full(shape or (1,), float(i)))
+
+
+def test_assemble_copies_nothing() -> None:
+    mesh = mesh_of(2)
+    parts = [jax.device_put(jnp.ones(4), device) for device in mesh.devices]
+    pointers = [part.unsafe_buffer_pointer() for part in parts]
+    whole = mesh.assemble(parts)
+    assert [part.unsafe_buffer_pointer() for part in mesh.local_parts(whole)] == pointers
+
+
+def test_parts_come_in_replica_order_whatever_the_order_of_devices() -> None:
+    mesh = ReplicaMesh([jax.devices()[i] for i in (5, 1, 3)])
+    whole = mesh.assemble([jax.device_put(jnp.float32(i), device) for i, device in enumerate(mesh.devices)])
+    assert whole.tolist() == [0.0, 1.0, 2.0]
+    assert [part.devices().pop().id for part in mesh.local_parts(whole)] == [5, 1, 3]
+
+
+def test_throttle_waits_only_where_devices_share_threads() -> None:
+    class Counting:
+        waits = 0
+
+        def block_until_ready(self) -> None:
+            self.waits += 1
+
+    several, single = Counting(), Counting()
+    many, one = mesh_of(2), mesh_of(1)
+    for _ in range(48):
+        many.throttle(several)
+        one.throttle(single)
+    assert several.waits == 3
+    assert single.waits == 0
+
+
+def test_own_copies_host_and_device_arrays_and_numbers() -> None:
+    host, device = np.zeros(2), jnp.zeros(2)
+    assert own(host) is not host
+    assert own(device).unsafe_buffer_pointer() != device.unsafe_buffer_pointer()
+    assert own(2.5).tolist() == 2.5
+    assert own(device).dtype == device.dtype
