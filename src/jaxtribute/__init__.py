@@ -18,6 +18,7 @@ from jaxtribute import nn as nn
 from jaxtribute.optimizer import Optimizer as Optimizer
 from jaxtribute.strategies.base import RunOptions as RunOptions
 from jaxtribute.strategies.base import Strategy as Strategy
+from jaxtribute.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
 from jaxtribute.strategies.default import DefaultStrategy as _DefaultStrategy
 from jaxtribute.strategies.extended import StrategyExtended as StrategyExtended
 from jaxtribute.strategies.mirrored import MirroredStrategy as MirroredStrategy

@@ -16,6 +16,8 @@ from jaxtribute.values.mesh import AXIS
 _EQUALISING = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"})
 _VARYING = frozenset({"axis_index", "ppermute", "pshuffle", "all_to_all", "reduce_scatter", "psum_scatter",
                       "ragged_all_to_all", "pure_callback", "io_callback", "rng_uniform"})  # fmt: skip
+COLLECTIVES = _EQUALISING | {"ppermute", "pshuffle", "all_to_all", "reduce_scatter", "psum_scatter", "ragged_all_to_all"}
+"""Names of the primitives by which replicas exchange values."""
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
@@ -26,16 +28,25 @@ def varying_outputs(jaxpr: jex.Jaxpr, inputs: Sequence[bool]) -> list[bool]:
       jaxpr: one replica's program.
       inputs: for each input whether it may differ; constants do not.
     """
+    varies = varying_values(jaxpr, inputs)
+    return [not isinstance(atom, jex.Literal) and atom in varies for atom in jaxpr.outvars]
+
+
+def varying_values(jaxpr: jex.Jaxpr, inputs: Sequence[bool]) -> set[Any]:
+    """The values of `jaxpr` that may differ between replicas; arguments as for `varying_outputs`."""
     varies: set[Any] = {var for var, flag in zip(jaxpr.invars, inputs, strict=True) if flag}
-
-    def flag(atom: Any) -> bool:
-        return not isinstance(atom, jex.Literal) and atom in varies
-
     for eqn in jaxpr.eqns:
-        for var, out in zip(eqn.outvars, _equation(eqn, [flag(atom) for atom in eqn.invars]), strict=True):
-            if out:
-                varies.add(var)
-    return [flag(atom) for atom in jaxpr.outvars]
+        flags = [not isinstance(atom, jex.Literal) and atom in varies for atom in eqn.invars]
+        varies.update(var for var, out in zip(eqn.outvars, _equation(eqn, flags), strict=True) if out)
+    return varies
+
+
+def communicates(eqn: jex.JaxprEqn) -> bool:
+    """Whether an operation is, or contains, a collective, or depends on which replica runs it."""
+    name = eqn.primitive.name
+    return name in _VARYING or name in _EQUALISING or any(
+        communicates(inner) for sub in jex.jaxprs_in_params(eqn.params) for inner in _open(sub).eqns
+    )
 
 
 def _equation(eqn: jex.JaxprEqn, flags: list[bool]) -> list[bool]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.collectives.cross_replica import gather_value, reduce_many
@@ -17,7 +18,7 @@ from jaxtribute.execution.frames import escape_error
 from jaxtribute.execution.nests import flatten, map_leaves
 from jaxtribute.execution.rendezvous import Rendezvous
 from jaxtribute.execution.replica_context import ReplicaContext
-from jaxtribute.values.distributed import DistributedValues, Mirrored, PerReplica
+from jaxtribute.values.distributed import DistributedValues, Mirrored, PerReplica, idle_replicas
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import ReplicaMesh
 from jaxtribute.values.variable import Variable
@@ -49,7 +50,7 @@ class LockstepFrame:
 
     def set(self, variable: Variable, value: Any) -> None:
         """Rebinds this replica's copy; equal copies of a mirrored variable come together as one array."""
-        if isinstance(value, jax.core.Tracer):
+        if isinstance(value, Tracer):
             raise escape_error(variable)
         if variable.policy.mesh is None:
             self._run.eager.set(variable, jax.device_put(value, next(iter(variable.peek().devices()))))
@@ -67,6 +68,11 @@ class LockstepLink:
     def __init__(self, run: LockstepRun, index: int) -> None:
         self._run, self._index = run, index
 
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """The replicas that got no data."""
+        return self._run.idle
+
     def all_reduce(self, values: list[Any], op: ReduceOp) -> list[Any]:
         """Each array reduced over the replicas."""
         return _reduced(values, self._collective("all_reduce", partial(_reduce_all, op)))
@@ -80,6 +86,7 @@ class LockstepLink:
     def select(self, value: Any, replica: int) -> Any:
         """The array of one replica."""
         run = self._run
+        _check_eager("a write of ONLY_FIRST_REPLICA", [value])
 
         def merge(payloads: list[Any]) -> list[Any]:
             return [jax.device_put(payloads[replica], device) for device in run.mesh.local_devices]
@@ -89,6 +96,7 @@ class LockstepLink:
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs `fn` once, in cross-replica context, with what all replicas brought."""
         run = self._run
+        _check_eager("merge_call", flatten((args, kwargs))[0])
 
         def merge(payloads: list[Any]) -> Sequence[Any]:
             args, kwargs = run.regroup(payloads)
@@ -103,19 +111,23 @@ class LockstepLink:
         run, index = self._run, self._index
 
         def merge(payloads: list[list[Any]]) -> Sequence[Any]:
-            joined = [PerReplica.from_parts(parts, run.mesh) for parts in zip(*payloads, strict=True)]
+            joined = [run.joined(parts) for parts in zip(*payloads, strict=True)]
             return run.components(whole(joined))
 
         def call(values: list[Any]) -> list[Any]:
-            if any(isinstance(value, jax.core.Tracer) for value in values):
-                raise ContextError(
-                    f"{name} was called inside jax.jit, jax.vmap or the like by a replica function that runs eagerly. "
-                    "HINT: wrap the step in jd.function, or call it outside the transformed function."
-                )
+            _check_eager(name, values)
             device = run.mesh.local_devices[index]
             return run.meet(index, name, [jax.device_put(value, device) for value in values], merge)
 
         return call
+
+
+def _check_eager(name: str, values: list[Any]) -> None:
+    if any(isinstance(value, Tracer) for value in values):
+        raise ContextError(
+            f"{name} was called inside jax.jit, jax.grad, jax.vmap or the like by a replica function that runs eagerly. "
+            "HINT: wrap the step in jd.function, or call it outside the transformed function."
+        )
 
 
 class LockstepRun:
@@ -127,11 +139,13 @@ class LockstepRun:
         self._parts: dict[Variable, tuple[jax.Array, list[Any]]] = {}
         self._copies: dict[int, tuple[Any, Mirrored]] = {}
         self._writes: dict[Variable, dict[int, Any]] = {}
+        self.idle: tuple[int, ...] = ()
         self._rendezvous: Rendezvous
 
     def __call__(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs `fn` on all replicas and joins their results."""
         bound = map_leaves(self._localised, (tuple(args), kwargs))
+        self.idle = idle_replicas(flatten(bound)[0])
         calls = self.components(bound)
         self._rendezvous = Rendezvous(
             [partial(self._replica, index, fn, *call) for index, call in enumerate(calls)]
@@ -171,13 +185,17 @@ class LockstepRun:
 
     def mirrored(self, leaf: Any) -> Any:
         """An array of all replicas, such as `strategy.reduce` gives, as a value with a copy on each device."""
-        if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+        if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
             return leaf
         return Mirrored(jax.device_put(leaf, self.mesh.replicated), self.mesh)
 
     def regroup(self, results: Sequence[Any]) -> Any:
         """Joins one nest a local replica into a nest of distributed values."""
-        return regroup(results, self.mesh, known=self._copies)
+        return regroup(results, self.mesh, known=self._copies, idle=self.idle)
+
+    def joined(self, parts: Sequence[Any]) -> PerReplica:
+        """One value of all replicas, which remembers those that had no data."""
+        return _joined(parts, self.mesh, self.idle)
 
     def _remember(self, copies: Sequence[Any], whole: Mirrored) -> None:
         self._copies.update({id(copy): (copy, whole) for copy in copies})
@@ -192,9 +210,10 @@ class LockstepRun:
         array = variable.peek()
         known = self._parts.get(variable)
         if known is None or known[0] is not array:
-            known = self._parts[variable] = (array, self.mesh.local_parts(array))
+            spread = variable.policy.spread(array)
+            known = self._parts[variable] = (array, self.mesh.local_parts(spread))
             if not variable.policy.split:
-                self._remember(known[1], Mirrored(array, self.mesh))
+                self._remember(known[1], Mirrored(spread, self.mesh))
         return known[1]
 
     def forget(self) -> None:
@@ -219,7 +238,7 @@ class LockstepRun:
             del self._writes[variable]
             copies = [pending[i] for i in range(len(parts))]
             whole = jax.make_array_from_single_device_arrays(variable.shape, self.mesh.replicated, copies)
-            variable.bind(whole)
+            variable.bind(variable.policy.admit(whole))
             variable.peek()  # the replicas may hold what they wrote, so the array counts as lent
 
 
@@ -239,7 +258,7 @@ def components(nest: Any, mesh: ReplicaMesh) -> list[Any]:
 
 
 def regroup(
-    results: Sequence[Any], mesh: ReplicaMesh, *, always: bool = False, known: Copies | None = None
+    results: Sequence[Any], mesh: ReplicaMesh, *, always: bool = False, known: Copies | None = None, idle: tuple[int, ...] = ()
 ) -> Any:
     """Joins one nest a local replica into a nest of distributed values.
 
@@ -258,10 +277,10 @@ def regroup(
                 "HINT: the function must return the same structure on every replica."
             )
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
-    return tree.unflatten([_regroup_leaf(column, mesh, always, known or {}) for column in columns])
+    return tree.unflatten([_regroup_leaf(column, mesh, always, known or {}, idle) for column in columns])
 
 
-def _regroup_leaf(column: tuple[Any, ...], mesh: ReplicaMesh, always: bool, known: Copies) -> Any:
+def _regroup_leaf(column: tuple[Any, ...], mesh: ReplicaMesh, always: bool, known: Copies, idle: tuple[int, ...]) -> Any:
     first = column[0]
     if not always and all(value is first for value in column):
         return first
@@ -273,7 +292,14 @@ def _regroup_leaf(column: tuple[Any, ...], mesh: ReplicaMesh, always: bool, know
     wholes = [known.get(id(value), (None, None))[1] for value in column]
     if wholes[0] is not None and all(whole is wholes[0] for whole in wholes):
         return wholes[0]
-    return PerReplica.from_parts(column, mesh)
+    return _joined(column, mesh, idle)
+
+
+def _joined(parts: Sequence[Any], mesh: ReplicaMesh, idle: tuple[int, ...]) -> PerReplica:
+    value = PerReplica.from_parts(parts, mesh)
+    if not value.is_tuple:
+        value.idle = idle
+    return value
 
 
 def _reduce_all(op: ReduceOp, values: list[PerReplica]) -> list[Any]:

@@ -14,6 +14,7 @@ from jax.sharding import Sharding
 
 from jaxtribute.context import Context, entered
 from jaxtribute.errors import StrategyMixError
+from jaxtribute.execution.central.program import CentralProgram
 from jaxtribute.execution.frames import TracedFrame, escape_error, lift
 from jaxtribute.execution.nests import is_array
 from jaxtribute.values.mesh import ReplicaMesh, own
@@ -150,7 +151,14 @@ class Program:
         shardings = None if any(sharding is None for sharding in state) else (state, None)
         self._donated_ids = frozenset(id(variable) for variable in self.donated)
         self._pending = capture
-        self._jitted = jax.jit(self._body, donate_argnums=0, out_shardings=shardings)
+        central = next((v.policy for v in (*self.donated, *self.kept) if v.policy.parameter_device is not None), None)
+        if central is not None and central.mesh is not None and central.parameter_device is not None:
+            self.mesh = self.mesh or central.mesh
+            self._jitted: Any = CentralProgram(
+                self._body, self.donated, self.kept, central.mesh, central.parameter_device
+            )
+        else:
+            self._jitted = jax.jit(self._body, donate_argnums=0, out_shardings=shardings)
 
     def _target(self) -> Sharding | None:
         """Where arguments and variables of no strategy must lie; None where it does not matter."""

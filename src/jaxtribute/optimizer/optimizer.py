@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import jax
+import numpy as np
 import optax
 
 from jaxtribute import context as contexts
@@ -154,7 +155,15 @@ class Optimizer:
 
     def _merged(self, strategy: Strategy, grads: list[Any], op: ReduceOp | None) -> None:
         """All replicas' gradients at once, outside any compiled program."""
-        self._apply_whole([self._reduced(grad, op, contexts.current()) for grad in grads], contexts.current())
+        context = contexts.current()
+        self._apply_whole([self._joined(grad, op, context) for grad in grads], context)
+
+    def _joined(self, grad: Any, op: ReduceOp | None, context: contexts.Context) -> Any:
+        """One gradient out of what a `merge_call` makes of all replicas' gradients."""
+        if isinstance(grad, PerReplica):
+            return self._reduced(grad, op, context)
+        grad = operand(grad)  # the same array on every replica
+        return grad * np.asarray(self._mesh.size, grad.dtype) if op is ReduceOp.SUM else grad
 
     def _apply_whole(self, grads: Sequence[Any], context: contexts.Context) -> None:
         frame = context.frame
@@ -166,17 +175,19 @@ class Optimizer:
                 )
             slots = [frame.get(slot) for slot in self._slots.variables]
         else:
-            slots = [slot.policy.read(slot, context) for slot in self._slots.variables]
+            slots = [slot.policy.whole(slot, context) for slot in self._slots.variables]
         params = [frame.get(variable) for variable in self._variables]
+        grads = [variable.policy.admit(grad) for variable, grad in zip(self._variables, grads, strict=True)]
         update = self._update if frame.traced else self._eager_update
         self._store(update(grads, slots, params), context)
 
     def _apply_sliced(self, grads: Sequence[Any], op: ReduceOp, context: contexts.Context) -> None:
+        assert context.replica is not None
         frame = context.frame
         pieces = [frame.get(slot) for slot in self._slots.variables]
         params = [frame.get(variable) for variable in self._variables]
         results = sliced_update(
-            self._update, self._slots, self._sliced, self._mesh.size, grads, pieces, params, op
+            self._update, self._slots, self._sliced, self._mesh.size, grads, pieces, params, op, context.replica.idle
         )
         self._store(results, context)
 

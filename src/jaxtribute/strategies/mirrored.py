@@ -34,8 +34,18 @@ class MirroredStrategy(Strategy):
         prepare_cpu_backend()
         if isinstance(devices, str):
             raise ArgumentTypeError(f"devices must be a list, not the string {devices!r}. HINT: [{devices!r}].")
-        chosen = tuple(resolve_device(device) for device in devices) if devices else default_devices()
-        if len(set(chosen)) < len(chosen):
-            raise DeviceError(f"a device is named twice in {list(devices or ())}. HINT: one replica a device.")
+        chosen = distinct_devices(devices) if devices else default_devices()
         self._cross_device_ops = cross_device_ops
         super().__init__(StrategyExtended(ReplicaMesh(chosen)))
+
+
+def distinct_devices(devices: Sequence[str | jax.Device]) -> tuple[jax.Device, ...]:
+    """The JAX devices that `devices` names, one replica each.
+
+    Raises:
+      DeviceError: a device that does not exist, or one that is named twice.
+    """
+    chosen = tuple(resolve_device(device) for device in devices)
+    if len(set(chosen)) < len(chosen):
+        raise DeviceError(f"a device is named twice in {list(devices)}. HINT: one replica a device.")
+    return chosen

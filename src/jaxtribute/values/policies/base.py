@@ -11,10 +11,12 @@ import numpy as np
 
 from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
 from jaxtribute.values.distributed import PerReplica
+from jaxtribute.values.enums import ReduceOp, VariableAggregation
 from jaxtribute.values.operators import operand
 
 if TYPE_CHECKING:
     from jaxtribute.context import Context
+    from jaxtribute.execution.replica_context import ReplicaContext
     from jaxtribute.values.mesh import ReplicaMesh
     from jaxtribute.values.variable import Variable
 
@@ -42,6 +44,8 @@ class Policy(ABC):
     """What `repr` calls the variable."""
     split: bool = False
     """Whether the global array holds one slice of axis 0 for each replica."""
+    parameter_device: jax.Device | None = None
+    """The one device that stores the value and computes its updates, where replicas run on others."""
 
     @abstractmethod
     def place(self, value: Any) -> jax.Array:
@@ -67,9 +71,49 @@ class Policy(ABC):
         """The gradient for the value that `read` gives, from that for the stored array."""
         return gradient
 
+    def whole(self, variable: Variable, context: Context) -> Any:
+        """The value where it is stored, of the variable's shape, for an update in cross-replica context."""
+        return context.frame.get(variable)
+
+    def admit(self, value: Any) -> Any:
+        """`value`, which may lie on the replicas' devices, where an update of the stored array can use it."""
+        return value
+
+    def spread(self, array: jax.Array) -> jax.Array:
+        """The stored `array` on the replicas' devices."""
+        return array
+
     def distributed(self, variable: Variable, context: Context) -> Any:
         """The variable as a value with one component a replica, if it has several."""
         return context.frame.get(variable)
+
+
+def check_aggregation(variable: Variable, value: Any, update: Update, replicas: int) -> None:
+    """Checks that the variable says how to combine the values that several replicas write.
+
+    Raises:
+      VariableError: aggregation NONE, or SUM of a Python number.
+    """
+    if variable.aggregation is VariableAggregation.NONE:
+        raise VariableError(
+            f"{variable.name}.{update.value} was called by each of {replicas} replicas, and the variable does "
+            "not say how to combine what they write. HINT: create it with aggregation=jd.VariableAggregation.SUM, "
+            "MEAN or ONLY_FIRST_REPLICA, or write it outside strategy.run."
+        )
+    if variable.aggregation is VariableAggregation.SUM and isinstance(value, (bool, int, float, complex)):
+        raise VariableError(
+            f"{variable.name}.{update.value}({value!r}): the same Python number from every replica cannot be summed "
+            "without doubt about what is meant. HINT: pass an array, or create the variable with "
+            "aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA."
+        )
+
+
+def aggregated(variable: Variable, value: Any, replica: ReplicaContext) -> Any:
+    """What the replicas' values come to, on every replica."""
+    value = coerce(variable, value)
+    if variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        return replica.first(value)
+    return replica.all_reduce(ReduceOp.from_variable_aggregation(variable.aggregation), value)
 
 
 def coerce(variable: Variable, value: Any) -> Any:

@@ -46,6 +46,9 @@ class SlicedPolicy(Policy):
         value = value if frame.local else self._flatten(value)
         frame.set(variable, update.apply(frame.get(variable), value))
 
+    def whole(self, variable: Variable, context: Context) -> Any:
+        return self.read(variable, context)
+
     def store(self, variable: Variable, value: Any, context: Context) -> None:
         context.frame.set(variable, self._flatten(value))
 

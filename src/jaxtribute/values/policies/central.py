@@ -1,0 +1,85 @@
+"""A variable with one copy on the parameter device, while replicas run on others (central storage)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtribute import context as contexts
+from jaxtribute.values.distributed import DistributedValues
+from jaxtribute.values.enums import ReduceOp, VariableAggregation
+from jaxtribute.values.mesh import own
+from jaxtribute.values.policies.base import Policy, Update, aggregated, check_aggregation, coerce
+
+if TYPE_CHECKING:
+    from jaxtribute.context import Context
+    from jaxtribute.strategies.base import Strategy
+    from jaxtribute.values.mesh import ReplicaMesh
+    from jaxtribute.values.variable import Variable
+
+
+class CentralPolicy(Policy):
+    """One array on the parameter device. Replicas get copies; what they write is aggregated, then applied once.
+
+    Args:
+      mesh: the devices of the replicas.
+      parameter_device: the device that holds the value and computes its updates.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, parameter_device: jax.Device) -> None:
+        self.mesh: ReplicaMesh = mesh
+        self.parameter_device: jax.Device | None = parameter_device
+
+    def place(self, value: Any) -> jax.Array:
+        return jax.device_put(own(value), self.parameter_device)
+
+    def spread(self, array: jax.Array) -> jax.Array:
+        return jax.device_put(array, self.mesh.replicated)
+
+    def admit(self, value: Any) -> Any:
+        value = value.values[0] if isinstance(value, DistributedValues) else value
+        return on_device(value, self.parameter_device)
+
+    def read(self, variable: Variable, context: Context) -> Any:
+        value = context.frame.get(variable)
+        if context.frame.local or isinstance(value, jax.core.Tracer):
+            return value
+        # Bound to no device, so that it can meet arrays of the replicas' devices.
+        with jax.default_device(self.parameter_device):
+            return jnp.asarray(np.asarray(value))
+
+    def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+        frame = context.frame
+        if context.replica is not None and self.mesh.size > 1:
+            check_aggregation(variable, value, update, self.mesh.size)
+            if not frame.traced and not isinstance(value, jax.core.Tracer):
+                context.replica.merge_call(_merged, (variable, coerce(variable, value), update))
+                return
+            value = aggregated(variable, value, context.replica)
+        else:
+            value = self.admit(coerce(variable, value))
+        frame.set(variable, update.apply(frame.get(variable), value))
+
+
+def on_device(value: Any, device: jax.Device | None) -> Any:
+    """`value` on `device` if it is an array of other devices, else as it is."""
+    if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+        return value
+    if len(value.devices()) > 1 and value.is_fully_replicated:
+        value = value.addressable_data(0)
+    return value if value.devices() == {device} else jax.device_put(value, device)
+
+
+def _merged(strategy: Strategy, variable: Variable, value: Any, update: Update) -> None:
+    """One write of what all replicas gave, in cross-replica context."""
+    how = variable.aggregation
+    if how is VariableAggregation.ONLY_FIRST_REPLICA:
+        value = value.values[0] if isinstance(value, DistributedValues) else value
+    elif isinstance(value, DistributedValues):
+        value = strategy.reduce(ReduceOp.from_variable_aggregation(how), value, axis=None)
+    elif how is VariableAggregation.SUM:
+        value = value * np.asarray(strategy.num_replicas_in_sync, variable.dtype)
+    variable.policy.write(variable, value, update, contexts.current())
