@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
@@ -49,10 +51,10 @@ def reduce_value(value: Any, op: ReduceOp, axis: int | tuple[int, ...] | None, m
       An array. MEAN along axes divides by the true number of elements, however uneven the replicas are.
     """
     if isinstance(value, PerReplica):
-        if value.is_ragged:
-            return _reduce_ragged(value, op, axis)
-        rank = 0 if value.scalar else value.data.ndim
-        return _call(_reduce_split, value.data, value.scalar, op, check_axes(axis, rank), value.mesh)
+        value = as_array(value)
+        axes = check_axes(axis, value.component_ndim)
+        _check_summable(value, axes)
+        return _call(_reduce_split, value.data, _Layout.of(value), op, axes, value.mesh)
     if isinstance(value, Mirrored):
         data, replicas = value.data, value.mesh.size
     else:
@@ -86,7 +88,7 @@ def reduce_many(values: Sequence[PerReplica], op: ReduceOp) -> list[Mirrored]:
                 f"{[getattr(part, 'shape', part) for part in value.values]}. HINT: reduce to equal shapes first."
             )
     scalars = tuple(value.scalar for value in values)
-    totals = _reduce_mapped([value.data for value in values], scalars, op, mesh)
+    totals = _reduce_mapped([value.data for value in values], scalars, op, values[0].idle, mesh)
     mesh.throttle(totals)
     return [Mirrored(total, mesh) for total in totals]
 
@@ -99,8 +101,8 @@ def gather_value(value: Any, axis: int, mesh: ReplicaMesh) -> Any:
     """
     if not isinstance(value, (PerReplica, Mirrored)):
         return value
-    parts: Any = value.values if isinstance(value, Mirrored) or value.is_ragged else None
-    rank = _rank(value)
+    value = value if isinstance(value, Mirrored) else as_array(value)
+    rank = value.data.ndim if isinstance(value, Mirrored) else value.component_ndim
     if rank == 0 or not isinstance(axis, int) or not 0 <= axis < rank:
         raise ArgumentError(
             f"cannot gather values of rank {rank} along axis {axis!r}. "
@@ -108,15 +110,84 @@ def gather_value(value: Any, axis: int, mesh: ReplicaMesh) -> Any:
         )
     if isinstance(value, Mirrored):
         return _call(_repeat, value.data, axis, value.mesh.size, value.mesh)
-    if parts is not None:
-        return _concatenate_ragged(parts, axis)
-    return _call(_gather_split, value.data, axis, value.mesh)
+    if value.shapes is None:
+        return _call(_gather_split, value.data, axis, value.mesh)
+    if len({shape[:axis] + shape[axis + 1 :] for shape in value.shapes}) > 1:
+        raise ShapeError(
+            f"the replicas' values have shapes {list(value.shapes)} and cannot be joined along axis {axis}. "
+            "HINT: gather along the axis in which they differ."
+        )
+    return _call(_gather_ragged, value.data, value.shapes, axis, value.mesh)
 
 
-def _rank(value: PerReplica | Mirrored) -> int:
-    if isinstance(value, PerReplica):
-        return 0 if value.scalar else value.values[0].ndim if value.is_ragged else value.data.ndim
-    return value.data.ndim
+def as_array(value: PerReplica) -> PerReplica:
+    """The value as one global array, also if its components are Python numbers or lie on the host.
+
+    Raises:
+      ArgumentTypeError: components that are neither arrays nor numbers, or differ in dtype or rank.
+    """
+    if not value.is_tuple:
+        return value
+    whole = PerReplica.from_parts([np.asarray(part) for part in value.values], value.mesh)
+    if whole.is_tuple:
+        kinds = [getattr(part, "dtype", type(part).__name__) for part in value.values]
+        raise ArgumentTypeError(
+            f"the replicas' values {kinds} cannot be combined. HINT: return arrays of one dtype and rank from every "
+            "replica."
+        )
+    return whole
+
+
+def _check_summable(value: PerReplica, axes: Axes) -> None:
+    kept = {tuple(size for axis, size in enumerate(shape) if axis not in (axes or ())) for shape in value.shapes or ()}
+    if len(kept) > 1:
+        raise ShapeError(
+            f"the replicas' values have shapes {list(value.shapes or ())} and cannot be added up. "
+            "HINT: reduce along the axis in which they differ, e.g. axis=0 for the batch."
+        )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a global array holds the replicas' components; see `PerReplica`."""
+
+    scalar: bool
+    shapes: tuple[tuple[int, ...], ...] | None
+    idle: tuple[int, ...]
+
+    @classmethod
+    def of(cls, value: PerReplica) -> _Layout:
+        return cls(value.scalar, value.shapes, value.idle)
+
+    def stack(self, array: Any, replicas: int) -> Any:
+        """One row a replica, with zeros in place of padding."""
+        if self.scalar:
+            return array
+        stacked = array.reshape(replicas, array.shape[0] // replicas, *array.shape[1:])
+        for axis, sizes in enumerate(zip(*(self.shapes or ()), strict=True)):
+            if len(set(sizes)) > 1:
+                shape = [1] * stacked.ndim
+                shape[0], shape[axis + 1] = replicas, stacked.shape[axis + 1]
+                inside = np.arange(stacked.shape[axis + 1])[None, :] < np.asarray(sizes)[:, None]
+                mask = jnp.asarray(inside.reshape(shape))
+                stacked = jnp.where(jnp.broadcast_to(mask, stacked.shape), stacked, jnp.zeros_like(stacked))
+        return stacked
+
+    def count(self, local: tuple[int, ...], axes: tuple[int, ...], replicas: int) -> int:
+        """How many elements of replicas with data a mean along `axes` divides by."""
+        shapes = self.shapes or (local,) * replicas
+        busy = [shape for i, shape in enumerate(shapes) if i not in self.idle]
+        return sum(math.prod(shape[axis] for axis in axes) for shape in busy)
+
+    def drop_idle(self, stacked: Any, op: ReduceOp) -> Any:
+        """Leaves idle replicas out: of a mean altogether, of a sum their NaNs."""
+        if not self.idle:
+            return stacked
+        rows = np.isin(np.arange(stacked.shape[0]), self.idle).reshape(-1, *[1] * (stacked.ndim - 1))
+        drop = jnp.broadcast_to(jnp.asarray(rows), stacked.shape)
+        if op is ReduceOp.SUM:
+            drop = drop & jnp.isnan(stacked)
+        return jnp.where(drop, jnp.zeros_like(stacked), stacked)
 
 
 def _call(kernel: Any, data: Any, *args: Any) -> Any:
@@ -132,11 +203,13 @@ def _everywhere(array: Any, mesh: ReplicaMesh) -> Any:
     return lax.with_sharding_constraint(array, sharding)
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3))
-def _reduce_mapped(data: list[Any], scalars: tuple[bool, ...], op: ReduceOp, mesh: ReplicaMesh) -> list[Any]:
+@partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _reduce_mapped(
+    data: list[Any], scalars: tuple[bool, ...], op: ReduceOp, idle: tuple[int, ...], mesh: ReplicaMesh
+) -> list[Any]:
     def reduce(*parts: Any) -> list[Any]:
         local = [part.reshape(()) if scalar else part for part, scalar in zip(parts, scalars, strict=True)]
-        return manual.all_reduce(local, op, mesh.size)
+        return manual.all_reduce(local, op, mesh.size, idle=idle)
 
     mapped = jax.shard_map(
         reduce, mesh=mesh.mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False
@@ -145,14 +218,19 @@ def _reduce_mapped(data: list[Any], scalars: tuple[bool, ...], op: ReduceOp, mes
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3, 4))
-def _reduce_split(data: Any, scalar: bool, op: ReduceOp, axes: Axes, mesh: ReplicaMesh) -> Any:
-    array = summable(data)
-    stacked = array if scalar else array.reshape(mesh.size, array.shape[0] // mesh.size, *array.shape[1:])
-    over = (0, *(axis + 1 for axis in axes or ()))
-    total = stacked.sum(over, dtype=array.dtype)
+def _reduce_split(data: Any, layout: _Layout, op: ReduceOp, axes: Axes, mesh: ReplicaMesh) -> Any:
+    stacked = layout.drop_idle(layout.stack(summable(data), mesh.size), op)
+    total = stacked.sum((0, *(axis + 1 for axis in axes or ())), dtype=stacked.dtype)
     if op is ReduceOp.MEAN:
-        total = divided(total, math.prod(stacked.shape[axis] for axis in over))
+        total = divided(total, layout.count(stacked.shape[1:], axes or (), mesh.size))
     return _everywhere(total, mesh)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _gather_ragged(data: Any, shapes: tuple[tuple[int, ...], ...], axis: int, mesh: ReplicaMesh) -> Any:
+    stacked = _everywhere(data, mesh).reshape(mesh.size, data.shape[0] // mesh.size, *data.shape[1:])
+    parts = [row[tuple(slice(0, size) for size in shape)] for row, shape in zip(stacked, shapes, strict=True)]
+    return _everywhere(jnp.concatenate(parts, axis), mesh)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
@@ -166,27 +244,3 @@ def _gather_split(data: Any, axis: int, mesh: ReplicaMesh) -> Any:
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _repeat(data: Any, axis: int, times: int, mesh: ReplicaMesh) -> Any:
     return _everywhere(jnp.concatenate([data] * times, axis), mesh)
-
-
-def _reduce_ragged(value: PerReplica, op: ReduceOp, axis: int | tuple[int, ...] | None) -> Any:
-    home = value.mesh.local_devices[0]
-    parts = [jax.device_put(summable(part), home) for part in value.values]
-    axes = check_axes(axis, parts[0].ndim)
-    sums = [part if axes is None else part.sum(axes, dtype=part.dtype) for part in parts]
-    shapes = [part.shape for part in sums]
-    if any(shape != shapes[0] for shape in shapes):
-        raise ShapeError(
-            f"the replicas' values have shapes {[part.shape for part in parts]} and cannot be added up. "
-            "HINT: reduce along the axis in which they differ, e.g. axis=0 for the batch."
-        )
-    total = sums[0]
-    for part in sums[1:]:
-        total = total + part
-    if op is ReduceOp.SUM:
-        return total
-    return divided(total, sum(math.prod(part.shape[axis] for axis in axes or ()) for part in parts))
-
-
-def _concatenate_ragged(parts: tuple[Any, ...], axis: int) -> Any:
-    home = next(iter(parts[0].devices()))
-    return jnp.concatenate([jax.device_put(part, home) for part in parts], axis)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxtribute.collectives.packing import packed_map
@@ -27,13 +28,40 @@ def divided(total: Any, count: Any) -> Any:
     return total.astype(dtype) / jnp.asarray(count, dtype)
 
 
-def all_reduce(values: Sequence[Any], op: ReduceOp, replicas: int, small_bytes: int | None = None) -> list[Any]:
-    """Reduces each array over the replicas; every replica gets the result.
+def contributions(values: Sequence[Any], op: ReduceOp, replicas: int, idle: tuple[int, ...]) -> tuple[list[Any], int]:
+    """What this replica adds to a reduction, and how many replicas a mean counts.
+
+    Args:
+      values: this replica's arrays.
+      op: the reduction.
+      replicas: how many replicas there are.
+      idle: ids of the replicas that got no data. A mean leaves them out; to a sum they give zero in place of
+        NaN, which is what means over no examples come to.
+    """
+    arrays = [summable(value) for value in values]
+    if not idle:
+        return arrays, replicas
+    table = np.isin(np.arange(replicas), idle)
+    is_idle = jnp.asarray(table)[lax.axis_index(AXIS)]
+    kept: list[Any] = []
+    for array in arrays:
+        drop = is_idle
+        if op is ReduceOp.SUM:
+            drop = is_idle & jnp.isnan(array) if jnp.issubdtype(array.dtype, jnp.inexact) else None
+        kept.append(array if drop is None else jnp.where(drop, jnp.zeros_like(array), array))
+    return kept, replicas - len(idle)
+
+
+def all_reduce(
+    values: Sequence[Any], op: ReduceOp, replicas: int, small_bytes: int | None = None, idle: tuple[int, ...] = ()
+) -> list[Any]:
+    """Reduces each array over the replicas; every replica gets the result. `idle` as in `contributions`.
 
     Differentiable: the gradient is the all-reduce of the cotangents with the same operation.
     """
-    totals = packed_map(lambda array: lax.psum(array, AXIS), [summable(value) for value in values], small_bytes)
-    return totals if op is ReduceOp.SUM else [divided(total, replicas) for total in totals]
+    arrays, count = contributions(values, op, replicas, idle)
+    totals = packed_map(lambda array: lax.psum(array, AXIS), arrays, small_bytes)
+    return totals if op is ReduceOp.SUM else [divided(total, count) for total in totals]
 
 
 def all_gather(value: Any, axis: int) -> Any:

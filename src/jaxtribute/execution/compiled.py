@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,15 @@ from jax.sharding import PartitionSpec
 from jaxtribute.collectives import manual
 from jaxtribute.context import Context, Frame, entered
 from jaxtribute.errors import TraceError, VariableError
+from jaxtribute.execution import ragged
 from jaxtribute.execution.frames import TracedFrame, lift
 from jaxtribute.execution.inference import varying_outputs
 from jaxtribute.execution.nests import flatten, is_array
 from jaxtribute.execution.replica_context import ReplicaContext
-from jaxtribute.values.distributed import Mirrored, PerReplica
+from jaxtribute.values.distributed import Mirrored, PerReplica, idle_replicas
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import AXIS, ReplicaMesh
+from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
     from jaxtribute.strategies.base import Strategy
@@ -44,12 +46,13 @@ class LocalPerReplica(PerReplica):
 class TracedLink:
     """How one replica of a compiled program reaches the others."""
 
-    def __init__(self, strategy: Strategy, mesh: ReplicaMesh, frame: TracedFrame) -> None:
+    def __init__(self, strategy: Strategy, mesh: ReplicaMesh, frame: TracedFrame, idle: tuple[int, ...]) -> None:
         self._strategy, self._mesh, self._frame = strategy, mesh, frame
+        self.idle = idle
 
     def all_reduce(self, values: list[Any], op: ReduceOp) -> list[Any]:
         """Each array reduced over the replicas, small ones in one collective."""
-        return manual.all_reduce(values, op, self._mesh.size)
+        return manual.all_reduce(values, op, self._mesh.size, idle=self.idle)
 
     def all_gather(self, values: list[Any], axis: int) -> list[Any]:
         """Each array concatenated over the replicas."""
@@ -70,59 +73,71 @@ class TracedLink:
         return tree.unflatten([x.data if isinstance(x, (PerReplica, Mirrored)) else x for x in leaves])
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
+class _Input:
+    """One array of the arguments, as an input of the replicas' program."""
+
+    value: Any
+    place: int
+    """Which leaf of the arguments it is."""
+    split: bool = False
+    scalar: bool = False
+    shapes: tuple[tuple[int, ...], ...] | None = None
+    """Every replica's true shape, if they differ."""
+
+    def local_shape(self, mesh: ReplicaMesh, replica: int) -> tuple[int, ...]:
+        """What one replica sees."""
+        if self.shapes is not None:
+            return self.shapes[replica]
+        shape = tuple(self.value.shape)
+        if not self.split:
+            return shape
+        return () if self.scalar else (shape[0] // mesh.size, *shape[1:])
+
+
 class _Arguments:
-    """The flattened arguments of a replica function: which are inputs of the program, and how they are split."""
+    """The flattened arguments of a replica function, split into inputs of the program and all else."""
 
-    leaves: list[Any]
-    tree: Any
-    inputs: list[Any]
-    split: list[bool]
-    scalar: list[bool]
-    places: list[int]
+    def __init__(self, nest: Any, mesh: ReplicaMesh) -> None:
+        self._mesh = mesh
+        self._leaves, self._tree = flatten(nest)
+        self.idle = idle_replicas(self._leaves)
+        self.inputs: list[_Input] = []
+        for place, leaf in enumerate(self._leaves):
+            self._add(place, leaf)
+        ragged = [one.shapes for one in self.inputs if one.shapes is not None]
+        signatures = list(zip(*ragged, strict=True)) if ragged else [()] * mesh.size
+        distinct = list(dict.fromkeys(signatures))
+        self.table = [distinct.index(signature) for signature in signatures]
+        """The class of each replica: those of one class see the same shapes."""
+        self.samples = [signatures.index(signature) for signature in distinct]
+        """One replica of each class."""
 
-    @classmethod
-    def of(cls, nest: Any, mesh: ReplicaMesh) -> _Arguments:
-        leaves, tree = flatten(nest)
-        self = cls(leaves, tree, [], [], [], [])
-        for place, leaf in enumerate(leaves):
-            self._add(place, leaf, mesh)
-        return self
-
-    def _add(self, place: int, leaf: Any, mesh: ReplicaMesh) -> None:
-        split = scalar = False
+    def _add(self, place: int, leaf: Any) -> None:
+        if isinstance(leaf, PerReplica) and leaf.is_tuple:
+            leaf = self._leaves[place] = stacked(leaf, self._mesh)
         if isinstance(leaf, PerReplica):
-            if leaf.is_ragged:
-                leaf = stacked(leaf, mesh)
-                if not isinstance(leaf, PerReplica):
-                    self.leaves[place] = leaf
-                    return
-            leaf, split, scalar = leaf.data, True, leaf.scalar
+            self.inputs.append(_Input(leaf.data, place, True, leaf.scalar, leaf.shapes))
         elif isinstance(leaf, Mirrored):
-            leaf = leaf.data
-        elif not is_array(leaf):
-            return
-        self.places.append(place)
-        self.inputs.append(leaf)
-        self.split.append(split)
-        self.scalar.append(scalar)
+            self.inputs.append(_Input(leaf.data, place))
+        elif is_array(leaf):
+            self.inputs.append(_Input(leaf, place))
 
-    def local_avals(self, mesh: ReplicaMesh) -> list[jax.ShapeDtypeStruct]:
+    def local_avals(self, replica: int) -> list[jax.ShapeDtypeStruct]:
         """What one replica sees of each input."""
-        avals: list[jax.ShapeDtypeStruct] = []
-        for value, split, scalar in zip(self.inputs, self.split, self.scalar, strict=True):
-            shape = tuple(value.shape)
-            if split:
-                shape = () if scalar else (shape[0] // mesh.size, *shape[1:])
-            avals.append(jax.ShapeDtypeStruct(shape, value.dtype, weak_type=getattr(value, "weak_type", False)))
-        return avals
+        return [
+            jax.ShapeDtypeStruct(
+                one.local_shape(self._mesh, replica), one.value.dtype, weak_type=getattr(one.value, "weak_type", False)
+            )
+            for one in self.inputs
+        ]
 
     def fill(self, local: tuple[Any, ...]) -> Any:
         """The arguments with one replica's values in place of the inputs."""
-        leaves = list(self.leaves)
-        for place, value in zip(self.places, local, strict=True):
-            leaves[place] = value
-        return self.tree.unflatten(leaves)
+        leaves = list(self._leaves)
+        for one, value in zip(self.inputs, local, strict=True):
+            leaves[one.place] = value
+        return self._tree.unflatten(leaves)
 
 
 def stacked(value: PerReplica, mesh: ReplicaMesh) -> Any:
@@ -130,6 +145,10 @@ def stacked(value: PerReplica, mesh: ReplicaMesh) -> Any:
     values = value.data
     if all(type(x) is type(values[0]) and not is_array(x) and x == values[0] for x in values):
         return values[0]
+    if any(is_array(x) for x in values):
+        whole = PerReplica.from_parts(values, mesh)
+        if not whole.is_tuple:
+            return whole
     if not all(isinstance(x, (bool, int, float, complex)) for x in values):
         raise TraceError(
             f"the replicas' values {values!r} cannot be one array of a compiled program. "
@@ -163,40 +182,46 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any
     Returns:
       `fn`'s result, its arrays wrapped as `PerReplica` or, where they are the same on all replicas, `Mirrored`.
     """
-    arguments = _Arguments.of((args, kwargs), mesh)
-    traced = _trace(strategy, mesh, fn, arguments)
-    variables = traced.frame.inputs
-    splits = [*arguments.split, *(variable.policy.split for variable in variables)]
-    varying = varying_outputs(traced.closed.jaxpr, splits)
-    results, writes = varying[: len(traced.places)], varying[len(traced.places) :]
-    written = list(traced.frame.written)
-    for variable, varies in zip(written, writes, strict=True):
+    arguments = _Arguments((args, kwargs), mesh)
+    traces = [_trace(strategy, mesh, fn, arguments, replica) for replica in arguments.samples]
+    plan = _plan_classes(arguments, traces, mesh) if len(traces) > 1 else _plan_one(arguments, traces[0])
+    for variable, varies in zip(plan.written, plan.varying[len(traces[0].places) :], strict=True):
         if varies and not variable.policy.split:
             raise VariableError(
                 f"{variable.name} would get a different value on each of {mesh.size} replicas. HINT: reduce the value "
                 "before it is assigned (strategy.reduce, ctx.all_reduce), or create the variable with an aggregation."
             )
-    out_split = [*results, *(variable.policy.split for variable in written)]
-    consts = list(traced.closed.consts)
+    split = [
+        *plan.varying[: len(traces[0].places)],
+        *(variable.policy.split for variable in plan.written),
+    ]
     mapped = jax.shard_map(
-        _replica_program(traced.closed, len(consts), arguments.scalar, out_split),
+        _with_vectors(plan, arguments, split),
         mesh=mesh.mesh,
-        in_specs=(*(_WHOLE for _ in consts), *(_SPLIT if split else _WHOLE for split in splits)),
-        out_specs=tuple(_SPLIT if split else _WHOLE for split in out_split),
+        in_specs=(
+            *(_WHOLE for _ in plan.consts),
+            *(_SPLIT if one.split else _WHOLE for one in arguments.inputs),
+            *(_SPLIT if variable.policy.split else _WHOLE for variable in plan.variables),
+        ),
+        out_specs=tuple(_SPLIT if one else _WHOLE for one in split),
         check_vma=False,
     )
-    outputs = mapped(*consts, *arguments.inputs, *(outer.get(variable) for variable in variables))
-    for variable, value in zip(written, outputs[len(results) :], strict=True):
+    inputs = [one.value for one in arguments.inputs]
+    outputs = mapped(*plan.consts, *inputs, *(outer.get(variable) for variable in plan.variables))
+    for variable, value in zip(plan.written, outputs[len(traces[0].places) :], strict=True):
         outer.set(variable, value)
-    return _wrap(traced, outputs, results, mesh)
+    return _wrap(traces[0], plan, outputs, arguments, mesh)
 
 
-def _trace(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], arguments: _Arguments) -> _Traced:
+def _trace(
+    strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], arguments: _Arguments, replica: int
+) -> _Traced:
+    """Traces `fn` with the shapes that `replica` sees."""
     seen: list[Any] = []
 
     def program(*local: Any) -> list[Any]:
         frame = TracedFrame(local=True)
-        link = TracedLink(strategy, mesh, frame)
+        link = TracedLink(strategy, mesh, frame, arguments.idle)
         context = ReplicaContext(strategy, lax.axis_index(AXIS), link)
         args, kwargs = arguments.fill(local)
         with entered(Context(strategy, context, frame)):
@@ -207,34 +232,113 @@ def _trace(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], argume
         seen.extend((frame, leaves, tree, places))
         return [*(leaves[place] for place in places), *(frame.values[variable] for variable in frame.written)]
 
-    closed = jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(*arguments.local_avals(mesh))
+    closed = jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(*arguments.local_avals(replica))
     return _Traced(lift(closed), *seen)
 
 
-def _replica_program(
-    closed: jex.ClosedJaxpr, consts: int, scalar: list[bool], out_split: list[bool]
-) -> Callable[..., Any]:
-    """The traced program with scalars, which have no axis to split, carried in vectors."""
+@dataclass
+class _Plan:
+    """The one program that all replicas run.
+
+    Attributes:
+      program: the program over constants, inputs (as each replica sees them, ragged ones padded) and variables.
+      consts: its constants.
+      variables: the variables that it takes.
+      written: the variables whose new values it returns behind the results.
+      varying: for each result and new value whether it may differ between replicas.
+      shapes: for each result every replica's shape, where they differ.
+    """
+
+    program: Callable[..., Sequence[Any]]
+    consts: list[Any]
+    variables: list[Variable]
+    written: list[Variable]
+    varying: list[bool]
+    shapes: list[tuple[tuple[int, ...], ...] | None]
+
+
+def _plan_one(arguments: _Arguments, traced: _Traced) -> _Plan:
+    """All replicas see the same shapes: the traced program as it is."""
+    variables = traced.frame.inputs
+    flags = [*(one.split for one in arguments.inputs), *(variable.policy.split for variable in variables)]
+    consts = list(traced.closed.consts)
+
+    def program(*inputs: Any) -> Sequence[Any]:
+        closed = jex.ClosedJaxpr(traced.closed.jaxpr, inputs[: len(consts)])
+        return jex.jaxpr_as_fun(closed)(*inputs[len(consts) :])
+
+    varying = varying_outputs(traced.closed.jaxpr, flags)
+    return _Plan(program, consts, variables, list(traced.frame.written), varying, [None] * len(varying))
+
+
+def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: ReplicaMesh) -> _Plan:
+    """Replicas see different shapes: one program of all classes' programs; see `ragged`."""
+    first = traces[0]
+    for other in traces[1:]:
+        if other.tree != first.tree or other.places != first.places:
+            raise ragged.NotSplittable("the results differ in structure")
+        if list(other.frame.written) != list(first.frame.written):
+            raise ragged.NotSplittable("the replicas write different variables")
+    variables = list(dict.fromkeys(variable for traced in traces for variable in traced.frame.inputs))
+    classes = [
+        ragged.ReplicaClass(
+            ragged.inlined(traced.closed, mesh.size),
+            [*range(len(arguments.inputs)), *traced.frame.inputs],
+            {i: one.shapes[replica] for i, one in enumerate(arguments.inputs) if one.shapes is not None},
+        )
+        for traced, replica in zip(traces, arguments.samples, strict=True)
+    ]
+    common = ragged.prepare(classes)
+    locals_ = [[tuple(atom.aval.shape) for atom in one.jaxpr.outvars] for one in classes]
+    ranks_differ = any(len({len(shape) for shape in column}) > 1 for column in zip(*locals_, strict=True))
+    if ranks_differ:
+        raise ragged.NotSplittable("the results differ in rank")
+    largest = [tuple(max(sizes) for sizes in zip(*column, strict=True)) for column in zip(*locals_, strict=True)]
+    every = [tuple(column[kind] for kind in arguments.table) for column in zip(*locals_, strict=True)]
+    flags = [
+        *(one.split for one in arguments.inputs),
+        *(variable.policy.split for variable in first.frame.inputs),
+    ]
+    varying = varying_outputs(classes[0].jaxpr, flags)
+    for place, atoms in enumerate(zip(*(one.jaxpr.outvars for one in classes), strict=True)):
+        numbers = {
+            one.numbers.get(a) if not isinstance(a, jex.Literal) else None
+            for one, a in zip(classes, atoms, strict=True)
+        }
+        varying[place] = varying[place] or len(numbers) > 1 or not numbers <= common
+
+    def program(*inputs: Any) -> Sequence[Any]:
+        keys = [*range(len(arguments.inputs)), *variables]
+        return ragged.Merged(classes, common, arguments.table)(dict(zip(keys, inputs, strict=True)), largest)
+
+    shapes = [None if len(set(column)) == 1 else column for column in every]
+    return _Plan(program, [], variables, list(first.frame.written), varying, shapes)
+
+
+def _with_vectors(plan: _Plan, arguments: _Arguments, split: Sequence[bool]) -> Callable[..., Any]:
+    """The plan's program with scalars, which have no axis to split, carried in vectors."""
+    start = len(plan.consts)
 
     def program(*inputs: Any) -> tuple[Any, ...]:
-        bound, rest = inputs[:consts], list(inputs[consts:])
-        for place, is_scalar in enumerate(scalar):
-            if is_scalar:
-                rest[place] = rest[place].reshape(())
-        outputs = jex.jaxpr_as_fun(jex.ClosedJaxpr(closed.jaxpr, bound))(*rest)
+        values = list(inputs)
+        for place, one in enumerate(arguments.inputs):
+            if one.scalar:
+                values[start + place] = values[start + place].reshape(())
+        outputs = plan.program(*values)
         return tuple(
-            out.reshape(1) if split and jnp.ndim(out) == 0 else out
-            for out, split in zip(outputs, out_split, strict=True)
+            out.reshape(1) if is_split and jnp.ndim(out) == 0 else out
+            for out, is_split in zip(outputs, split, strict=True)
         )
 
     return program
 
 
-def _wrap(traced: _Traced, outputs: Any, varying: list[bool], mesh: ReplicaMesh) -> Any:
+def _wrap(traced: _Traced, plan: _Plan, outputs: Any, arguments: _Arguments, mesh: ReplicaMesh) -> Any:
     leaves = list(traced.results)
-    for place, output, varies in zip(traced.places, outputs, varying, strict=False):
+    for place, output, varies, shapes in zip(traced.places, outputs, plan.varying, plan.shapes, strict=False):
         if varies:
-            leaves[place] = PerReplica(output, mesh, np.ndim(leaves[place]) == 0)
+            scalar = np.ndim(leaves[place]) == 0
+            leaves[place] = PerReplica(output, mesh, scalar, shapes, arguments.idle)
         else:
             leaves[place] = Mirrored(output, mesh)
     return traced.tree.unflatten(leaves)

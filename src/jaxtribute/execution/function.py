@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,12 +18,13 @@ from jaxlib._jax import ArrayImpl
 from jaxtribute import context as contexts
 from jaxtribute.errors import ArgumentTypeError, VariableError
 from jaxtribute.execution.frames import EagerFrame
-from jaxtribute.execution.nests import is_distributed
 from jaxtribute.execution.program import Capture, Program, capture
-from jaxtribute.values.distributed import PerReplica
+from jaxtribute.execution.ragged import NotSplittable
 
 if TYPE_CHECKING:
     from jaxtribute.strategies.base import Strategy
+
+_LOG = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,7 +37,7 @@ class Function(Generic[P, R]):
         functools.update_wrapper(self, python_function)
         self._python_function = python_function
         self._signature = input_signature
-        self._programs: dict[Any, Program] = {}
+        self._programs: dict[Any, Callable[[Sequence[Any]], Any]] = {}
         self._runs: weakref.WeakKeyDictionary[Strategy, Function[..., Any]] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
         self._traces = 0
@@ -63,11 +65,12 @@ class Function(Generic[P, R]):
         if statics and statics[-1] is _TRACED:
             return self._python_function(*args, **kwargs)
         program = self._programs.get((tree, statics, context.strategy, context.replica is None))
-        if program is None:
-            if _has_ragged(args, kwargs):
-                return self._python_function(*args, **kwargs)
-            program = self._compile(tree, statics, context, leaves)
-        return program(leaves)
+        try:
+            if program is None:
+                program = self._compile(tree, statics, context, leaves)
+            return program(leaves)
+        except NotSplittable as reason:
+            return self._run_uncompiled(tree, statics, context, reason)(leaves)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """As a method: binds `instance`, whose programs are its own."""
@@ -104,7 +107,8 @@ class Function(Generic[P, R]):
             found = self._runs[strategy] = Function(run_compiled)
         return found
 
-    def _compile(self, tree: Any, statics: tuple[Any, ...], context: contexts.Context, leaves: list[Any]) -> Program:
+    def _call(self, tree: Any, statics: tuple[Any, ...]) -> Callable[[Sequence[Any]], Any]:
+        """The Python function of its array arguments, the static ones filled in."""
         constants = {place: value for place, _, value in statics}
 
         def call(dynamic: Sequence[Any]) -> Any:
@@ -112,6 +116,27 @@ class Function(Generic[P, R]):
             whole = [constants[i] if i in constants else next(rest) for i in range(tree.num_leaves)]
             args, kwargs = tree.unflatten(whole)
             return self._python_function(*args, **kwargs)
+
+        return call
+
+    def _run_uncompiled(
+        self, tree: Any, statics: tuple[Any, ...], context: contexts.Context, reason: NotSplittable
+    ) -> Callable[[Sequence[Any]], Any]:
+        """Settles for lockstep, which is exact but slow, where replicas of different shapes cannot be one program."""
+        _LOG.warning(
+            "%s runs uncompiled for this batch, whose replicas differ in shape: %s. HINT: drop the remainder, or keep "
+            "collectives out of loops and conditions.",
+            self.__name__,
+            reason,
+        )
+        call = self._call(tree, statics)
+        self._programs[tree, statics, context.strategy, context.replica is None] = call
+        return call
+
+    def _compile(
+        self, tree: Any, statics: tuple[Any, ...], context: contexts.Context, leaves: list[Any]
+    ) -> Callable[[Sequence[Any]], Any]:
+        call = self._call(tree, statics)
 
         def trace(dynamic: Sequence[Any]) -> Capture:
             first = self._traces == 0
@@ -145,15 +170,6 @@ class _Traced:
 
 _TRACED = _Traced()
 _DYNAMIC = frozenset({ArrayImpl, np.ndarray})
-
-
-def _has_ragged(args: Any, kwargs: Any) -> bool:
-    leaves = jax.tree.leaves((args, kwargs), is_leaf=is_distributed)
-    return any(isinstance(leaf, PerReplica) and leaf.is_ragged and _arrays(leaf) for leaf in leaves)
-
-
-def _arrays(value: PerReplica) -> bool:
-    return any(isinstance(part, jax.Array) for part in value.data)
 
 
 def _separate(leaves: list[Any], args: Any, kwargs: Any) -> tuple[list[Any], tuple[Any, ...]]:

@@ -16,7 +16,14 @@ from jaxtribute.values.mesh import AXIS
 _EQUALISING = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"})
 _VARYING = frozenset({"axis_index", "ppermute", "pshuffle", "all_to_all", "reduce_scatter", "psum_scatter",
                       "ragged_all_to_all", "pure_callback", "io_callback", "rng_uniform"})  # fmt: skip
-COLLECTIVES = _EQUALISING | {"ppermute", "pshuffle", "all_to_all", "reduce_scatter", "psum_scatter", "ragged_all_to_all"}
+COLLECTIVES = _EQUALISING | {
+    "ppermute",
+    "pshuffle",
+    "all_to_all",
+    "reduce_scatter",
+    "psum_scatter",
+    "ragged_all_to_all",
+}
 """Names of the primitives by which replicas exchange values."""
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
@@ -44,8 +51,10 @@ def varying_values(jaxpr: jex.Jaxpr, inputs: Sequence[bool]) -> set[Any]:
 def communicates(eqn: jex.JaxprEqn) -> bool:
     """Whether an operation is, or contains, a collective, or depends on which replica runs it."""
     name = eqn.primitive.name
-    return name in _VARYING or name in _EQUALISING or any(
-        communicates(inner) for sub in jex.jaxprs_in_params(eqn.params) for inner in _open(sub).eqns
+    return (
+        name in _VARYING
+        or name in _EQUALISING
+        or any(communicates(inner) for sub in jex.jaxprs_in_params(eqn.params) for inner in _open(sub).eqns)
     )
 
 

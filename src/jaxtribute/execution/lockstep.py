@@ -147,9 +147,7 @@ class LockstepRun:
         bound = map_leaves(self._localised, (tuple(args), kwargs))
         self.idle = idle_replicas(flatten(bound)[0])
         calls = self.components(bound)
-        self._rendezvous = Rendezvous(
-            [partial(self._replica, index, fn, *call) for index, call in enumerate(calls)]
-        )
+        self._rendezvous = Rendezvous([partial(self._replica, index, fn, *call) for index, call in enumerate(calls)])
         return self.regroup(self._rendezvous.run())
 
     def _replica(self, index: int, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -258,7 +256,12 @@ def components(nest: Any, mesh: ReplicaMesh) -> list[Any]:
 
 
 def regroup(
-    results: Sequence[Any], mesh: ReplicaMesh, *, always: bool = False, known: Copies | None = None, idle: tuple[int, ...] = ()
+    results: Sequence[Any],
+    mesh: ReplicaMesh,
+    *,
+    always: bool = False,
+    known: Copies | None = None,
+    idle: tuple[int, ...] = (),
 ) -> Any:
     """Joins one nest a local replica into a nest of distributed values.
 
@@ -280,7 +283,9 @@ def regroup(
     return tree.unflatten([_regroup_leaf(column, mesh, always, known or {}, idle) for column in columns])
 
 
-def _regroup_leaf(column: tuple[Any, ...], mesh: ReplicaMesh, always: bool, known: Copies, idle: tuple[int, ...]) -> Any:
+def _regroup_leaf(
+    column: tuple[Any, ...], mesh: ReplicaMesh, always: bool, known: Copies, idle: tuple[int, ...]
+) -> Any:
     first = column[0]
     if not always and all(value is first for value in column):
         return first

@@ -29,9 +29,7 @@ class Slots:
     owners: tuple[int | None, ...]
 
 
-def make_slots(
-    transform: optax.GradientTransformation, variables: Sequence[Variable], sliced: frozenset[int]
-) -> Slots:
+def make_slots(transform: optax.GradientTransformation, variables: Sequence[Variable], sliced: frozenset[int]) -> Slots:
     """Makes the slots of `variables`, each stored as its variable is; those of `sliced` ones in slices.
 
     Args:

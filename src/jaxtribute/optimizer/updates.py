@@ -9,8 +9,8 @@ import jax
 import optax
 from jax import lax
 
-from jaxtribute.collectives.manual import all_reduce
-from jaxtribute.optimizer.slicing import NotSliceable, Slice, flat, own_slice, run_on_slices, slice_size, whole
+from jaxtribute.collectives.manual import all_reduce, contributions, divided
+from jaxtribute.optimizer.slicing import NotSliceable, Slice, flat, own_slice, run_on_slices, whole
 from jaxtribute.optimizer.slots import Slots
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import AXIS
@@ -40,6 +40,7 @@ def sliced_update(
     pieces: Sequence[Any],
     params: Sequence[Any],
     op: ReduceOp,
+    idle: tuple[int, ...] = (),
 ) -> list[Any]:
     """Reduces the gradients and updates, in one replica's program, with the slots of `sliced` parameters in slices.
 
@@ -52,13 +53,14 @@ def sliced_update(
       pieces: the slots as the replica holds them: vectors of slices, or whole arrays.
       params: the parameters.
       op: how gradients are reduced.
+      idle: the replicas that got no data; see `contributions`.
 
     Returns:
       The new parameters, whole, and the new slots as `pieces` were.
     """
     shapes = [params[owner].shape if owner is not None and owner in sliced else None for owner in slots.owners]
     state = [piece if shape is None else Slice(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
-    reduced = _reduce_gradients(grads, sliced, replicas, op)
+    reduced = _reduce_gradients(grads, sliced, replicas, op, idle)
     try:
         avals = [[jax.ShapeDtypeStruct(x.shape, _dtype(x)) for x in xs] for xs in (reduced, state, params)]
         closed = jax.make_jaxpr(update)(*avals)
@@ -82,16 +84,17 @@ def _dtype(value: Any) -> Any:
     return value.data.dtype if isinstance(value, Slice) else value.dtype
 
 
-def _reduce_gradients(grads: Sequence[Any], sliced: frozenset[int], replicas: int, op: ReduceOp) -> list[Any]:
+def _reduce_gradients(
+    grads: Sequence[Any], sliced: frozenset[int], replicas: int, op: ReduceOp, idle: tuple[int, ...]
+) -> list[Any]:
     """All-reduced gradients, and reduce-scattered ones for the sliced parameters."""
     results: list[Any] = list(grads)
     small = [i for i in range(len(grads)) if i not in sliced]
-    for i, total in zip(small, all_reduce([grads[i] for i in small], op, replicas), strict=True):
+    for i, total in zip(small, all_reduce([grads[i] for i in small], op, replicas, idle=idle), strict=True):
         results[i] = total
-    for i in sliced:
-        piece = lax.psum_scatter(flat(grads[i], replicas), AXIS, scatter_dimension=0, tiled=True)
-        assert piece.size == slice_size(grads[i].size, replicas)
-        if op is ReduceOp.MEAN:
-            piece = piece / jax.numpy.asarray(replicas, piece.dtype)
-        results[i] = Slice(piece, grads[i].shape)
+    large = sorted(sliced)
+    arrays, count = contributions([grads[i] for i in large], op, replicas, idle)
+    for i, array in zip(large, arrays, strict=True):
+        piece = lax.psum_scatter(flat(array, replicas), AXIS, scatter_dimension=0, tiled=True)
+        results[i] = Slice(piece if op is ReduceOp.SUM else divided(piece, count), array.shape)
     return results

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -44,8 +44,9 @@ class PerReplica(DistributedValues):
 
     While the replicas agree on shape and dtype it is one global array: components of shape `s` are slices
     of axis 0 of an array of shape `(replicas * s[0], *s[1:])`, and scalars the elements of a vector. When
-    they disagree (the last partial batch) it is *ragged*: a tuple with one array a local replica. Python
-    values are kept as they are, one a replica.
+    they disagree in shape alone (the last partial batch) it is *ragged*: each slice is padded to the largest,
+    and `shapes` tells the true ones; nobody sees the padding. Python values, and arrays that differ in dtype or
+    rank, are kept as they are in a tuple, one a local replica.
 
     Made by strategies and datasets; a pytree whose leaves are those arrays.
 
@@ -55,6 +56,10 @@ class PerReplica(DistributedValues):
     data: Any
     mesh: ReplicaMesh = field(metadata={"static": True})
     scalar: bool = field(default=False, metadata={"static": True})
+    shapes: tuple[tuple[int, ...], ...] | None = field(default=None, metadata={"static": True})
+    """The true shape of each replica's component, where they differ."""
+    idle: tuple[int, ...] = field(default=(), metadata={"static": True})
+    """The replicas that had no data to compute their component from: a mean leaves them out."""
 
     @classmethod
     def from_split(cls, array: Any, mesh: ReplicaMesh) -> PerReplica:
@@ -63,7 +68,7 @@ class PerReplica(DistributedValues):
 
     @classmethod
     def from_parts(cls, parts: Sequence[Any], mesh: ReplicaMesh) -> PerReplica:
-        """Wraps one value a local replica: one global array if all agree in shape and dtype, else ragged.
+        """Wraps one value a local replica: one global array if all agree in rank and dtype, else a tuple.
 
         Args:
           parts: arrays, or any Python values. Arrays of NumPy, or on another device, are copied to the replica's.
@@ -74,14 +79,53 @@ class PerReplica(DistributedValues):
         if len(arrays) != len(parts):
             return cls(tuple(parts), mesh)
         first = arrays[0]
-        if any(part.shape != first.shape or part.dtype != first.dtype for part in arrays[1:]):
+        if any(part.ndim != first.ndim or part.dtype != first.dtype for part in arrays[1:]):
             return cls(tuple(parts), mesh)
-        return cls(mesh.assemble(arrays), mesh, first.ndim == 0)
+        shapes = tuple(part.shape for part in arrays)
+        if len(set(shapes)) == 1:
+            return cls(mesh.assemble(arrays), mesh, first.ndim == 0)
+        if len(arrays) < mesh.size:  # the other workers' shapes are not known here
+            return cls(tuple(parts), mesh)
+        largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+        padded = [_padded(part, largest) for part in arrays]
+        return cls(mesh.assemble(padded), mesh, shapes=shapes)
+
+    @classmethod
+    def from_rows(cls, array: np.ndarray[Any, Any], counts: Sequence[int], mesh: ReplicaMesh) -> PerReplica:
+        """Deals out the rows of a host array: `counts[i]` of them, in order, to replica `i`.
+
+        Args:
+          array: all replicas' rows, of shape `(sum(counts), ...)`.
+          counts: rows for each replica; they may differ and be 0.
+          mesh: the replicas' devices.
+        """
+        if len(set(counts)) == 1:
+            return cls(jax.device_put(array, mesh.split), mesh)
+        padded = np.zeros((mesh.size, max(counts), *array.shape[1:]), array.dtype)
+        start = 0
+        for replica, count in enumerate(counts):
+            padded[replica, :count] = array[start : start + count]
+            start += count
+        whole = padded.reshape(mesh.size * max(counts), *array.shape[1:])
+        shapes = tuple((count, *array.shape[1:]) for count in counts)
+        return cls(jax.device_put(whole, mesh.split), mesh, shapes=shapes)
 
     @property
     def is_ragged(self) -> bool:
         """Whether the components differ in shape or dtype, or are Python values."""
+        return self.shapes is not None or isinstance(self.data, tuple)
+
+    @property
+    def is_tuple(self) -> bool:
+        """Whether the components are kept in a tuple: Python values, or arrays that fit into no one array."""
         return isinstance(self.data, tuple)
+
+    @property
+    def component_ndim(self) -> int:
+        """The number of axes of each component."""
+        if isinstance(self.data, tuple):
+            return np.ndim(cast("tuple[Any, ...]", self.data)[0])
+        return 0 if self.scalar else self.data.ndim
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -92,6 +136,9 @@ class PerReplica(DistributedValues):
             parts = list(self.data.reshape(self.mesh.size, -1, *self.data.shape[1:]))
         else:
             parts = self.mesh.local_parts(self.data)
+        if self.shapes is not None:
+            ids = range(self.mesh.size) if isinstance(self.data, Tracer) else self.mesh.local_ids
+            return tuple(_cut(part, self.shapes[i]) for part, i in zip(parts, ids, strict=True))
         return tuple(part.reshape(()) for part in parts) if self.scalar else tuple(parts)
 
     def _replica_ids(self) -> Sequence[int]:
@@ -134,6 +181,26 @@ class Mirrored(ArrayOperators, DistributedValues):
 
     def _operand(self) -> Any:
         return self.data
+
+
+def idle_replicas(values: Iterable[Any]) -> tuple[int, ...]:
+    """The replicas whose components of all ragged values among `values` are empty, if others' are not."""
+    shapes = [value.shapes for value in values if isinstance(value, PerReplica) and value.shapes is not None]
+    empty = [all(0 in shape for shape in column) for column in zip(*shapes, strict=True)]
+    return () if all(empty) else tuple(i for i, is_empty in enumerate(empty) if is_empty)
+
+
+def _padded(part: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """`part` with zeros behind it, on its device."""
+    if part.shape == shape:
+        return part
+    widths = [(0, size - have) for size, have in zip(shape, part.shape, strict=True)]
+    return jax.device_put(np.pad(np.asarray(part), widths), part.sharding)
+
+
+def _cut(part: Any, shape: tuple[int, ...]) -> Any:
+    """The component without its padding."""
+    return part if part.shape == shape else part[tuple(slice(0, size) for size in shape)]
 
 
 def _on_device(value: Any, device: jax.Device) -> Any:

@@ -62,9 +62,7 @@ def place(jaxpr: jex.Jaxpr, central: Sequence[bool], split: Sequence[bool], stat
 class _Places:
     """The analysis behind `place`."""
 
-    def __init__(
-        self, jaxpr: jex.Jaxpr, central: Sequence[bool], split: Sequence[bool], state: Sequence[bool]
-    ) -> None:
+    def __init__(self, jaxpr: jex.Jaxpr, central: Sequence[bool], split: Sequence[bool], state: Sequence[bool]) -> None:
         self._jaxpr = jaxpr
         self._bound = [_is_bound(eqn) for eqn in jaxpr.eqns]
         self._split = {var for var, flag in zip(jaxpr.invars, split, strict=True) if flag}
@@ -119,7 +117,7 @@ class _Places:
                 if var in made:
                     place, at = made[var]
                     number = max(number, at if place == on_mesh else at + 1)
-            made.update({var: (on_mesh, number) for var in eqn.outvars})
+            made.update(dict.fromkeys(eqn.outvars, (on_mesh, number)))
             numbers.append(number)
         return [eqn for eqn, _ in self._chosen], numbers
 

@@ -38,7 +38,7 @@ class _Upload:
     def __init__(self, sources: Sequence[Any], places: Sequence[int], mesh: ReplicaMesh) -> None:
         self.sources, self.places = list(sources), list(places)
         self._mesh = mesh
-        self._pack = jax.jit(lambda arrays: pack(arrays)) if len(sources) > 1 else None
+        self._pack = jax.jit(pack) if len(sources) > 1 else None
         self._known: list[Any] = []
         self._packed: Any = None
         self._sent: Any = None

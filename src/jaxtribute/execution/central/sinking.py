@@ -74,9 +74,7 @@ def _makeable(jaxpr: jex.Jaxpr, sinks: Sequence[bool]) -> list[bool]:
     ]
 
 
-def _divide(
-    eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr, sinks: list[bool]
-) -> tuple[list[jex.JaxprEqn], list[jex.JaxprEqn]]:
+def _divide(eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr, sinks: list[bool]) -> tuple[list[jex.JaxprEqn], list[jex.JaxprEqn]]:
     """The operations that stay and those that sink; outputs that turn out to be made by the former stay too."""
     varies = varying_values(jaxpr, [any(spec) for spec in eqn.params["in_specs"]])
     outputs = list(zip(jaxpr.outvars, sinks, strict=True))

@@ -1,0 +1,351 @@
+"""Compiled replicas whose inputs differ in shape: exact results, one program.
+
+The replica function is traced once for each distinct set of input shapes (a *class* of replicas). The traces
+are cut at their collectives, which all classes make in the same order; between two collectives each replica
+runs the piece of its own class, chosen by one `lax.switch`. What does not depend on the shapes at all, such as
+the optimizer's update after the gradients are reduced, is found by numbering equal values over the classes and
+is computed once, outside the switches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxtribute.execution.inference import COLLECTIVES
+from jaxtribute.values.mesh import AXIS
+
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
+          "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "checkpoint": "jaxpr",
+          "remat2": "jaxpr"}  # fmt: skip
+
+Number = int
+
+
+class NotSplittable(Exception):  # noqa: N818
+    """The classes' programs cannot be brought together; the step must run in lockstep."""
+
+
+@dataclass
+class ReplicaClass:
+    """The program of the replicas that have inputs of the same shapes.
+
+    Attributes:
+      closed: the lifted program; its inputs are those named by `sources`.
+      sources: what each input is, as a key that is equal over classes where the value is.
+      shapes: the true local shapes of ragged inputs, by their key.
+    """
+
+    closed: jex.ClosedJaxpr
+    sources: list[Any]
+    shapes: dict[Any, tuple[int, ...]]
+    numbers: dict[Any, Number] = field(default_factory=dict)
+    segments: list[list[jex.JaxprEqn]] = field(default_factory=list)
+    collectives: list[jex.JaxprEqn] = field(default_factory=list)
+    live: list[set[Any]] = field(default_factory=list)
+
+    @property
+    def jaxpr(self) -> jex.Jaxpr:
+        """The program itself."""
+        return self.closed.jaxpr
+
+    def own(self, eqn: jex.JaxprEqn, common: set[Number]) -> bool:
+        """Whether an equation belongs to this class alone."""
+        return any(self.numbers[var] not in common for var in eqn.outvars) or bool(eqn.effects)
+
+
+def inlined(closed: jex.ClosedJaxpr, replicas: int) -> jex.ClosedJaxpr:
+    """The program with every inner call that makes collectives written out, so that it can be cut there."""
+
+    def evaluate(jaxpr: jex.Jaxpr, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        values: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, jex.Literal) else values[atom]
+
+        for eqn in jaxpr.eqns:
+            arguments = [read(atom) for atom in eqn.invars]
+            inner = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
+            if inner is not None and makes_collectives(eqn):
+                opened = inner if isinstance(inner, jex.ClosedJaxpr) else jex.ClosedJaxpr(inner, ())
+                results = evaluate(opened.jaxpr, opened.consts, arguments)
+            else:
+                if eqn.primitive.name not in COLLECTIVES and makes_collectives(eqn):
+                    raise NotSplittable(f"a collective inside {eqn.primitive.name}")
+                bound = eqn.primitive.bind(*arguments, **eqn.primitive.get_bind_params(eqn.params))
+                results = bound if eqn.primitive.multiple_results else [bound]
+            values.update(zip(eqn.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    avals = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in closed.jaxpr.invars]
+    return jax.make_jaxpr(lambda *inputs: evaluate(closed.jaxpr, closed.consts, inputs), axis_env=[(AXIS, replicas)])(
+        *avals
+    )
+
+
+def makes_collectives(eqn: jex.JaxprEqn) -> bool:
+    """Whether an equation talks to other replicas, itself or inside."""
+    if eqn.primitive.name in COLLECTIVES:
+        return True
+    return any(
+        makes_collectives(inner)
+        for sub in jex.jaxprs_in_params(eqn.params)
+        for inner in (sub.jaxpr if isinstance(sub, jex.ClosedJaxpr) else sub).eqns
+    )
+
+
+class Numbering:
+    """Numbers values so that equal numbers mean equal values, whichever class computes them."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Number] = {}
+        self._keep: list[Any] = []
+
+    def of(self, key: Any) -> Number:
+        """The number of whatever `key` identifies."""
+        return self._known.setdefault(key, len(self._known))
+
+    def atom(self, atom: Any, numbers: dict[Any, Number]) -> Number:
+        """The number of an operand."""
+        if isinstance(atom, jex.Literal):
+            value = np.asarray(atom.val)
+            return self.of(("literal", str(atom.aval), value.dtype.str, value.tobytes()))
+        return numbers[atom]
+
+    def constant(self, value: Any) -> Number:
+        """The number of a constant, by identity; it is kept alive so that no other takes its place."""
+        self._keep.append(value)
+        return self.of(("constant", id(value)))
+
+
+def _params_key(params: dict[str, Any]) -> str:
+    parts: list[str] = []
+    for name in sorted(params):
+        value = params[name]
+        parts.append(f"{name}={type(value).__qualname__ if callable(value) else value}")
+    return ";".join(parts)
+
+
+def prepare(classes: Sequence[ReplicaClass]) -> set[Number]:
+    """Numbers the values of all classes and cuts their programs; returns the numbers that all have.
+
+    Raises:
+      NotSplittable: the classes do not make the same collectives.
+    """
+    numbering = Numbering()
+    for index, one in enumerate(classes):
+        _number(one, index, numbering)
+    first = classes[0]
+    for one in classes[1:]:
+        same = len(one.collectives) == len(first.collectives) and all(
+            _collective_key(a) == _collective_key(b) for a, b in zip(first.collectives, one.collectives, strict=True)
+        )
+        if not same:
+            raise NotSplittable("the classes of replicas make different collectives")
+    for one in classes:
+        _mark_live(one)
+    common = set(first.numbers.values())
+    for one in classes[1:]:
+        common &= set(one.numbers.values())
+    return common
+
+
+def _number(one: ReplicaClass, index: int, numbering: Numbering) -> None:
+    numbers, jaxpr = one.numbers, one.jaxpr
+    for var, const in zip(jaxpr.constvars, one.closed.consts, strict=True):
+        numbers[var] = numbering.constant(const)
+    for var, source in zip(jaxpr.invars, one.sources, strict=True):
+        numbers[var] = numbering.of((source, index if source in one.shapes else None))
+    segment: list[jex.JaxprEqn] = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in COLLECTIVES:
+            key: Any = ("collective", len(one.collectives))
+            one.collectives.append(eqn)
+            one.segments.append(segment)
+            segment = []
+        elif eqn.effects or "callback" in eqn.primitive.name:
+            key = ("effect", index, id(eqn))
+            segment.append(eqn)
+        else:
+            inputs = tuple(numbering.atom(atom, numbers) for atom in eqn.invars)
+            key = (eqn.primitive.name, _params_key(eqn.params), inputs)
+            segment.append(eqn)
+        for place, var in enumerate(eqn.outvars):
+            numbers[var] = numbering.of((key, place))
+    one.segments.append(segment)
+
+
+def _collective_key(eqn: jex.JaxprEqn) -> Any:
+    return eqn.primitive.name, _params_key(eqn.params), [str(atom.aval) for atom in eqn.invars]
+
+
+def _mark_live(one: ReplicaClass) -> None:
+    """For each segment, the variables that something behind it needs."""
+    needed = {atom for atom in one.jaxpr.outvars if not isinstance(atom, jex.Literal)}
+    live: list[set[Any]] = []
+    for place in reversed(range(len(one.segments))):
+        if place < len(one.collectives):
+            needed |= {atom for atom in one.collectives[place].invars if not isinstance(atom, jex.Literal)}
+        live.append(set(needed))
+        for eqn in reversed(one.segments[place]):
+            if eqn.effects or any(var in needed for var in eqn.outvars):
+                needed |= {atom for atom in eqn.invars if not isinstance(atom, jex.Literal)}
+    one.live = live[::-1]
+
+
+class Merged:
+    """One replica's program over all classes, to be called inside `shard_map`.
+
+    Args:
+      classes: the classes' programs, prepared.
+      common: the numbers of the values that all classes have.
+      table: the class of each replica.
+    """
+
+    def __init__(self, classes: Sequence[ReplicaClass], common: set[Number], table: Sequence[int]) -> None:
+        self._classes, self._common, self._table = classes, common, table
+        self._shared: dict[Number, Any] = {}
+        self._own: list[dict[Any, Any]] = [{} for _ in classes]
+        self._pending = [eqn for segment in classes[0].segments for eqn in segment if not classes[0].own(eqn, common)]
+
+    def __call__(self, inputs: dict[Any, Any], out_shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+        """Runs the program.
+
+        Args:
+          inputs: each input by its source's key; ragged ones padded to a common shape.
+          out_shapes: the shape of each output, to which every class's own is padded.
+        """
+        for one, own in zip(self._classes, self._own, strict=True):
+            for var, const in zip(one.jaxpr.constvars, one.closed.consts, strict=True):
+                self._bind(one, own, var, const)
+            for var, source in zip(one.jaxpr.invars, one.sources, strict=True):
+                value = inputs[source]
+                if source in one.shapes:
+                    value = value[tuple(slice(0, size) for size in one.shapes[source])]
+                self._bind(one, own, var, value)
+        count = len(self._classes[0].segments)
+        for place in range(count):
+            self._advance()
+            last = place == count - 1
+            wanted = [one.jaxpr.outvars if last else one.collectives[place].invars for one in self._classes]
+            shapes = out_shapes if last else [atom.aval.shape for atom in wanted[0]]
+            results = self._segment(place, wanted, shapes)
+            if last:
+                return results
+            self._collective(place, results)
+        raise AssertionError
+
+    def _bind(self, one: ReplicaClass, own: dict[Any, Any], var: Any, value: Any) -> None:
+        number = one.numbers[var]
+        if number in self._common:
+            self._shared[number] = value
+        else:
+            own[var] = value
+
+    def _advance(self) -> None:
+        """Computes what all classes share and whose operands are there."""
+        first, later = self._classes[0], []
+        for eqn in self._pending:
+            operands = [atom if isinstance(atom, jex.Literal) else first.numbers[atom] for atom in eqn.invars]
+            if not all(isinstance(operand, jex.Literal) or operand in self._shared for operand in operands):
+                later.append(eqn)
+                continue
+            values = [x.val if isinstance(x, jex.Literal) else self._shared[x] for x in operands]
+            for var, result in zip(eqn.outvars, _bind(eqn, values), strict=True):
+                self._shared[first.numbers[var]] = result
+        self._pending = later
+
+    def _segment(self, place: int, wanted: Sequence[Sequence[Any]], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+        """Runs one segment; returns the wanted values, each from the replica's own class."""
+        results: list[Any] = [None] * len(shapes)
+        switched: list[int] = []
+        for slot in range(len(shapes)):
+            numbers = {self._number(one, atoms[slot]) for one, atoms in zip(self._classes, wanted, strict=True)}
+            if len(numbers) == 1 and None not in numbers:
+                results[slot] = self._shared[numbers.pop()]
+            else:
+                switched.append(slot)
+        carried = [self._carried(index, place) for index in range(len(self._classes))]
+        if not switched and not any(carried):
+            return results
+        branches = [
+            self._branch(
+                index, place, [wanted[index][slot] for slot in switched], [shapes[s] for s in switched], carried
+            )
+            for index in range(len(self._classes))
+        ]
+        chosen = jnp.asarray(np.asarray(self._table, np.int32))[lax.axis_index(AXIS)]
+        outputs = lax.switch(chosen, branches)
+        for slot, output in zip(switched, outputs, strict=False):
+            results[slot] = output
+        rest = iter(outputs[len(switched) :])
+        for own, variables in zip(self._own, carried, strict=True):
+            own.update((var, next(rest)) for var in variables)
+        return results
+
+    def _number(self, one: ReplicaClass, atom: Any) -> Number | None:
+        if isinstance(atom, jex.Literal):
+            return None
+        number = one.numbers[atom]
+        return number if number in self._common else None
+
+    def _carried(self, index: int, place: int) -> list[Any]:
+        """What a class computes in a segment and needs behind the collective that ends it."""
+        one = self._classes[index]
+        if place + 1 >= len(one.segments):
+            return []
+        later = one.live[place + 1] | {
+            atom for eqn in (e for s in one.segments[place + 1 :] for e in s) for atom in eqn.invars
+            if not isinstance(atom, jex.Literal)
+        }  # fmt: skip
+        made = [var for eqn in one.segments[place] if one.own(eqn, self._common) for var in eqn.outvars]
+        return [var for var in made if var in later and one.numbers[var] not in self._common]
+
+    def _branch(
+        self, index: int, place: int, wanted: Sequence[Any], shapes: Sequence[tuple[int, ...]], carried: list[list[Any]]
+    ) -> Callable[[], list[Any]]:
+        one = self._classes[index]
+
+        def branch() -> list[Any]:
+            values = dict(self._own[index])
+
+            def read(atom: Any) -> Any:
+                if isinstance(atom, jex.Literal):
+                    return jnp.asarray(atom.val, atom.aval.dtype)
+                return values[atom] if atom in values else self._shared[one.numbers[atom]]
+
+            for eqn in one.segments[place]:
+                if one.own(eqn, self._common):
+                    operands = [x.val if isinstance(x, jex.Literal) else read(x) for x in eqn.invars]
+                    values.update(zip(eqn.outvars, _bind(eqn, operands), strict=True))
+            results = [_padded(read(atom), shape) for atom, shape in zip(wanted, shapes, strict=True)]
+            for other, variables in enumerate(carried):
+                for var in variables:
+                    results.append(values[var] if other == index else jnp.zeros(var.aval.shape, var.aval.dtype))
+            return results
+
+        return branch
+
+    def _collective(self, place: int, operands: Sequence[Any]) -> None:
+        first = self._classes[0]
+        eqn = first.collectives[place]
+        for var, result in zip(eqn.outvars, _bind(eqn, operands), strict=True):
+            self._shared[first.numbers[var]] = result
+
+
+def _bind(eqn: jex.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    return results if eqn.primitive.multiple_results else [results]
+
+
+def _padded(value: Any, shape: tuple[int, ...]) -> Any:
+    if value.shape == tuple(shape):
+        return value
+    return jnp.pad(value, [(0, size - have) for size, have in zip(shape, value.shape, strict=True)])
