@@ -241,11 +241,12 @@ class Program:
 
     def _settle(self) -> None:
         """Brings variables that belong to no strategy to the devices of this program."""
+        target = self._target()
         for variable in self._loose:
             array = variable._data  # pyright: ignore[reportPrivateUsage]
-            if self.mesh is not None:
-                if array.sharding != self.mesh.replicated:
-                    variable.bind(self.mesh.replicate(array))
+            if target is not None and len(target.device_set) > 1:
+                if array.sharding != target:
+                    variable.bind(jax.device_put(own(array), target))
                     spread.add(id(variable))
             elif len(array.devices()) > 1:
                 variable.bind(array.addressable_shards[0].data.copy())
