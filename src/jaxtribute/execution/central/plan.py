@@ -16,7 +16,7 @@ from jaxtribute.execution.central.placing import Stage
 from jaxtribute.values.mesh import ReplicaMesh
 from jaxtribute.values.policies.central import on_device
 
-PACKED_BYTES = 1 << 18
+PACKED_BYTES = 1 << 16
 """Values up to this size go up to the replicas in one buffer: above it, copying them costs more than it saves."""
 
 _Key = tuple[Any, bool]
