@@ -8,6 +8,7 @@ environment of its own:
 
 import itertools
 import json
+import multiprocessing
 import os
 import pathlib
 
@@ -80,8 +81,9 @@ def variables():
     return rows
 
 
-def reductions():
+def reductions(replicas):
     """`Strategy.reduce` and `gather` of what replicas return; replica i holds the i-th list."""
+    use_logical_devices()
     values = {
         "scalars": [1.0, 2.0, 4.0, 8.0],
         "ints": [1, 2, 3, 5],
@@ -90,27 +92,33 @@ def reductions():
         "uneven": [[1.0, 2.0], [3.0, 4.0], [6.0], []],
     }
     rows = []
-    for replicas in (2, 4):
-        strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
-        for name, parts in values.items():
-            dtype = tf.int32 if name == "ints" else tf.float32
-            each = strategy.experimental_distribute_values_from_function(
-                lambda c, parts=parts, dtype=dtype: tf.constant(parts[c.replica_id_in_sync_group], dtype)
-            )
-            for op, axis in itertools.product(("SUM", "MEAN"), (None, 0, 1, (0, 1), -1)):
-                shown = outcome(lambda op=op, axis=axis, each=each: strategy.reduce(op, each, axis=axis).numpy().tolist())
-                rows.append([replicas, parts[:replicas], op, axis, shown])
-            for axis in (0, 1, -1):
-                shown = outcome(lambda axis=axis, each=each: strategy.gather(each, axis=axis).numpy().tolist())
-                rows.append([replicas, parts[:replicas], "GATHER", axis, shown])
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+    for name, parts in values.items():
+        dtype = tf.int32 if name == "ints" else tf.float32
+        each = strategy.experimental_distribute_values_from_function(
+            lambda c, parts=parts, dtype=dtype: tf.constant(parts[c.replica_id_in_sync_group], dtype)
+        )
+        for op, axis in itertools.product(("SUM", "MEAN"), (None, 0, 1, (0, 1), -1)):
+            shown = outcome(lambda op=op, axis=axis, each=each: strategy.reduce(op, each, axis=axis).numpy().tolist())
+            rows.append([replicas, parts[:replicas], op, axis, shown])
+        for axis in (0, 1, -1):
+            shown = outcome(lambda axis=axis, each=each: strategy.gather(each, axis=axis).numpy().tolist())
+            rows.append([replicas, parts[:replicas], "GATHER", axis, shown])
     return rows
 
 
-def main():
+def use_logical_devices():
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
-    for name, table in (("variables", variables()), ("reductions", reductions())):
-        lines = ",\n".join(json.dumps(row) for row in table)
+
+
+def main():
+    # A process cannot run the collectives of two strategies of different size.
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        table = [row for rows in pool.map(reductions, (2, 4), chunksize=1) for row in rows]
+    use_logical_devices()
+    for name, rows in (("variables", variables()), ("reductions", table)):
+        lines = ",\n".join(json.dumps(row) for row in rows)
         (HERE / f"{name}.json").write_text(f"[\n{lines}\n]\n")
 
 

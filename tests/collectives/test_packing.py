@@ -1,0 +1,101 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxtribute.collectives import packing
+from replicas import execute, fraction, here, mirrored
+
+DTYPES = ["float32", "int32", "bfloat16", "uint8"]
+SHAPES = [(), (0,), (3,), (2, 2), (1, 3, 2)]
+
+
+@st.composite
+def nests(draw: st.DrawFn, dtypes: list[str]) -> list[Any]:
+    shapes = draw(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=6))
+    arrays: list[Any] = []
+    for index, shape in enumerate(shapes):
+        dtype = draw(st.sampled_from(dtypes))
+        values = np.arange(np.prod(shape)).reshape(shape) + 10 * index
+        arrays.append(jnp.asarray(values % 128).astype(dtype))
+    return arrays
+
+
+@settings(max_examples=12)
+@given(arrays=nests(["float32"]))
+def test_unpack_is_the_inverse_of_pack(arrays: list[Any]) -> None:
+    buffer = packing.pack(arrays)
+    assert buffer.shape == (sum(array.size for array in arrays),)
+    np.testing.assert_array_equal(buffer, np.concatenate([np.ravel(array) for array in arrays]))
+    for array, piece in zip(arrays, packing.unpack(buffer, arrays), strict=True):
+        assert piece.shape == array.shape
+        np.testing.assert_array_equal(piece, array)
+
+
+@settings(max_examples=25)
+@given(arrays=nests(DTYPES), small=st.integers(0, 30))
+def test_every_array_is_in_one_group_with_its_own_kind(arrays: list[Any], small: int) -> None:
+    groups = packing.groups(arrays, small)
+    assert sorted(index for group in groups for index in group) == list(range(len(arrays)))
+    for group in groups:
+        members = [arrays[index] for index in group]
+        assert len({member.dtype for member in members}) == 1
+        assert group == sorted(group)
+        assert len(group) == 1 or all(member.nbytes <= small for member in members)
+    packed = [arrays[group[0]].dtype for group in groups if arrays[group[0]].nbytes <= small]
+    assert len(packed) == len(set(packed)), "small arrays of one dtype travel together"
+
+
+@settings(max_examples=12)
+@given(arrays=nests(DTYPES), small=st.sampled_from([None, 0, 8, 10_000]))
+def test_packed_map_is_map(arrays: list[Any], small: int | None) -> None:
+    results = packing.packed_map(lambda x: x + x, arrays, small)
+    for array, result in zip(arrays, results, strict=True):
+        assert result.dtype == array.dtype
+        np.testing.assert_array_equal(np.asarray(result), np.asarray(array + array))
+
+
+def test_packed_map_of_nothing() -> None:
+    assert packing.packed_map(lambda x: x, []) == []
+
+
+def test_small_arrays_share_one_call() -> None:
+    calls: list[int] = []
+
+    def count(x: Any) -> Any:
+        calls.append(x.size)
+        return x
+
+    large = jnp.zeros(packing.SMALL_BYTES)
+    packing.packed_map(count, [jnp.zeros(2), large, jnp.zeros(3), jnp.zeros(1, jnp.int32)])
+    assert sorted(calls) == [1, 5, packing.SMALL_BYTES]
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_one_collective_for_many_small_gradients(count: int) -> None:
+    strategy = mirrored(2)
+
+    def step() -> Any:
+        return here().all_reduce("SUM", [fraction() * jnp.ones((2, i + 1)) for i in range(count)])
+
+    def traced() -> Any:
+        return strategy.run(step)
+
+    from jaxtribute.execution.program import capture  # noqa: PLC0415
+
+    from jaxtribute import context as contexts  # noqa: PLC0415
+
+    text = str(capture(lambda _: traced(), contexts.current(), []).closed)
+    assert text.count("psum") == 1
+    results = execute("compiled", strategy, step)
+    assert [np.asarray(result).tolist() for result in results] == [[[1.0] * (i + 1)] * 2 for i in range(count)]
+
+
+def test_packing_is_not_fused_into_the_arrays() -> None:
+    text = str(jax.make_jaxpr(packing.pack)([jnp.ones(2), jnp.ones(3)]))
+    assert "dynamic_update_slice" in text
+    assert "concatenate" not in text
