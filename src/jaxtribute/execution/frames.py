@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute import context as contexts
@@ -59,10 +58,7 @@ class EagerFrame:
         old = variable.stored
         if isinstance(value, jax.Array) and value.committed and not old.committed:
             value = jax.device_get(value)  # the only way to an array that JAX may move
-        value = own(value)
-        if not isinstance(value, jax.Array) or value.sharding != old.sharding:
-            value = jax.device_put(value, old.sharding) if old.committed else jnp.asarray(value)
-        variable.bind(value)
+        variable.bind(own(value, old.sharding if old.committed else None))
 
     def create(self, make: Callable[[], Variable]) -> Variable:
         """Makes the variable."""

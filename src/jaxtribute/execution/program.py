@@ -236,7 +236,7 @@ class Program:
         if not stray and not any(away(leaf) for leaf in leaves):
             return None
         for variable in stray:
-            variable.bind(jax.device_put(own(variable.stored), target))
+            variable.bind(own(variable.stored, target))
         return [jax.device_put(leaf, target) if away(leaf) else leaf for leaf in leaves]
 
     def _settle(self) -> None:
@@ -246,7 +246,7 @@ class Program:
             array = variable._data  # pyright: ignore[reportPrivateUsage]
             if target is not None and len(target.device_set) > 1:
                 if array.sharding != target:
-                    variable.bind(jax.device_put(own(array), target))
+                    variable.bind(own(array, target))
                     spread.add(id(variable))
             elif len(array.devices()) > 1:
                 variable.bind(array.addressable_shards[0].data.copy())

@@ -206,7 +206,7 @@ def _cut(part: Any, shape: tuple[int, ...]) -> Any:
 def _on_device(value: Any, device: jax.Device) -> Any:
     """`value` on `device` if it is an array, else as it is."""
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "OSUMm":
-        return jax.device_put(own(value), device)
+        return own(value, device)
     if isinstance(value, jax.Array) and not (value.committed and value.devices() == {device}):
         return jax.device_put(value, device)
     return value

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
@@ -17,13 +18,18 @@ AXIS = "replica"
 _STEPS_IN_FLIGHT = 16
 
 
-def own(value: Any) -> Any:
-    """A copy of an array or number that nothing else refers to, so that it can be donated.
+def own(value: Any, where: Sharding | jax.Device | None = None) -> jax.Array:
+    """A copy of an array or number in device memory of its own, so that it can be donated.
 
-    `may_alias=False` does not do it: with several devices `jax.device_put` keeps the shard that is in place
-    already. A host array is copied at once, as its owner may change it before JAX has read it.
+    Neither `jax.device_put` alone does it (it keeps what is in place already, and may use a host array's memory,
+    also with `may_alias=False`) nor a copy on the host, whose memory XLA cannot take over either.
+
+    Args:
+      value: the array; one on the host may change as soon as this returns.
+      where: where the copy lies; by default on the device where the array is, or JAX's default.
     """
-    return value.copy() if isinstance(value, jax.Array) else np.array(value)
+    array = (jnp.asarray(value) if where is None else jax.device_put(value, where)).copy()
+    return array if isinstance(value, jax.Array) else jax.block_until_ready(array)
 
 
 class ReplicaMesh:
@@ -85,7 +91,7 @@ class ReplicaMesh:
 
     def replicate(self, value: Any) -> jax.Array:
         """Returns a fresh copy of `value` on every device, sharing memory with nothing."""
-        return jax.device_put(own(value), self.replicated)
+        return own(value, self.replicated)
 
     def assemble(self, parts: Sequence[jax.Array]) -> jax.Array:
         """Joins one array a local replica, equal in shape and dtype, into one global array without a copy.

@@ -34,7 +34,7 @@ class CentralPolicy(Policy):
         self.parameter_device: jax.Device | None = parameter_device
 
     def place(self, value: Any) -> jax.Array:
-        return jax.device_put(own(value), self.parameter_device)
+        return own(value, self.parameter_device)
 
     def spread(self, array: jax.Array) -> jax.Array:
         return jax.device_put(array, self.mesh.replicated)

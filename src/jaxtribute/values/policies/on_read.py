@@ -32,8 +32,8 @@ class OnReadPolicy(Policy):
         self.mesh: ReplicaMesh = mesh
 
     def place(self, value: Any) -> jax.Array:
-        rows = jnp.broadcast_to(jnp.asarray(own(value)), (self.mesh.size, *jnp.shape(value)))
-        return jax.device_put(rows, self.mesh.split)
+        rows = jnp.broadcast_to(jnp.asarray(value), (self.mesh.size, *jnp.shape(value)))
+        return own(rows, self.mesh.split)
 
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
         return (1, *variable.shape)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxtribute.values.mesh import own
 from jaxtribute.values.policies.base import Policy, Update, coerce
@@ -31,7 +30,7 @@ class PlainPolicy(Policy):
 
     def place(self, value: Any) -> jax.Array:
         if self.mesh is None:
-            return jnp.asarray(own(value))
+            return own(value)
         return self.mesh.replicate(value)
 
     def read(self, variable: Variable, context: Context) -> Any:

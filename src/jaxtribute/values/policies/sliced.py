@@ -30,7 +30,7 @@ class SlicedPolicy(Policy):
         self.mesh: ReplicaMesh = mesh
 
     def place(self, value: Any) -> jax.Array:
-        return jax.device_put(self._flatten(jnp.asarray(own(value))), self.mesh.split)
+        return own(self._flatten(jnp.asarray(value)), self.mesh.split)
 
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
         return (-(-variable.size // self.mesh.size),)
