@@ -10,6 +10,12 @@ __version__ = _version("jaxtribute")
 config.apply_environment()
 
 from jaxtribute import errors as errors
+from jaxtribute import experimental as experimental
+from jaxtribute import extending as extending
+from jaxtribute.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
+from jaxtribute.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
+from jaxtribute.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
+from jaxtribute.collectives.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
 from jaxtribute.execution.autodiff import grad as grad
 from jaxtribute.execution.autodiff import value_and_grad as value_and_grad
 from jaxtribute.execution.function import function as function

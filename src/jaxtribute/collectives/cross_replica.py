@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute.collectives import manual
 from jaxtribute.collectives.manual import divided, summable
+from jaxtribute.collectives.summation import Summation
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxtribute.values.distributed import Mirrored, PerReplica
 from jaxtribute.values.enums import ReduceOp
@@ -74,8 +75,13 @@ def reduce_value(value: Any, op: ReduceOp, axis: int | tuple[int, ...] | None, m
     return divided(array.sum(axes, dtype=array.dtype), math.prod(array.shape[one] for one in axes))
 
 
-def reduce_many(values: Sequence[PerReplica], op: ReduceOp) -> list[Mirrored]:
+def reduce_many(values: Sequence[PerReplica], op: ReduceOp, summation: Summation | None = None) -> list[Mirrored]:
     """Reduces several per-replica values over the replicas in one program; every device gets the results.
+
+    Args:
+      values: values of one strategy.
+      op: the reduction.
+      summation: how they are added up; by default as XLA does it best.
 
     Raises:
       ShapeError: a value whose shape or dtype differs between replicas.
@@ -88,8 +94,9 @@ def reduce_many(values: Sequence[PerReplica], op: ReduceOp) -> list[Mirrored]:
                 f"{[getattr(part, 'shape', part) for part in value.values]}. HINT: reduce to equal shapes first."
             )
     scalars = tuple(value.scalar for value in values)
-    totals = _reduce_mapped([value.data for value in values], scalars, op, values[0].idle, mesh)
-    mesh.throttle(totals)
+    totals = _reduce_mapped([value.data for value in values], scalars, op, values[0].idle, summation, mesh)
+    if not isinstance(totals[0], jax.core.Tracer):
+        mesh.throttle(totals)
     return [Mirrored(total, mesh) for total in totals]
 
 
@@ -203,13 +210,18 @@ def _everywhere(array: Any, mesh: ReplicaMesh) -> Any:
     return lax.with_sharding_constraint(array, sharding)
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3, 4))
+@partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
 def _reduce_mapped(
-    data: list[Any], scalars: tuple[bool, ...], op: ReduceOp, idle: tuple[int, ...], mesh: ReplicaMesh
+    data: list[Any],
+    scalars: tuple[bool, ...],
+    op: ReduceOp,
+    idle: tuple[int, ...],
+    summation: Summation | None,
+    mesh: ReplicaMesh,
 ) -> list[Any]:
     def reduce(*parts: Any) -> list[Any]:
         local = [part.reshape(()) if scalar else part for part, scalar in zip(parts, scalars, strict=True)]
-        return manual.all_reduce(local, op, mesh.size, idle=idle)
+        return manual.all_reduce(local, op, mesh.size, summation, idle)
 
     mapped = jax.shard_map(
         reduce, mesh=mesh.mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False

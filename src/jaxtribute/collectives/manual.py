@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtribute.collectives.packing import packed_map
+from jaxtribute.collectives.summation import AutoSum, Summation
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import AXIS
 
@@ -53,14 +53,18 @@ def contributions(values: Sequence[Any], op: ReduceOp, replicas: int, idle: tupl
 
 
 def all_reduce(
-    values: Sequence[Any], op: ReduceOp, replicas: int, small_bytes: int | None = None, idle: tuple[int, ...] = ()
+    values: Sequence[Any],
+    op: ReduceOp,
+    replicas: int,
+    summation: Summation | None = None,
+    idle: tuple[int, ...] = (),
 ) -> list[Any]:
-    """Reduces each array over the replicas; every replica gets the result. `idle` as in `contributions`.
+    """Reduces each array over the replicas by `summation`; every replica gets the result. `idle` as above.
 
     Differentiable: the gradient is the all-reduce of the cotangents with the same operation.
     """
     arrays, count = contributions(values, op, replicas, idle)
-    totals = packed_map(lambda array: lax.psum(array, AXIS), arrays, small_bytes)
+    totals = (summation or AutoSum())(arrays, replicas)
     return totals if op is ReduceOp.SUM else [divided(total, count) for total in totals]
 
 

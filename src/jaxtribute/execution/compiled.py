@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxtribute.collectives import manual
+from jaxtribute.collectives.summation import Summation
 from jaxtribute.context import Context, Frame, entered
 from jaxtribute.errors import TraceError, VariableError
 from jaxtribute.execution import ragged
@@ -50,9 +51,9 @@ class TracedLink:
         self._strategy, self._mesh, self._frame = strategy, mesh, frame
         self.idle = idle
 
-    def all_reduce(self, values: list[Any], op: ReduceOp) -> list[Any]:
+    def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
         """Each array reduced over the replicas, small ones in one collective."""
-        return manual.all_reduce(values, op, self._mesh.size, idle=self.idle)
+        return manual.all_reduce(values, op, self._mesh.size, summation, self.idle)
 
     def all_gather(self, values: list[Any], axis: int) -> list[Any]:
         """Each array concatenated over the replicas."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
+from jaxtribute.collectives.equal import equal_p
 from jaxtribute.values.mesh import AXIS
 
 _EQUALISING = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"})
@@ -62,6 +63,8 @@ def _equation(eqn: jex.JaxprEqn, flags: list[bool]) -> list[bool]:
     name, params, count = eqn.primitive.name, eqn.params, len(eqn.outvars)
     if name in _VARYING:
         return [True] * count
+    if eqn.primitive is equal_p:
+        return [False] * count
     if name in _EQUALISING:
         axes = params.get("axes", params.get("axis_name"))
         whole = AXIS in (axes if isinstance(axes, (tuple, list)) else (axes,))

@@ -12,6 +12,7 @@ from jax.core import Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.collectives.cross_replica import gather_value, reduce_many
+from jaxtribute.collectives.summation import Summation
 from jaxtribute.context import Context
 from jaxtribute.errors import ContextError
 from jaxtribute.execution.frames import escape_error
@@ -73,14 +74,14 @@ class LockstepLink:
         """The replicas that got no data."""
         return self._run.idle
 
-    def all_reduce(self, values: list[Any], op: ReduceOp) -> list[Any]:
-        """Each array reduced over the replicas."""
-        return _reduced(values, self._collective("all_reduce", partial(_reduce_all, op)))
+    def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
+        """Each array reduced over the replicas, added up by `summation`."""
+        return _reduced(values, self._collective("all_reduce", partial(_reduce_all, op, summation)))
 
     def all_gather(self, values: list[Any], axis: int) -> list[Any]:
         """Each array concatenated over the replicas."""
         gather = self._collective("all_gather", partial(_gather_all, axis))
-        slices = self._collective("all_gather's gradient", partial(_reduce_all, ReduceOp.SUM))
+        slices = self._collective("all_gather's gradient", partial(_reduce_all, ReduceOp.SUM, None))
         return _gathered(values, gather, slices, axis, self._index)
 
     def select(self, value: Any, replica: int) -> Any:
@@ -307,8 +308,8 @@ def _joined(parts: Sequence[Any], mesh: ReplicaMesh, idle: tuple[int, ...]) -> P
     return value
 
 
-def _reduce_all(op: ReduceOp, values: list[PerReplica]) -> list[Any]:
-    return list(reduce_many(values, op))
+def _reduce_all(op: ReduceOp, summation: Summation | None, values: list[PerReplica]) -> list[Any]:
+    return list(reduce_many(values, op, summation))
 
 
 def _gather_all(axis: int, values: list[PerReplica]) -> list[Any]:

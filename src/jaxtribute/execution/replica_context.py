@@ -15,6 +15,8 @@ from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.operators import operand
 
 if TYPE_CHECKING:
+    from jaxtribute.collectives.options import CommunicationOptions
+    from jaxtribute.collectives.summation import Summation
     from jaxtribute.strategies.base import Strategy
 
 
@@ -26,8 +28,8 @@ class Link(Protocol):
         """The replicas that got no data."""
         ...
 
-    def all_reduce(self, values: list[Any], op: ReduceOp) -> list[Any]:
-        """Each array reduced over the replicas."""
+    def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
+        """Each array reduced over the replicas, added up by `summation`."""
         ...
 
     def all_gather(self, values: list[Any], axis: int) -> list[Any]:
@@ -51,7 +53,7 @@ class SoloLink:
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
 
-    def all_reduce(self, values: list[Any], op: ReduceOp) -> list[Any]:
+    def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
         """The arrays as they are."""
         return values
 
@@ -109,7 +111,9 @@ class ReplicaContext:
             devices = (devices[int(self._id)],)
         return tuple(device_name(device) for device in devices)
 
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Any = None) -> Any:
+    def all_reduce(
+        self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
+    ) -> Any:
         """Reduces `value` over the replicas and gives each the result.
 
         All replicas must call it, in the same order. Small arrays of a nest travel together. It can be
@@ -118,7 +122,7 @@ class ReplicaContext:
         Args:
           reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN` or their names.
           value: a nest of arrays, of equal shapes on all replicas.
-          options: accepted for compatibility.
+          options: hints: `bytes_per_pack` says how many bytes of arrays may travel together.
 
         Returns:
           A nest as `value`: sums keep the dtype (booleans count as int32), means of integers are floats.
@@ -132,7 +136,10 @@ class ReplicaContext:
         op = ReduceOp.parse(reduce_op)
         self._check_current("all_reduce")
         leaves, tree = jax.tree.flatten(value)
-        return tree.unflatten(self._link.all_reduce([operand(leaf) for leaf in leaves], op)) if leaves else value
+        if not leaves:
+            return value
+        summation = self._strategy.extended.summation(options)
+        return tree.unflatten(self._link.all_reduce([operand(leaf) for leaf in leaves], op, summation))
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """Concatenates `value` over the replicas along `axis` and gives each the result.

@@ -14,6 +14,7 @@ from jaxtribute.context import Context
 from jaxtribute.errors import ArgumentTypeError, StrategyMixError
 from jaxtribute.execution.compiled import LocalPerReplica
 from jaxtribute.execution.nests import flatten, is_distributed, map_leaves
+from jaxtribute.strategies.legacy import LegacyMethods
 from jaxtribute.strategies.scope import Scope, require_cross_replica
 from jaxtribute.values.distributed import DistributedValues, Mirrored, PerReplica
 from jaxtribute.values.enums import ReduceOp
@@ -69,7 +70,7 @@ class RunOptions:
         self.experimental_xla_options = experimental_xla_options
 
 
-class Strategy:
+class Strategy(LegacyMethods):
     """A list of devices with a policy for state and computation; see its subclasses.
 
     Args:

@@ -14,7 +14,6 @@ from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.execution import compiled, lockstep
 from jaxtribute.execution.function import Function
 from jaxtribute.execution.nests import map_leaves
-from jaxtribute.execution.program import OuterFrame
 from jaxtribute.strategies.base import Strategy
 from jaxtribute.strategies.extended import StrategyExtended
 from jaxtribute.strategies.mirrored import distinct_devices
@@ -55,8 +54,6 @@ class CentralStorageExtended(StrategyExtended):
             return fn.run_on(self.strategy)(*args, **kwargs)
         if not frame.traced:
             return lockstep.run(self.strategy, self.mesh, fn, args, kwargs)
-        if isinstance(frame, OuterFrame):
-            frame.mesh = self.mesh
         return map_leaves(_alone, compiled.run(self.strategy, self.mesh, fn, args, kwargs, frame))
 
 

@@ -10,6 +10,7 @@ import jax
 
 from jaxtribute import context as contexts
 from jaxtribute.collectives import manual
+from jaxtribute.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute.collectives.cross_replica import check_axes
 from jaxtribute.devices import device_name
 from jaxtribute.errors import ArgumentError, StrategyMixError
@@ -19,6 +20,7 @@ from jaxtribute.execution.function import Function
 from jaxtribute.execution.nests import flatten, map_leaves
 from jaxtribute.execution.program import OuterFrame
 from jaxtribute.execution.replica_context import ReplicaContext
+from jaxtribute.strategies.operations import ExtendedOperations
 from jaxtribute.values.distributed import Mirrored, PerReplica
 from jaxtribute.values.enums import ReduceOp, VariableSynchronization
 from jaxtribute.values.mesh import ReplicaMesh
@@ -30,17 +32,20 @@ if TYPE_CHECKING:
     from jaxtribute.strategies.base import Strategy
 
 
-class StrategyExtended:
+class StrategyExtended(ExtendedOperations):
     """The plug behind a `Strategy`: devices, variable placement and how replica functions are called.
 
     Args:
       mesh: the device of each replica.
+      cross_device_ops: how values are reduced between devices; by default what XLA does best.
 
     Source: `tf.distribute.StrategyExtended`.
     """
 
-    def __init__(self, mesh: ReplicaMesh) -> None:
+    def __init__(self, mesh: ReplicaMesh, cross_device_ops: CrossDeviceOps | None = None) -> None:
         self._mesh = mesh
+        if cross_device_ops is not None:
+            self._cross_device_ops = cross_device_ops
         self._strategy: weakref.ref[Strategy] | None = None
 
     def attach(self, strategy: Strategy) -> None:
@@ -97,10 +102,6 @@ class StrategyExtended:
             return OnReadPolicy(self.mesh), synchronization
         return MirroredPolicy(self.mesh), VariableSynchronization.ON_WRITE
 
-    def variable_created_in_scope(self, v: Variable) -> bool:
-        """Returns whether `v` was made in this strategy's scope."""
-        return v.distribute_strategy is self.strategy
-
     def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Calls `fn` on each replica; what `Strategy.run` does once its checks are passed.
 
@@ -118,16 +119,6 @@ class StrategyExtended:
         if isinstance(fn, Function):
             return fn.run_on(self.strategy)(*args, **kwargs)
         return lockstep.run(self.strategy, self.mesh, fn, args, kwargs)
-
-    def update(self, var: Variable, fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
-        """Calls `fn(var, *args, **kwargs)` where the variable is, with mirrored arguments.
-
-        In cross-replica context it is called once and what it assigns reaches every copy.
-
-        Source: `tf.distribute.StrategyExtended.update`.
-        """
-        args, kwargs = map_leaves(_whole, (tuple(args), dict(kwargs or {})))
-        return fn(var, *args, **kwargs)
 
     def reduce_local(self, value: Any, op: ReduceOp, axis: int | tuple[int, ...] | None) -> Any:
         """`Strategy.reduce` in a compiled `merge_call`, where `value` is this replica's component."""
@@ -198,10 +189,6 @@ class StrategyExtended:
 def _only(value: Any) -> Any:
     """The component of a value that one replica sees."""
     return value.values[0] if isinstance(value, (PerReplica, Mirrored)) else value
-
-
-def _whole(value: Any) -> Any:
-    return value.data if isinstance(value, (Mirrored, PerReplica)) else value
 
 
 EAGER = EagerFrame()

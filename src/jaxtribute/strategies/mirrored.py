@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
 import jax
 
+from jaxtribute.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute.config import prepare_cpu_backend
 from jaxtribute.devices import default_devices, resolve_device
 from jaxtribute.errors import ArgumentTypeError, DeviceError
@@ -25,18 +24,26 @@ class MirroredStrategy(Strategy):
 
     Raises:
       DeviceError: a device that does not exist, or one that is named twice.
-      ArgumentTypeError: a single string instead of a list.
+      ArgumentTypeError: a single string instead of a list, or `cross_device_ops` that are none.
 
     Source: `tf.distribute.MirroredStrategy`.
     """
 
-    def __init__(self, devices: Sequence[str | jax.Device] | None = None, cross_device_ops: Any = None) -> None:
+    def __init__(
+        self,
+        devices: Sequence[str | jax.Device] | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
+    ) -> None:
         prepare_cpu_backend()
         if isinstance(devices, str):
             raise ArgumentTypeError(f"devices must be a list, not the string {devices!r}. HINT: [{devices!r}].")
         chosen = distinct_devices(devices) if devices else default_devices()
-        self._cross_device_ops = cross_device_ops
-        super().__init__(StrategyExtended(ReplicaMesh(chosen)))
+        if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
+            raise ArgumentTypeError(
+                f"cross_device_ops is {cross_device_ops!r}, a {type(cross_device_ops).__name__}. "
+                "HINT: pass an object such as jd.NcclAllReduce()."
+            )
+        super().__init__(StrategyExtended(ReplicaMesh(chosen), cross_device_ops))
 
 
 def distinct_devices(devices: Sequence[str | jax.Device]) -> tuple[jax.Device, ...]:

@@ -1,0 +1,78 @@
+"""Hints for collectives: `CommunicationOptions` and its older names."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from jaxtribute.errors import ArgumentError
+
+
+class CommunicationImplementation(Enum):
+    """Which library carries collectives between machines.
+
+    XLA chooses by the devices: NCCL between GPUs, Gloo (rings over TCP) between CPUs, the interconnect between
+    TPUs. The members are accepted for compatibility and choose nothing.
+
+    Source: `tf.distribute.experimental.CommunicationImplementation`.
+    """
+
+    AUTO = "AUTO"
+    RING = "RING"
+    NCCL = "NCCL"
+
+
+CollectiveCommunication = CommunicationImplementation
+
+
+class CommunicationOptions:
+    """Hints for `ReplicaContext.all_reduce` and `StrategyExtended.batch_reduce_to`.
+
+    Args:
+      bytes_per_pack: how many bytes of small arrays may travel in one collective. 0 leaves it to the library.
+      timeout_seconds: how long a collective between machines may take before it fails; None for no limit. Within
+        one machine nothing is waited for and it has no effect.
+      implementation: accepted for compatibility; see `CommunicationImplementation`.
+
+    Raises:
+      ArgumentError: a negative size or time, or an unknown implementation.
+
+    Source: `tf.distribute.experimental.CommunicationOptions`.
+    """
+
+    def __init__(
+        self,
+        bytes_per_pack: int = 0,
+        timeout_seconds: float | None = None,
+        implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
+    ) -> None:
+        if bytes_per_pack < 0:
+            raise ArgumentError(f"bytes_per_pack is {bytes_per_pack}. HINT: give a size in bytes, or 0 for automatic.")
+        if timeout_seconds is not None and timeout_seconds < 0:
+            raise ArgumentError(f"timeout_seconds is {timeout_seconds}. HINT: give seconds, or None for no limit.")
+        if isinstance(implementation, str):
+            if implementation.upper() not in CommunicationImplementation.__members__:
+                raise ArgumentError(f'implementation is {implementation!r}. HINT: use "AUTO", "RING" or "NCCL".')
+            implementation = CommunicationImplementation[implementation.upper()]
+        self.bytes_per_pack = bytes_per_pack
+        self.timeout_seconds = timeout_seconds
+        self.implementation = implementation
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(bytes_per_pack={self.bytes_per_pack}, timeout_seconds={self.timeout_seconds}, "
+            f"implementation={self.implementation})"
+        )
+
+
+class CollectiveHints(CommunicationOptions):
+    """The older name of `CommunicationOptions`.
+
+    Args:
+      bytes_per_pack: as there.
+      timeout_seconds: as there.
+
+    Source: `tf.distribute.experimental.CollectiveHints`.
+    """
+
+    def __init__(self, bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> None:
+        super().__init__(bytes_per_pack, timeout_seconds)
