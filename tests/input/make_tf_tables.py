@@ -1,6 +1,6 @@
 """Records how TensorFlow 2.21 cuts batches, as `tf_tables.json` beside this file.
 
-    python tests/input/make_tf_tables.py        (a Python that has TensorFlow)
+python tests/input/make_tf_tables.py        (a Python that has TensorFlow)
 """
 
 import importlib
@@ -33,9 +33,18 @@ def mirrored() -> list[dict[str, Any]]:
             chosen = strategy(replicas)
             distributed = chosen.experimental_distribute_dataset(dataset)
             elements = [per_replica(chosen, element) for element in distributed]
-            spec = [shape if shape is None else int(shape) for shape in (distributed.element_spec._value_specs[0].shape)]
+            spec = [
+                shape if shape is None else int(shape) for shape in (distributed.element_spec._value_specs[0].shape)
+            ]
             rows.append(
-                {"replicas": replicas, "examples": examples, "batch": batch, "drop": drop, "spec": spec, "elements": elements}
+                {
+                    "replicas": replicas,
+                    "examples": examples,
+                    "batch": batch,
+                    "drop": drop,
+                    "spec": spec,
+                    "elements": elements,
+                }
             )
     return rows
 
@@ -50,7 +59,9 @@ def from_function() -> list[dict[str, Any]]:
                 lambda _, e=examples, b=batch, d=drop: tf.data.Dataset.range(e).batch(b, drop_remainder=d)
             )
             elements = [per_replica(chosen, element) for element in distributed]
-            rows.append({"replicas": replicas, "examples": examples, "batch": batch, "drop": drop, "elements": elements})
+            rows.append(
+                {"replicas": replicas, "examples": examples, "batch": batch, "drop": drop, "elements": elements}
+            )
     return rows
 
 

@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxtribute.input import AutoShardPolicy, InputOptions, distribute_dataset, make_numpy_dataset
+from jaxtribute.input import (
+    ArraySource,
+    AutoShardPolicy,
+    InputOptions,
+    distribute_dataset,
+    make_numpy_dataset,
+    shard_hint,
+)
 from jaxtribute.input.context import InputContext
 from jaxtribute.input.dataset import DistributedDataset, distribute_from_function
 from jaxtribute.input.splitting import slice_sizes
@@ -43,7 +50,7 @@ def make(kind: str, examples: int, batch: int, *, drop: bool = False, seed: int 
             examples, grain.sharding.NoSharding(), shuffle=seed is not None, num_epochs=1, seed=seed
         )
         operations = [grain.transforms.Batch(batch, drop_remainder=drop)]
-        return grain.DataLoader(data_source=numbers, sampler=sampler, operations=operations)
+        return grain.DataLoader(data_source=ArraySource(numbers), sampler=sampler, operations=operations)
     base: grain.MapDataset[Any] = {
         "array": make_numpy_dataset(numbers),
         "range": grain.MapDataset.range(examples),
@@ -83,7 +90,12 @@ def deliver(make_dataset: Any, workers: int, replicas: int, options: InputOption
 
 @settings(max_examples=60)
 @given(
-    st.sampled_from(KINDS), st.integers(1, 60), st.integers(1, 20), clusters(), st.booleans(), st.none() | st.integers(0, 9)
+    st.sampled_from(KINDS),
+    st.integers(1, 60),
+    st.integers(1, 20),
+    clusters(),
+    st.booleans(),
+    st.none() | st.integers(0, 9),
 )
 def test_every_example_once_and_in_the_right_replica(
     kind: str, examples: int, batch: int, cluster: tuple[int, int], drop: bool, seed: int | None
@@ -126,8 +138,6 @@ def test_without_sharding_every_worker_delivers_all(
 @settings(max_examples=30)
 @given(st.integers(1, 40), st.integers(1, 12), clusters())
 def test_a_hint_shares_out_once(examples: int, batch: int, cluster: tuple[int, int]) -> None:
-    from jaxtribute.input import shard_hint  # noqa: PLC0415
-
     def dataset() -> Any:
         return grain.MapDataset.range(examples).pipe(shard_hint).batch(batch)
 

@@ -1,5 +1,6 @@
 """The cuts: their sizes, and that no row is lost or given twice."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def test_workers_bounds_join_up(rows: int, cluster: tuple[int, int]) -> None:
     bounds = [worker_bounds(rows, shard) for shard in shards(workers, replicas)]
     assert bounds[0][0] == 0
     assert bounds[-1][1] == rows
-    assert all(before[1] == after[0] for before, after in zip(bounds, bounds[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(bounds))
 
 
 @given(counts, clusters())

@@ -18,7 +18,7 @@ class StepAgreement(Protocol):
     It is not used where all workers are sure to have the same number of batches, or for a single worker.
     """
 
-    def __call__(self, step: int, rows: StepRows) -> Sequence[StepRows]:
+    def __call__(self, step: int, rows: StepRows, /) -> Sequence[StepRows]:
         """Gives this worker's rows of a step, and returns every worker's, in the order of workers.
 
         Args:

@@ -15,6 +15,7 @@ from jaxtribute.input.iterator import DistributedIterator
 from jaxtribute.input.options import InputOptions, InputReplicationMode
 from jaxtribute.input.placement import Placement, check_shard, to_devices, to_host
 from jaxtribute.input.policy import Sharding, resolve
+from jaxtribute.input.prefetch import Threads
 from jaxtribute.input.sources import Source, adapt
 from jaxtribute.input.spec import replica_spec
 from jaxtribute.input.splitting import Shard
@@ -40,6 +41,7 @@ class DistributedDataset:
         self._shard = shard
         self._options = options
         self._agree = agree or alone
+        self._threads = Threads()
 
     def __iter__(self) -> DistributedIterator:
         steps, kind = self._steps()
@@ -50,6 +52,7 @@ class DistributedDataset:
             self._shard,
             kind=kind,
             buffer=self._options.experimental_per_replica_buffer_size,
+            threads=self._threads,
         )
 
     @cached_property

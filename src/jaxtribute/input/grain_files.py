@@ -26,9 +26,16 @@ def keep(dataset: Node, shard: Shard) -> Node:
     """The dataset over every `shard.workers`-th file, from number `shard.worker` on.
 
     Raises:
-      InputError: if a transformation refers to records by their number over all files.
+      InputError: if it reads no files, or from several sources, or a transformation refers to records by their
+        number over all files.
     """
-    (reader,) = _readers(dataset)
+    readers = _readers(dataset)
+    if len(readers) != 1:
+        raise InputError(
+            f"AutoShardPolicy.FILE needs one source of files in the pipeline, and {dataset} has {len(readers)}. "
+            "HINT: read them with one TFRecord, ArrayRecord, Parquet or TextLineSource, or use AutoShardPolicy.DATA."
+        )
+    reader = readers[0]
     own = slice(shard.worker, None, shard.workers)
     try:
         return rewrite(dataset, lambda node: _over(node, own) if node is reader else None)

@@ -12,7 +12,7 @@ import jax
 from jaxtribute.errors import InputError, OutOfRangeError
 from jaxtribute.input.batches import Tree
 from jaxtribute.input.placement import Placement
-from jaxtribute.input.prefetch import Prefetcher
+from jaxtribute.input.prefetch import Prefetcher, Threads
 from jaxtribute.input.splitting import Shard
 from jaxtribute.input.steps import Steps
 
@@ -57,7 +57,15 @@ class DistributedIterator:
     """
 
     def __init__(
-        self, steps: Steps, place: Placement, spec: Callable[[], Tree], shard: Shard, *, kind: str, buffer: int
+        self,
+        steps: Steps,
+        place: Placement,
+        spec: Callable[[], Tree],
+        shard: Shard,
+        *,
+        kind: str,
+        buffer: int,
+        threads: Threads,
     ) -> None:
         self._steps = steps
         self._place = place
@@ -65,6 +73,7 @@ class DistributedIterator:
         self._shard = shard
         self._kind = kind
         self._buffer = buffer
+        self._threads = threads
         self._prefetcher: Prefetcher[tuple[Tree, dict[str, Any]]] | None = None
         self._position: dict[str, Any] | None = None
         self._closed = False
@@ -80,7 +89,7 @@ class DistributedIterator:
             return element
         if self._prefetcher is None:
             steps, place = self._steps, self._place
-            self._prefetcher = Prefetcher(lambda: _make(steps, place), steps.close, self._buffer)
+            self._prefetcher = Prefetcher(lambda: _make(steps, place), steps.close, self._buffer, self._threads)
         element, self._position = self._prefetcher.get()
         return element
 

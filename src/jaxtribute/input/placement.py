@@ -22,7 +22,7 @@ Placement = Callable[[Step], Tree]
 def to_devices(mesh: ReplicaMesh) -> Placement:
     """Elements on the replicas' devices: `PerReplica` leaves, or plain arrays for one replica."""
     if mesh.size == 1:
-        return lambda step: _put_whole(step.cut()[0] if step.parts else step.tree, mesh)
+        return lambda step: _put_whole(step.tree if step.parts is None else step.parts[0], mesh)
     if len(mesh.local_ids) == mesh.size:
         return lambda step: _place(step, mesh, _put_whole)
     return lambda step: _place(step, mesh, _put_share)
@@ -32,7 +32,8 @@ def to_host(mesh: ReplicaMesh) -> Placement:
     """Elements left on the host: `PerReplica` leaves of NumPy arrays, or plain NumPy arrays for one replica."""
 
     def place(step: Step) -> Tree:
-        parts = [jax.tree.map(np.asarray, part) for part in step.cut()] if mesh.size > 1 else [step.tree or step.cut()]
+        parts = step.cut() if mesh.size > 1 or step.parts is not None else [step.tree]
+        parts = [jax.tree.map(np.asarray, part) for part in parts]
         return parts[0] if mesh.size == 1 else _join(parts, mesh)
 
     return place

@@ -62,6 +62,8 @@ def _automatic(source: Source, shard: Shard) -> tuple[AutoShardPolicy, str]:
     files = source.files()
     if len(files) >= shard.workers:
         return AutoShardPolicy.FILE, f"it reads {len(files)} files, at least one for each of {shard.workers} workers"
+    if not files and source.finds_files and _is_shardable(source, shard):
+        return AutoShardPolicy.FILE, "it reads files"
     if files:
         reason = f"its {len(files)} file(s) do not go round {shard.workers} workers"
     else:
@@ -80,6 +82,14 @@ def _automatic(source: Source, shard: Shard) -> tuple[AutoShardPolicy, str]:
             stacklevel=6,
         )
     return AutoShardPolicy.DATA, reason
+
+
+def _is_shardable(source: Source, shard: Shard) -> bool:
+    try:
+        source.by_file(shard)
+    except InputError:
+        return False
+    return True
 
 
 def _check_files(source: Source, shard: Shard) -> None:

@@ -16,32 +16,82 @@ from jaxtribute.errors import InputError
 T = TypeVar("T")
 
 _JOIN_SECONDS = 10.0
+_IDLE_SECONDS = 1.0
+
+
+class Threads:
+    """Lends threads to the passes over one dataset.
+
+    The thread of a pass that came to its end waits a second for the next pass. A new thread for each epoch would
+    allocate its batches in a malloc arena of its own, and memory would grow with the epochs.
+    """
+
+    def __init__(self) -> None:
+        self._shared = shared = _Shared()
+        weakref.finalize(self, shared.jobs.put, None)
+
+    def run(self, job: Callable[[], bool]) -> None:
+        """Runs a job in a thread. The thread is kept if the job returns True."""
+        shared = self._shared
+        with shared.lock:
+            # Through the queue, since a Thread keeps its arguments alive for as long as it runs.
+            shared.jobs.put(job)
+            if shared.idle:
+                shared.idle -= 1
+                return
+        threading.Thread(target=_serve, args=(shared,), name="jaxtribute-prefetch", daemon=True).start()
+
+
+class _Shared:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.jobs: queue.SimpleQueue[Callable[[], bool] | None] = queue.SimpleQueue()
+        self.idle = 0
+
+
+def _serve(shared: _Shared) -> None:
+    while True:
+        try:
+            job = shared.jobs.get(timeout=_IDLE_SECONDS)
+        except queue.Empty:
+            with shared.lock:
+                if shared.jobs.empty():
+                    shared.idle -= 1
+                    return
+            continue
+        if job is None:
+            # Tell the next idle thread as well.
+            shared.jobs.put(None)
+            return
+        if not job():
+            return
+        # What the job holds must not live on while the thread waits.
+        del job
+        with shared.lock:
+            shared.idle += 1
 
 
 class Prefetcher(Generic[T]):
     """Calls `produce` in a thread, up to `buffer` results ahead, and hands the results out in order.
 
-    The thread ends at the end of the data, at an exception, on `close()`, and when the prefetcher is garbage.
+    The work ends at the end of the data, at an exception, on `close()`, and when the prefetcher is garbage.
 
     Args:
       produce: makes the next element; `StopIteration` ends the data. Called in the thread only.
       release: called once in the thread when nothing more will be produced.
       buffer: elements that may wait; at least 1.
+      threads: lends the thread.
     """
 
-    def __init__(self, produce: Callable[[], T], release: Callable[[], None], buffer: int) -> None:
+    def __init__(
+        self, produce: Callable[[], T], release: Callable[[], None], buffer: int, threads: Threads | None = None
+    ) -> None:
         self._channel = channel = _Channel(buffer)
         context = contextvars.copy_context()
         x64 = bool(jax.config.read("jax_enable_x64"))
-        self._thread = threading.Thread(
-            target=context.run,
-            args=(_work, channel, produce, release, x64),
-            name="jaxtribute-prefetch",
-            daemon=True,
-        )
-        self._thread.start()
-        self._finalizer = weakref.finalize(self, _stop, channel, self._thread)
         self._end: BaseException | None = None
+        self._finalizer = weakref.finalize(self, _stop, channel)
+        (threads or Threads()).run(lambda: context.run(_work, channel, produce, release, x64))
 
     def get(self) -> T:
         """Returns the next element, waiting for it if need be.
@@ -65,16 +115,16 @@ class Prefetcher(Generic[T]):
             del error
 
     def close(self) -> None:
-        """Stops the thread and waits for it.
+        """Stops the work and waits for its end.
 
         Raises:
           InputError: if the pipeline does not return within 10 seconds.
         """
         self._finalizer()
-        if self._thread.is_alive():
+        if self._channel.working.locked():
             raise InputError(
-                f"the input pipeline has not returned for {_JOIN_SECONDS:.0f} s; its thread {self._thread.name} is "
-                "left behind. HINT: look for a read that waits without a timeout."
+                f"the input pipeline has not returned for {_JOIN_SECONDS} s, and its thread is left behind. "
+                "HINT: look for a read that waits without a timeout."
             )
 
 
@@ -85,24 +135,33 @@ class _Channel:
         self.elements: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self.places: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.stopped = False
+        self.thread = 0
+        # Held until the work ends; a lock is safe to wait for where garbage is collected, an Event is not.
+        self.working = threading.Lock()
+        self.working.acquire()
         for _ in range(buffer):
             self.places.put(True)
 
 
-def _work(channel: _Channel, produce: Callable[[], Any], release: Callable[[], None], x64: bool) -> None:
+def _work(channel: _Channel, produce: Callable[[], Any], release: Callable[[], None], x64: bool) -> bool:
+    """Fills the channel. Returns whether the data came to its end."""
+    channel.thread = threading.get_ident()
     try:
         with jax.enable_x64(x64):
             while channel.places.get() and not channel.stopped:
                 channel.elements.put((produce(), None))
+        return False
     except BaseException as error:  # noqa: BLE001  # it belongs to the thread that asks for the element
         channel.elements.put((None, error))
+        return isinstance(error, StopIteration)
     finally:
         release()
+        channel.working.release()
 
 
-def _stop(channel: _Channel, thread: threading.Thread) -> None:
+def _stop(channel: _Channel) -> None:
     channel.stopped = True
     channel.places.put(False)
     # Garbage may be collected in any thread, the prefetching one included.
-    if thread is not threading.current_thread():
-        thread.join(_JOIN_SECONDS)
+    if channel.thread != threading.get_ident() and channel.working.acquire(timeout=_JOIN_SECONDS):
+        channel.working.release()

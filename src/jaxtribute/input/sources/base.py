@@ -43,6 +43,8 @@ class Source(ABC):
     """What it is, for messages."""
     reads = "all"
     """What a worker reads under DATA: `"share"`, only its own rows, or `"all"`, to keep its share."""
+    finds_files = False
+    """Whether `by_file` may succeed although `files` knows none."""
     shuffled_anew = False
     """Whether each pass, or each worker, may see another order."""
 

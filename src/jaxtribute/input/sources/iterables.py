@@ -26,10 +26,11 @@ class IterableSource(Source):
         del shard
         if isinstance(self._iterable, Sequence):
             return CountingStream(iter(self._iterable), self._iterable)
-        if self._peeked is not None:
+        if isinstance(self._iterable, Iterator):
             peeked, self._peeked = self._peeked, None
-            return CountingStream(peeked)
-        return CountingStream(iter(self._iterable), reiterable=not isinstance(self._iterable, Iterator))
+            # In a chain, so that closing the stream leaves the user's own generator open.
+            return CountingStream(itertools.chain(self._iterable if peeked is None else peeked))
+        return CountingStream(iter(self._iterable), reiterable=True)
 
     def first(self) -> Tree | None:
         """The first element, put back where it was taken from a one-shot iterator."""

@@ -33,6 +33,7 @@ class TfSource(Source):
     """A TensorFlow dataset, read on the host. Its position is a count of batches, skipped when it is restored."""
 
     name = "tf.data.Dataset"
+    finds_files = True
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -47,7 +48,7 @@ class TfSource(Source):
         """Shapes and dtypes, as TensorFlow states them."""
 
         def leaf(spec: Any) -> jax.ShapeDtypeStruct:
-            if not hasattr(spec, "dtype") or spec.shape.rank is None:
+            if not isinstance(spec, _tf().TensorSpec) or spec.shape.rank is None:
                 raise InputError(
                     f"{spec} has no shape that arrays could have. HINT: make dense tensors of a known rank, e.g. with "
                     "dataset.padded_batch or tf.ensure_shape."
@@ -69,12 +70,14 @@ class TfSource(Source):
         return size if size > 0 else None
 
     def files(self) -> tuple[str, ...]:
-        """The files that the dataset reads."""
+        """The files of its readers, as far as they are known before reading."""
         found: list[str] = []
         for node in _walk(self._dataset):
             names = getattr(node, "_filenames", None)
             if names is not None:
-                found += [name.decode() for name in np.atleast_1d(np.asarray(names)).tolist()]
+                found += _strings(names)
+            elif any(kind in type(node).__name__ for kind in ("Interleave", "FlatMap")):
+                found += _names_below(node)
         return tuple(found)
 
     def by_file(self, shard: Shard) -> Source:
@@ -97,19 +100,44 @@ def _walk(node: Any) -> Iterator[Any]:
 
 
 def _shuffles_anew(node: Any) -> bool:
-    """Whether a node shuffles without a seed."""
+    """Whether a node shuffles in another order each time: without a seed, or with one for each iteration."""
     if "Shuffle" not in type(node).__name__:
         return False
     seeds = [getattr(node, name, None) for name in ("_seed", "_seed2")]
-    return not any(int(seed) for seed in seeds if seed is not None)
+    seeded = any(int(seed) for seed in seeds if seed is not None)
+    return not seeded or getattr(node, "_reshuffle_each_iteration", True) is not False
 
 
 def _auto_shard(dataset: Any, shard: Shard, policy: AutoShardPolicy) -> Any:
     """TensorFlow's own sharding rewrite of a dataset's graph."""
-    options = _tf().data.Options()
-    options.experimental_distribute.auto_shard_policy = _tf().data.experimental.AutoShardPolicy(int(policy))
+    tf = _tf()
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy(int(policy))
     input_ops = importlib.import_module("tensorflow.python.distribute.input_ops")
-    return input_ops.auto_shard_dataset(dataset.with_options(options), shard.workers, shard.worker, shard.replicas)
+    try:
+        return input_ops.auto_shard_dataset(dataset.with_options(options), shard.workers, shard.worker, shard.replicas)
+    except tf.errors.OpError as error:
+        why = error.message.splitlines()[0].split("}} ")[-1].strip()
+        raise InputError(
+            f"AutoShardPolicy.{policy.name}: TensorFlow cannot shard this dataset over {shard.workers} workers: "
+            f"{why}. HINT: use AutoShardPolicy.DATA, or shard it yourself in "
+            "strategy.distribute_datasets_from_function."
+        ) from error
+
+
+def _names_below(node: Any) -> list[str]:
+    """The strings that an interleaving starts from, which are the names of files that its function opens."""
+    source = [*_walk(node)][-1]
+    spec = source.element_spec
+    is_names = getattr(spec, "dtype", None) == _tf().string and spec.shape.rank == 0
+    return _strings(source) if is_names else []
+
+
+def _strings(names: Any) -> list[str]:
+    """File names, from a tensor of them or a dataset of such."""
+    if hasattr(names, "as_numpy_iterator"):
+        return [name for piece in names.as_numpy_iterator() for name in _strings(piece)]
+    return [name.decode() for name in np.atleast_1d(np.asarray(names)).tolist()]
 
 
 class _TfStream:
@@ -133,8 +161,8 @@ class _TfStream:
         count = int(state["batches"])
         if self._shuffled_anew:
             raise InputError(
-                f"cannot go to batch {count}: this tf.data.Dataset shuffles without a seed and would not give the "
-                "same batches again. HINT: pass seed= to shuffle()."
+                f"cannot go to batch {count}: this tf.data.Dataset shuffles anew each time and would not give the "
+                "same batches again. HINT: shuffle(..., seed=..., reshuffle_each_iteration=False)."
             )
         self._iterator = iter(self._dataset.skip(count).as_numpy_iterator())
         self._count = count

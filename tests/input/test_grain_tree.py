@@ -1,0 +1,143 @@
+"""Rewrites of Grain pipelines give what Grain gives."""
+
+from typing import Any
+
+import grain
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxtribute.input import ArraySource, grain_tree, make_numpy_dataset
+from jaxtribute.input.batches import Batch
+from jaxtribute.input.grain_batches import for_worker
+from jaxtribute.input.splitting import Shard
+from simulated import shards
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> Any:
+    """Chains of reordering around one batching, over arrays or a range."""
+    examples = draw(st.integers(1, 40))
+    dataset: grain.MapDataset[Any] = draw(
+        st.sampled_from([make_numpy_dataset(np.arange(examples) * 10), grain.MapDataset.range(5, 5 + examples)])
+    )
+    dataset = draw(reorderings(dataset, 3))
+    batched = dataset.batch(draw(st.integers(1, 9)), drop_remainder=draw(st.booleans()))
+    return draw(reorderings(batched, 2)) if len(batched) else batched
+
+
+@st.composite
+def reorderings(draw: st.DrawFn, dataset: Any, most: int) -> Any:
+    for _ in range(draw(st.integers(0, most))):
+        kind = draw(st.sampled_from(["shuffle", "window", "slice", "repeat", "same", "seed"]))
+        if not len(dataset):
+            return dataset
+        if kind == "shuffle":
+            dataset = dataset.shuffle(draw(st.integers(0, 2**32 - 1)))
+        elif kind == "window":
+            size = draw(st.integers(1, len(dataset)))
+            # A window must divide the records, or Grain's own reads beyond them.
+            size = max(size for size in range(1, size + 1) if len(dataset) % size == 0)
+            dataset = grain.experimental.WindowShuffleMapDataset(
+                dataset, window_size=size, seed=draw(st.integers(0, 9))
+            )
+        elif kind == "slice":
+            start = draw(st.integers(0, len(dataset) - 1))
+            dataset = dataset[start :: draw(st.integers(1, 3))]
+        elif kind in ("repeat", "same"):
+            dataset = dataset.repeat(draw(st.integers(1, 3)), reseed_each_epoch=kind == "repeat")
+        else:
+            dataset = dataset.seed(draw(st.integers(0, 9)))
+    return dataset
+
+
+@settings(max_examples=80)
+@given(pipelines())
+def test_batches_by_index_are_grains_batches(dataset: Any) -> None:
+    rewritten, how = for_worker(dataset, Shard())
+    assert how == "arrays"
+    assert len(rewritten) == len(dataset)
+    for index in range(len(dataset)):
+        found, expected = rewritten[index], dataset[index]
+        assert found.tree.tolist() == expected.tolist()
+        assert found.tree.dtype == expected.dtype
+        assert found.total == len(expected)
+
+
+@settings(max_examples=40)
+@given(pipelines(), st.integers(1, 3), st.integers(1, 2), st.booleans())
+def test_workers_shares_join_to_the_batch(dataset: Any, workers: int, local: int, records: bool) -> None:
+    if records:
+        identity: Any = lambda record: record  # noqa: E731
+        node = grain_tree.outer_batch(dataset)
+        mapped = grain_tree.with_parents(node, (grain_tree.parents(node)[0].map(identity),))
+        dataset = grain_tree.rewrite(dataset, lambda n: mapped if n is node else None)
+    found = [for_worker(dataset, shard) for shard in shards(workers, workers * local)]
+    expected_how = {"arrays"} if not records else {"records"} if workers > 1 else {"all"}
+    assert {how for _, how in found} == expected_how
+    if workers == 1 and records:
+        return
+    for index in range(len(dataset)):
+        pieces: list[Batch] = [rewritten[index] for rewritten, _ in found]
+        assert np.concatenate([piece.tree for piece in pieces]).tolist() == dataset[index].tolist()
+        assert [piece.start for piece in pieces] == sorted(piece.start for piece in pieces)
+
+
+def test_maps_of_whole_batches_see_them_whole() -> None:
+    dataset: Any = make_numpy_dataset(np.arange(10)).shuffle(1).batch(4).map(lambda batch: batch - batch.mean())
+    rewritten, how = for_worker(dataset, Shard(2, 1, 2))
+    assert how == "all"
+    assert [rewritten[i].tolist() for i in range(3)] == [dataset[i].tolist() for i in range(3)]
+
+
+def test_a_batch_function_of_the_users_is_left_alone() -> None:
+    dataset = make_numpy_dataset(np.arange(10)).batch(4, batch_fn=lambda records: np.stack(records) + 1)
+    rewritten, how = for_worker(dataset, Shard(2, 0, 2))
+    assert (rewritten, how) == (dataset, "all")
+
+
+def test_other_sources_are_left_alone() -> None:
+    dataset = grain.MapDataset.source(["a", "b", "c"]).batch(2)
+    assert for_worker(dataset, Shard())[1] == "all"
+    assert for_worker(dataset, Shard(2, 0, 2))[1] == "records"
+
+
+def test_an_array_given_to_grain_itself_is_read_by_batches() -> None:
+    rewritten, how = for_worker(grain.MapDataset.source(np.arange(6)).shuffle(0).batch(3), Shard())  # pyright: ignore[reportArgumentType]
+    assert how == "arrays"
+    assert sorted(np.concatenate([rewritten[0].tree, rewritten[1].tree])) == list(range(6))
+
+
+@pytest.mark.parametrize("length", [65_536, 65_537])
+def test_no_record_is_repeated_where_grain_repeats_one(length: int) -> None:
+    dataset = grain.MapDataset.range(length).shuffle(7)
+    exact = grain_tree.exact(dataset.map(lambda value: value))
+    seen = {exact[index] for index in range(0, length, 257)} | {exact[length - 1]}
+    assert len(seen) == len(range(0, length, 257)) + (0 if (length - 1) % 257 == 0 else 1)
+    assert (grain_tree.exact(dataset) is dataset) == (length == 65_536)
+    assert len(exact[::2]) == -(-length // 2)
+
+
+def test_sequential_pipelines_that_only_batch_have_a_random_access_form() -> None:
+    numbers = make_numpy_dataset(np.arange(7))
+    for dataset in (numbers.to_iter_dataset().batch(3), numbers.batch(3).to_iter_dataset()):
+        mapped = grain_tree.as_map_dataset(dataset)
+        assert isinstance(mapped, grain.MapDataset)
+        assert [batch.tolist() for batch in mapped] == [batch.tolist() for batch in dataset]
+    filtered = numbers.to_iter_dataset().filter(lambda x: x > 2).batch(3)
+    assert grain_tree.as_map_dataset(filtered) is filtered
+
+
+def test_pipelines_that_leave_records_out_are_known() -> None:
+    numbers = grain.MapDataset.range(4)
+    assert grain_tree.drops_elements(numbers.filter(lambda x: x > 1).map(lambda x: x))
+    assert not grain_tree.drops_elements(numbers.shuffle(0).batch(2))
+
+
+def test_rewriting_leaves_the_original_alone() -> None:
+    dataset = make_numpy_dataset(np.arange(6)).batch(2).repeat(2)
+    before = list(grain_tree.walk(dataset))
+    for_worker(dataset, Shard(2, 0, 2))
+    assert all(a is b for a, b in zip(before, grain_tree.walk(dataset), strict=True))
+    assert isinstance(grain_tree.array_source(before[-1]), ArraySource)
