@@ -1,6 +1,9 @@
 """Arrays as a Grain source."""
 
+from typing import Any
+
 import grain
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -42,3 +45,19 @@ def test_make_numpy_dataset_gives_a_grain_dataset() -> None:
     assert len(dataset) == 10
     batches = list(dataset.batch(4))
     assert [batch[1].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.int64, jnp.bfloat16, object])
+def test_large_batches_are_the_rows_too(dtype: Any) -> None:
+    array = np.arange(4_000 * 8).reshape(4_000, 8).astype(dtype)
+    indices = np.random.default_rng(0).permutation(4_000)[:3_000]
+    taken = ArraySource(array).take(indices)
+    assert taken.dtype == array.dtype
+    assert np.array_equal(taken, array[indices])
+
+
+def test_a_batch_shares_no_memory_with_the_arrays() -> None:
+    array = np.zeros((1_000, 100), np.float32)
+    batch = jax.device_put(ArraySource(array).take(np.arange(1_000)))
+    array[:] = 1
+    assert not batch.any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import grain
@@ -10,6 +11,10 @@ import numpy as np
 
 from jaxtribute.errors import InputError
 from jaxtribute.input.batches import Tree, path_name
+
+_ALIGNMENT = 64
+"""XLA uses host memory as a CPU device's buffer, without a copy, if it is aligned to so many bytes."""
+_ALIGN_FROM = 1 << 14
 
 
 class ArraySource:
@@ -49,7 +54,21 @@ class ArraySource:
 
     def take(self, indices: Any) -> Tree:
         """The records at the given positions, as one tree of arrays; a single position gives one record."""
-        return self.structure.unflatten([leaf[indices] for leaf in self.leaves])
+        return self.structure.unflatten([_rows(leaf, indices) for leaf in self.leaves])
+
+
+def _rows(array: np.ndarray[Any, Any], indices: Any) -> Any:
+    """The rows at the given positions. Where there is much to copy, into memory that a CPU device can use as it is."""
+    if not isinstance(indices, np.ndarray) or array.dtype.hasobject:
+        return array[indices]
+    shape = (len(indices), *array.shape[1:])
+    size = math.prod(shape) * array.itemsize
+    if size < _ALIGN_FROM:
+        return array[indices]
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    out = memory[start : start + size].view(array.dtype).reshape(shape)
+    return np.take(array, indices, axis=0, out=out, mode="clip")
 
 
 def make_numpy_dataset(numpy_input: Tree) -> grain.MapDataset[Any]:
