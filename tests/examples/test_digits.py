@@ -30,7 +30,7 @@ def one_device() -> str:
     return run("--strategy", "one-device", "--epochs", "2")
 
 
-def test_without_arguments_both_strategies_reach_the_same_loss_and_97_percent():
+def test_without_arguments_both_strategies_reach_the_same_loss_and_97_percent() -> None:
     output = run()
     found = results(output)
     assert list(found) == ["one-device", "mirrored"]
@@ -40,20 +40,20 @@ def test_without_arguments_both_strategies_reach_the_same_loss_and_97_percent():
     assert "Both end with the same loss" in output
 
 
-def test_each_epoch_prints_loss_and_accuracy_which_improve(one_device: str):
+def test_each_epoch_prints_loss_and_accuracy_which_improve(one_device: str) -> None:
     epochs = [(int(number), float(loss), float(accuracy)) for number, loss, accuracy in EPOCH.findall(one_device)]
     assert [number for number, _, _ in epochs] == [1, 2]
     assert epochs[1][1] < epochs[0][1]
     assert epochs[1][2] > epochs[0][2]
 
 
-def test_variables_and_slots_are_listed_with_their_devices(one_device: str):
+def test_variables_and_slots_are_listed_with_their_devices(one_device: str) -> None:
     assert re.search(r"hidden/kernel:0 +64 x 256 +CPU:0", one_device)
     assert "CPU:1" not in one_device
     assert re.search(r"slot.* +64 x 256 +CPU:0", one_device)
 
 
-def test_the_default_strategy_does_the_same(one_device: str):
+def test_the_default_strategy_does_the_same(one_device: str) -> None:
     expected, accuracy = results(one_device)["one-device"]
     loss, same = results(run("--strategy", "default", "--epochs", "2"))["default"]
     assert loss == pytest.approx(expected, rel=1e-4)
@@ -62,7 +62,7 @@ def test_the_default_strategy_does_the_same(one_device: str):
 
 # 64 and 29 images over 3 replicas: 22, 22, 20 and 10, 10, 9; so every batch of an epoch is uneven.
 @pytest.mark.parametrize("devices", [2, 3])
-def test_any_number_of_devices_does_the_same(one_device: str, devices: int):
+def test_any_number_of_devices_does_the_same(one_device: str, devices: int) -> None:
     output = run("--strategy", "mirrored", "--devices", str(devices), "--epochs", "2")
     copies = " ".join(f"CPU:{index}" for index in range(devices))
     assert re.search(rf"hidden/kernel:0 +64 x 256 +{copies}", output)
@@ -72,13 +72,13 @@ def test_any_number_of_devices_does_the_same(one_device: str, devices: int):
     assert same == accuracy
 
 
-def test_more_devices_than_the_terminal_is_wide_wrap():
+def test_more_devices_than_the_terminal_is_wide_wrap() -> None:
     output = run_python(SCRIPT, "--strategy", "mirrored", "--devices", "8", "--epochs", "1", env={"COLUMNS": "80"})
     assert all(len(line) <= 80 for line in output.splitlines())
     assert all(f"CPU:{index}" in output for index in range(8))
 
 
-def test_an_unknown_strategy_is_an_error_that_lists_the_known():
+def test_an_unknown_strategy_is_an_error_that_lists_the_known() -> None:
     output = run_python(SCRIPT, "--strategy", "mirror", status=2)
     assert "one-device" in output
     assert "mirrored" in output

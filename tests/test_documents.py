@@ -1,0 +1,51 @@
+"""Every block of Python in the README and the documentation runs, and prints what it says it prints."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from documents import blocks, run_page
+from processes import ProcessFailedError, run_python
+
+ROOT = Path(__file__).parents[1]
+RUNNER = Path(__file__).with_name("documents.py")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WITH_CODE = [page for page in PAGES if blocks(page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_of_a_page_runs(page: Path) -> None:
+    run_python(RUNNER, str(page), devices=4, timeout=110)
+
+
+def test_every_block_of_code_names_a_language_and_only_python_that_is_run() -> None:
+    for page in PAGES:
+        fences = re.findall(r"^(?: *)```(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert set(fences[::2]) <= {"python", "pycon", "sh", "text"}, page
+        assert not any(fences[1::2]), page
+
+
+def test_a_page_that_prints_something_else_fails(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nx = 1\n```\n\n```pycon\n>>> x + 1\n3\n```\n")
+    with pytest.raises(AssertionError, match="1 outputs differ"):
+        run_page(page)
+
+
+def test_a_page_whose_code_raises_fails_and_names_the_line(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\n```python\nx = 1\nx / 0\n```\n")
+    with pytest.raises(ProcessFailedError, match=r'page.md", line 5'):
+        run_python(RUNNER, str(page))
+
+
+def test_sessions_share_the_names_of_the_blocks_above(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nx = 1\n```\n\n```pycon\n>>> y = x + 1\n>>> y\n2\n```\n\n```python\nassert y == 2\n```\n")
+    run_page(page)
+
+
+def test_the_example_of_the_readme_is_short() -> None:
+    first = blocks((ROOT / "README.md").read_text(encoding="utf-8"))[0][2]
+    assert sum(bool(line.strip()) for line in first.splitlines()) <= 24
