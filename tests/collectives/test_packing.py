@@ -85,7 +85,7 @@ def test_one_collective_for_many_small_gradients(count: int) -> None:
     def traced() -> Any:
         return strategy.run(step)
 
-    from jaxtribute.execution.program import capture  # noqa: PLC0415
+    from jaxtribute.execution.capture import capture  # noqa: PLC0415
 
     from jaxtribute import context as contexts  # noqa: PLC0415
 

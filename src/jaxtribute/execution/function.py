@@ -17,9 +17,10 @@ from jaxlib._jax import ArrayImpl
 
 from jaxtribute import context as contexts
 from jaxtribute.errors import ArgumentTypeError, VariableError
-from jaxtribute.execution.frames import EagerFrame
-from jaxtribute.execution.program import Capture, Program, capture
-from jaxtribute.execution.ragged import NotSplittable
+from jaxtribute.execution.capture import Capture, capture
+from jaxtribute.execution.frames import EagerFrame, UncompiledFrame
+from jaxtribute.execution.program import Program
+from jaxtribute.execution.ragged import InnerCollective, NotSplittable
 
 if TYPE_CHECKING:
     from jaxtribute.strategies.base import Strategy
@@ -130,8 +131,15 @@ class Function(Generic[P, R]):
             reason,
         )
         call = self._call(tree, statics)
-        self._programs[tree, statics, context.strategy, context.replica is None] = call
-        return call
+        frame = UncompiledFrame(op_by_op=isinstance(reason, InnerCollective))
+
+        def uncompiled(dynamic: Sequence[Any]) -> Any:
+            context = contexts.current()
+            with contexts.entered(contexts.Context(context.strategy, context.replica, frame)):
+                return call(dynamic)
+
+        self._programs[tree, statics, context.strategy, context.replica is None] = uncompiled
+        return uncompiled
 
     def _compile(
         self, tree: Any, statics: tuple[Any, ...], context: contexts.Context, leaves: list[Any]

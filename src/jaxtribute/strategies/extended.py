@@ -18,7 +18,7 @@ from jaxtribute.execution import compiled, lockstep
 from jaxtribute.execution.frames import EagerFrame
 from jaxtribute.execution.function import Function
 from jaxtribute.execution.nests import flatten, map_leaves
-from jaxtribute.execution.program import OuterFrame
+from jaxtribute.execution.capture import OuterFrame
 from jaxtribute.execution.replica_context import ReplicaContext
 from jaxtribute.strategies.operations import ExtendedOperations
 from jaxtribute.values.distributed import Mirrored, PerReplica
@@ -120,9 +120,12 @@ class StrategyExtended(ExtendedOperations):
             return fn.run_on(self.strategy)(*args, **kwargs)
         return lockstep.run(self.strategy, self.mesh, fn, args, kwargs)
 
-    def reduce_local(self, value: Any, op: ReduceOp, axis: int | tuple[int, ...] | None) -> Any:
+    def reduce_local(
+        self, value: compiled.LocalPerReplica, op: ReduceOp, axis: int | tuple[int, ...] | None
+    ) -> Any:
         """`Strategy.reduce` in a compiled `merge_call`, where `value` is this replica's component."""
-        return manual.reduce_local(value, op, check_axes(axis, value.ndim), self.mesh.size)
+        axes = check_axes(axis, value.data.ndim)
+        return manual.reduce_local(value.data, op, axes, self.mesh.size, value.idle, value.uneven)
 
     def gather_local(self, value: Any, axis: int) -> Any:
         """`Strategy.gather` in a compiled `merge_call`, where `value` is this replica's component."""

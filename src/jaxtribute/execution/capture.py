@@ -1,0 +1,102 @@
+"""Tracing a whole function once: its program, the variables that it touches and the batches that it draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from jaxtribute.context import Context, entered
+from jaxtribute.errors import StrategyMixError
+from jaxtribute.execution.frames import TracedFrame, lift
+from jaxtribute.execution.nests import is_array
+from jaxtribute.values.mesh import ReplicaMesh
+
+_NUMBERS = (bool, int, float, complex)
+
+
+@jax.tree_util.register_pytree_node_class
+class Constant:
+    """A result that is no array, such as a string or a variable: carried in the structure of the results."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def tree_flatten(self) -> tuple[tuple[()], Any]:
+        """No leaves: the value is part of the structure."""
+        return (), self.value
+
+    @classmethod
+    def tree_unflatten(cls, value: Any, _: Any) -> Constant:
+        """The inverse of `tree_flatten`."""
+        return cls(value)
+
+
+@dataclass(slots=True)
+class Capture:
+    """A traced function: its program over the dynamic arguments and the variables in `frame.inputs`."""
+
+    closed: jex.ClosedJaxpr
+    frame: OuterFrame
+    tree: Any
+    constants: bool
+
+
+class OuterFrame(TracedFrame):
+    """The frame of a whole `jd.function`."""
+
+    def __init__(self) -> None:
+        super().__init__(local=False)
+        self.mesh: ReplicaMesh | None = None
+        """The replicas' devices, once the function runs something on several."""
+        self.home: ReplicaMesh | None = None
+        """The one device of a strategy that the function runs something on."""
+
+    def enter(self, mesh: ReplicaMesh) -> None:
+        """Notes the devices that `strategy.run` uses.
+
+        Raises:
+          StrategyMixError: those of another strategy are used already.
+        """
+        present = self.mesh or self.home or mesh
+        if present != mesh:
+            raise StrategyMixError(
+                f"one jd.function runs on {present!r} and on {mesh!r}, but a program has one set of devices. "
+                "HINT: make one jd.function for each strategy."
+            )
+        if mesh.size > 1:
+            self.mesh = mesh
+        else:
+            self.home = mesh
+
+
+def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequence[Any]) -> Capture:
+    """Traces `call(leaves)` once in `context`; the variables themselves stay untouched.
+
+    Args:
+      call: the user's function of its dynamic arguments.
+      context: the strategy and replica in force; its frame is replaced.
+      leaves: arrays (or tracers) whose shapes and dtypes the program is for.
+    """
+    seen: list[Any] = []
+
+    def program(*leaves: Any) -> list[Any]:
+        frame = OuterFrame()
+        with entered(Context(context.strategy, context.replica, frame)):
+            result = call(leaves)
+        outputs, tree = jax.tree.flatten(result)
+        outputs = [leaf if is_array(leaf) or isinstance(leaf, _NUMBERS) else Constant(leaf) for leaf in outputs]
+        constants = any(isinstance(leaf, Constant) for leaf in outputs)
+        # A result must not share its buffer with a variable, which a later step gives up.
+        owned = {id(value) for value in frame.values.values()}
+        outputs = [jnp.copy(leaf) if id(leaf) in owned else leaf for leaf in outputs]
+        arrays, tree = jax.tree.flatten(tree.unflatten(outputs))
+        seen.extend((frame, tree, constants))
+        return [*arrays, *(frame.values[variable] for variable in frame.written)]
+
+    closed = jax.make_jaxpr(program)(*leaves)
+    return Capture(lift(closed), *seen)
