@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
+from jaxtribute.collectives.idle import guarded, is_idle, kept
 from jaxtribute.collectives.summation import AutoSum, Summation
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import AXIS
@@ -41,15 +41,8 @@ def contributions(values: Sequence[Any], op: ReduceOp, replicas: int, idle: tupl
     arrays = [summable(value) for value in values]
     if not idle:
         return arrays, replicas
-    table = np.isin(np.arange(replicas), idle)
-    is_idle = jnp.asarray(table)[lax.axis_index(AXIS)]
-    kept: list[Any] = []
-    for array in arrays:
-        drop = is_idle
-        if op is ReduceOp.SUM:
-            drop = is_idle & jnp.isnan(array) if jnp.issubdtype(array.dtype, jnp.inexact) else None
-        kept.append(array if drop is None else jnp.where(drop, jnp.zeros_like(array), array))
-    return kept, replicas - len(idle)
+    mine = is_idle(idle, replicas)
+    return [kept(array, op, mine) for array in arrays], replicas - len(idle)
 
 
 def all_reduce(
@@ -65,6 +58,8 @@ def all_reduce(
     """
     arrays, count = contributions(values, op, replicas, idle)
     totals = (summation or AutoSum())(arrays, replicas)
+    if idle:
+        totals = [guarded(total, op, idle, replicas) for total in totals]
     return totals if op is ReduceOp.SUM else [divided(total, count) for total in totals]
 
 
@@ -87,12 +82,28 @@ def from_replica(value: Any, replica: int) -> Any:
     return lax.psum(kept, AXIS)
 
 
-def reduce_local(value: Any, op: ReduceOp, axes: tuple[int, ...] | None, replicas: int) -> jax.Array:
-    """Reduces this replica's array along `axes`, then over the replicas."""
+def reduce_local(
+    value: Any, op: ReduceOp, axes: tuple[int, ...] | None, replicas: int, idle: tuple[int, ...], uneven: bool
+) -> jax.Array:
+    """Reduces this replica's array along `axes`, then over the replicas.
+
+    Args:
+      value: this replica's array.
+      op: the reduction.
+      axes: the axes to reduce besides, or None.
+      replicas: how many replicas there are.
+      idle: the replicas that got no data; see `contributions`.
+      uneven: whether the replicas' shapes may differ.
+    """
     array = summable(value)
-    count = replicas
+    elements = 1 if axes is None else math.prod(array.shape[axis] for axis in axes)
     if axes is not None:
-        count *= math.prod(array.shape[axis] for axis in axes)
         array = array.sum(axes, dtype=array.dtype)
-    total = lax.psum(array, AXIS)
-    return total if op is ReduceOp.SUM else divided(total, count)
+    total = all_reduce([array], ReduceOp.SUM if axes is not None else op, replicas, idle=idle)[0]
+    if op is ReduceOp.SUM or axes is None:
+        return total
+    if not uneven:
+        return divided(total, elements * replicas)
+    # The true number of elements of all replicas, as an array: psum would multiply a number by their number.
+    counted, _ = contributions([jnp.asarray(elements, jnp.int32)], ReduceOp.MEAN, replicas, idle)
+    return divided(total, lax.psum(counted[0], AXIS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxtribute.collectives import manual
+from jaxtribute.collectives.idle import guarded
 from jaxtribute.collectives.summation import Summation
 from jaxtribute.context import Context, Frame, entered
 from jaxtribute.errors import TraceError, VariableError
@@ -38,6 +39,9 @@ _SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
 class LocalPerReplica(PerReplica):
     """A per-replica value seen from inside a compiled `merge_call`: `data` is this replica's component."""
 
+    uneven: bool = field(default=False, metadata={"static": True})
+    """Whether the replicas' shapes may differ."""
+
     @property
     def values(self) -> tuple[Any, ...]:
         """All replicas' components, gathered."""
@@ -47,9 +51,10 @@ class LocalPerReplica(PerReplica):
 class TracedLink:
     """How one replica of a compiled program reaches the others."""
 
-    def __init__(self, strategy: Strategy, mesh: ReplicaMesh, frame: TracedFrame, idle: tuple[int, ...]) -> None:
+    def __init__(self, strategy: Strategy, mesh: ReplicaMesh, frame: TracedFrame, arguments: _Arguments) -> None:
         self._strategy, self._mesh, self._frame = strategy, mesh, frame
-        self.idle = idle
+        self.idle = arguments.idle
+        self._uneven = len(arguments.samples) > 1
 
     def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
         """Each array reduced over the replicas, small ones in one collective."""
@@ -57,7 +62,8 @@ class TracedLink:
 
     def all_gather(self, values: list[Any], axis: int) -> list[Any]:
         """Each array concatenated over the replicas."""
-        return [manual.all_gather(value, axis) for value in values]
+        gathered = [manual.all_gather(value, axis) for value in values]
+        return [guarded(one, ReduceOp.SUM, self.idle, self._mesh.size) for one in gathered] if self.idle else gathered
 
     def select(self, value: Any, replica: int) -> Any:
         """The array of replica `replica`."""
@@ -66,12 +72,14 @@ class TracedLink:
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs `fn(strategy, ...)` once for all replicas: here, the same program on each of them."""
         leaves, tree = flatten((args, kwargs))
-        wrapped = [LocalPerReplica(jnp.asarray(x), self._mesh, jnp.ndim(x) == 0) if is_array(x) else x for x in leaves]
-        args, kwargs = tree.unflatten(wrapped)
+        args, kwargs = tree.unflatten([self._wrapped(leaf) if is_array(leaf) else leaf for leaf in leaves])
         with entered(Context(self._strategy, None, self._frame)):
             result = fn(self._strategy, *args, **kwargs)
         leaves, tree = flatten(result)
         return tree.unflatten([x.data if isinstance(x, (PerReplica, Mirrored)) else x for x in leaves])
+
+    def _wrapped(self, leaf: Any) -> LocalPerReplica:
+        return LocalPerReplica(jnp.asarray(leaf), self._mesh, jnp.ndim(leaf) == 0, idle=self.idle, uneven=self._uneven)
 
 
 @dataclass(frozen=True)
@@ -211,7 +219,7 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any
     outputs = mapped(*plan.consts, *inputs, *(outer.get(variable) for variable in plan.variables))
     for variable, value in zip(plan.written, outputs[len(traces[0].places) :], strict=True):
         outer.set(variable, value)
-    return _wrap(traces[0], plan, outputs, arguments, mesh)
+    return _wrap(traces, plan, outputs, arguments, mesh)
 
 
 def _trace(
@@ -222,7 +230,7 @@ def _trace(
 
     def program(*local: Any) -> list[Any]:
         frame = TracedFrame(local=True)
-        link = TracedLink(strategy, mesh, frame, arguments.idle)
+        link = TracedLink(strategy, mesh, frame, arguments)
         context = ReplicaContext(strategy, lax.axis_index(AXIS), link)
         args, kwargs = arguments.fill(local)
         with entered(Context(strategy, context, frame)):
@@ -302,10 +310,7 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
     ]
     varying = varying_outputs(classes[0].jaxpr, flags)
     for place, atoms in enumerate(zip(*(one.jaxpr.outvars for one in classes), strict=True)):
-        numbers = {
-            one.numbers.get(a) if not isinstance(a, jex.Literal) else None
-            for one, a in zip(classes, atoms, strict=True)
-        }
+        numbers = {one.number(atom) for one, atom in zip(classes, atoms, strict=True)}
         varying[place] = varying[place] or len(numbers) > 1 or not numbers <= common
 
     def program(*inputs: Any) -> Sequence[Any]:
@@ -334,8 +339,13 @@ def _with_vectors(plan: _Plan, arguments: _Arguments, split: Sequence[bool]) -> 
     return program
 
 
-def _wrap(traced: _Traced, plan: _Plan, outputs: Any, arguments: _Arguments, mesh: ReplicaMesh) -> Any:
+def _wrap(traces: Sequence[_Traced], plan: _Plan, outputs: Any, arguments: _Arguments, mesh: ReplicaMesh) -> Any:
+    traced = traces[0]
     leaves = list(traced.results)
+    for place, column in enumerate(zip(*(one.results for one in traces), strict=True)):
+        if place not in traced.places and any(leaf is not column[0] and leaf != column[0] for leaf in column):
+            each = [column[kind] for kind in arguments.table]
+            leaves[place] = PerReplica(tuple(each[i] for i in mesh.local_ids), mesh)
     for place, output, varies, shapes in zip(traced.places, outputs, plan.varying, plan.shapes, strict=False):
         if varies:
             scalar = np.ndim(leaves[place]) == 0

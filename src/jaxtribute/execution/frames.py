@@ -21,6 +21,11 @@ variable_p = jex.Primitive("jd_variable")
 """Stands for a variable's value in a traced program, until `lift` turns it into an input."""
 
 
+feed_p = jex.Primitive("jd_feed")
+"""Stands for an array of a batch that a traced program draws, until `lift` turns it into an input."""
+
+
+@feed_p.def_abstract_eval
 @variable_p.def_abstract_eval
 def _variable_aval(*, shape: tuple[int, ...], dtype: np.dtype[Any], key: int) -> jax.core.ShapedArray:
     return jax.core.ShapedArray(shape, dtype)
@@ -63,6 +68,17 @@ class EagerFrame:
     def create(self, make: Callable[[], Variable]) -> Variable:
         """Makes the variable."""
         return make()
+
+
+class UncompiledFrame(EagerFrame):
+    """The frame of a `jd.function` that runs as Python.
+
+    Args:
+      op_by_op: whether JAX's loops, conditions and inner jits run as Python too, one operation at a time.
+    """
+
+    def __init__(self, *, op_by_op: bool) -> None:
+        self.op_by_op = op_by_op
 
 
 class TracedFrame:
@@ -141,11 +157,12 @@ class OverlayFrame:
 
 
 def lift(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Turns the variables that a traced program reads into inputs, behind its own, in the order of first reads."""
+    """Turns what a traced program reads into inputs behind its own: variables by first read, then batches drawn."""
     jaxpr = closed.jaxpr
-    reads = {eqn.params["key"]: eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive is variable_p}
+    read = [eqn for eqn in jaxpr.eqns if eqn.primitive in (variable_p, feed_p)]
+    read.sort(key=lambda eqn: (eqn.primitive is feed_p, eqn.params["key"]))
     lifted = jaxpr.replace(
-        invars=[*jaxpr.invars, *(reads[key] for key in sorted(reads))],
-        eqns=[eqn for eqn in jaxpr.eqns if eqn.primitive is not variable_p],
+        invars=[*jaxpr.invars, *(eqn.outvars[0] for eqn in read)],
+        eqns=[eqn for eqn in jaxpr.eqns if eqn.primitive not in (variable_p, feed_p)],
     )
     return jex.ClosedJaxpr(lifted, closed.consts)

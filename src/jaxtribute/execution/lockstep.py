@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from jaxtribute.collectives.cross_replica import gather_value, reduce_many
 from jaxtribute.collectives.summation import Summation
 from jaxtribute.context import Context
 from jaxtribute.errors import ContextError
-from jaxtribute.execution.frames import escape_error
+from jaxtribute.execution.frames import UncompiledFrame, escape_error
 from jaxtribute.execution.nests import flatten, map_leaves
 from jaxtribute.execution.rendezvous import Rendezvous
 from jaxtribute.execution.replica_context import ReplicaContext
@@ -76,13 +77,13 @@ class LockstepLink:
 
     def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
         """Each array reduced over the replicas, added up by `summation`."""
-        return _reduced(values, self._collective("all_reduce", partial(_reduce_all, op, summation)))
+        whole = self._collective("all_reduce", partial(_reduce_all, op, summation))
+        return _reduced(values, whole, op, self._run.mesh.local_ids[self._index] in self.idle)
 
     def all_gather(self, values: list[Any], axis: int) -> list[Any]:
         """Each array concatenated over the replicas."""
         gather = self._collective("all_gather", partial(_gather_all, axis))
-        slices = self._collective("all_gather's gradient", partial(_reduce_all, ReduceOp.SUM, None))
-        return _gathered(values, gather, slices, axis, self._index)
+        return _gathered(values, gather, partial(self._scatter, axis), axis)
 
     def select(self, value: Any, replica: int) -> Any:
         """The array of one replica."""
@@ -107,6 +108,24 @@ class LockstepLink:
             return run.components(map_leaves(run.mirrored, result))
 
         return run.meet(self._index, f"merge_call of {getattr(fn, '__qualname__', fn)}", (args, kwargs), merge)
+
+    def _scatter(self, axis: int, cotangents: list[Any], sizes: list[int]) -> list[Any]:
+        """This replica's part of the sums of cotangents: for each `size` elements, behind those of the others."""
+        run = self._run
+        _check_eager("all_gather's gradient", cotangents)
+        device = run.mesh.local_devices[self._index]
+        payload = [jax.device_put(value, device) for value in cotangents], sizes
+
+        def merge(payloads: list[tuple[list[Any], list[int]]]) -> Sequence[Any]:
+            totals = reduce_many(
+                [run.joined(parts) for parts in zip(*(p[0] for p in payloads), strict=True)], ReduceOp.SUM
+            )
+            columns = [
+                _cut_out(total, [p[1][place] for p in payloads], axis, run.mesh) for place, total in enumerate(totals)
+            ]
+            return [list(row) for row in zip(*columns, strict=True)]
+
+        return run.meet(self._index, "all_gather's gradient", payload, merge)
 
     def _collective(self, name: str, whole: Callable[[list[PerReplica]], list[Any]]) -> Callable[..., list[Any]]:
         run, index = self._run, self._index
@@ -141,6 +160,7 @@ class LockstepRun:
         self._copies: dict[int, tuple[Any, Mirrored]] = {}
         self._writes: dict[Variable, dict[int, Any]] = {}
         self.idle: tuple[int, ...] = ()
+        self._op_by_op = isinstance(self.eager, UncompiledFrame) and self.eager.op_by_op
         self._rendezvous: Rendezvous
 
     def __call__(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -153,7 +173,8 @@ class LockstepRun:
 
     def _replica(self, index: int, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         device = self.mesh.local_devices[index]
-        with jax.default_device(device):
+        op_by_op = jax.disable_jit() if self._op_by_op else nullcontext()
+        with jax.default_device(device), op_by_op:
             ident = jax.device_put(jnp.int32(self.mesh.local_ids[index]), device)
             context = ReplicaContext(self.strategy, ident, LockstepLink(self, index))
             with contexts.entered(Context(self.strategy, context, LockstepFrame(self, index))):
@@ -169,7 +190,12 @@ class LockstepRun:
 
     def meet(self, index: int, meeting: str, payload: Any, merge: Callable[[list[Any]], Sequence[Any]]) -> Any:
         """Waits for all replicas; see `Rendezvous.meet`."""
-        return self._rendezvous.meet(index, meeting, payload, merge)
+
+        def compiled(payloads: list[Any]) -> Sequence[Any]:
+            with jax.disable_jit(False):
+                return merge(payloads)
+
+        return self._rendezvous.meet(index, meeting, payload, compiled if self._op_by_op else merge)
 
     def components(self, nest: Any) -> list[Any]:
         """One nest a local replica; remembers the copies of mirrored values, which `regroup` finds again."""
@@ -316,25 +342,56 @@ def _gather_all(axis: int, values: list[PerReplica]) -> list[Any]:
     return [Mirrored(gather_value(value, axis, value.mesh), value.mesh) for value in values]
 
 
-def _reduced(values: list[Any], call: Callable[[list[Any]], list[Any]]) -> list[Any]:
-    """`call(values)`, its gradient being the same reduction of the cotangents."""
+def _reduced(values: list[Any], call: Callable[[list[Any]], list[Any]], op: ReduceOp, is_idle: bool) -> list[Any]:
+    """`call(values)`, its gradient being the same reduction of the cotangents.
+
+    Nothing comes back for what an idle replica did not contribute.
+    """
+
+    arrays = [jnp.asarray(value) for value in values]
+    places = _inexact(arrays)
+
+    def backward(missing: list[Any], cotangents: list[Any]) -> tuple[list[Any]]:
+        totals: list[Any] = [None] * len(arrays)
+        for place, total in zip(places, call([cotangents[place] for place in places]), strict=True):
+            totals[place] = jnp.where(missing[place], jnp.zeros_like(total), total) if is_idle else total
+        return (totals,)
+
+    def missing(value: Any) -> Any:
+        return jnp.asarray(True) if op is ReduceOp.MEAN else jnp.isnan(value)
+
     reduce = jax.custom_vjp(call)
-    reduce.defvjp(lambda values: (call(values), None), lambda _, cotangents: (call(cotangents),))
-    return reduce([jnp.asarray(value) for value in values])
+    reduce.defvjp(lambda values: (call(values), [missing(x) for x in values] if is_idle else []), backward)
+    return reduce(arrays)
 
 
-def _gathered(
-    values: list[Any], gather: Callable[..., list[Any]], total: Callable[..., list[Any]], axis: int, index: int
-) -> list[Any]:
+def _gathered(values: list[Any], gather: Callable[..., list[Any]], scatter: Callable[..., list[Any]], axis: int) -> Any:
     """`gather(values)`, its gradient being this replica's part of the summed cotangents."""
-    sizes = [value.shape[axis] for value in values]
+    places = _inexact(values)
+    sizes = [values[place].shape[axis] for place in places]
 
     def backward(_: Any, cotangents: list[Any]) -> tuple[list[Any]]:
-        parts: list[Any] = []
-        for summed, size in zip(total(cotangents), sizes, strict=True):
-            parts.append(jax.lax.slice_in_dim(summed, index * size, (index + 1) * size, axis=axis))
+        parts: list[Any] = [None] * len(values)
+        for place, part in zip(places, scatter([cotangents[place] for place in places], sizes), strict=True):
+            parts[place] = part
         return (parts,)
 
     call = jax.custom_vjp(gather)
     call.defvjp(lambda values: (gather(values), None), backward)
     return call(values)
+
+
+def _inexact(arrays: list[Any]) -> list[int]:
+    """Which arrays have a gradient."""
+    return [place for place, array in enumerate(arrays) if jnp.issubdtype(array.dtype, jnp.inexact)]
+
+
+def _cut_out(total: Mirrored, sizes: Sequence[int], axis: int, mesh: ReplicaMesh) -> list[Any]:
+    """Each local replica's part of a sum over the replicas, of the local replicas' `sizes` along `axis`."""
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    if len(sizes) < mesh.size:  # other workers' replicas are as large, or they could not have been gathered
+        starts = [replica * size for replica, size in zip(mesh.local_ids, sizes, strict=True)]
+    return [
+        jax.lax.slice_in_dim(part, start, start + size, axis=axis)
+        for part, start, size in zip(total.values, starts, sizes, strict=True)
+    ]

@@ -20,17 +20,20 @@ import numpy as np
 from jax import lax
 
 from jaxtribute.execution.inference import COLLECTIVES
+from jaxtribute.execution.numbering import Number, Numbering, same_type
 from jaxtribute.values.mesh import AXIS
 
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
           "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "checkpoint": "jaxpr",
           "remat2": "jaxpr"}  # fmt: skip
 
-Number = int
-
 
 class NotSplittable(Exception):  # noqa: N818
     """The classes' programs cannot be brought together; the step must run in lockstep."""
+
+
+class InnerCollective(NotSplittable):
+    """A collective is inside a loop or a condition, which then must run as Python."""
 
 
 @dataclass
@@ -47,6 +50,7 @@ class ReplicaClass:
     sources: list[Any]
     shapes: dict[Any, tuple[int, ...]]
     numbers: dict[Any, Number] = field(default_factory=dict)
+    literals: dict[int, Number] = field(default_factory=dict)
     segments: list[list[jex.JaxprEqn]] = field(default_factory=list)
     collectives: list[jex.JaxprEqn] = field(default_factory=list)
     live: list[set[Any]] = field(default_factory=list)
@@ -55,6 +59,10 @@ class ReplicaClass:
     def jaxpr(self) -> jex.Jaxpr:
         """The program itself."""
         return self.closed.jaxpr
+
+    def number(self, atom: Any) -> Number:
+        """The number of a result or of a collective's operand."""
+        return self.literals[id(atom)] if isinstance(atom, jex.Literal) else self.numbers[atom]
 
     def own(self, eqn: jex.JaxprEqn, common: set[Number]) -> bool:
         """Whether an equation belongs to this class alone."""
@@ -78,7 +86,7 @@ def inlined(closed: jex.ClosedJaxpr, replicas: int) -> jex.ClosedJaxpr:
                 results = evaluate(opened.jaxpr, opened.consts, arguments)
             else:
                 if eqn.primitive.name not in COLLECTIVES and makes_collectives(eqn):
-                    raise NotSplittable(f"a collective inside {eqn.primitive.name}")
+                    raise InnerCollective(f"a collective inside {eqn.primitive.name}")
                 bound = eqn.primitive.bind(*arguments, **eqn.primitive.get_bind_params(eqn.params))
                 results = bound if eqn.primitive.multiple_results else [bound]
             values.update(zip(eqn.outvars, results, strict=True))
@@ -101,38 +109,6 @@ def makes_collectives(eqn: jex.JaxprEqn) -> bool:
     )
 
 
-class Numbering:
-    """Numbers values so that equal numbers mean equal values, whichever class computes them."""
-
-    def __init__(self) -> None:
-        self._known: dict[Any, Number] = {}
-        self._keep: list[Any] = []
-
-    def of(self, key: Any) -> Number:
-        """The number of whatever `key` identifies."""
-        return self._known.setdefault(key, len(self._known))
-
-    def atom(self, atom: Any, numbers: dict[Any, Number]) -> Number:
-        """The number of an operand."""
-        if isinstance(atom, jex.Literal):
-            value = np.asarray(atom.val)
-            return self.of(("literal", str(atom.aval), value.dtype.str, value.tobytes()))
-        return numbers[atom]
-
-    def constant(self, value: Any) -> Number:
-        """The number of a constant, by identity; it is kept alive so that no other takes its place."""
-        self._keep.append(value)
-        return self.of(("constant", id(value)))
-
-
-def _params_key(params: dict[str, Any]) -> str:
-    parts: list[str] = []
-    for name in sorted(params):
-        value = params[name]
-        parts.append(f"{name}={type(value).__qualname__ if callable(value) else value}")
-    return ";".join(parts)
-
-
 def prepare(classes: Sequence[ReplicaClass]) -> set[Number]:
     """Numbers the values of all classes and cuts their programs; returns the numbers that all have.
 
@@ -145,16 +121,14 @@ def prepare(classes: Sequence[ReplicaClass]) -> set[Number]:
     first = classes[0]
     for one in classes[1:]:
         same = len(one.collectives) == len(first.collectives) and all(
-            _collective_key(a) == _collective_key(b) for a, b in zip(first.collectives, one.collectives, strict=True)
+            numbering.equation(a, ()) == numbering.equation(b, ()) and all(map(same_type, a.invars, b.invars))
+            for a, b in zip(first.collectives, one.collectives, strict=True)
         )
         if not same:
             raise NotSplittable("the classes of replicas make different collectives")
     for one in classes:
         _mark_live(one)
-    common = set(first.numbers.values())
-    for one in classes[1:]:
-        common &= set(one.numbers.values())
-    return common
+    return set[Number].intersection(*({*one.numbers.values(), *one.literals.values()} for one in classes))
 
 
 def _number(one: ReplicaClass, index: int, numbering: Numbering) -> None:
@@ -175,15 +149,16 @@ def _number(one: ReplicaClass, index: int, numbering: Numbering) -> None:
             segment.append(eqn)
         else:
             inputs = tuple(numbering.atom(atom, numbers) for atom in eqn.invars)
-            key = (eqn.primitive.name, _params_key(eqn.params), inputs)
+            key = numbering.equation(eqn, inputs)
             segment.append(eqn)
         for place, var in enumerate(eqn.outvars):
+            if type(var.aval).__name__ == "AbstractRef":
+                raise NotSplittable("a mutable jax.Ref")
             numbers[var] = numbering.of((key, place))
     one.segments.append(segment)
-
-
-def _collective_key(eqn: jex.JaxprEqn) -> Any:
-    return eqn.primitive.name, _params_key(eqn.params), [str(atom.aval) for atom in eqn.invars]
+    for atom in (*jaxpr.outvars, *(atom for eqn in one.collectives for atom in eqn.invars)):
+        if isinstance(atom, jex.Literal):
+            one.literals[id(atom)] = numbering.atom(atom, numbers)
 
 
 def _mark_live(one: ReplicaClass) -> None:
@@ -267,13 +242,16 @@ class Merged:
         results: list[Any] = [None] * len(shapes)
         switched: list[int] = []
         for slot in range(len(shapes)):
-            numbers = {self._number(one, atoms[slot]) for one, atoms in zip(self._classes, wanted, strict=True)}
-            if len(numbers) == 1 and None not in numbers:
-                results[slot] = self._shared[numbers.pop()]
+            numbers = {one.number(atoms[slot]) for one, atoms in zip(self._classes, wanted, strict=True)}
+            if len(numbers) == 1:
+                atom = wanted[0][slot]
+                literal = isinstance(atom, jex.Literal)
+                results[slot] = jnp.asarray(atom.val, atom.aval.dtype) if literal else self._shared[numbers.pop()]
             else:
                 switched.append(slot)
         carried = [self._carried(index, place) for index in range(len(self._classes))]
-        if not switched and not any(carried):
+        acts = any(eqn.effects for one in self._classes for eqn in one.segments[place])
+        if not switched and not any(carried) and not acts:
             return results
         branches = [
             self._branch(
@@ -289,12 +267,6 @@ class Merged:
         for own, variables in zip(self._own, carried, strict=True):
             own.update((var, next(rest)) for var in variables)
         return results
-
-    def _number(self, one: ReplicaClass, atom: Any) -> Number | None:
-        if isinstance(atom, jex.Literal):
-            return None
-        number = one.numbers[atom]
-        return number if number in self._common else None
 
     def _carried(self, index: int, place: int) -> list[Any]:
         """What a class computes in a segment and needs behind the collective that ends it."""
@@ -328,7 +300,7 @@ class Merged:
             results = [_padded(read(atom), shape) for atom, shape in zip(wanted, shapes, strict=True)]
             for other, variables in enumerate(carried):
                 for var in variables:
-                    results.append(values[var] if other == index else jnp.zeros(var.aval.shape, var.aval.dtype))
+                    results.append(values[var] if other == index else jnp.zeros_like(var.aval))
             return results
 
         return branch
@@ -341,11 +313,13 @@ class Merged:
 
 
 def _bind(eqn: jex.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    with eqn.ctx.manager:
+        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return results if eqn.primitive.multiple_results else [results]
 
 
 def _padded(value: Any, shape: tuple[int, ...]) -> Any:
     if value.shape == tuple(shape):
         return value
-    return jnp.pad(value, [(0, size - have) for size, have in zip(shape, value.shape, strict=True)])
+    blank = jnp.zeros_like(jax.ShapeDtypeStruct(shape, value.dtype))  # a random key has zeros, too
+    return blank.at[tuple(slice(0, size) for size in value.shape)].set(value)

@@ -133,7 +133,7 @@ class PerReplica(DistributedValues):
         if isinstance(self.data, tuple):
             return cast("tuple[Any, ...]", self.data)
         if isinstance(self.data, Tracer):
-            parts = list(self.data.reshape(self.mesh.size, -1, *self.data.shape[1:]))
+            parts = list(self.data.reshape(self.mesh.size, self.data.shape[0] // self.mesh.size, *self.data.shape[1:]))
         else:
             parts = self.mesh.local_parts(self.data)
         if self.shapes is not None:
@@ -184,10 +184,18 @@ class Mirrored(ArrayOperators, DistributedValues):
 
 
 def idle_replicas(values: Iterable[Any]) -> tuple[int, ...]:
-    """The replicas whose components of all ragged values among `values` are empty, if others' are not."""
-    shapes = [value.shapes for value in values if isinstance(value, PerReplica) and value.shapes is not None]
-    empty = [all(0 in shape for shape in column) for column in zip(*shapes, strict=True)]
-    return () if all(empty) else tuple(i for i, is_empty in enumerate(empty) if is_empty)
+    """The replicas that have no data in `values`, where others have some.
+
+    Those are the replicas whose component of every ragged value is empty, or was computed without data.
+    """
+    without: set[int] | None = None
+    replicas = 0
+    for value in values:
+        if isinstance(value, PerReplica) and (value.shapes is not None or value.idle):
+            replicas = value.mesh.size
+            empty = {i for i, shape in enumerate(value.shapes or ()) if 0 in shape}.union(value.idle)
+            without = empty if without is None else without & empty
+    return () if not without or len(without) == replicas else tuple(sorted(without))
 
 
 def _padded(part: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -1,0 +1,54 @@
+"""Replicas without data: what they give to a reduction, and what comes back to it in the gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.interpreters import ad, batching, mlir
+
+from jaxtribute.values.enums import ReduceOp
+from jaxtribute.values.mesh import AXIS
+
+guard_p = jex.Primitive("jd_idle_guard")
+"""The identity; backwards it keeps what idle replicas know nothing of out of the sum of the cotangents."""
+
+
+def kept(value: Any, op: ReduceOp, is_idle: Any) -> Any:
+    """What a replica gives to a reduction: an idle one nothing to a mean, and to a sum zero in place of NaN.
+
+    Args:
+      value: this replica's array.
+      op: the reduction.
+      is_idle: whether the replica is idle, a boolean scalar.
+    """
+    drop = is_idle
+    if op is ReduceOp.SUM:
+        if not jnp.issubdtype(value.dtype, jnp.inexact):
+            return value
+        drop = is_idle & jnp.isnan(value)
+    return jnp.where(drop, jnp.zeros_like(value), value)
+
+
+def is_idle(idle: tuple[int, ...], replicas: int) -> Any:
+    """Whether the replica whose program this is belongs to `idle`, a boolean scalar."""
+    return jnp.asarray(np.isin(np.arange(replicas), idle))[lax.axis_index(AXIS)]
+
+
+def guarded(total: Any, op: ReduceOp, idle: tuple[int, ...], replicas: int) -> Any:
+    """`total`, a result of a reduction with `op`, whose cotangents are reduced as the values were."""
+    return guard_p.bind(total, op=op, idle=idle, replicas=replicas)
+
+
+def _transpose(cotangent: Any, _: Any, *, op: ReduceOp, idle: tuple[int, ...], replicas: int) -> list[Any]:
+    return [kept(cotangent, op, is_idle(idle, replicas))]
+
+
+guard_p.def_impl(lambda total, **_: total)
+guard_p.def_abstract_eval(lambda aval, **_: aval)
+mlir.register_lowering(guard_p, lambda _, total, **_params: [total])
+ad.deflinear2(guard_p, _transpose)
+batching.defvectorized(guard_p)

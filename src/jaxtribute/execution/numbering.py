@@ -1,0 +1,105 @@
+"""Numbers for the values of several programs: equal numbers mean equal values, whichever program computes them.
+
+Two equations give equal values if they apply one primitive with equal parameters to operands of equal numbers.
+What cannot be compared by value (functions, arrays on devices, unhashable objects) is compared by identity: that
+may miss that two values are equal, never that they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import jax.extend.core as jex
+import numpy as np
+
+Number = int
+
+
+class Numbering:
+    """The numbers given so far."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Number] = {}
+        self._keep: list[Any] = []
+
+    def of(self, key: Any) -> Number:
+        """The number of whatever `key` identifies."""
+        return self._known.setdefault(key, len(self._known))
+
+    def atom(self, atom: Any, numbers: dict[Any, Number]) -> Number:
+        """The number of an operand."""
+        return self.of(self._literal(atom)) if isinstance(atom, jex.Literal) else numbers[atom]
+
+    def constant(self, value: Any) -> Number:
+        """The number of a constant."""
+        return self.of(("constant", self._value(value)))
+
+    def equation(self, eqn: jex.JaxprEqn, inputs: Sequence[Any]) -> Any:
+        """A key for what an equation computes of operands with the numbers `inputs`."""
+        ctx = eqn.ctx
+        how = ctx.compute_type, ctx.threefry_partitionable, str(ctx.xla_metadata)
+        return eqn.primitive, self._params(eqn), tuple(inputs), how
+
+    def _params(self, eqn: jex.JaxprEqn) -> Any:
+        params = dict(eqn.params)
+        if "jvp_jaxpr_fun" in params:
+            params["jvp_jaxpr_fun"] = _derivative_rule(eqn)
+        return tuple((name, self._value(params[name])) for name in sorted(params))
+
+    def _value(self, value: Any) -> Any:
+        """A key that is equal for equal values only."""
+        kind = type(value)
+        if isinstance(value, jex.ClosedJaxpr):
+            return "closed", self._jaxpr(value.jaxpr), tuple(self._value(const) for const in value.consts)
+        if isinstance(value, jex.Jaxpr):
+            return self._jaxpr(value)
+        if isinstance(value, (tuple, list)):
+            return kind, tuple(self._value(item) for item in cast("Sequence[Any]", value))
+        if isinstance(value, dict):
+            items = cast("dict[Any, Any]", value).items()
+            return kind, tuple((self._value(key), self._value(item)) for key, item in items)
+        if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+            return kind, str(value.dtype), value.shape, value.tobytes()
+        if isinstance(value, (float, complex)):
+            return kind, repr(value)  # tells 0.0 from -0.0, and finds NaN equal to itself
+        try:
+            hash(value)
+        except TypeError:
+            self._keep.append(value)  # so that no other object takes its id
+            return "object", id(value)
+        return kind, value
+
+    def _literal(self, literal: jex.Literal) -> Any:
+        value = literal.val
+        return "literal", str(literal.aval), self._value(np.asarray(value) if np.isscalar(value) else value)
+
+    def _jaxpr(self, jaxpr: jex.Jaxpr) -> Any:
+        places: dict[Any, int] = {var: place for place, var in enumerate((*jaxpr.constvars, *jaxpr.invars))}
+
+        def read(atom: Any) -> Any:
+            return self._literal(atom) if isinstance(atom, jex.Literal) else places[atom]
+
+        avals = tuple(str(var.aval) for var in places)
+        equations: list[Any] = []
+        for eqn in jaxpr.eqns:
+            equations.append(self.equation(eqn, [read(atom) for atom in eqn.invars]))
+            for var in eqn.outvars:
+                places[var] = len(places)
+        return "jaxpr", avals, tuple(equations), tuple(read(atom) for atom in jaxpr.outvars)
+
+
+def _derivative_rule(eqn: jex.JaxprEqn) -> Any:
+    """The rule of a `custom_jvp` function as a program, which can be compared; the rule itself if it has none."""
+    rule = eqn.params["jvp_jaxpr_fun"]
+    count = len(eqn.invars) - eqn.params["num_consts"]
+    try:
+        jaxpr, consts, zeros = rule.call_wrapped(*[False] * count)
+    except Exception:  # noqa: BLE001 (a user's rule, which nobody may ever need)
+        return rule
+    return jex.ClosedJaxpr(jaxpr, consts), tuple(zeros)
+
+
+def same_type(value: Any, other: Any) -> bool:
+    """Whether two operands agree in shape and dtype."""
+    return value.aval.shape == other.aval.shape and value.aval.dtype == other.aval.dtype
