@@ -174,7 +174,7 @@ class Strategy(LegacyMethods):
         def one(leaf: Any) -> Any:
             leaf = self._distributed(leaf)
             if isinstance(leaf, LocalPerReplica):
-                return self._extended.reduce_local(leaf.data, op, axis)
+                return self._extended.reduce_local(leaf, op, axis)
             return reduce_value(leaf, op, axis, mesh)
 
         return map_leaves(one, value)
