@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax import lax
+from jax.core import Tracer
 
 from jaxtribute.context import Context, entered
 from jaxtribute.errors import StrategyMixError
 from jaxtribute.execution.frames import TracedFrame, lift
-from jaxtribute.execution.nests import is_array
+from jaxtribute.execution.nests import is_array, map_leaves
+from jaxtribute.values.distributed import Mirrored, PerReplica
 from jaxtribute.values.mesh import ReplicaMesh
 
 _NUMBERS = (bool, int, float, complex)
@@ -55,6 +58,8 @@ class OuterFrame(TracedFrame):
         """The replicas' devices, once the function runs something on several."""
         self.home: ReplicaMesh | None = None
         """The one device of a strategy that the function runs something on."""
+        self.fed = 0
+        """How many arrays of batches the function has drawn from iterators."""
 
     def enter(self, mesh: ReplicaMesh) -> None:
         """Notes the devices that `strategy.run` uses.
@@ -88,7 +93,7 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
         frame = OuterFrame()
         with entered(Context(context.strategy, context.replica, frame)):
             result = call(leaves)
-        outputs, tree = jax.tree.flatten(result)
+        outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result))
         outputs = [leaf if is_array(leaf) or isinstance(leaf, _NUMBERS) else Constant(leaf) for leaf in outputs]
         constants = any(isinstance(leaf, Constant) for leaf in outputs)
         # A result must not share its buffer with a variable, which a later step gives up.
@@ -100,3 +105,15 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
 
     closed = jax.make_jaxpr(program)(*leaves)
     return Capture(lift(closed), *seen)
+
+
+def _laid_out(value: Any) -> Any:
+    """A distributed result on its replicas' devices, wherever the compiler would leave what it was computed from."""
+    if not isinstance(value, (PerReplica, Mirrored)) or value.mesh.size == 1 or not isinstance(value.data, Tracer):
+        return value
+    sharding = value.mesh.replicated
+    if isinstance(value, PerReplica):
+        if not value.data.ndim or value.data.shape[0] % value.mesh.size:
+            return value
+        sharding = value.mesh.split
+    return replace(value, data=lax.with_sharding_constraint(value.data, sharding))

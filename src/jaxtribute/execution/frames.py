@@ -10,6 +10,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from jaxtribute import context as contexts
+from jaxtribute.collectives.marks import state_p
 from jaxtribute.errors import TraceError
 from jaxtribute.values.mesh import own
 from jaxtribute.values.variable import Variable
@@ -116,6 +117,8 @@ class TracedFrame:
         if current_trace() is not self.trace:
             raise escape_error(variable)
         self.get(variable)
+        if not self.local and variable.policy.parameter_device is not None:
+            value = state_p.bind(value)
         self.values[variable] = value
         self.written[variable] = None
 

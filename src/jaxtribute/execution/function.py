@@ -18,9 +18,11 @@ from jaxlib._jax import ArrayImpl
 from jaxtribute import context as contexts
 from jaxtribute.errors import ArgumentTypeError, VariableError
 from jaxtribute.execution.capture import Capture, capture
-from jaxtribute.execution.frames import EagerFrame, UncompiledFrame
+from jaxtribute.execution.feeds import FedPrograms, Feed
+from jaxtribute.execution.frames import EagerFrame
 from jaxtribute.execution.program import Program
-from jaxtribute.execution.ragged import InnerCollective, NotSplittable
+from jaxtribute.execution.uncompiled import uncompiled
+from jaxtribute.execution.ragged import NotSplittable
 
 if TYPE_CHECKING:
     from jaxtribute.strategies.base import Strategy
@@ -39,6 +41,7 @@ class Function(Generic[P, R]):
         self._python_function = python_function
         self._signature = input_signature
         self._programs: dict[Any, Callable[[Sequence[Any]], Any]] = {}
+        self._fed: dict[Any, FedPrograms] = {}
         self._runs: weakref.WeakKeyDictionary[Strategy, Function[..., Any]] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
         self._traces = 0
@@ -61,7 +64,9 @@ class Function(Generic[P, R]):
         statics: tuple[Any, ...] = ()
         for leaf in leaves:
             if type(leaf) not in _DYNAMIC:
-                leaves, statics = _separate(leaves, args, kwargs)
+                leaves, statics, feeds = _separate(leaves, args, kwargs)
+                if feeds:
+                    return self._call_fed(tree, statics, context, feeds, leaves)
                 break
         if statics and statics[-1] is _TRACED:
             return self._python_function(*args, **kwargs)
@@ -110,10 +115,10 @@ class Function(Generic[P, R]):
 
     def _call(self, tree: Any, statics: tuple[Any, ...]) -> Callable[[Sequence[Any]], Any]:
         """The Python function of its array arguments, the static ones filled in."""
-        constants = {place: value for place, _, value in statics}
 
-        def call(dynamic: Sequence[Any]) -> Any:
-            rest = iter(dynamic)
+        def call(dynamic: Sequence[Any], feeds: Sequence[Any] = ()) -> Any:
+            rest, given = iter(dynamic), iter(feeds)
+            constants = {place: next(given) if kind is Feed else value for place, kind, value in statics}
             whole = [constants[i] if i in constants else next(rest) for i in range(tree.num_leaves)]
             args, kwargs = tree.unflatten(whole)
             return self._python_function(*args, **kwargs)
@@ -124,22 +129,24 @@ class Function(Generic[P, R]):
         self, tree: Any, statics: tuple[Any, ...], context: contexts.Context, reason: NotSplittable
     ) -> Callable[[Sequence[Any]], Any]:
         """Settles for lockstep, which is exact but slow, where replicas of different shapes cannot be one program."""
-        _LOG.warning(
-            "%s runs uncompiled for this batch, whose replicas differ in shape: %s. HINT: drop the remainder, or keep "
-            "collectives out of loops and conditions.",
-            self.__name__,
-            reason,
-        )
-        call = self._call(tree, statics)
-        frame = UncompiledFrame(op_by_op=isinstance(reason, InnerCollective))
+        call = uncompiled(self._call(tree, statics), reason, self.__name__)
+        self._programs[tree, statics, context.strategy, context.replica is None] = call
+        return call
 
-        def uncompiled(dynamic: Sequence[Any]) -> Any:
-            context = contexts.current()
-            with contexts.entered(contexts.Context(context.strategy, context.replica, frame)):
-                return call(dynamic)
+    def _call_fed(
+        self, tree: Any, statics: tuple[Any, ...], context: contexts.Context, feeds: list[Feed], leaves: list[Any]
+    ) -> Any:
+        """Calls with iterators among the arguments; see `feeds`."""
+        key = tree, statics, context.strategy, context.replica is None
+        if key not in self._fed:
 
-        self._programs[tree, statics, context.strategy, context.replica is None] = uncompiled
-        return uncompiled
+            def compile_(call: Callable[[Sequence[Any]], Any], leaves: Sequence[Any]) -> Program:
+                first = self._traced(call, context, leaves)
+                return Program(first, lambda _: first, context.strategy.extended.home)
+
+            with self._lock:
+                self._fed.setdefault(key, FedPrograms(compile_, self._call(tree, statics), self.__name__))
+        return self._fed[key](feeds, leaves)
 
     def _compile(
         self, tree: Any, statics: tuple[Any, ...], context: contexts.Context, leaves: list[Any]
@@ -147,22 +154,27 @@ class Function(Generic[P, R]):
         call = self._call(tree, statics)
 
         def trace(dynamic: Sequence[Any]) -> Capture:
-            first = self._traces == 0
-            result = capture(call, context, dynamic)
-            self._traces += 1
-            if result.frame.created and not first:
-                names = ", ".join(variable.name for variable in result.frame.created)
-                raise VariableError(
-                    f"{self.__name__} created variables ({names}) when it was traced again. HINT: a jd.function may "
-                    "create variables on its first call only; create them outside, or once: `if self.v is None: ...`."
-                )
-            return result
+            return self._traced(call, context, dynamic)
 
         key = tree, statics, context.strategy, context.replica is None
         with self._lock:
             if key not in self._programs:
                 self._programs[key] = Program(trace(leaves), trace, context.strategy.extended.home)
             return self._programs[key]
+
+    def _traced(
+        self, call: Callable[[Sequence[Any]], Any], context: contexts.Context, leaves: Sequence[Any]
+    ) -> Capture:
+        first = self._traces == 0
+        result = capture(call, context, leaves)
+        self._traces += 1
+        if result.frame.created and not first:
+            names = ", ".join(variable.name for variable in result.frame.created)
+            raise VariableError(
+                f"{self.__name__} created variables ({names}) when it was traced again. HINT: a jd.function may "
+                "create variables on its first call only; create them outside, or once: `if self.v is None: ...`."
+            )
+        return result
 
     def __repr__(self) -> str:
         return f"<jd.function {self.__name__}, traced {self._traces} times>"
@@ -180,15 +192,20 @@ _TRACED = _Traced()
 _DYNAMIC = frozenset({ArrayImpl, np.ndarray})
 
 
-def _separate(leaves: list[Any], args: Any, kwargs: Any) -> tuple[list[Any], tuple[Any, ...]]:
-    """Splits arguments into arrays and static values, which become part of the signature."""
+def _separate(leaves: list[Any], args: Any, kwargs: Any) -> tuple[list[Any], tuple[Any, ...], list[Feed]]:
+    """Splits arguments into arrays, static values, which become part of the signature, and iterators to draw from."""
     dynamic: list[Any] = []
+    feeds: list[Feed] = []
     statics: list[Any] = []
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, jax.core.Tracer):
-            return leaves, (_TRACED,)
+            return leaves, (_TRACED,), []
         if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
             dynamic.append(leaf)
+            continue
+        if isinstance(leaf, Feed):
+            feeds.append(leaf)
+            statics.append((place, Feed, None))
             continue
         try:
             hash(leaf)
@@ -201,7 +218,7 @@ def _separate(leaves: list[Any], args: Any, kwargs: Any) -> tuple[list[Any], tup
                 "jax.tree_util.register_dataclass."
             ) from None
         statics.append((place, type(leaf), leaf))
-    return dynamic, tuple(statics)
+    return dynamic, tuple(statics), feeds
 
 
 @overload

@@ -17,7 +17,6 @@ from jaxtribute.execution.frames import escape_error
 from jaxtribute.values.mesh import ReplicaMesh, own
 from jaxtribute.values.variable import Variable, lent
 
-
 spread: set[int] = set()
 """Ids of variables of no strategy that a program on several devices has copied to all of them."""
 
@@ -94,7 +93,8 @@ class Program:
             raise Grow(capture)
         self._constants |= capture.constants
         inputs = [known[variable] for variable in capture.frame.inputs]
-        outputs = jex.jaxpr_as_fun(capture.closed)(*leaves, *inputs)
+        own_leaves, fed = leaves[: len(leaves) - frame.fed], leaves[len(leaves) - frame.fed :]
+        outputs = jex.jaxpr_as_fun(capture.closed)(*own_leaves, *inputs, *fed)
         count = capture.tree.num_leaves
         # JAX would hand an input that is also an output back as it is: the caller's own memory, as a variable's.
         given = {id(value) for value in (*leaves, *inputs)}

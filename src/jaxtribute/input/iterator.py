@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import jax
 
-from jaxtribute.errors import InputError, OutOfRangeError
+from jaxtribute import context as contexts
+from jaxtribute.errors import InputError, OutOfRangeError, TraceError
+from jaxtribute.execution.feeds import Drawn, Feed
 from jaxtribute.input.batches import Tree
 from jaxtribute.input.placement import Placement
 from jaxtribute.input.prefetch import Prefetcher, Threads
@@ -48,7 +51,7 @@ class Optional(Generic[T]):
         return f"Optional({', '.join(map(repr, self._value))})"
 
 
-class DistributedIterator:
+class DistributedIterator(Feed):
     """Iterates over a distributed dataset, preparing elements ahead of their use.
 
     Made by `iter(distributed_dataset)`. Dropping it at any point, or `close()`, ends its thread.
@@ -77,13 +80,26 @@ class DistributedIterator:
         self._prefetcher: Prefetcher[tuple[Tree, dict[str, Any]]] | None = None
         self._position: dict[str, Any] | None = None
         self._closed = False
+        self._returned: deque[Drawn] = deque()
 
     def __iter__(self) -> DistributedIterator:
         return self
 
     def __next__(self) -> Tree:
+        if contexts.current().frame.traced:
+            raise TraceError(
+                f"next(iterator) at step {self._step()} in a jd.function to which the iterator was not passed: its batch "
+                "would become a constant of the program. HINT: pass the iterator as an argument of the jd.function."
+            )
+        return self._advance()
+
+    def _advance(self) -> Tree:
         if self._closed:
             raise StopIteration
+        if self._returned:
+            drawn = self._returned.popleft()
+            self._position = drawn.after
+            return drawn.batch
         if self._buffer == 0:
             element, self._position = _make(self._steps, self._place)
             return element
@@ -92,6 +108,18 @@ class DistributedIterator:
             self._prefetcher = Prefetcher(lambda: _make(steps, place), steps.close, self._buffer, self._threads)
         element, self._position = self._prefetcher.get()
         return element
+
+    def draw(self) -> Drawn:
+        """Takes the next element, so that it can be handed back; for compiled functions."""
+        before = self._position
+        element = self._advance()
+        return Drawn(element, before, self._position)
+
+    def hand_back(self, batches: Sequence[Drawn]) -> None:
+        """Puts elements that were drawn last in front of those to come; for compiled functions."""
+        if batches:
+            self._returned.extendleft(reversed(batches))
+            self._position = batches[0].before
 
     def get_next(self) -> Tree:
         """Returns the next element: a tree of `PerReplica` values, or of plain arrays for one replica.

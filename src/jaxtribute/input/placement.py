@@ -43,8 +43,10 @@ def _place(step: Step, mesh: ReplicaMesh, put: Callable[[Tree, ReplicaMesh], Tre
     if step.even and step.parts is None:
         leaves, structure = jax.tree.flatten(put(step.tree, mesh))
         return structure.unflatten([PerReplica.from_split(leaf, mesh) for leaf in leaves])
+    if len(mesh.local_ids) == mesh.size and step.parts is None:
+        return jax.tree.map(lambda *leaves: PerReplica.from_host(leaves, mesh), *map(_numeric, step.cut()))
     parts = [_put(part, device) for part, device in zip(step.cut(), mesh.local_devices, strict=True)]
-    if step.even:
+    if step.even or len(mesh.local_ids) == mesh.size:
         return jax.tree.map(lambda *leaves: PerReplica.from_parts(leaves, mesh), *parts)
     return _join(parts, mesh)
 
@@ -77,6 +79,12 @@ def _put(tree: Tree, where: Any) -> Tree:
         for path, leaf in jax.tree.leaves_with_path(tree):
             _check_numeric(leaf, path)
         raise
+
+
+def _numeric(tree: Tree) -> Tree:
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        _check_numeric(leaf, path)
+    return jax.tree.map(np.asarray, tree)
 
 
 def _check_numeric(leaf: Any, path: Sequence[Any]) -> None:

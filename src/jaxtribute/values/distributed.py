@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
@@ -91,23 +92,21 @@ class PerReplica(DistributedValues):
         return cls(mesh.assemble(padded), mesh, shapes=shapes)
 
     @classmethod
-    def from_rows(cls, array: np.ndarray[Any, Any], counts: Sequence[int], mesh: ReplicaMesh) -> PerReplica:
-        """Deals out the rows of a host array: `counts[i]` of them, in order, to replica `i`.
+    def from_host(cls, parts: Sequence[np.ndarray[Any, Any]], mesh: ReplicaMesh) -> PerReplica:
+        """Puts one host array for each replica on its device, all in one transfer.
 
         Args:
-          array: all replicas' rows, of shape `(sum(counts), ...)`.
-          counts: rows for each replica; they may differ and be 0.
-          mesh: the replicas' devices.
+          parts: arrays of one dtype and rank, at least 1; they may differ in shape and be empty.
+          mesh: the replicas' devices, all of this process.
         """
-        if len(set(counts)) == 1:
-            return cls(jax.device_put(array, mesh.split), mesh)
-        padded = np.zeros((mesh.size, max(counts), *array.shape[1:]), array.dtype)
-        start = 0
-        for replica, count in enumerate(counts):
-            padded[replica, :count] = array[start : start + count]
-            start += count
-        whole = padded.reshape(mesh.size * max(counts), *array.shape[1:])
-        shapes = tuple((count, *array.shape[1:]) for count in counts)
+        shapes = tuple(part.shape for part in parts)
+        if len(set(shapes)) == 1:
+            return cls(jax.device_put(np.concatenate(parts), mesh.split), mesh)
+        largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+        padded = np.zeros((mesh.size, *largest), parts[0].dtype)
+        for row, part in zip(padded, parts, strict=True):
+            row[tuple(slice(0, size) for size in part.shape)] = part
+        whole = padded.reshape(mesh.size * largest[0], *largest[1:])
         return cls(jax.device_put(whole, mesh.split), mesh, shapes=shapes)
 
     @property
@@ -203,6 +202,8 @@ def _padded(part: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     if part.shape == shape:
         return part
     widths = [(0, size - have) for size, have in zip(shape, part.shape, strict=True)]
+    if isinstance(part, Tracer):
+        return jnp.pad(part, widths)
     return jax.device_put(np.pad(np.asarray(part), widths), part.sharding)
 
 
@@ -215,6 +216,8 @@ def _on_device(value: Any, device: jax.Device) -> Any:
     """`value` on `device` if it is an array, else as it is."""
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "OSUMm":
         return own(value, device)
+    if isinstance(value, Tracer):
+        return value
     if isinstance(value, jax.Array) and not (value.committed and value.devices() == {device}):
         return jax.device_put(value, device)
     return value

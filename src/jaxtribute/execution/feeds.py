@@ -1,0 +1,231 @@
+"""Iterators inside a `jd.function`: the batches that it draws become inputs of the compiled program.
+
+A function that takes a distributed iterator and calls `next` on it several times is compiled into one program
+of several steps. Before each call as many batches are drawn as the last call used; if they have the shapes of a
+known program it runs, otherwise the function is traced for what came, be it the last, smaller batch or an end.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+
+from jaxtribute import context as contexts
+from jaxtribute.errors import OutOfRangeError, TraceError
+from jaxtribute.execution.capture import OuterFrame
+from jaxtribute.execution.frames import feed_p
+from jaxtribute.execution.ragged import NotSplittable
+from jaxtribute.execution.uncompiled import uncompiled
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A batch taken from an iterator, and the iterator's positions around it."""
+
+    batch: Any
+    before: Any
+    after: Any
+
+
+class Feed(ABC):
+    """An iterator from which a compiled function may draw."""
+
+    @abstractmethod
+    def draw(self) -> Drawn:
+        """Takes the next batch.
+
+        Raises:
+          StopIteration: at the end of the data.
+        """
+
+    @abstractmethod
+    def hand_back(self, batches: Sequence[Drawn]) -> None:
+        """Puts batches that were drawn and not used in front of those to come."""
+
+
+@dataclass
+class Draws:
+    """What one call draws: batches taken in advance, then more as the trace asks for them.
+
+    Attributes:
+      feeds: the iterators among the function's arguments.
+      order: for each batch the place of its iterator in `feeds`.
+    """
+
+    feeds: Sequence[Feed]
+    order: list[int] = field(default_factory=list)
+    batches: list[Drawn] = field(default_factory=list)
+    ended: int | None = None
+    """The iterator whose data ended, if one's did."""
+    used: int = 0
+
+    def prefetch(self, order: Sequence[int]) -> None:
+        """Draws as the last call did, up to the end of the data."""
+        for place in order:
+            if not self._draw(place):
+                return
+
+    def proxies(self) -> list[Proxy]:
+        """The iterators as the function sees them, from the first batch on."""
+        self.used = 0
+        return [Proxy(self, place) for place in range(len(self.feeds))]
+
+    def _draw(self, place: int) -> bool:
+        try:
+            with jax.ensure_compile_time_eval():  # a trace may be under way
+                batch = self.feeds[place].draw()
+        except StopIteration:
+            self.ended = place
+            return False
+        self.order.append(place)
+        self.batches.append(batch)
+        return True
+
+    def take(self, place: int) -> Any:
+        """The next batch of iterator `place`.
+
+        Raises:
+          StopIteration: at the end of its data.
+        """
+        if self.used < len(self.order) and self.order[self.used] != place:
+            self.hand_back(self.used)  # this trace draws in another order than the last
+        if self.used == len(self.order) and (self.ended == place or not self._draw(place)):
+            raise StopIteration
+        self.used += 1
+        return self.batches[self.used - 1].batch
+
+    def hand_back(self, start: int) -> None:
+        """Returns the batches from `start` on to their iterators."""
+        for place, feed in enumerate(self.feeds):
+            feed.hand_back([b for b, p in zip(self.batches[start:], self.order[start:], strict=True) if p == place])
+        if self.ended in self.order[start:]:
+            self.ended = None
+        del self.batches[start:], self.order[start:]
+
+    def leaves(self) -> list[Any]:
+        """The arrays of all batches."""
+        return jax.tree.leaves([drawn.batch for drawn in self.batches])
+
+    def signature(self) -> Any:
+        """What a program depends on: whose batches, their structures and shapes, and whose data ended."""
+        leaves, tree = jax.tree.flatten([drawn.batch for drawn in self.batches])
+        return tuple(self.order), tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves), self.ended
+
+
+class Proxy(Iterator[Any]):
+    """What the function sees of an iterator, in place of it."""
+
+    def __init__(self, draws: Draws, place: int) -> None:
+        self._draws, self._place = draws, place
+
+    def __next__(self) -> Any:
+        frame = contexts.current().frame
+        if not frame.traced:
+            return self._draws.take(self._place)
+        if not isinstance(frame, OuterFrame):
+            raise TraceError(
+                "next(iterator) was called inside a replica function or a transformed one, which all share one batch. "
+                "HINT: call it in the jd.function itself: strategy.run(step, (next(iterator),))."
+            )
+        batch = self._draws.take(self._place)
+        leaves, tree = jax.tree.flatten(batch)
+        return tree.unflatten([_placeholder(frame, leaf) for leaf in leaves])
+
+    def get_next(self) -> Any:
+        """Returns the next batch.
+
+        Raises:
+          OutOfRangeError: at the end of the data.
+        """
+        try:
+            return next(self)
+        except StopIteration:
+            raise OutOfRangeError(
+                f"end of the data after {self._draws.used} batches of this call. HINT: loop with `for`."
+            ) from None
+
+
+def _placeholder(frame: OuterFrame, leaf: Any) -> Any:
+    array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+    with jex.set_current_trace(frame.trace):
+        value = feed_p.bind(shape=tuple(array.shape), dtype=array.dtype, key=frame.fed)
+    frame.fed += 1
+    return value
+
+
+class FedPrograms:
+    """The compiled programs of a function and one structure of arguments with iterators among them.
+
+    Args:
+      compile_: makes a program of a traced function.
+      call: calls the Python function with array arguments and iterators.
+      name: the function's name.
+    """
+
+    def __init__(
+        self,
+        compile_: Callable[[Callable[[Sequence[Any]], Any], Sequence[Any]], Any],
+        call: Callable[[Sequence[Any], Sequence[Any]], Any],
+        name: str,
+    ) -> None:
+        self._compile, self._call, self._name = compile_, call, name
+        self._order: list[int] = []
+        self._programs: dict[Any, tuple[Any, bool]] = {}
+        self._reason = NotSplittable()
+
+    def __call__(self, feeds: Sequence[Feed], leaves: Sequence[Any]) -> Any:
+        """Draws, traces if need be, and runs.
+
+        Raises:
+          StopIteration: the function met the end of the data; what it did until then has taken effect.
+        """
+        draws = Draws(feeds)
+        draws.prefetch(self._order)
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        found = self._programs.get((shapes, draws.signature()))
+        if found is None:
+            found = self._trace(draws, leaves)
+            self._programs[shapes, draws.signature()] = found
+            if draws.ended is None:
+                self._order = list(draws.order)
+        program, stops = found
+        if program is None:
+            return self._run_uncompiled(draws, leaves)
+        result = program([*leaves, *draws.leaves()])
+        if stops:
+            raise StopIteration
+        return result
+
+    def _trace(self, draws: Draws, leaves: Sequence[Any]) -> tuple[Any, bool]:
+        stops: list[bool] = []
+
+        def call(dynamic: Sequence[Any]) -> Any:
+            try:
+                return self._call(dynamic, draws.proxies())
+            except StopIteration:
+                stops.append(True)
+                return None
+
+        try:
+            program = self._compile(call, leaves)
+        except NotSplittable as reason:
+            self._reason, program = reason, None
+        except BaseException:
+            draws.hand_back(0)
+            raise
+        if program is not None:
+            draws.hand_back(draws.used)
+        return program, bool(stops)
+
+    def _run_uncompiled(self, draws: Draws, leaves: Sequence[Any]) -> Any:
+        """Runs the Python function on the batches themselves."""
+        try:
+            return uncompiled(lambda dynamic: self._call(dynamic, draws.proxies()), self._reason, self._name)(leaves)
+        finally:
+            draws.hand_back(draws.used)

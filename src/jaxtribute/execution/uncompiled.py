@@ -1,0 +1,39 @@
+"""Running a `jd.function` as Python, where its replicas cannot be one compiled program."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxtribute import context as contexts
+from jaxtribute.execution.frames import UncompiledFrame
+from jaxtribute.execution.ragged import InnerCollective, NotSplittable
+
+_LOG = logging.getLogger(__name__)
+
+
+def uncompiled(
+    call: Callable[[Sequence[Any]], Any], reason: NotSplittable, name: str
+) -> Callable[[Sequence[Any]], Any]:
+    """Settles for lockstep, which is exact but slow; says so once, when it is made.
+
+    Args:
+      call: the Python function of its array arguments.
+      reason: why it cannot be compiled.
+      name: its name.
+    """
+    _LOG.warning(
+        "%s runs uncompiled for this batch, whose replicas differ in shape: %s. HINT: drop the remainder, or keep "
+        "collectives out of loops and conditions.",
+        name,
+        reason,
+    )
+    frame = UncompiledFrame(op_by_op=isinstance(reason, InnerCollective))
+
+    def run(dynamic: Sequence[Any]) -> Any:
+        context = contexts.current()
+        with contexts.entered(contexts.Context(context.strategy, context.replica, frame)):
+            return call(dynamic)
+
+    return run
