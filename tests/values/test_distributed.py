@@ -146,3 +146,34 @@ def test_mirrored_values_share_nothing_with_their_source() -> None:
 def test_the_base_class_is_abstract() -> None:
     with pytest.raises(NotImplementedError):
         _ = jd.DistributedValues().values
+
+
+def test_parts_made_inside_a_trace() -> None:
+    strategy = mirrored(2)
+
+    @jd.function
+    def made(x: Any) -> Any:
+        def value_fn(context: Any) -> Any:
+            i = context.replica_id_in_sync_group
+            return {"scalar": x * i, "rows": jnp.ones((2, 1)) * i, "uneven": jnp.ones(i + 1), "known": jnp.int32(i)}
+
+        values = strategy.experimental_distribute_values_from_function(value_fn)
+        return values, strategy.run(lambda v: v["scalar"] + v["rows"].sum() + v["uneven"].sum(), (values,))
+
+    values, sums = made(jnp.float32(3))
+    assert components(values["scalar"]) == [0.0, 3.0]
+    assert components(values["rows"]) == [[[0.0]] * 2, [[1.0]] * 2]
+    assert components(values["uneven"]) == [[1.0], [1.0, 1.0]]
+    assert components(values["known"]) == [0, 1]
+    assert components(sums) == [1.0, 7.0]
+
+
+def test_results_of_a_function_are_laid_out_over_the_replicas() -> None:
+    strategy = mirrored(2)
+    each, same = per_replica(strategy, [jnp.ones(2), jnp.ones(2)]), strategy.place(jnp.ones(2))
+    zeros = jd.function(lambda *nest: jax.tree.map(lambda x: jnp.arange(x.size, dtype=x.dtype), nest))
+    one, two = zeros(each, same)
+    assert components(one) == [[0.0, 1.0], [2.0, 3.0]]
+    assert components(two) == [[0.0, 1.0]] * 2
+    assert one.data.sharding == strategy.extended.mesh.split
+    assert two.data.sharding == strategy.extended.mesh.replicated

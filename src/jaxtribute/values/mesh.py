@@ -9,7 +9,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 AXIS = "replica"
@@ -108,6 +110,8 @@ class ReplicaMesh:
         if not shape:
             parts = [part.reshape(1) for part in parts]
             shape = (1,)
+        if any(isinstance(part, Tracer) for part in parts):
+            return jnp.concatenate(parts)
         whole = (self.size * shape[0], *shape[1:])
         return jax.make_array_from_single_device_arrays(whole, self.split, list(parts))
 

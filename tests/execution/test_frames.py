@@ -1,0 +1,139 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxtribute as jd
+from jaxtribute import context as contexts
+from jaxtribute.errors import TraceError
+from jaxtribute.execution.frames import EagerFrame, OverlayFrame, TracedFrame, current_trace, lift
+from replicas import mirrored, one_device, variable
+
+
+def traced(body: Any, *, local: bool = False) -> tuple[Any, TracedFrame]:
+    """Runs `body(frame)` in a trace; gives the lifted program and the frame."""
+    frames: list[TracedFrame] = []
+
+    def program() -> Any:
+        frame = TracedFrame(local=local)
+        frames.append(frame)
+        now = contexts.current()
+        with contexts.entered(contexts.Context(now.strategy, now.replica, frame)):
+            return body(frame)
+
+    closed = jax.make_jaxpr(program)()
+    return lift(closed), frames[0]
+
+
+def test_reads_become_inputs_in_the_order_of_first_reads() -> None:
+    a, b, c = (jd.Variable(jnp.zeros(n)) for n in (1, 2, 3))
+    closed, frame = traced(lambda _: (b.read_value() * 2, a + 1.0, b - 1.0, c.read_value()))
+    assert frame.inputs == [b, a, c]
+    assert [aval.shape for aval in closed.in_avals] == [(2,), (1,), (3,)]
+    assert "jd_variable" not in str(closed)
+
+
+def test_a_read_in_an_inner_trace_is_an_input_of_the_outer_one() -> None:
+    v = jd.Variable(2.0)
+
+    def body(_: TracedFrame) -> Any:
+        one = jax.jit(lambda x: x * v)(1.0)
+        two = jax.lax.scan(lambda c, x: (c + v, x), 0.0, jnp.ones(3))[0]
+        three = jax.grad(lambda x: x * v.read_value())(1.0)
+        four = jax.vmap(lambda x: x * v)(jnp.ones(2))
+        five = jax.lax.cond(v > 0, lambda: v * 2, lambda: v + 1)
+        return one, two, three, four, five
+
+    closed, frame = traced(body)
+    assert frame.inputs == [v]
+    results = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, jnp.float32(3))
+    assert [jnp.asarray(x).tolist() for x in results] == [3.0, 9.0, 3.0, [3.0, 3.0], 6.0]
+
+
+def test_writes_stay_in_the_frame() -> None:
+    v = jd.Variable(2.0)
+
+    def body(frame: TracedFrame) -> Any:
+        v.assign(v * 3)
+        v.assign_add(1.0)
+        assert list(frame.written) == [v]
+        return v.read_value()
+
+    closed, _ = traced(body)
+    assert v.numpy() == 2.0
+    assert jax.core.eval_jaxpr(closed.jaxpr, closed.consts, jnp.float32(5)) == [16.0]
+
+
+def test_a_local_frame_sees_one_replicas_piece() -> None:
+    on_read = variable(mirrored(2), [1.0, 2.0], synchronization=jd.VariableSynchronization.ON_READ)
+    same = variable(mirrored(2), [1.0, 2.0])
+    closed, _ = traced(lambda frame: (frame.get(on_read), frame.get(same)), local=True)
+    assert [aval.shape for aval in closed.in_avals] == [(1, 2), (2,)]
+    closed, _ = traced(lambda frame: (frame.get(on_read), frame.get(same)))
+    assert [aval.shape for aval in closed.in_avals] == [(2, 2), (2,)]
+
+
+def test_variables_made_in_a_trace_are_made_outside_it() -> None:
+    def body(frame: TracedFrame) -> Any:
+        v = jd.Variable(lambda: jnp.ones(2) * 3)
+        assert frame.created == [v]
+        assert not isinstance(v.stored, jax.core.Tracer)
+        return v + 1.0
+
+    closed, frame = traced(body)
+    assert frame.inputs == frame.created
+    assert frame.created[0].numpy().tolist() == [3.0, 3.0]
+    assert len(closed.in_avals) == 1
+
+
+def test_another_strategys_variable_is_refused_at_its_first_read() -> None:
+    v = variable(mirrored(2), 1.0, name="w")
+
+    def body(_: TracedFrame) -> Any:
+        with one_device(1).scope():
+            return v.read_value()
+
+    with pytest.raises(jd.errors.StrategyMixError, match=r"w:0 was created in the scope of <MirroredStrategy.*HINT"):
+        traced(body)
+
+
+def test_a_write_in_an_inner_trace_is_refused() -> None:
+    v = jd.Variable(1.0, name="w")
+    with pytest.raises(TraceError, match=r"w:0 is assigned inside a JAX transformation.*HINT: use jd.function"):
+        traced(lambda _: jax.jit(v.assign_add)(1.0))
+
+
+def test_the_eager_frame_refuses_traced_values_and_copies_others() -> None:
+    frame, v, x = EagerFrame(), jd.Variable([1.0]), jnp.ones(1)
+    with pytest.raises(TraceError, match="inside a JAX transformation"):
+        jax.jit(lambda y: frame.set(v, y))(x)
+    frame.set(v, x)
+    assert frame.get(v).unsafe_buffer_pointer() != x.unsafe_buffer_pointer()
+    assert frame.create(lambda: v) is v
+    assert not frame.local
+    assert not frame.traced
+
+
+def test_an_overlay_hides_the_values_below() -> None:
+    v, w, below = jd.Variable(1.0), jd.Variable(2.0), EagerFrame()
+    frame = OverlayFrame(below, {v: jnp.float32(5)})
+    assert float(frame.get(v)) == 5.0
+    assert float(frame.get(w)) == 2.0
+    frame.set(w, jnp.float32(7))
+    assert float(frame.get(w)) == 7.0
+    assert list(frame.written) == [w]
+    assert w.numpy() == 2.0
+    assert (frame.local, frame.traced) == (below.local, below.traced)
+    made = frame.create(lambda: jd.Variable(3.0))
+    assert made.numpy() == 3.0
+    with pytest.raises(TraceError):
+        jax.jit(lambda x: frame.set(w, x))(1.0)
+
+
+def test_current_trace_tells_traces_apart() -> None:
+    outside = current_trace()
+    inside: list[Any] = []
+    jax.jit(lambda: inside.append(current_trace()))()
+    assert inside[0] is not outside
+    assert current_trace() is outside
