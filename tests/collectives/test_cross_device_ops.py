@@ -228,9 +228,7 @@ def test_bytes_per_pack_decides_the_number_of_collectives() -> None:
 def test_algorithms_agree_with_numpy(replicas: int, shapes: list[tuple[int, ...]], dtype: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     data = [rng.integers(0, 8, (replicas, *shape)) for shape in shapes]
-    pairs = [
-        (per_replica(mirrored(replicas), [jnp.asarray(row, dtype) for row in rows]), "CPU:0") for rows in data
-    ]
+    pairs = [(per_replica(mirrored(replicas), [jnp.asarray(row, dtype) for row in rows]), "CPU:0") for rows in data]
     for make in ALGORITHMS.values():
         results = (make() or jd.NcclAllReduce(0)).batch_reduce("SUM", pairs)
         for rows, result in zip(data, results, strict=True):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from jaxtribute.collectives.equal import equal
+from jaxtribute.collectives.marks import equal
 from jaxtribute.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum, tree_rounds
 from jaxtribute.values.mesh import AXIS
 from replicas import mirrored

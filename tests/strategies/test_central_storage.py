@@ -11,7 +11,18 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentTypeError, DeviceError, ShapeError, VariableError
-from replicas import components, each_executor, execute, fraction, here, ident, mirrored, one_device, per_replica, variable
+from replicas import (
+    components,
+    each_executor,
+    execute,
+    fraction,
+    here,
+    ident,
+    mirrored,
+    one_device,
+    per_replica,
+    variable,
+)
 
 AGG = jd.VariableAggregation
 PREFIX = "/job:localhost/replica:0/task:0/device:CPU:"
@@ -194,7 +205,8 @@ class TestReads:
 
         values, read = step()
         assert components(values) == [8.0, 9.0]
-        assert read.devices() == {jax.devices()[3]}
+        assert read.devices() == set(jax.devices()[:2])  # as every result
+        assert float(read) == 4.0
 
     @each_executor
     def test_gradients(self, executor: str) -> None:
@@ -214,7 +226,7 @@ def train(strategy: jd.Strategy, executor: str, transform: Any, steps: int = 4, 
     data = rng.normal(size=(12, size)).astype(np.float32)
     weights = rng.normal(size=(size, size)).astype(np.float32)
     with strategy.scope():
-        w, b = jd.Variable(weights), jd.Variable(np.zeros(size, np.float32))
+        w, b = jd.Variable(weights), jd.Variable(np.zeros((1, size), np.float32))
         count = jd.Variable(0, aggregation=AGG.ONLY_FIRST_REPLICA)
         optimizer = jd.Optimizer(transform, [w, b])
 
@@ -236,9 +248,9 @@ def train(strategy: jd.Strategy, executor: str, transform: Any, steps: int = 4, 
 
 class TestTraining:
     @each_executor
-    @pytest.mark.parametrize("name", ["sgd", "adam"])
+    @pytest.mark.parametrize("name", ["sgd", "rmsprop"])
     def test_agrees_with_one_device(self, executor: str, name: str) -> None:
-        transform = {"sgd": optax.sgd(0.1, momentum=0.9), "adam": optax.adam(0.05)}[name]
+        transform = {"sgd": optax.sgd(0.1, momentum=0.9), "rmsprop": optax.rmsprop(0.05, momentum=0.9)}[name]
         losses, w, _, count, optimizer = train(central(4, 5), executor, transform)
         wanted, same, *_ = train(one_device(0), "compiled", transform)
         np.testing.assert_allclose(losses, wanted, rtol=1e-5)
@@ -332,8 +344,8 @@ class TestOneComputeDevice:
 
     @each_executor
     def test_training(self, executor: str) -> None:
-        losses, w, *_ = train(central(1, 3), executor, optax.adam(0.05))
-        wanted, *_ = train(one_device(0), "compiled", optax.adam(0.05))
+        losses, w, *_ = train(central(1, 3), executor, optax.sgd(0.05, momentum=0.9))
+        wanted, *_ = train(one_device(0), "compiled", optax.sgd(0.05, momentum=0.9))
         np.testing.assert_allclose(losses, wanted, rtol=1e-5)
         assert device_of(w) == {3}
 

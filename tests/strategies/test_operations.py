@@ -9,7 +9,18 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ContextError, StrategyMixError, VariableError
-from replicas import components, each_executor, execute, fraction, here, ident, mirrored, one_device, per_replica, variable
+from replicas import (
+    components,
+    each_executor,
+    execute,
+    fraction,
+    here,
+    ident,
+    mirrored,
+    one_device,
+    per_replica,
+    variable,
+)
 
 SUM, ON_READ = jd.VariableAggregation.SUM, jd.VariableSynchronization.ON_READ
 
@@ -273,4 +284,3 @@ class TestLegacyMethods:
         result = strategy.run(lambda: jnp.ones((4, 4)) @ jnp.ones((4, 4)))
         strategy.group({"a": result, "b": variable(strategy, 1.0), "c": np.ones(2)}, name="all")
         assert all(part.is_ready() for part in result.values)
-

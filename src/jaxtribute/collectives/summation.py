@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtribute.collectives.equal import equal
+from jaxtribute.collectives.marks import equal
 from jaxtribute.collectives.packing import pack, packed_map, unpack
 from jaxtribute.values.mesh import AXIS
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from jaxtribute.collectives.equal import equal_p
+from jaxtribute.collectives.marks import equal_p
 from jaxtribute.values.mesh import AXIS
 
 _EQUALISING = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"})

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from jaxtribute import context as contexts
-from jaxtribute.errors import ArgumentError, ShapeError, StrategyMixError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, StrategyMixError
 from jaxtribute.optimizer.slots import Slots, make_slots
 from jaxtribute.optimizer.updates import sliced_update, whole_update
 from jaxtribute.values.distributed import PerReplica
@@ -41,7 +41,8 @@ class Optimizer:
         all of them, as in a norm) gather their slots for the computation.
 
     Raises:
-      ArgumentError: no variables, or one twice.
+      ArgumentError: no variables, or one twice; an unknown `shard_update`.
+      ArgumentTypeError: `transform` is no Optax transformation.
       StrategyMixError: variables of different strategies.
 
     Source: `tf.keras.optimizers.Optimizer`.
@@ -58,9 +59,10 @@ class Optimizer:
         self._variables: tuple[Variable, ...] = tuple(
             cast("list[Variable]", jax.tree.leaves(variables, is_leaf=lambda leaf: isinstance(leaf, Variable)))
         )
+        _check_transform(transform)
         _check_variables(self._variables)
-        strategy: Strategy = self._variables[0].distribute_strategy
-        self._mesh = strategy.extended.mesh
+        self._strategy: Strategy = self._variables[0].distribute_strategy
+        self._mesh = self._strategy.extended.mesh
         self._sliced: frozenset[int] = self._choose(shard_update)
         self._slots: Slots = make_slots(transform, self._variables, self._sliced)
         # A variable without slots of its shape has nothing to shard.
@@ -93,7 +95,7 @@ class Optimizer:
           grads_and_vars: gradients in the variables' order (any nest of arrays), or pairs of a gradient and its
             variable in any order; one for every variable.
           reduce_op: SUM (losses are divided by the global batch size), MEAN, or None for gradients that are
-            reduced already.
+            reduced already and equal on all replicas.
 
         Raises:
           ArgumentError: a gradient is missing, None or one too many.
@@ -103,19 +105,29 @@ class Optimizer:
         """
         op = None if reduce_op is None else ReduceOp.parse(reduce_op)
         grads = self._ordered(grads_and_vars)
-        context = contexts.current()
+        context = self._context()
         replica = context.replica
-        if replica is None or self._mesh.size == 1:
-            self._apply_whole([self._reduced(grad, op, context) for grad in grads], context)
+        alone = self._mesh.size == 1 and (context.frame.traced or not context.frame.local)
+        if replica is None or alone:
+            self._apply_reduced([self._reduced(grad, op) for grad in grads], context)
         elif not context.frame.traced:
             replica.merge_call(self._merged, (grads, op))
-        elif self._sliced and op is not None:
+        elif self._sliced:
             self._apply_sliced(grads, op, context)
         else:
             self._apply_whole(grads if op is None else replica.all_reduce(op, grads), context)
 
+    def _context(self) -> contexts.Context:
+        """The context in force; outside every scope, the cross-replica context of the variables' own strategy."""
+        context = contexts.current()
+        if context.strategy.is_default and self._strategy is not context.strategy:
+            return contexts.Context(self._strategy, None, context.frame)
+        return context
+
     def _choose(self, shard_update: bool | Literal["auto"]) -> frozenset[int]:
         """Which variables are updated in slices."""
+        if shard_update not in (True, False, "auto"):
+            raise ArgumentError(f"shard_update is {shard_update!r}. HINT: pass True, False or 'auto'.")
         if not shard_update or self._mesh.size == 1:
             return frozenset()
         floor = _LARGE_BYTES if shard_update == "auto" else 0
@@ -133,10 +145,12 @@ class Optimizer:
             found: dict[Variable, Any] = {variable: grad for grad, variable in cast("list[Any]", pairs)}
             unknown = [variable.name for variable in found if variable not in self._variables]
             missing = [variable.name for variable in self._variables if variable not in found]
-            if unknown or missing or len(found) < len(cast("list[Any]", pairs)):
+            twice = len(cast("list[Any]", pairs)) - len(found)
+            if unknown or missing or twice:
                 raise ArgumentError(
                     f"gradients do not match the optimizer's {len(self._variables)} variables: missing {missing}, not "
-                    f"its own {unknown}. HINT: pass exactly one pair for each variable given to jd.Optimizer."
+                    f"its own {unknown}, {twice} given twice. HINT: pass exactly one pair for each variable given to "
+                    "jd.Optimizer."
                 )
             grads = [found[variable] for variable in self._variables]
         else:
@@ -148,31 +162,39 @@ class Optimizer:
             )
         return [_checked(grad, variable) for grad, variable in zip(grads, self._variables, strict=True)]
 
-    def _reduced(self, grad: Any, op: ReduceOp | None, context: contexts.Context) -> Any:
-        if isinstance(grad, PerReplica):
-            return context.strategy.reduce(op or ReduceOp.SUM, grad, axis=None)
-        return grad
+    def _reduced(self, grad: Any, op: ReduceOp | None) -> Any:
+        if not isinstance(grad, PerReplica):
+            return grad
+        if op is None:
+            raise ArgumentError(
+                f"reduce_op=None with a gradient that differs between {self._mesh.size} replicas. "
+                "HINT: pass reduce_op='SUM' or 'MEAN', or reduce the gradients before."
+            )
+        return self._strategy.reduce(op, grad, axis=None)
 
     def _merged(self, strategy: Strategy, grads: list[Any], op: ReduceOp | None) -> None:
         """All replicas' gradients at once, outside any compiled program."""
-        context = contexts.current()
-        self._apply_whole([self._joined(grad, op, context) for grad in grads], context)
+        self._apply_reduced([self._joined(grad, op) for grad in grads], contexts.current())
 
-    def _joined(self, grad: Any, op: ReduceOp | None, context: contexts.Context) -> Any:
+    def _joined(self, grad: Any, op: ReduceOp | None) -> Any:
         """One gradient out of what a `merge_call` makes of all replicas' gradients."""
         if isinstance(grad, PerReplica):
-            return self._reduced(grad, op, context)
+            if op is not None:
+                return self._reduced(grad, op)
+            copies = list(grad.values)  # equal, as they are reduced already
+            return jax.make_array_from_single_device_arrays(copies[0].shape, self._mesh.replicated, copies)
         grad = operand(grad)  # the same array on every replica
         return grad * np.asarray(self._mesh.size, grad.dtype) if op is ReduceOp.SUM else grad
+
+    def _apply_reduced(self, grads: Sequence[Any], context: contexts.Context) -> None:
+        if self._sliced and context.frame.local:
+            self._apply_sliced(grads, None, context)
+        else:
+            self._apply_whole(grads, context)
 
     def _apply_whole(self, grads: Sequence[Any], context: contexts.Context) -> None:
         frame = context.frame
         if frame.local:
-            if self._sliced:
-                raise ArgumentError(
-                    "reduce_op=None with a sharded update: its slots exist in slices only. "
-                    "HINT: pass the local gradients with reduce_op='SUM', or create jd.Optimizer(..., shard_update=False)."
-                )
             slots = [frame.get(slot) for slot in self._slots.variables]
         else:
             slots = [slot.policy.whole(slot, context) for slot in self._slots.variables]
@@ -181,13 +203,13 @@ class Optimizer:
         update = self._update if frame.traced else self._eager_update
         self._store(update(grads, slots, params), context)
 
-    def _apply_sliced(self, grads: Sequence[Any], op: ReduceOp, context: contexts.Context) -> None:
-        assert context.replica is not None
+    def _apply_sliced(self, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context) -> None:
+        idle = () if op is None or context.replica is None else context.replica.idle
         frame = context.frame
         pieces = [frame.get(slot) for slot in self._slots.variables]
         params = [frame.get(variable) for variable in self._variables]
         results = sliced_update(
-            self._update, self._slots, self._sliced, self._mesh.size, grads, pieces, params, op, context.replica.idle
+            self._update, self._slots, self._sliced, self._mesh.size, grads, pieces, params, op, idle
         )
         self._store(results, context)
 
@@ -210,13 +232,21 @@ def _checked(grad: Any, variable: Variable) -> Any:
     if grad is None:
         raise ArgumentError(f"the gradient of {variable.name} is None. HINT: pass zeros, or leave the variable out.")
     grad = operand(grad)
-    shape = grad.values[0].shape if isinstance(grad, PerReplica) else jax.numpy.shape(grad)
+    shape = jax.numpy.shape(grad.values[0] if isinstance(grad, PerReplica) else grad)
     if shape != variable.shape:
         raise ShapeError(
             f"the gradient of {variable.name} has shape {shape}, the variable {variable.shape}. "
             "HINT: pass gradients in the variables' order, or pairs of gradient and variable."
         )
     return grad
+
+
+def _check_transform(transform: Any) -> None:
+    if not all(callable(getattr(transform, name, None)) for name in ("init", "update")):
+        raise ArgumentTypeError(
+            f"transform is {transform!r} of type {type(transform).__name__}. "
+            "HINT: pass an Optax transformation, e.g. optax.adam(1e-3)."
+        )
 
 
 def _check_variables(variables: Sequence[Variable]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
+from jaxtribute.collectives.marks import state_p
 from jaxtribute.execution.central.pieces import used_by, variables
 from jaxtribute.execution.central.sinking import sink
 
@@ -76,7 +77,9 @@ class _Places:
         """Finds what is split over the replicas, and what depends on variables only."""
         for eqn, bound in zip(self._jaxpr.eqns, self._bound, strict=True):
             inputs = variables(eqn.invars)
-            if eqn.primitive.name == "shard_map":
+            if eqn.primitive is state_p:
+                self._own.update(eqn.outvars)
+            elif eqn.primitive.name == "shard_map":
                 specs = eqn.params["out_specs"]
                 self._split.update(var for var, spec in zip(eqn.outvars, specs, strict=True) if any(spec))
             elif not bound and any(var in self._split for var in inputs):
@@ -95,9 +98,9 @@ class _Places:
                 chosen.extend((one, False) for one in reversed(rest))
             inputs = variables(eqn.invars)
             tied = bound or bool(eqn.effects) or any(var in self._split for var in inputs)
-            free = not tied and (
-                all(var in self._own for var in eqn.outvars) or not any(var in wanted for var in eqn.outvars)
-            )
+            tied = tied and eqn.primitive is not state_p
+            owned = eqn.primitive is state_p or all(var in self._own for var in eqn.outvars)
+            free = not tied and (owned or not any(var in wanted for var in eqn.outvars))
             chosen.append((eqn, not free))
             if not free:
                 wanted.update(inputs)

@@ -200,10 +200,12 @@ class Plan:
             key, on_mesh = ("out", place), False
         else:
             var = self._closed.jaxpr.outvars[place]
-            homes = [home for home in (False, True) if (var, home) in self._known]
+            homes = [home for home in (True, False) if (var, home) in self._known]
             on_mesh = homes[0] if central is None or len(homes) == 1 else not central
             key = (var, on_mesh)
-        return key, None if central is None or on_mesh != central else not central
+        # Results lie where the replicas run, as those of every other strategy.
+        wanted = True if central is None else not central
+        return key, None if on_mesh == wanted else wanted
 
 
 def _unpacked(upload: _Upload, values: dict[Any, Any]) -> list[Any]:

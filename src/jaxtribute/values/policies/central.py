@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute import context as contexts
+from jaxtribute.collectives.marks import equal
 from jaxtribute.values.distributed import DistributedValues
 from jaxtribute.values.enums import ReduceOp, VariableAggregation
 from jaxtribute.values.mesh import own
@@ -41,6 +42,8 @@ class CentralPolicy(Policy):
 
     def admit(self, value: Any) -> Any:
         value = value.values[0] if isinstance(value, DistributedValues) else value
+        if isinstance(value, jax.core.Tracer) and self.mesh.size == 1:
+            return equal(value)  # here the one replica's program ends and the update begins
         return on_device(value, self.parameter_device)
 
     def read(self, variable: Variable, context: Context) -> Any:
@@ -53,8 +56,10 @@ class CentralPolicy(Policy):
 
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
         frame = context.frame
-        if context.replica is not None and self.mesh.size > 1:
-            check_aggregation(variable, value, update, self.mesh.size)
+        several = self.mesh.size > 1
+        if context.replica is not None and (several or frame.local) and (several or not frame.traced):
+            if several:
+                check_aggregation(variable, value, update, self.mesh.size)
             if not frame.traced and not isinstance(value, jax.core.Tracer):
                 context.replica.merge_call(_merged, (variable, coerce(variable, value), update))
                 return
