@@ -1,10 +1,12 @@
 """Runs the code of a Markdown page as its reader would: from top to bottom, in one namespace.
 
-A block marked `python` is executed. A block marked `pycon` is a session whose every output, tracebacks included, must
-come out as it is printed; `...` stands for anything.
+A block marked `python` is executed. A block marked `pycon` is a session whose every output must come out as it is
+printed; of a traceback the last line counts. `...` stands for anything.
 """
 
+import contextlib
 import doctest
+import io
 import re
 import sys
 from pathlib import Path
@@ -25,20 +27,42 @@ def run_page(page: Path) -> None:
 
     Raises:
         AssertionError: An output is not what the page prints.
-        Exception: Whatever a `python` block raises.
+        Exception: Whatever a `python` block raises, or a session without showing it.
     """
     names: dict[str, Any] = {"__name__": "__main__"}
     for line, kind, code in blocks(page.read_text(encoding="utf-8")):
         if kind == "python":
-            # Blank lines in front, so that a traceback names the line of the page.
-            exec(compile("\n" * line + code, str(page), "exec"), names)
+            _execute(code, page, line, "exec", names)
             continue
-        test = doctest.DocTestParser().get_doctest(code, names, f"{page.name}:{line}", str(page), line)
-        assert test.examples, f"{page}:{line}: a pycon block without >>>"
-        runner = doctest.DocTestRunner(optionflags=_FLAGS)
-        runner.run(test, clear_globs=False)
-        names.update(test.globs)
-        assert not runner.failures, f"{page}:{line}: {runner.failures} outputs differ from those printed"
+        examples = doctest.DocTestParser().get_examples(code)
+        assert examples, f"{page}:{line}: a session without >>>"
+        for example in examples:
+            _check(example, page, line + example.lineno, names)
+
+
+def _execute(code: str, page: Path, line: int, mode: str, names: dict[str, Any]) -> None:
+    # Blank lines in front, so that a traceback names the line of the page.
+    exec(compile("\n" * line + code, str(page), mode), names)
+
+
+def _check(example: doctest.Example, page: Path, line: int, names: dict[str, Any]) -> None:
+    printed = io.StringIO()
+    wanted = example.want
+    try:
+        with contextlib.redirect_stdout(printed):
+            _execute(example.source, page, line, "single", names)
+        got = printed.getvalue()
+    except Exception as error:  # noqa: BLE001 (the page may show any error)
+        if example.exc_msg is None:
+            raise
+        wanted, got = example.exc_msg, f"{_name(type(error))}: {error}\n"
+    same = doctest.OutputChecker().check_output(wanted, got, _FLAGS)
+    assert same, f"{page}:{line + 1}: {example.source}printed\n{got}instead of\n{wanted}"
+
+
+def _name(error: type[Exception]) -> str:
+    builtin = error.__module__ == "builtins"
+    return error.__qualname__ if builtin else f"{error.__module__}.{error.__qualname__}"
 
 
 if __name__ == "__main__":

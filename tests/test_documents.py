@@ -29,7 +29,7 @@ def test_every_block_of_code_names_a_language_and_only_python_that_is_run() -> N
 def test_a_page_that_prints_something_else_fails(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```python\nx = 1\n```\n\n```pycon\n>>> x + 1\n3\n```\n")
-    with pytest.raises(AssertionError, match="1 outputs differ"):
+    with pytest.raises(AssertionError, match=r"page.md:6: x \+ 1\nprinted\n2\n"):
         run_page(page)
 
 
@@ -42,10 +42,28 @@ def test_a_page_whose_code_raises_fails_and_names_the_line(tmp_path: Path) -> No
 
 def test_sessions_share_the_names_of_the_blocks_above(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("```python\nx = 1\n```\n\n```pycon\n>>> y = x + 1\n>>> y\n2\n```\n\n```python\nassert y == 2\n```\n")
+    page.write_text(
+        "```python\nx = 1\n```\n\n```pycon\n>>> y = x + 1\n>>> y\n2\n```\n\n```python\nassert y == 2\n```\n"
+    )
     run_page(page)
 
 
 def test_the_example_of_the_readme_is_short() -> None:
     first = blocks((ROOT / "README.md").read_text(encoding="utf-8"))[0][2]
     assert sum(bool(line.strip()) for line in first.splitlines()) <= 24
+
+
+def test_a_session_shows_errors_by_their_last_line(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```pycon\n>>> {}['key']\nTraceback (most recent call last):\nKeyError: ...\n```\n")
+    run_page(page)
+    page.write_text("```pycon\n>>> {}['key']\nTraceback (most recent call last):\nValueError: ...\n```\n")
+    with pytest.raises(AssertionError, match="KeyError"):
+        run_page(page)
+
+
+def test_a_session_that_raises_without_showing_it_fails(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```pycon\n>>> {}['key']\n1\n```\n")
+    with pytest.raises(KeyError):
+        run_page(page)

@@ -25,7 +25,8 @@ class DefaultExtended(StrategyExtended):
     @cached_property
     def mesh(self) -> ReplicaMesh:
         """The default device."""
-        return ReplicaMesh((jax.numpy.zeros(()).devices().pop(),))
+        with jax.ensure_compile_time_eval():  # the first use may come while a function is traced
+            return ReplicaMesh((jax.numpy.zeros(()).devices().pop(),))
 
     @property
     def home(self) -> ReplicaMesh | None:
