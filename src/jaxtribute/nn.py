@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.errors import ArgumentError, ContextError
@@ -26,10 +27,11 @@ def compute_average_loss(
         replicas, which is wrong for a last partial batch whose replicas differ.
 
     Returns:
-      A scalar: the weighted sum of the losses, over all their axes, divided by `global_batch_size`.
+      A scalar: the weighted sum of the losses, over all their axes, divided by `global_batch_size`; 0 if that is 0.
 
     Raises:
-      ArgumentError: `per_example_loss` is a scalar, or weights that do not broadcast.
+      ArgumentError: `per_example_loss` is a scalar or not floating, weights that do not broadcast, or a
+        `global_batch_size` that is no count.
       ContextError: called in cross-replica context without `global_batch_size`.
 
     Source: `tf.nn.compute_average_loss`.
@@ -39,8 +41,18 @@ def compute_average_loss(
         raise ArgumentError(
             f"per_example_loss is the scalar {loss}. HINT: pass one loss an example, before any mean or sum."
         )
+    if not jnp.issubdtype(loss.dtype, jnp.inexact):
+        raise ArgumentError(
+            f"per_example_loss has dtype {loss.dtype}. HINT: pass floating losses, loss.astype('float32')."
+        )
     if global_batch_size is None:
         global_batch_size = loss.shape[0] * _replicas("compute_average_loss")
+    count = jnp.asarray(operand(global_batch_size))
+    negative = not isinstance(count, Tracer) and count.ndim == 0 and bool(count < 0)
+    if count.ndim or not jnp.issubdtype(count.dtype, jnp.integer) or negative:
+        raise ArgumentError(
+            f"global_batch_size is {global_batch_size!r}. HINT: pass the number of examples, an integer of at least 0."
+        )
     if sample_weight is not None:
         weight = jnp.asarray(operand(sample_weight), loss.dtype)
         if weight.shape != loss.shape[: weight.ndim]:
@@ -49,7 +61,8 @@ def compute_average_loss(
                 "HINT: give one weight an example, or one an element."
             )
         loss = loss * weight.reshape(weight.shape + (1,) * (loss.ndim - weight.ndim))
-    return loss.sum() / jnp.asarray(global_batch_size, loss.dtype)
+    mean = loss.sum() / jnp.maximum(count, jnp.ones_like(count)).astype(loss.dtype)
+    return jnp.where(count == 0, jnp.zeros_like(mean), mean)
 
 
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:

@@ -99,7 +99,8 @@ def _equation(eqn: jex.JaxprEqn, arguments: list[Any], replicas: int) -> Sequenc
     name = eqn.primitive.name
     if name in _ELEMENTWISE:
         return _elementwise(eqn, arguments, replicas)
-    if name in _COLLECTIVES and len(eqn.params["axes"]) == len(arguments[0].shape):
+    every_axis = name in _COLLECTIVES and len(eqn.params["axes"]) == len(arguments[0].shape)
+    if every_axis and arguments[0].data.dtype != np.bool_:
         return [_reduce(eqn, arguments[0], replicas)]
     if name in ("reshape", "squeeze", "expand_dims") and eqn.params.get("dimensions") in (None, *_dims(eqn)):
         return [Slice(arguments[0].data, eqn.outvars[0].aval.shape)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,13 @@ class Slots:
     owners: tuple[int | None, ...]
 
 
+@contextmanager
+def optax_rules() -> Iterator[None]:
+    """JAX's usual promotion: Optax mixes dtypes and ranks, however strict the user is with code of their own."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
 def make_slots(transform: optax.GradientTransformation, variables: Sequence[Variable], sliced: frozenset[int]) -> Slots:
     """Makes the slots of `variables`, each stored as its variable is; those of `sliced` ones in slices.
 
@@ -38,7 +46,8 @@ def make_slots(transform: optax.GradientTransformation, variables: Sequence[Vari
       sliced: indices of variables whose slots each replica holds a slice of.
     """
     params = [variable.stored for variable in variables]
-    state = jax.jit(transform.init)(params)
+    with optax_rules():
+        state = jax.jit(transform.init)(params)
     leaves, tree = jax.tree.flatten(state)
     owners = tuple(owner_of_leaves(transform, state, variables))
     strategy = variables[0].distribute_strategy

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax import lax
 
 from jaxtribute.collectives.manual import all_reduce, contributions, divided
 from jaxtribute.optimizer.slicing import NotSliceable, Slice, flat, own_slice, run_on_slices, whole
-from jaxtribute.optimizer.slots import Slots
+from jaxtribute.optimizer.slots import Slots, optax_rules
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import AXIS
 
@@ -24,8 +25,9 @@ def whole_update(transform: optax.GradientTransformation, tree: Any) -> Update:
 
     def update(grads: Sequence[Any], slots: Sequence[Any], params: Sequence[Any]) -> list[Any]:
         params = list(params)
-        updates, state = transform.update(list(grads), tree.unflatten(slots), params)
-        fresh = optax.apply_updates(params, updates)
+        with optax_rules():
+            updates, state = transform.update(list(grads), tree.unflatten(slots), params)
+            fresh = optax.apply_updates(params, updates)
         return [*fresh, *jax.tree.leaves(state)]
 
     return update
@@ -39,7 +41,7 @@ def sliced_update(
     grads: Sequence[Any],
     pieces: Sequence[Any],
     params: Sequence[Any],
-    op: ReduceOp,
+    op: ReduceOp | None,
     idle: tuple[int, ...] = (),
 ) -> list[Any]:
     """Reduces the gradients and updates, in one replica's program, with the slots of `sliced` parameters in slices.
@@ -52,7 +54,7 @@ def sliced_update(
       grads: this replica's gradients.
       pieces: the slots as the replica holds them: vectors of slices, or whole arrays.
       params: the parameters.
-      op: how gradients are reduced.
+      op: how gradients are reduced; None if they are reduced already.
       idle: the replicas that got no data; see `contributions`.
 
     Returns:
@@ -85,9 +87,11 @@ def _dtype(value: Any) -> Any:
 
 
 def _reduce_gradients(
-    grads: Sequence[Any], sliced: frozenset[int], replicas: int, op: ReduceOp, idle: tuple[int, ...]
+    grads: Sequence[Any], sliced: frozenset[int], replicas: int, op: ReduceOp | None, idle: tuple[int, ...]
 ) -> list[Any]:
     """All-reduced gradients, and reduce-scattered ones for the sliced parameters."""
+    if op is None:
+        return [own_slice(grad, replicas) if i in sliced else grad for i, grad in enumerate(map(jnp.asarray, grads))]
     results: list[Any] = list(grads)
     small = [i for i in range(len(grads)) if i not in sliced]
     for i, total in zip(small, all_reduce([grads[i] for i in small], op, replicas, idle=idle), strict=True):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxtribute.values.distributed import PerReplica
 from jaxtribute.values.mesh import own
-from jaxtribute.values.policies.base import Policy, Update
+from jaxtribute.values.policies.base import Policy, Update, coerce
 
 if TYPE_CHECKING:
     from jaxtribute.context import Context
@@ -43,7 +43,7 @@ class SlicedPolicy(Policy):
 
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
         frame = context.frame
-        value = value if frame.local else self._flatten(value)
+        value = value if frame.local else self._flatten(coerce(variable, value))
         frame.set(variable, update.apply(frame.get(variable), value))
 
     def whole(self, variable: Variable, context: Context) -> Any:
