@@ -118,8 +118,10 @@ class Variable(ArrayOperators, metaclass=_Creation):
         """TensorFlow's name of the (first) device that holds the value."""
         context = self._context()
         seen = context.frame.local and not context.frame.traced and context.replica is not None
-        array = context.frame.get(self) if seen else self._data
-        return device_name(min(array.devices(), key=lambda device: device.id))
+        seen = seen and self._policy.parameter_device is None
+        devices = (context.frame.get(self) if seen else self._data).devices()
+        order = self._policy.mesh.devices if self._policy.mesh is not None else ()
+        return device_name(next((device for device in order if device in devices), next(iter(devices))))
 
     @property
     def trainable(self) -> bool:
