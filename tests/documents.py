@@ -52,7 +52,7 @@ def _check(example: doctest.Example, page: Path, line: int, names: dict[str, Any
         with contextlib.redirect_stdout(printed):
             _execute(example.source, page, line, "single", names)
         got = printed.getvalue()
-    except Exception as error:  # noqa: BLE001 (the page may show any error)
+    except Exception as error:
         if example.exc_msg is None:
             raise
         wanted, got = example.exc_msg, f"{_name(type(error))}: {error}\n"

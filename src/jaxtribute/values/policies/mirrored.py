@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 class MirroredPolicy(Policy):
-    """One replicated global array. What replicas write is aggregated first, so the copies stay equal."""
+    """One replicated global array. What replicas write is aggregated first, so the copies stay equal.
+
+    Args:
+      mesh: the device of each replica.
+    """
 
     label = "MirroredVariable"
 

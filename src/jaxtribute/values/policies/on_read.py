@@ -23,6 +23,9 @@ class OnReadPolicy(Policy):
     """The local values of shape `s` lie in one global array of shape `(replicas, *s)`, one row a replica.
 
     Metrics are made of it: replicas write without any communication.
+
+    Args:
+      mesh: the device of each replica.
     """
 
     label = "SyncOnReadVariable"

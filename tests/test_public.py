@@ -1,0 +1,124 @@
+"""Every public name is documented: what it is, what it takes and gives, and where it comes from."""
+
+import enum
+import inspect
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import jaxtribute as jd
+import jaxtribute.input
+
+MODULES: dict[str, ModuleType] = {
+    "jd": jd,
+    "jd.config": jd.config,
+    "jd.errors": jd.errors,
+    "jd.experimental": jd.experimental,
+    "jd.extending": jd.extending,
+    "jd.input": jaxtribute.input,
+    "jd.nn": jd.nn,
+}
+# What JAX users bring along and TensorFlow has no name for.
+OWN = {"extending", "errors", "experimental", "config", "nn"}
+
+
+def public(module: ModuleType) -> list[tuple[str, Any]]:
+    """The names that a module offers: those of `__all__`, or those that it defines or imports as themselves."""
+    names = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+    found = [(name, getattr(module, name)) for name in names]
+    home = module.__name__ if module in (jd.errors, jd.nn) else "jaxtribute"
+    return [(name, value) for name, value in found if getattr(value, "__module__", home).startswith(home)]
+
+
+DOCUMENTED = [
+    pytest.param(value, id=f"{prefix}.{name}")
+    for prefix, module in MODULES.items()
+    for name, value in public(module)
+    if inspect.isclass(value) or inspect.isfunction(value)
+]
+CLASSES = [case for case in DOCUMENTED if inspect.isclass(case.values[0])]
+
+
+def members(kind: type) -> Iterator[tuple[str, Any]]:
+    """The public methods and properties that a class defines itself."""
+    for name, value in vars(kind).items():
+        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, (property, classmethod))):
+            yield name, value
+
+
+def doc(value: Any) -> str:
+    return inspect.getdoc(value) or ""
+
+
+def parameters(function: Any) -> list[str]:
+    if isinstance(function, property):
+        return []
+    plain = getattr(function, "__func__", function)
+    return [name for name in inspect.signature(plain).parameters if name not in ("self", "cls")]
+
+
+@pytest.mark.parametrize("value", DOCUMENTED)
+def test_a_public_name_has_a_docstring_of_a_sentence(value: Any) -> None:
+    first = doc(value).split("\n\n")[0]
+    assert first.endswith((".", ":", "`")), first
+
+
+@pytest.mark.parametrize("value", DOCUMENTED)
+def test_arguments_and_results_are_described_or_the_source_is_named(value: Any) -> None:
+    if inspect.isclass(value):
+        described = ("Source:", "Args:", "Attributes:")
+        if (
+            issubclass(value, (Exception, enum.Enum))
+            or "__init__" not in vars(value)
+            or getattr(value, "_is_protocol", False)
+        ):
+            return
+        assert parameters(value.__init__) == [] or any(word in doc(value) for word in described)
+        return
+    if parameters(value):
+        assert "Args:" in doc(value) or "Source:" in doc(value), "neither Args nor Source"
+
+
+@pytest.mark.parametrize("value", CLASSES)
+def test_methods_and_properties_have_docstrings(value: type) -> None:
+    missing = [name for name, member in members(value) if not doc(member)]
+    assert not missing
+
+
+@pytest.mark.parametrize("value", DOCUMENTED)
+def test_docstrings_name_all_arguments_that_they_describe(value: Any) -> None:
+    """A section `Args:` that leaves one out, or describes one that is gone, is out of date."""
+    for function in [value, *(member for _, member in members(value))] if inspect.isclass(value) else [value]:
+        text = doc(function)
+        if "Args:" not in text:
+            continue
+        section = text.split("Args:", 1)[1]
+        signature = parameters(function.__init__) if inspect.isclass(function) else parameters(function)
+        missing = [name for name in signature if f"{name}:" not in section]
+        assert not missing, f"{function}: {missing}"
+
+
+def test_every_strategy_name_of_tf_distribute_here_names_its_source() -> None:
+    without = [
+        name
+        for name, value in public(jd)
+        if name not in OWN and not inspect.ismodule(value) and "Source:" not in doc(value)
+    ]
+    assert without == []
+
+
+def test_importing_starts_no_backend_and_loads_no_extra() -> None:
+    from processes import run_python
+
+    output = run_python(
+        """
+        import sys
+        import jaxtribute
+        from jaxtribute.backend import backend_started
+        extras = {"tensorflow", "torch", "keras", "ray", "flax", "sklearn"}
+        print(backend_started(), sorted(extras & set(sys.modules)))
+        """
+    )
+    assert output.strip() == "False []"
