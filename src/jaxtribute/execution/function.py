@@ -21,8 +21,9 @@ from jaxtribute.execution.capture import Capture, capture
 from jaxtribute.execution.feeds import FedPrograms, Feed
 from jaxtribute.execution.frames import EagerFrame
 from jaxtribute.execution.program import Program
-from jaxtribute.execution.uncompiled import uncompiled
 from jaxtribute.execution.ragged import NotSplittable
+from jaxtribute.execution.signature import InputSignature
+from jaxtribute.execution.uncompiled import uncompiled
 
 if TYPE_CHECKING:
     from jaxtribute.strategies.base import Strategy
@@ -40,6 +41,7 @@ class Function(Generic[P, R]):
         functools.update_wrapper(self, python_function)
         self._python_function = python_function
         self._signature = input_signature
+        self._conform = None if input_signature is None else InputSignature(input_signature, python_function).conform
         self._programs: dict[Any, Callable[[Sequence[Any]], Any]] = {}
         self._fed: dict[Any, FedPrograms] = {}
         self._runs: weakref.WeakKeyDictionary[Strategy, Function[..., Any]] = weakref.WeakKeyDictionary()
@@ -60,7 +62,10 @@ class Function(Generic[P, R]):
         context = contexts.current()
         if type(context.frame) is not EagerFrame:
             return self._python_function(*args, **kwargs)
-        leaves, tree = tree_flatten((args, kwargs))
+        if self._conform is not None:
+            leaves, tree = tree_flatten((self._conform(args, kwargs), {}))
+        else:
+            leaves, tree = tree_flatten((args, kwargs))
         statics: tuple[Any, ...] = ()
         for leaf in leaves:
             if type(leaf) not in _DYNAMIC:
@@ -212,8 +217,8 @@ def _separate(leaves: list[Any], args: Any, kwargs: Any) -> tuple[list[Any], tup
         except TypeError:
             path = jax.tree_util.tree_flatten_with_path((args, kwargs))[0][place][0]
             raise ArgumentTypeError(
-                f"argument {jax.tree_util.keystr(path)} of type {type(leaf).__name__} is neither an array nor hashable, "
-                "so it can be neither an input of the compiled program nor a part of its signature. "
+                f"argument {jax.tree_util.keystr(path)} of type {type(leaf).__name__} is neither an array nor "
+                "hashable, so it can be neither an input of the compiled program nor a part of its signature. "
                 "HINT: pass an array, or a hashable value; register classes that hold arrays with "
                 "jax.tree_util.register_dataclass."
             ) from None
@@ -236,14 +241,16 @@ def function(func: Any = None, *, input_signature: Any = None) -> Any:
 
     Args:
       func: the function; without it a decorator is returned.
-      input_signature: accepted for compatibility with `tf.function`: a nest of specs, such as
-        `dataset.element_spec`, that the arguments must fit.
+      input_signature: one nest of specs for each argument that it must fit: `jax.ShapeDtypeStruct`, with None for
+        a dimension of any size, or a distributed dataset's `element_spec`. Numbers become arrays of the spec's
+        dtype, so that new ones do not retrace.
 
     Returns:
       A function with the same arguments and results. Numbers that it returns come back as arrays.
 
     Raises:
       ArgumentTypeError: (when called) an argument that is neither an array nor hashable.
+      ArgumentError: (when called) an argument that does not fit `input_signature`.
       VariableError: (when called) variables are created on a later call than the first.
       If the function raises, no variable has changed.
 
