@@ -486,6 +486,30 @@ def test_calls_from_several_threads() -> None:
     assert [float(x.numpy()) for x in v] == [sum(1.0 + (step + i) % 3 for step in range(20)) for i in range(4)]
 
 
+def test_threads_that_share_a_variable_lose_no_step() -> None:
+    v = jd.Variable(jnp.zeros(1000))
+    f = jd.function(lambda x: (v.assign_add(jnp.ones(1000) * x.sum()), x * 2)[1])
+    errors: list[BaseException] = []
+
+    def work(index: int) -> None:
+        try:
+            for step in range(40):
+                x = jnp.ones(1 + (step + index) % 3)
+                assert f(x).shape == x.shape
+                assert v.numpy().shape == (1000,)
+                v.assign_add(jnp.ones(1000))
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    assert errors == []
+    assert float(v[0]) == sum(2.0 + (step + i) % 3 for step in range(40) for i in range(4))
+
+
 def test_threads_run_different_strategies_at_once() -> None:
     results: dict[int, Any] = {}
     barrier = threading.Barrier(3, timeout=30)

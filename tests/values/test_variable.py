@@ -171,7 +171,8 @@ def test_a_value_that_is_no_number_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "value"), [("int32", 1.5), ("float32", 1j), ("bool", 2), ("int32", jnp.float32(1)), ("float32", jnp.int32(1))]
+    ("dtype", "value"),
+    [("int32", 1.5), ("float32", 1j), ("bool", 2), ("int32", jnp.float32(1)), ("float32", jnp.int32(1))],
 )
 def test_a_dtype_of_another_kind_is_refused(dtype: str, value: Any) -> None:
     v = jd.Variable(np.zeros((), dtype))
@@ -282,6 +283,7 @@ def test_an_argument_that_is_assigned_stays_the_users(where: str) -> None:
 
     array, host = jnp.ones(3), np.ones(300_000, np.float32)
     store(array, host)
+    u.stored.block_until_ready()  # a program reads host arrays while it runs, as in plain JAX
     host[:] = -1
     bump(v, u)
     assert array.tolist() == [1.0, 1.0, 1.0]
@@ -440,7 +442,9 @@ def test_a_write_inside_a_transformation_teaches(executor: str, transform: str) 
         apply = {"jit": jax.jit, "grad": jax.grad, "vmap": jax.vmap}[transform](write)
         return apply(jnp.ones(2) if transform == "vmap" else one)
 
-    with pytest.raises(jd.errors.TraceError, match=r"w:0 is assigned inside a JAX transformation.*HINT: use jd.function"):
+    with pytest.raises(
+        jd.errors.TraceError, match=r"w:0 is assigned inside a JAX transformation.*HINT: use jd.function"
+    ):
         if executor == "eager":
             body()
         elif executor == "function":

@@ -15,7 +15,7 @@ from jaxtribute.execution.capture import Capture, Constant
 from jaxtribute.execution.central.program import CentralProgram
 from jaxtribute.execution.frames import escape_error
 from jaxtribute.values.mesh import ReplicaMesh, own
-from jaxtribute.values.variable import Variable, lent
+from jaxtribute.values.variable import Variable, lent, updating
 
 spread: set[int] = set()
 """Ids of variables of no strategy that a program on several devices has copied to all of them."""
@@ -104,6 +104,13 @@ class Program:
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Runs one step: puts the variables in, takes their new values back, returns the results."""
+        with updating:
+            state, result = self._step(leaves)
+        if self.mesh is not None:
+            self.mesh.throttle(state or result)
+        return jax.tree.map(_unwrapped, result, is_leaf=_is_constant) if self._constants else result
+
+    def _step(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
         if self._loose and (self.mesh is not None or spread):
             self._settle()
         if lent and not lent.isdisjoint(self._donated_ids):
@@ -120,19 +127,17 @@ class Program:
                 state, result = self._jitted(donated, kept, leaves)
         except Grow as grow:
             self._grow(grow.capture)
-            return self(leaves)
+            return self._step(leaves)
         except ValueError:
             moved = self._brought_home(leaves)
             if moved is None:
                 raise
-            return self(moved)
+            return self._step(moved)
         if state and isinstance(state[0], Tracer):
             raise escape_error(self.donated[0])  # called inside jax.jit or the like, without a traced argument
         for variable, array in zip(self.donated, state, strict=False):
             variable._data = array  # pyright: ignore[reportPrivateUsage]
-        if self.mesh is not None:
-            self.mesh.throttle(state or result)
-        return jax.tree.map(_unwrapped, result, is_leaf=_is_constant) if self._constants else result
+        return state, result
 
     def _brought_home(self, leaves: Sequence[Any]) -> list[Any] | None:
         """Brings arguments and variables of no strategy from other devices to the program's; None if none is away."""

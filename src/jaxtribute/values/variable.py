@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,9 @@ from jaxtribute.values.policies import Policy, Update
 
 lent: set[int] = set()
 """Ids of variables whose array the user may hold: it must be copied before it is donated."""
+
+updating = threading.RLock()
+"""Held while a step gives up variables' arrays and puts new ones in place: no other thread may read in between."""
 
 
 class _Creation(type):
@@ -200,7 +204,11 @@ class Variable(ArrayOperators, metaclass=_Creation):
     def _update(self, value: Any, update: Update) -> Variable:
         context = self._context()
         context.strategy.extended.check_variable(self)
-        self._policy.write(self, value, update, context)
+        if context.frame.local or context.frame.traced:
+            self._policy.write(self, value, update, context)
+        else:
+            with updating:
+                self._policy.write(self, value, update, context)
         return self
 
     def _context(self) -> Context:
@@ -219,8 +227,9 @@ class Variable(ArrayOperators, metaclass=_Creation):
 
     def peek(self) -> jax.Array:
         """The stored global array, remembered as lent so that a later step copies it before donating it."""
-        lent.add(id(self))
-        return self._data
+        with updating:
+            lent.add(id(self))
+            return self._data
 
     def bind(self, array: jax.Array) -> None:
         """Replaces the stored global array by one that nobody else holds."""
