@@ -136,8 +136,7 @@ class LockstepLink:
 
         def call(values: list[Any]) -> list[Any]:
             _check_eager(name, values)
-            device = run.mesh.local_devices[index]
-            return run.meet(index, name, [jax.device_put(value, device) for value in values], merge)
+            return run.meet(index, name, values, merge)
 
         return call
 
@@ -145,8 +144,8 @@ class LockstepLink:
 def _check_eager(name: str, values: list[Any]) -> None:
     if any(isinstance(value, Tracer) for value in values):
         raise ContextError(
-            f"{name} was called inside jax.jit, jax.grad, jax.vmap or the like by a replica function that runs eagerly. "
-            "HINT: wrap the step in jd.function, or call it outside the transformed function."
+            f"{name} was called inside jax.jit, jax.grad, jax.vmap or the like by a replica function that runs eagerly."
+            " HINT: wrap the step in jd.function, or call it outside the transformed function."
         )
 
 
@@ -175,7 +174,7 @@ class LockstepRun:
         device = self.mesh.local_devices[index]
         op_by_op = jax.disable_jit() if self._op_by_op else nullcontext()
         with jax.default_device(device), op_by_op:
-            ident = jax.device_put(jnp.int32(self.mesh.local_ids[index]), device)
+            ident = self.mesh.local_numbers[index]
             context = ReplicaContext(self.strategy, ident, LockstepLink(self, index))
             with contexts.entered(Context(self.strategy, context, LockstepFrame(self, index))):
                 try:
@@ -347,8 +346,9 @@ def _reduced(values: list[Any], call: Callable[[list[Any]], list[Any]], op: Redu
 
     Nothing comes back for what an idle replica did not contribute.
     """
-
-    arrays = [jnp.asarray(value) for value in values]
+    arrays = [value if isinstance(value, jax.Array) else jnp.asarray(value) for value in values]
+    if not any(isinstance(array, Tracer) for array in arrays):
+        return call(arrays)
     places = _inexact(arrays)
 
     def backward(missing: list[Any], cotangents: list[Any]) -> tuple[list[Any]]:
@@ -367,6 +367,8 @@ def _reduced(values: list[Any], call: Callable[[list[Any]], list[Any]], op: Redu
 
 def _gathered(values: list[Any], gather: Callable[..., list[Any]], scatter: Callable[..., list[Any]], axis: int) -> Any:
     """`gather(values)`, its gradient being this replica's part of the summed cotangents."""
+    if not any(isinstance(value, Tracer) for value in values):
+        return gather(values)
     places = _inexact(values)
     sizes = [values[place].shape[axis] for place in places]
 

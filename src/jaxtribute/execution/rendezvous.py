@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
 from jaxtribute.errors import ContextError
-from jaxtribute.execution.workers import Workers
+from jaxtribute.execution.workers import Signal, Workers
 
 _workers = Workers("jaxtribute-replica")
 
@@ -32,7 +31,7 @@ class _Replica:
     def __init__(self, body: Callable[[], Any]) -> None:
         self.body = body
         self.state = _State.NEW
-        self.wake = threading.Semaphore(0)
+        self.wake = Signal()
         self.result: Any = None
         self.payload: Any = None
         self.meeting = ""
@@ -52,7 +51,7 @@ class Rendezvous:
 
     def __init__(self, bodies: Sequence[Callable[[], Any]]) -> None:
         self._replicas = [_Replica(body) for body in bodies]
-        self._finished = threading.Semaphore(0)
+        self._finished = Signal()
         self._error: BaseException | None = None
         self._merge: Callable[[list[Any]], Sequence[Any]] | None = None
 
@@ -66,11 +65,11 @@ class Rendezvous:
         try:
             self._run_new(0)
             if any(replica.state is not _State.DONE for replica in self._replicas):
-                self._finished.acquire()
+                self._finished.take()
         except BaseException as error:  # an interrupt of the caller's thread: nobody must be left waiting
             self._fail(error)
             for replica in self._replicas:
-                replica.wake.release()
+                replica.wake.give()
             raise
         if self._error is not None:
             raise self._error
@@ -93,7 +92,7 @@ class Rendezvous:
         replica.state = _State.PARKED
         self._merge = merge
         self._pass_on()
-        replica.wake.acquire()
+        replica.wake.take()
         if self._error is not None:
             raise _Abandoned
         replica.state = _State.RUNNING
@@ -139,9 +138,9 @@ class Rendezvous:
         waiting = self._next(state)
         if waiting is not None:
             self._replicas[waiting].state = _State.RUNNING
-            self._replicas[waiting].wake.release()
+            self._replicas[waiting].wake.give()
         elif all(replica.state in (_State.DONE, _State.NEW) for replica in self._replicas):
-            self._finished.release()
+            self._finished.give()
 
     def _bring_together(self) -> None:
         parked = [replica for replica in self._replicas if replica.state is _State.PARKED]

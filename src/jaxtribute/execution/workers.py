@@ -4,9 +4,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 IDLE_SECONDS = 0.5
 """How long a thread waits for more work before it ends."""
+
+
+class Signal:
+    """Lets one thread wait until another gives the sign; a bare lock, as `threading`'s own are slow to hand over."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def give(self) -> None:
+        """Lets the waiting thread, or the next that comes, go on; a sign that nobody took yet stays one."""
+        with suppress(RuntimeError):
+            self._lock.release()
+
+    def take(self, timeout: float = -1) -> bool:
+        """Waits for the sign, at most `timeout` seconds if that is not negative; returns whether it came."""
+        return self._lock.acquire(timeout=timeout)
 
 
 class Workers:
@@ -38,13 +58,13 @@ class Workers:
         """Keeps an idle thread ready; returns whether it got a job before its time was up."""
         with self._lock:
             self._idle.append(worker)
-        if worker.ready.acquire(timeout=IDLE_SECONDS):
+        if worker.ready.take(IDLE_SECONDS):
             return True
         with self._lock:
             if worker in self._idle:
                 self._idle.remove(worker)
                 return False
-        worker.ready.acquire()  # a job was given at the last moment
+        worker.ready.take()  # a job was given at the last moment
         return True
 
 
@@ -52,11 +72,11 @@ class _Worker(threading.Thread):
     def __init__(self, pool: Workers, job: Callable[[], None]) -> None:
         super().__init__(name=pool.thread_name(), daemon=True)
         self._pool, self._job = pool, job
-        self.ready = threading.Semaphore(0)
+        self.ready = Signal()
 
     def give(self, job: Callable[[], None]) -> None:
         self._job = job
-        self.ready.release()
+        self.ready.give()
 
     def run(self) -> None:
         more = True

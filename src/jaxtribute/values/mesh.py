@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
@@ -90,6 +89,13 @@ class ReplicaMesh:
     def local_devices(self) -> tuple[jax.Device, ...]:
         """The devices of `local_ids`, in order."""
         return tuple(self.devices[i] for i in self.local_ids)
+
+    @cached_property
+    def local_numbers(self) -> tuple[jax.Array, ...]:
+        """The ids of `local_ids` as int32 scalars, each on its replica's device."""
+        return tuple(
+            jax.device_put(np.int32(i), device) for i, device in zip(self.local_ids, self.local_devices, strict=True)
+        )
 
     def replicate(self, value: Any) -> jax.Array:
         """Returns a fresh copy of `value` on every device, sharing memory with nothing."""
