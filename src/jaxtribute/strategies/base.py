@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute import context as contexts
@@ -274,7 +273,7 @@ class Strategy(LegacyMethods):
 
         Source: `tf.distribute.Strategy.experimental_distribute_dataset`.
         """
-        from jaxtribute.input import distribute_dataset  # noqa: PLC0415 (loads Grain)
+        from jaxtribute.input import distribute_dataset
 
         return distribute_dataset(dataset, self._extended.mesh, options, self._extended.input_context())
 
@@ -292,19 +291,20 @@ class Strategy(LegacyMethods):
 
         Source: `tf.distribute.Strategy.distribute_datasets_from_function`.
         """
-        from jaxtribute.input import distribute_from_function  # noqa: PLC0415 (loads Grain)
+        from jaxtribute.input import distribute_from_function
 
         return distribute_from_function(dataset_fn, self._extended.mesh, options, self._extended.input_context())
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 
-    def experimental_make_numpy_dataset(self, numpy_input: Any) -> Any:
+    def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Any:
         """Makes a Grain dataset of the rows of a nest of NumPy arrays; batch it before distributing it.
 
         Source: `tf.distribute.Strategy.experimental_make_numpy_dataset`.
         """
-        from jaxtribute.input import make_numpy_dataset  # noqa: PLC0415 (loads Grain)
+        from jaxtribute.input import make_numpy_dataset
 
+        del session  # of TensorFlow 1
         return make_numpy_dataset(numpy_input)
 
     def __repr__(self) -> str:

@@ -15,11 +15,12 @@ from jaxtribute.collectives.cross_replica import check_axes
 from jaxtribute.devices import device_name
 from jaxtribute.errors import ArgumentError, StrategyMixError
 from jaxtribute.execution import compiled, lockstep
+from jaxtribute.execution.capture import OuterFrame
 from jaxtribute.execution.frames import EagerFrame
 from jaxtribute.execution.function import Function
 from jaxtribute.execution.nests import flatten, map_leaves
-from jaxtribute.execution.capture import OuterFrame
 from jaxtribute.execution.replica_context import ReplicaContext
+from jaxtribute.strategies.legacy_extended import LegacyExtended
 from jaxtribute.strategies.operations import ExtendedOperations
 from jaxtribute.values.distributed import Mirrored, PerReplica
 from jaxtribute.values.enums import ReduceOp, VariableSynchronization
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from jaxtribute.strategies.base import Strategy
 
 
-class StrategyExtended(ExtendedOperations):
+class StrategyExtended(ExtendedOperations, LegacyExtended):
     """The plug behind a `Strategy`: devices, variable placement and how replica functions are called.
 
     Args:
@@ -120,9 +121,7 @@ class StrategyExtended(ExtendedOperations):
             return fn.run_on(self.strategy)(*args, **kwargs)
         return lockstep.run(self.strategy, self.mesh, fn, args, kwargs)
 
-    def reduce_local(
-        self, value: compiled.LocalPerReplica, op: ReduceOp, axis: int | tuple[int, ...] | None
-    ) -> Any:
+    def reduce_local(self, value: compiled.LocalPerReplica, op: ReduceOp, axis: int | tuple[int, ...] | None) -> Any:
         """`Strategy.reduce` in a compiled `merge_call`, where `value` is this replica's component."""
         axes = check_axes(axis, value.data.ndim)
         return manual.reduce_local(value.data, op, axes, self.mesh.size, value.idle, value.uneven)
@@ -148,7 +147,7 @@ class StrategyExtended(ExtendedOperations):
 
     def input_context(self) -> InputContext:
         """What the input pipeline of this worker is told."""
-        from jaxtribute.input import InputContext  # noqa: PLC0415 (loads Grain)
+        from jaxtribute.input import InputContext
 
         return InputContext(num_replicas_in_sync=self.mesh.size)
 

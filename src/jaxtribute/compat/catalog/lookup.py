@@ -1,0 +1,46 @@
+"""Looking names up in the table."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from jaxtribute.compat.catalog import notes, others
+from jaxtribute.compat.catalog.distribute import MODULES
+from jaxtribute.compat.catalog.entries import Entry, Kind, exists
+
+
+@cache
+def distribute_entries() -> dict[str, Entry]:
+    """All names of `tf.distribute` and their members, by full name, in the order of the documentation."""
+    found: dict[str, Entry] = {}
+    for prefix, module in MODULES.items():
+        for name, members in module.names.items():
+            for path in (name, *(f"{name}.{member}" for member in members.split())):
+                full = f"{prefix}.{path}"
+                found[full] = _entry(full, f"{module.here}.{path}", path)
+    return found
+
+
+def names() -> list[str]:
+    """The names of `tf.distribute` without their members."""
+    return [f"{prefix}.{name}" for prefix, module in MODULES.items() for name in module.names]
+
+
+def _entry(full: str, here: str, path: str) -> Entry:
+    if not exists(here):
+        return Entry(full, "", Kind.ABSENT, why_absent(full))
+    note = notes.DIFFERENT.get(path)
+    return Entry(full, here, Kind.SAME if note is None else Kind.DIFFERENT, note or "")
+
+
+def why_absent(full: str) -> str:
+    """The reason for which a name does not exist here, or an empty string if none is known."""
+    if full in notes.WITHDRAWN:
+        return notes.WITHDRAWN[full]
+    if full in others.ABSENT:
+        return others.ABSENT[full]
+    reasons = [notes.ABSENT[part] for part in full.split(".") if part in notes.ABSENT]
+    if reasons and full.startswith(("tf.distribute", "tf.compat.v1.distribute")):
+        return reasons[0]
+    parent = full.rpartition(".")[0]
+    return others.ABSENT[parent] if parent in others.ABSENT else why_absent(parent) if parent else ""

@@ -1,0 +1,52 @@
+"""What differs from `tf.distribute`, and why a name is absent: the words of the guide."""
+
+from __future__ import annotations
+
+DIFFERENT: dict[str, str] = {
+    "CrossDeviceOps": "A strategy hands it whole distributed arrays; a subclass writes the `*_implementation` "
+    "methods. `summation` says how `all_reduce` adds up in compiled programs.",
+    "DistributedIterator": "It can be checkpointed: `get_state`, `set_state`, and Orbax's protocol.",
+    "DistributedValues": "One JAX array over all replicas, of one of two kinds: `jd.PerReplica`, or `jd.Mirrored` "
+    "where the value is known to be the same on every replica. TensorFlow prints `PerReplica` for both.",
+    "HierarchicalCopyAllReduce": "A hint: XLA chooses the route. Sums are right for odd numbers of devices too.",
+    "InputOptions": "It has `auto_shard_policy`, which TensorFlow keeps in the dataset's options.",
+    "NcclAllReduce": "A hint: XLA uses NCCL on GPUs by itself. It works on CPUs as well.",
+    "ReplicaContext.devices": "Names of devices, as TensorFlow writes them.",
+    "RunOptions": "Accepted; JAX needs none of them.",
+    "Strategy.configure": "There are no sessions to configure; a cluster is an error.",
+    "Strategy.experimental_local_results": "Components are JAX arrays: `.devices()` tells where they are.",
+    "Strategy.experimental_run": "One `DeprecationWarning`.",
+    "Strategy.make_dataset_iterator": "One `DeprecationWarning`.",
+    "Strategy.make_input_fn_iterator": "One `DeprecationWarning`. PER_REPLICA works too.",
+    "Strategy.reduce": "The result stays on the replicas' devices, so that nothing waits for it; `numpy.asarray` or "
+    "`float` brings it to the host. A replica without rows weighs nothing in a mean.",
+    "Strategy.run": "A result that is the same on all replicas by construction is `Mirrored` in a compiled function. "
+    "A function is traced once for all replicas, not once for each.",
+    "Strategy.update_config_proto": "Returns an unchanged copy: nothing in it reaches JAX. One `DeprecationWarning`.",
+    "StrategyExtended.update": "In a replica function all replicas wait for each other first.",
+    "StrategyExtended.experimental_run_steps_on_iterator": "A Python loop. One `DeprecationWarning`.",
+}
+"""By the name's last parts; what holds in `tf.distribute` holds in version 1 as well."""
+
+_WORKERS = "planned: training on many machines comes with a later release"
+_SERVERS = "planned: parameter servers and the coordinator come with a later release"
+_TPU = "planned: TPU strategies come with a later release"
+_PREEMPTION = "planned: checkpoints at preemption come with a later release"
+
+ABSENT: dict[str, str] = {
+    "MultiWorkerMirroredStrategy": _WORKERS,
+    "cluster_resolver": _WORKERS,
+    "Server": _WORKERS,
+    "ParameterServerStrategy": _SERVERS,
+    "coordinator": _SERVERS,
+    "partitioners": _SERVERS,
+    "rpc": _SERVERS,
+    "TPUStrategy": _TPU,
+    "PreemptionCheckpointHandler": _PREEMPTION,
+    "PreemptionWatcher": _PREEMPTION,
+    "TerminationConfig": _PREEMPTION,
+}
+"""Why a name does not exist here yet, by any part of its full name."""
+
+WITHDRAWN: dict[str, str] = {}
+"""Why a name will never exist here, by its full name."""

@@ -1,0 +1,63 @@
+"""The names of TensorFlow outside `tf.distribute` that programs which use it need, and what to write for them."""
+
+from __future__ import annotations
+
+_GRADIENT = (
+    "JAX differentiates functions: put the lines of the `with` block into a function that returns the loss, and write "
+    "`loss, grads = jd.value_and_grad(function, variables)()` for `tape.gradient(loss, variables)`"
+)
+_KERAS = "Keras 3 runs on JAX by itself: `import keras`, with KERAS_BACKEND=jax in the environment"
+
+ABSENT: dict[str, str] = {
+    "tf.GradientTape": _GRADIENT,
+    "tf.gradients": _GRADIENT,
+    "tf.autograph": "functions are traced as they are: write `tf.cond`, `tf.where` or `tf.while_loop` where a branch "
+    "or a loop depends on an array",
+    "tf.keras": _KERAS,
+    "tf.metrics": _KERAS,
+    "tf.losses": _KERAS,
+    "tf.optimizers": "`jd.Optimizer(optax.adam(1e-3), variables)` takes its place",
+    "tf.estimator": "TensorFlow itself has dropped it: write the training loop",
+    "tf.compat.v1.Session": "there are no graphs and no sessions: call the functions",
+    "tf.compat.v1.placeholder": "there are no graphs and no sessions: pass arguments to a function",
+    "tf.compat.v1.global_variables_initializer": "variables are initialized where they are made: leave it out",
+    "tf.compat.v1.train": "`jd.Optimizer(optax.sgd(0.1), variables)` takes the place of optimizers",
+    "tf.train.Checkpoint": "planned: Orbax saves pytrees today; `jd` checkpoints come with a later release",
+    "tf.train.CheckpointManager": "planned: Orbax's `CheckpointManager` does this today",
+    "tf.train.ClusterSpec": "planned: training on many machines comes with a later release",
+    "tf.train.Example": "read records with a library of their own, or store arrays with ArrayRecord and Grain",
+    "tf.io": "read files with Python, and examples with a library of their own",
+    "tf.image": "use a library of images, such as Pillow, or `jax.image`",
+    "tf.summary": "write scalars with `tensorboardX` or `clu.metric_writers`",
+    "tf.saved_model": "export with `jax.export`; save weights with Orbax",
+    "tf.py_function": "datasets' functions are Python already; in compiled functions use `jax.pure_callback`",
+    "tf.numpy_function": "datasets' functions are Python already; in compiled functions use `jax.pure_callback`",
+    "tf.random.Generator": "use `jax.random` with keys",
+    "tf.debugging": "use Python's `assert`, or `jax.experimental.checkify` in compiled functions",
+    "tf.tpu": "planned: TPU strategies come with a later release",
+    "tf.config.set_visible_devices": "set CUDA_VISIBLE_DEVICES, or name the devices of the strategy",
+    "tf.config.experimental": "memory is set by XLA_PYTHON_CLIENT_PREALLOCATE and XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "tf.config.run_functions_eagerly": "use `jax.disable_jit()`",
+}
+"""Why a name, or what is below it, does not exist here, and what to write."""
+
+DIFFERENT: dict[str, str] = {
+    "tf.function": "no AutoGraph: Python's `if` and `for` run while the function is traced. Where they depend on an "
+    "array use tf.cond, tf.where, tf.while_loop, or loop outside",
+    "tf.data.Dataset.shuffle": "the whole dataset is shuffled, whatever the buffer, in an order that is not "
+    "TensorFlow's; each pass over the dataset has the same order, each repetition by repeat() its own",
+    "tf.data.Dataset.map": "the function runs as Python on NumPy arrays for each element; its order is kept",
+    "tf.data.Dataset.from_generator": "the position of an iterator over it is restored by reading from the start",
+    "tf.data.Dataset.list_files": "the order is that of the names unless shuffle=True",
+    "tf.data.Dataset.with_options": "only the auto-shard policy has a meaning",
+    "tf.shape": "known while a function is traced, as a NumPy array; an axis is never unknown",
+    "tf.random.normal": "the numbers are not TensorFlow's, and it is an error in a compiled function",
+    "tf.random.uniform": "the numbers are not TensorFlow's, and it is an error in a compiled function",
+    "tf.random.truncated_normal": "the numbers are not TensorFlow's, and it is an error in a compiled function",
+    "tf.random.set_seed": "the numbers are not TensorFlow's",
+    "tf.random.stateless_normal": "the numbers are not TensorFlow's",
+    "tf.random.stateless_uniform": "the numbers are not TensorFlow's",
+    "tf.int64": "int32 in arrays unless JAX's jax_enable_x64 is set",
+    "tf.float64": "float32 in arrays unless JAX's jax_enable_x64 is set",
+}
+"""What exists in `compat.tf` and means something else."""

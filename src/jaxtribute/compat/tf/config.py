@@ -1,0 +1,75 @@
+"""`tf.config`: the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+
+from jaxtribute import config
+from jaxtribute.devices import DeviceSpec, available_devices
+from jaxtribute.errors import ArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalDevice:
+    """A device of the machine. All CPUs are one. Source: `tf.config.PhysicalDevice`."""
+
+    name: str
+    device_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalDevice:
+    """A device that programs see. Source: `tf.config.LogicalDevice`."""
+
+    name: str
+    device_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalDeviceConfiguration:
+    """How a logical device is cut from a physical one. The limits mean nothing for a CPU.
+
+    Source: `tf.config.LogicalDeviceConfiguration`.
+    """
+
+    memory_limit: int | None = None
+    experimental_priority: int | None = None
+
+
+def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice]:
+    """Returns the devices of the machine. Asking for anything but `"CPU"` starts JAX.
+
+    Source: `tf.config.list_physical_devices`.
+    """
+    devices = [PhysicalDevice("/physical_device:CPU:0", "CPU")] if device_type in (None, "CPU") else []
+    if device_type == "CPU":
+        return devices
+    kind = jax.default_backend().upper()
+    if kind != "CPU" and device_type in (None, kind):
+        devices += [PhysicalDevice(f"/physical_device:{kind}:{i}", kind) for i in range(jax.local_device_count())]
+    return devices
+
+
+def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
+    """Returns the devices that programs see; starts JAX. Source: `tf.config.list_logical_devices`."""
+    devices = [LogicalDevice(name, DeviceSpec.parse(name).device_type or "CPU") for name in available_devices()]
+    return [device for device in devices if device_type in (None, device.device_type)]
+
+
+def set_logical_device_configuration(
+    device: PhysicalDevice, logical_devices: Sequence[LogicalDeviceConfiguration]
+) -> None:
+    """Splits the CPU into logical devices; as `jd.config.set_logical_cpu_devices`, before JAX starts.
+
+    Raises:
+      ArgumentError: a device other than the CPU, which JAX does not split.
+      ConfigError: JAX has already started.
+
+    Source: `tf.config.set_logical_device_configuration`.
+    """
+    if device.device_type != "CPU":
+        raise ArgumentError(f"{device} cannot be split. HINT: JAX splits only the CPU into logical devices.")
+    config.set_logical_cpu_devices(len(logical_devices))

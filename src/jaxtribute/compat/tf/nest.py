@@ -1,0 +1,49 @@
+"""`tf.nest`: structures of lists, tuples, dictionaries and named tuples. None is a leaf, unlike in JAX's trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+
+def _is_leaf(node: Any) -> bool:
+    return node is None
+
+
+def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:
+    """Returns the leaves in order, dictionaries by sorted keys. Source: `tf.nest.flatten`."""
+    del expand_composites
+    return jax.tree.leaves(structure, is_leaf=_is_leaf)
+
+
+def map_structure(func: Callable[..., Any], *structure: Any, **kwargs: Any) -> Any:
+    """Calls `func` on the leaves of structures alike, and keeps their structure. Source: `tf.nest.map_structure`."""
+    del kwargs
+    return jax.tree.map(func, *structure, is_leaf=_is_leaf)
+
+
+def pack_sequence_as(structure: Any, flat_sequence: Any, expand_composites: bool = False) -> Any:
+    """Returns a structure like the one given with other leaves. Source: `tf.nest.pack_sequence_as`."""
+    del expand_composites
+    return jax.tree.structure(structure, is_leaf=_is_leaf).unflatten(list(flat_sequence))
+
+
+def is_nested(structure: Any) -> bool:
+    """Returns whether it has leaves inside. Source: `tf.nest.is_nested`."""
+    return not jax.tree_util.all_leaves([structure], is_leaf=_is_leaf)
+
+
+def assert_same_structure(nest1: Any, nest2: Any, check_types: bool = True, expand_composites: bool = False) -> None:
+    """Checks that two structures are alike.
+
+    Raises:
+      ValueError: they differ; the message shows both.
+
+    Source: `tf.nest.assert_same_structure`.
+    """
+    del check_types, expand_composites
+    first, second = (jax.tree.structure(nest, is_leaf=_is_leaf) for nest in (nest1, nest2))
+    if first != second:
+        raise ValueError(f"the structures differ: {first} and {second}. HINT: tf.nest.flatten shows the leaves.")

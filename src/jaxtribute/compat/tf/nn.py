@@ -1,0 +1,120 @@
+"""A little of `tf.nn`: activations, cross entropies, and losses over replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxtribute.compat.tf.convert import as_tensor
+from jaxtribute.compat.tf.math import sigmoid as sigmoid
+from jaxtribute.compat.tf.math import softplus as softplus
+from jaxtribute.compat.tf.math import tanh as tanh
+from jaxtribute.errors import ShapeError
+from jaxtribute.nn import compute_average_loss as compute_average_loss
+from jaxtribute.nn import scale_regularization_loss as scale_regularization_loss
+
+
+def relu(features: Any, name: str | None = None) -> Any:
+    """Returns `max(features, 0)`. Source: `tf.nn.relu`."""
+    del name
+    return jax.nn.relu(as_tensor(features))
+
+
+def leaky_relu(features: Any, alpha: float = 0.2, name: str | None = None) -> Any:
+    """Returns `features`, times `alpha` where negative. Source: `tf.nn.leaky_relu`."""
+    del name
+    return jax.nn.leaky_relu(as_tensor(features), alpha)
+
+
+def elu(features: Any, name: str | None = None) -> Any:
+    """Returns `features`, or `exp(features) - 1` where negative. Source: `tf.nn.elu`."""
+    del name
+    return jax.nn.elu(as_tensor(features))
+
+
+def gelu(features: Any, approximate: bool = False, name: str | None = None) -> Any:
+    """Returns the Gaussian error linear unit. Source: `tf.nn.gelu`."""
+    del name
+    return jax.nn.gelu(as_tensor(features), approximate=approximate)
+
+
+def silu(features: Any, beta: float = 1.0) -> Any:
+    """Returns `features * sigmoid(beta * features)`. Source: `tf.nn.silu`."""
+    array = as_tensor(features)
+    return array * jax.nn.sigmoid(beta * array)
+
+
+swish = silu
+
+
+def softmax(logits: Any, axis: int = -1, name: str | None = None) -> Any:
+    """Returns probabilities along an axis. Source: `tf.nn.softmax`."""
+    del name
+    return jax.nn.softmax(as_tensor(logits), axis)
+
+
+def log_softmax(logits: Any, axis: int = -1, name: str | None = None) -> Any:
+    """Returns logarithms of probabilities along an axis. Source: `tf.nn.log_softmax`."""
+    del name
+    return jax.nn.log_softmax(as_tensor(logits), axis)
+
+
+def l2_loss(t: Any, name: str | None = None) -> Any:
+    """Returns half the sum of squares. Source: `tf.nn.l2_loss`."""
+    del name
+    return jnp.sum(jnp.square(as_tensor(t))) / 2
+
+
+def bias_add(value: Any, bias: Any, name: str | None = None) -> Any:
+    """Adds a vector to the last axis. Source: `tf.nn.bias_add`."""
+    del name
+    value, bias = as_tensor(value), as_tensor(bias)
+    return value + bias.reshape((1,) * (value.ndim - 1) + bias.shape)
+
+
+def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1, name: str | None = None) -> Any:
+    """Returns one loss an example, of shape `logits.shape` without `axis`.
+
+    Args:
+      labels: probabilities, of the shape of `logits`.
+      logits: unnormalized logarithms of probabilities.
+      axis: the classes.
+      name: accepted for compatibility.
+
+    Source: `tf.nn.softmax_cross_entropy_with_logits`.
+    """
+    del name
+    return -jnp.sum(as_tensor(labels) * jax.nn.log_softmax(as_tensor(logits), axis), axis)
+
+
+def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None = None) -> Any:
+    """Returns one loss an example, of the shape of `labels`.
+
+    Args:
+      labels: numbers of classes, an integer array of shape `logits.shape[:-1]`.
+      logits: unnormalized logarithms of probabilities, of shape `(..., classes)`.
+      name: accepted for compatibility.
+
+    Raises:
+      ShapeError: the shapes do not fit.
+
+    Source: `tf.nn.sparse_softmax_cross_entropy_with_logits`.
+    """
+    del name
+    labels, logits = as_tensor(labels), as_tensor(logits)
+    if labels.shape != logits.shape[:-1]:
+        raise ShapeError(
+            f"labels of shape {labels.shape} do not fit logits of shape {logits.shape}. "
+            "HINT: give one class number an example; for probabilities use softmax_cross_entropy_with_logits."
+        )
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.expand_dims(labels, -1), axis=-1)
+    return -jnp.squeeze(chosen, -1)
+
+
+def sigmoid_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None = None) -> Any:
+    """Returns one loss an element, of the shape of `logits`. Source: `tf.nn.sigmoid_cross_entropy_with_logits`."""
+    del name
+    labels, logits = as_tensor(labels), as_tensor(logits)
+    return jnp.maximum(logits, 0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))

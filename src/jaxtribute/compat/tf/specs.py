@@ -1,0 +1,52 @@
+"""`TensorSpec`: what an array looks like, for signatures and datasets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxtribute.compat.tf.dtypes import as_dtype
+
+
+@dataclass(frozen=True, init=False)
+class TensorSpec:
+    """Shape and element type of an array.
+
+    Args:
+      shape: the shape; None for an axis of any length.
+      dtype: the element type.
+      name: accepted for compatibility.
+
+    Source: `tf.TensorSpec`.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype[Any]
+    name: str | None = None
+
+    def __init__(self, shape: Any, dtype: Any = np.float32, name: str | None = None) -> None:
+        object.__setattr__(self, "shape", tuple(shape))
+        object.__setattr__(self, "dtype", as_dtype(dtype))
+        object.__setattr__(self, "name", name)
+
+    @classmethod
+    def from_tensor(cls, tensor: Any, name: str | None = None) -> TensorSpec:
+        """Returns the spec of an array. Source: `tf.TensorSpec.from_tensor`."""
+        return cls(tensor.shape, tensor.dtype, name)
+
+    def is_compatible_with(self, spec_or_value: Any) -> bool:
+        """Returns whether an array or spec of fitting shape and type was given.
+
+        Source: `tf.TensorSpec.is_compatible_with`.
+        """
+        shape = tuple(spec_or_value.shape)
+        return (
+            np.dtype(spec_or_value.dtype) == self.dtype
+            and len(shape) == len(self.shape)
+            and all(size in (None, other) or other is None for size, other in zip(self.shape, shape, strict=True))
+        )
+
+    def __repr__(self) -> str:
+        return f"TensorSpec(shape={self.shape}, dtype={self.dtype.name}, name={self.name!r})"

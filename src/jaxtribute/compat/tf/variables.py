@@ -1,0 +1,112 @@
+"""`tf.Variable`: a `jd.Variable` with TensorFlow's types for Python numbers, and its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxtribute.compat.tf.convert import as_tensor
+from jaxtribute.errors import ArgumentError
+from jaxtribute.values.enums import VariableAggregation, VariableSynchronization
+from jaxtribute.values.operators import ArrayOperators
+from jaxtribute.values.variable import Variable as JdVariable
+
+
+class Variable(JdVariable):
+    """As `jd.Variable`; Python floats make a float32 variable, ints an int32 one.
+
+    Args:
+      initial_value: as for `jd.Variable`.
+      trainable: whether optimizers should update it.
+      validate_shape: only True is possible: a variable keeps its shape.
+      caching_device: accepted for compatibility.
+      name: a name for messages and checkpoints.
+      variable_def: not supported.
+      dtype: the element type.
+      import_scope: accepted for compatibility.
+      constraint: not supported.
+      synchronization: as for `jd.Variable`.
+      aggregation: as for `jd.Variable`.
+      shape: the shape, if it is to be checked; it may not be open.
+
+    Raises:
+      ArgumentError: an argument asks for what is not supported, or `shape` is not that of the initial value.
+
+    Source: `tf.Variable`.
+    """
+
+    def __init__(
+        self,
+        initial_value: Any = None,
+        trainable: bool | None = None,
+        validate_shape: bool = True,
+        caching_device: Any = None,
+        name: str | None = None,
+        variable_def: Any = None,
+        dtype: Any = None,
+        import_scope: str | None = None,
+        constraint: Callable[[Any], Any] | None = None,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+        shape: Any = None,
+        experimental_enable_variable_lifting: bool = True,
+    ) -> None:
+        del caching_device, import_scope, experimental_enable_variable_lifting
+        for argument, given in (
+            ("validate_shape=False", not validate_shape),
+            ("variable_def", variable_def is not None),
+            ("constraint", constraint is not None),
+            ("initial_value=None", initial_value is None),
+        ):
+            if given:
+                raise ArgumentError(
+                    f"tf.Variable({name or 'Variable'!r}): {argument} is not supported. "
+                    "HINT: give an initial value of the final shape, and apply constraints after each update."
+                )
+        super().__init__(
+            lambda: _value(initial_value, dtype),
+            trainable,
+            name,
+            dtype=None,
+            synchronization=synchronization,
+            aggregation=aggregation,
+        )
+        if shape is not None and tuple(shape) != self.shape:
+            raise ArgumentError(
+                f"{self.name} has shape {self.shape}, but shape={tuple(shape)} was asked for. "
+                "HINT: leave shape out; a variable keeps the shape of its initial value."
+            )
+
+    def assign(
+        self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Variable:
+        """Replaces the value; as `jd.Variable.assign`. Source: `tf.Variable.assign`."""
+        del use_locking, name, read_value
+        super().assign(value)
+        return self
+
+    def assign_add(  # pyright: ignore[reportIncompatibleMethodOverride] (TensorFlow's name)
+        self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Variable:
+        """Adds to the value; as `jd.Variable.assign_add`. Source: `tf.Variable.assign_add`."""
+        del use_locking, name, read_value
+        super().assign_add(delta)
+        return self
+
+    def assign_sub(  # pyright: ignore[reportIncompatibleMethodOverride] (TensorFlow's name)
+        self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Variable:
+        """Subtracts from the value; as `jd.Variable.assign_sub`. Source: `tf.Variable.assign_sub`."""
+        del use_locking, name, read_value
+        super().assign_sub(delta)
+        return self
+
+    def value(self) -> Any:
+        """Returns the value as the current context sees it. Source: `tf.Variable.value`."""
+        return self.read_value()
+
+
+def _value(initial_value: Any, dtype: Any) -> Any:
+    if callable(initial_value) and not isinstance(initial_value, ArrayOperators):
+        initial_value = initial_value()
+    return as_tensor(initial_value, dtype)

@@ -1,0 +1,72 @@
+"""Strategies with the methods and defaults of version 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from jaxtribute.strategies import base, central_storage, mirrored, one_device
+from jaxtribute.strategies.legacy import warn_deprecated
+from jaxtribute.values.enums import ReduceOp
+from jaxtribute.values.variable import Variable
+
+if TYPE_CHECKING:
+    from jaxtribute.input import DistributedDataset, InputContext, InputOptions
+
+
+class Strategy(base.Strategy):
+    """A strategy as TensorFlow 1 knows it.
+
+    Source: `tf.compat.v1.distribute.Strategy`.
+    """
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:
+        """Reduces distributed values over the replicas; as `jd.Strategy.reduce`, where `axis` has no default.
+
+        Source: `tf.compat.v1.distribute.Strategy.reduce`.
+        """
+        return super().reduce(reduce_op, value, axis)
+
+    def unwrap(self, value: Any) -> tuple[Any, ...]:
+        """As `experimental_local_results`; deprecated. Source: `tf.compat.v1.distribute.Strategy.unwrap`."""
+        warn_deprecated("Strategy.unwrap", "call strategy.experimental_local_results(value)")
+        return super().unwrap(value)
+
+    def colocate_vars_with(self, colocate_with_variable: Variable) -> AbstractContextManager[None]:
+        """As the method of `extended`; deprecated. Source: `tf.compat.v1.distribute.Strategy.colocate_vars_with`."""
+        warn_deprecated("Strategy.colocate_vars_with", "call strategy.extended.colocate_vars_with(variable)")
+        return super().colocate_vars_with(colocate_with_variable)
+
+    def experimental_distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """As `distribute_datasets_from_function`; deprecated.
+
+        Source: `tf.compat.v1.distribute.Strategy.experimental_distribute_datasets_from_function`.
+        """
+        warn_deprecated(
+            "Strategy.experimental_distribute_datasets_from_function",
+            "call strategy.distribute_datasets_from_function(dataset_fn)",
+        )
+        return super().distribute_datasets_from_function(dataset_fn, options)
+
+
+class MirroredStrategy(Strategy, mirrored.MirroredStrategy):
+    """As `jd.MirroredStrategy`. Source: `tf.compat.v1.distribute.MirroredStrategy`."""
+
+
+class OneDeviceStrategy(Strategy, one_device.OneDeviceStrategy):
+    """As `jd.OneDeviceStrategy`. Source: `tf.compat.v1.distribute.OneDeviceStrategy`."""
+
+
+class CentralStorageStrategy(Strategy, central_storage.CentralStorageStrategy):
+    """As `jd.CentralStorageStrategy`. Source: `tf.compat.v1.distribute.experimental.CentralStorageStrategy`."""
+
+
+def get_loss_reduction() -> ReduceOp:
+    """Returns how losses are combined over replicas: `ReduceOp.SUM`, as outside estimators in TensorFlow.
+
+    Source: `tf.compat.v1.distribute.get_loss_reduction`.
+    """
+    return ReduceOp.SUM
