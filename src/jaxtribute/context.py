@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jaxtribute.strategies.base import Strategy
     from jaxtribute.execution.replica_context import ReplicaContext
+    from jaxtribute.strategies.base import Strategy
     from jaxtribute.values.variable import Variable
 
 
@@ -103,7 +103,7 @@ def pop() -> None:
 
 
 @contextmanager
-def entered(context: Context) -> Iterator[Context]:
+def entered(context: Context) -> Generator[Context]:
     """Makes `context` the current one inside a `with` block."""
     _stack.entries.append(context)
     try:

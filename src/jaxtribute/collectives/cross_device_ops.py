@@ -9,6 +9,7 @@ from operator import add
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from jaxtribute.collectives.cross_replica import as_array, reduce_many, reduce_value
 from jaxtribute.collectives.destinations import parse_destinations, put
@@ -228,7 +229,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         mesh = per_replica_value.mesh
         destination = parse_destinations(destinations, mesh)
         local = all(device.process_index == mesh.local_devices[0].process_index for device in mesh.devices)
-        if not local or isinstance(per_replica_value.data, jax.core.Tracer):
+        if not local or isinstance(per_replica_value.data, Tracer):
             return super().reduce_implementation(reduce_op, per_replica_value, destinations, options)
         device = self._device
         if device is None:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute.collectives import manual
@@ -95,7 +96,7 @@ def reduce_many(values: Sequence[PerReplica], op: ReduceOp, summation: Summation
             )
     scalars = tuple(value.scalar for value in values)
     totals = _reduce_mapped([value.data for value in values], scalars, op, values[0].idle, summation, mesh)
-    if not isinstance(totals[0], jax.core.Tracer):
+    if not isinstance(totals[0], Tracer):
         mesh.throttle(totals)
     return [Mirrored(total, mesh) for total in totals]
 
@@ -200,7 +201,7 @@ class _Layout:
 def _call(kernel: Any, data: Any, *args: Any) -> Any:
     """Runs a jitted kernel; outside a trace, bounds what is in flight on the mesh (its last argument)."""
     result = kernel(data, *args)
-    if not isinstance(result, jax.core.Tracer):
+    if not isinstance(result, Tracer):
         args[-1].throttle(result)
     return result
 

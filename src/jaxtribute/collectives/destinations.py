@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from jaxtribute.devices import resolve_device
 from jaxtribute.errors import ArgumentTypeError
@@ -37,7 +38,7 @@ def parse_destinations(destinations: Any, mesh: ReplicaMesh) -> Destination:
         return destinations.mesh
     if isinstance(destinations, (str, jax.Device)):
         return resolve_device(destinations)
-    if isinstance(destinations, jax.core.Tracer):
+    if isinstance(destinations, Tracer):
         return mesh
     if isinstance(destinations, jax.Array):
         devices = destinations.devices()
@@ -56,10 +57,10 @@ def put(value: Any, destination: Destination) -> Any:
     if isinstance(value, Mirrored):
         value = value.data
     if isinstance(destination, ReplicaMesh):
-        if not isinstance(value, jax.core.Tracer):
+        if not isinstance(value, Tracer):
             value = jax.device_put(value, destination.replicated)
         return value if destination.size == 1 else Mirrored(value, destination)
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return value
     if isinstance(value, jax.Array) and len(value.devices()) > 1 and value.is_fully_replicated:
         value = value.addressable_data(0)

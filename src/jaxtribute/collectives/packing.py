@@ -56,9 +56,7 @@ def groups(arrays: Sequence[jax.Array], small_bytes: int = SMALL_BYTES) -> list[
     return [*alone, *together.values()]
 
 
-def packed_map(
-    collective: Callable[[Any], Any], arrays: Sequence[Any], small_bytes: int | None = None
-) -> list[Any]:
+def packed_map(collective: Callable[[Any], Any], arrays: Sequence[Any], small_bytes: int | None = None) -> list[Any]:
     """Applies an elementwise collective to every array, small ones packed.
 
     Args:

@@ -171,7 +171,10 @@ def tree_rounds(replicas: int) -> list[Pairs]:
     size = max(1, int(np.ceil(np.sqrt(replicas))))
     members = [list(range(start, min(start + size, replicas))) for start in range(0, replicas, size)]
     inner = [_gather_rounds(group) for group in members]
-    within = [[pair for rounds in inner if step < len(rounds) for pair in rounds[step]] for step in range(max(map(len, inner)))]
+    within = [
+        [pair for rounds in inner if step < len(rounds) for pair in rounds[step]]
+        for step in range(max(map(len, inner)))
+    ]
     return [*within, *_gather_rounds([group[0] for group in members])]
 
 

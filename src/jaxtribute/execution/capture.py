@@ -94,7 +94,9 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
         with entered(Context(context.strategy, context.replica, frame)):
             result = call(leaves)
         outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result))
-        outputs = [leaf if is_array(leaf) or isinstance(leaf, _NUMBERS) else Constant(leaf) for leaf in outputs]
+        outputs: list[Any] = [
+            leaf if is_array(leaf) or isinstance(leaf, _NUMBERS) else Constant(leaf) for leaf in outputs
+        ]
         constants = any(isinstance(leaf, Constant) for leaf in outputs)
         # A result must not share its buffer with a variable, which a later step gives up.
         owned = {id(value) for value in frame.values.values()}

@@ -298,7 +298,7 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
         for traced, replica in zip(traces, arguments.samples, strict=True)
     ]
     common = ragged.prepare(classes)
-    locals_ = [[tuple(atom.aval.shape) for atom in one.jaxpr.outvars] for one in classes]
+    locals_ = [[tuple(ragged.aval(atom).shape) for atom in one.jaxpr.outvars] for one in classes]
     ranks_differ = any(len({len(shape) for shape in column}) > 1 for column in zip(*locals_, strict=True))
     if ranks_differ:
         raise ragged.NotSplittable("the results differ in rank")

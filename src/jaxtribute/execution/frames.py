@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.extend.core as jex
 import numpy as np
+from jax.core import ShapedArray, Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.collectives.marks import state_p
@@ -28,8 +29,8 @@ feed_p = jex.Primitive("jd_feed")
 
 @feed_p.def_abstract_eval
 @variable_p.def_abstract_eval
-def _variable_aval(*, shape: tuple[int, ...], dtype: np.dtype[Any], key: int) -> jax.core.ShapedArray:
-    return jax.core.ShapedArray(shape, dtype)
+def _variable_aval(*, shape: tuple[int, ...], dtype: np.dtype[Any], key: int) -> ShapedArray:  # noqa: ARG001
+    return ShapedArray(shape, dtype)
 
 
 def current_trace() -> Any:
@@ -59,7 +60,7 @@ class EagerFrame:
 
     def set(self, variable: Variable, value: Any) -> None:
         """Stores a copy of `value`, placed as the variable is."""
-        if isinstance(value, jax.core.Tracer):
+        if isinstance(value, Tracer):
             raise escape_error(variable)
         old = variable.stored
         if isinstance(value, jax.Array) and value.committed and not old.committed:

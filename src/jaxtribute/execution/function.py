@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overlo
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.tree_util import tree_flatten
 from jaxlib._jax import ArrayImpl
 
@@ -36,6 +37,9 @@ R = TypeVar("R")
 
 class Function(Generic[P, R]):
     """What `jd.function` makes of a Python function; call it as you would call that function."""
+
+    __name__: str
+    __qualname__: str
 
     def __init__(self, python_function: Callable[P, R], input_signature: Any = None) -> None:
         functools.update_wrapper(self, python_function)
@@ -118,15 +122,16 @@ class Function(Generic[P, R]):
             found = self._runs[strategy] = Function(run_compiled)
         return found
 
-    def _call(self, tree: Any, statics: tuple[Any, ...]) -> Callable[[Sequence[Any]], Any]:
+    def _call(self, tree: Any, statics: tuple[Any, ...]) -> Callable[..., Any]:
         """The Python function of its array arguments, the static ones filled in."""
+        function = cast("Callable[..., R]", self._python_function)
 
         def call(dynamic: Sequence[Any], feeds: Sequence[Any] = ()) -> Any:
             rest, given = iter(dynamic), iter(feeds)
             constants = {place: next(given) if kind is Feed else value for place, kind, value in statics}
             whole = [constants[i] if i in constants else next(rest) for i in range(tree.num_leaves)]
             args, kwargs = tree.unflatten(whole)
-            return self._python_function(*args, **kwargs)
+            return function(*args, **kwargs)
 
         return call
 
@@ -203,7 +208,7 @@ def _separate(leaves: list[Any], args: Any, kwargs: Any) -> tuple[list[Any], tup
     feeds: list[Feed] = []
     statics: list[Any] = []
     for place, leaf in enumerate(leaves):
-        if isinstance(leaf, jax.core.Tracer):
+        if isinstance(leaf, Tracer):
             return leaves, (_TRACED,), []
         if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
             dynamic.append(leaf)

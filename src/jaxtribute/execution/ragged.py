@@ -18,6 +18,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import ShapedArray
 
 from jaxtribute.execution.inference import COLLECTIVES
 from jaxtribute.execution.numbering import Number, Numbering, same_type
@@ -210,7 +211,7 @@ class Merged:
             self._advance()
             last = place == count - 1
             wanted = [one.jaxpr.outvars if last else one.collectives[place].invars for one in self._classes]
-            shapes = out_shapes if last else [atom.aval.shape for atom in wanted[0]]
+            shapes = out_shapes if last else [aval(atom).shape for atom in wanted[0]]
             results = self._segment(place, wanted, shapes)
             if last:
                 return results
@@ -246,7 +247,7 @@ class Merged:
             if len(numbers) == 1:
                 atom = wanted[0][slot]
                 literal = isinstance(atom, jex.Literal)
-                results[slot] = jnp.asarray(atom.val, atom.aval.dtype) if literal else self._shared[numbers.pop()]
+                results[slot] = jnp.asarray(atom.val, aval(atom).dtype) if literal else self._shared[numbers.pop()]
             else:
                 switched.append(slot)
         carried = [self._carried(index, place) for index in range(len(self._classes))]
@@ -290,7 +291,7 @@ class Merged:
 
             def read(atom: Any) -> Any:
                 if isinstance(atom, jex.Literal):
-                    return jnp.asarray(atom.val, atom.aval.dtype)
+                    return jnp.asarray(atom.val, aval(atom).dtype)
                 return values[atom] if atom in values else self._shared[one.numbers[atom]]
 
             for eqn in one.segments[place]:
@@ -299,8 +300,7 @@ class Merged:
                     values.update(zip(eqn.outvars, _bind(eqn, operands), strict=True))
             results = [_padded(read(atom), shape) for atom, shape in zip(wanted, shapes, strict=True)]
             for other, variables in enumerate(carried):
-                for var in variables:
-                    results.append(values[var] if other == index else jnp.zeros_like(var.aval))
+                results.extend(values[var] if other == index else jnp.zeros_like(var.aval) for var in variables)
             return results
 
         return branch
@@ -323,3 +323,8 @@ def _padded(value: Any, shape: tuple[int, ...]) -> Any:
         return value
     blank = jnp.zeros_like(jax.ShapeDtypeStruct(shape, value.dtype))  # a random key has zeros, too
     return blank.at[tuple(slice(0, size) for size in value.shape)].set(value)
+
+
+def aval(atom: Any) -> ShapedArray:
+    """Shape and dtype of a variable or literal of a jaxpr."""
+    return atom.aval

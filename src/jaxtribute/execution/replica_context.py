@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.devices import device_name
@@ -107,13 +108,11 @@ class ReplicaContext:
     def devices(self) -> tuple[str, ...]:
         """The device of this replica, as a tuple of one name; in a compiled program the devices of all."""
         devices = self._strategy.extended.mesh.devices
-        if len(devices) > 1 and isinstance(self._id, jax.Array) and not isinstance(self._id, jax.core.Tracer):
+        if len(devices) > 1 and isinstance(self._id, jax.Array) and not isinstance(self._id, Tracer):
             devices = (devices[int(self._id)],)
         return tuple(device_name(device) for device in devices)
 
-    def all_reduce(
-        self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
-    ) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Reduces `value` over the replicas and gives each the result.
 
         All replicas must call it, in the same order. Small arrays of a nest travel together. It can be
@@ -184,8 +183,48 @@ class ReplicaContext:
         self._check_current("merge_call")
         return self._link.merge(merge_fn, tuple(args), dict(kwargs or {}))
 
+    def fold_in(self, key: jax.Array) -> jax.Array:
+        """Returns a key of this replica's own, so that replicas draw different numbers from one key.
+
+        Args:
+          key: a key of `jax.random`, the same on all replicas.
+
+        Returns:
+          `jax.random.fold_in(key, replica_id_in_sync_group)`. With one replica that is not `key` itself. For numbers
+          that do not depend on how many replicas there are see `example_keys`.
+        """
+        return jax.random.fold_in(self._near(key), self._id)
+
+    def example_keys(self, key: jax.Array, examples: int) -> jax.Array:
+        """Returns one key for each of this replica's examples: example by example the same for any number of replicas.
+
+        An example's key depends on `key` and its place in the global batch, which is that of the replicas in order.
+        All replicas must call it, as it asks them how many examples they have.
+
+        Args:
+          key: a key of `jax.random`, the same on all replicas; fold the number of the step into it.
+          examples: how many examples this replica has, such as `x.shape[0]`; it may differ from replica to replica.
+
+        Returns:
+          Keys of shape `(examples,)` (old-style keys: `(examples, words)`), to be used under `jax.vmap`.
+        """
+        self._check_current("example_keys")
+        counts = self._link.all_gather([jnp.full(1, examples, jnp.int32)], 0)[0]
+        before = jnp.where(jnp.arange(counts.size) < self._id, counts, jnp.zeros_like(counts)).sum(dtype=jnp.int32)
+        places = before + jnp.arange(examples, dtype=jnp.int32)
+        return jax.vmap(jax.random.fold_in, (None, 0))(self._near(key), places)
+
+    def _near(self, key: jax.Array) -> jax.Array:
+        """The key on this replica's device, if it was given from outside."""
+        if isinstance(key, jax.core.Tracer) or not isinstance(self._id, jax.Array) or isinstance(self._id, jax.core.Tracer):
+            return key
+        return jax.device_put(key, next(iter(self._id.devices())))
+
     def update(self, var: Any, fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
-        """Calls `fn(var, *args, **kwargs)` where the variable is, once for all replicas; see `StrategyExtended.update`."""
+        """Calls `fn(var, *args, **kwargs)` where the variable is, once for all replicas.
+
+        See `StrategyExtended.update`.
+        """
 
         def merged(strategy: Strategy, *args: Any, **kwargs: Any) -> Any:
             return strategy.extended.update(var, fn, args, kwargs)

@@ -22,9 +22,13 @@ class DefaultExtended(StrategyExtended):
     def __init__(self) -> None:
         self._strategy = None
 
-    @cached_property
+    @property
     def mesh(self) -> ReplicaMesh:
         """The default device."""
+        return self._default
+
+    @cached_property
+    def _default(self) -> ReplicaMesh:
         with jax.ensure_compile_time_eval():  # the first use may come while a function is traced
             return ReplicaMesh((jax.numpy.zeros(()).devices().pop(),))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 import jax
 
 from jaxtribute.collectives.cross_device_ops import CrossDeviceOps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -185,7 +185,7 @@ class ExtendedOperations(ABC):
         return result if group else self.strategy.experimental_local_results(result)
 
     @contextmanager
-    def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:
+    def colocate_vars_with(self, colocate_with_variable: Variable) -> Generator[None]:
         """Makes the variables created in the block lie where another variable of this strategy lies.
 
         A strategy places all its variables alike, so this only checks that the variable is one of them.

@@ -103,7 +103,7 @@ class PerReplica(DistributedValues):
         if len(set(shapes)) == 1:
             return cls(jax.device_put(np.concatenate(parts), mesh.split), mesh)
         largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
-        padded = np.zeros((mesh.size, *largest), parts[0].dtype)
+        padded: np.ndarray[Any, Any] = np.zeros((mesh.size, *largest), parts[0].dtype)
         for row, part in zip(padded, parts, strict=True):
             row[tuple(slice(0, size) for size in part.shape)] = part
         whole = padded.reshape(mesh.size * largest[0], *largest[1:])

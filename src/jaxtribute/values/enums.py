@@ -68,4 +68,6 @@ class ReduceOp(Enum):
             return value
         if isinstance(value, str) and value.upper() in ReduceOp.__members__:
             return ReduceOp[value.upper()]
-        raise ArgumentError(f'unknown reduce_op {value!r}. HINT: use jd.ReduceOp.SUM, jd.ReduceOp.MEAN, "SUM" or "MEAN".')
+        raise ArgumentError(
+            f'unknown reduce_op {value!r}. HINT: use jd.ReduceOp.SUM, jd.ReduceOp.MEAN, "SUM" or "MEAN".'
+        )

@@ -1,5 +1,8 @@
 """Array operators for values that stand for one array: `Mirrored` and `Variable`."""
 
+# The functions here are the mixin's own.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import operator

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.context import Context
@@ -263,19 +263,20 @@ class Variable(ArrayOperators, metaclass=_Creation):
         return f"<jd.Variable '{self._name}{suffix}:0' shape={self.shape} dtype={self.dtype.name}, numpy={text}>"
 
 
-def _initial(value: Callable[[], Any] | Any, dtype: Any) -> Any:
+def _initial(value: Any, dtype: Any) -> Any:
     """The initial value as a strongly typed array on the host or a device."""
     with jax.ensure_compile_time_eval():
         if callable(value) and not isinstance(value, ArrayOperators):
             value = value()
         value = operand(value)
-        if isinstance(value, jax.core.Tracer):
+        if isinstance(value, Tracer):
             raise VariableError(
                 f"the initial value {value} is computed inside a trace and has no value yet. "
                 "HINT: pass a function: jd.Variable(lambda: ...), or create the variable outside."
             )
         if dtype is None and not isinstance(value, jax.Array):
-            dtype = jax.dtypes.canonicalize_dtype(jax.numpy.result_type(value) if np.ndim(value) == 0 else np.asarray(value).dtype)
+            plain = np.ndim(value) == 0
+            dtype = jax.dtypes.canonicalize_dtype(jax.numpy.result_type(value) if plain else np.asarray(value).dtype)
         if isinstance(value, jax.Array):
             return value if dtype is None or value.dtype == np.dtype(dtype) else value.astype(dtype)
         return np.asarray(value, dtype=jax.dtypes.canonicalize_dtype(dtype))

@@ -38,14 +38,17 @@ class Update(Enum):
 class Policy(ABC):
     """Where the copies of a variable are, and what a read or a write does in each context."""
 
-    mesh: ReplicaMesh | None
-    """The replicas' devices; None for a variable that no strategy placed."""
     label: str = "Variable"
     """What `repr` calls the variable."""
     split: bool = False
     """Whether the global array holds one slice of axis 0 for each replica."""
     parameter_device: jax.Device | None = None
     """The one device that stores the value and computes its updates, where replicas run on others."""
+
+    @property
+    @abstractmethod
+    def mesh(self) -> ReplicaMesh | None:
+        """The replicas' devices; None for a variable that no strategy placed."""
 
     @abstractmethod
     def place(self, value: Any) -> jax.Array:

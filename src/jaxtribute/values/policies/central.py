@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.collectives.marks import equal
@@ -42,13 +43,13 @@ class CentralPolicy(Policy):
 
     def admit(self, value: Any) -> Any:
         value = value.values[0] if isinstance(value, DistributedValues) else value
-        if isinstance(value, jax.core.Tracer) and self.mesh.size == 1:
+        if isinstance(value, Tracer) and self.mesh.size == 1:
             return equal(value)  # here the one replica's program ends and the update begins
         return on_device(value, self.parameter_device)
 
     def read(self, variable: Variable, context: Context) -> Any:
         value = context.frame.get(variable)
-        if context.frame.local or isinstance(value, jax.core.Tracer):
+        if context.frame.local or isinstance(value, Tracer):
             return value
         # Bound to no device, so that it can meet arrays of the replicas' devices.
         with jax.default_device(self.parameter_device):
@@ -60,7 +61,7 @@ class CentralPolicy(Policy):
         if context.replica is not None and (several or frame.local) and (several or not frame.traced):
             if several:
                 check_aggregation(variable, value, update, self.mesh.size)
-            if not frame.traced and not isinstance(value, jax.core.Tracer):
+            if not frame.traced and not isinstance(value, Tracer):
                 context.replica.merge_call(_merged, (variable, coerce(variable, value), update))
                 return
             value = aggregated(variable, value, context.replica)
@@ -71,7 +72,7 @@ class CentralPolicy(Policy):
 
 def on_device(value: Any, device: jax.Device | None) -> Any:
     """`value` on `device` if it is an array of other devices, else as it is."""
-    if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+    if not isinstance(value, jax.Array) or isinstance(value, Tracer):
         return value
     if len(value.devices()) > 1 and value.is_fully_replicated:
         value = value.addressable_data(0)

@@ -25,7 +25,11 @@ class MirroredPolicy(Policy):
     label = "MirroredVariable"
 
     def __init__(self, mesh: ReplicaMesh) -> None:
-        self.mesh: ReplicaMesh = mesh
+        self._mesh = mesh
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        return self._mesh
 
     def place(self, value: Any) -> jax.Array:
         return self.mesh.replicate(value)

@@ -32,7 +32,11 @@ class OnReadPolicy(Policy):
     split = True
 
     def __init__(self, mesh: ReplicaMesh) -> None:
-        self.mesh: ReplicaMesh = mesh
+        self._mesh = mesh
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        return self._mesh
 
     def place(self, value: Any) -> jax.Array:
         rows = jnp.broadcast_to(jnp.asarray(value), (self.mesh.size, *jnp.shape(value)))

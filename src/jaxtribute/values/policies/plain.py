@@ -26,7 +26,11 @@ class PlainPolicy(Policy):
     """
 
     def __init__(self, mesh: ReplicaMesh | None) -> None:
-        self.mesh = mesh
+        self._mesh = mesh
+
+    @property
+    def mesh(self) -> ReplicaMesh | None:
+        return self._mesh
 
     def place(self, value: Any) -> jax.Array:
         if self.mesh is None:

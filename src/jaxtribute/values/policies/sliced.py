@@ -27,7 +27,11 @@ class SlicedPolicy(Policy):
     split = True
 
     def __init__(self, mesh: ReplicaMesh) -> None:
-        self.mesh: ReplicaMesh = mesh
+        self._mesh = mesh
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        return self._mesh
 
     def place(self, value: Any) -> jax.Array:
         return own(self._flatten(jnp.asarray(value)), self.mesh.split)
