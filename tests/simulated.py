@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from jaxtribute.input.agreement import StepRows
+from jaxtribute.input.agreement import Agreements, StepRows
 from jaxtribute.input.dataset import DistributedDataset
 from jaxtribute.input.splitting import Shard
 from jaxtribute.input.steps import Step, Steps
@@ -24,8 +24,8 @@ class Meeting:
         self._slots: list[Any] = [None] * workers
         self.calls = 0
 
-    def of(self, worker: int) -> Callable[[int, StepRows], Sequence[StepRows]]:
-        def agree(step: int, rows: StepRows) -> Sequence[StepRows]:
+    def of(self, worker: int) -> Agreements:
+        def agree(step: int, rows: StepRows, /) -> Sequence[StepRows]:
             self._slots[worker] = (step, rows)
             self._barrier.wait(DEADLINE_S)
             found = list(self._slots)
@@ -34,7 +34,7 @@ class Meeting:
             assert {step for step, _ in found} == {step}, "the workers are at different steps"
             return [rows for _, rows in found]
 
-        return agree
+        return lambda: agree
 
     def leave(self) -> None:
         self._barrier.abort()

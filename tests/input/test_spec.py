@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtribute.input.spec import PerReplicaSpec, array_spec, replica_spec, tree_spec
+from jaxtribute.input.spec import array_spec, replica_spec, tree_spec
 from jaxtribute.input.splitting import Shard
+from jaxtribute.values.spec import PerReplicaSpec
 
 
 def struct(*shape: int | None, dtype: object = np.float32) -> jax.ShapeDtypeStruct:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 StepRows: TypeAlias = "tuple[int, ...] | None"
@@ -10,12 +11,12 @@ StepRows: TypeAlias = "tuple[int, ...] | None"
 
 
 class StepAgreement(Protocol):
-    """What the workers tell each other before each step.
+    """What the workers tell each other before each step of one iterator.
 
-    A strategy over several workers gives one to `distribute_dataset`. Every worker calls it once a step, for as long
-    as any worker has data: first for step 0, then for step 1, and so on. It is called ahead of time, in the thread
-    that prefetches, so it must not use collectives of the devices; the coordination service's key-value store suits.
-    It is not used where all workers are sure to have the same number of batches, or for a single worker.
+    Every worker calls it once a step, for as long as any worker has data: for step 0, then for step 1, and so on. It
+    is called ahead of time, in the thread that prefetches, so it must not use collectives of the devices; the
+    coordination service's key-value store suits. It is not used where all workers are sure to have the same number of
+    batches, or for a single worker.
     """
 
     def __call__(self, step: int, rows: StepRows, /) -> Sequence[StepRows]:
@@ -28,7 +29,64 @@ class StepAgreement(Protocol):
         ...
 
 
-def alone(step: int, rows: StepRows) -> Sequence[StepRows]:
+Agreements: TypeAlias = Callable[[], StepAgreement]
+"""Makes the agreement of an iterator. All workers make their iterators in the same order."""
+
+
+def alone() -> StepAgreement:
     """The agreement of a single worker with itself."""
-    del step
-    return (rows,)
+    return lambda _, rows: (rows,)
+
+
+class KeyValueStore(Protocol):
+    """What is needed of the coordination service's store, as JAX's distributed client has it."""
+
+    def key_value_set(self, key: str, value: str, /) -> None:
+        """Sets a key that is not set."""
+        ...
+
+    def blocking_key_value_get(self, key: str, timeout_in_ms: int, /) -> str:
+        """Waits for a key and returns its value."""
+        ...
+
+    def key_value_delete(self, key: str, /) -> None:
+        """Deletes a key."""
+        ...
+
+
+class KeyValueAgreements:
+    """Agreements over a key-value store that all workers reach, for the iterators of one dataset.
+
+    Args:
+      store: the coordination service's client.
+      name: a name for the dataset, the same on all workers and no other dataset's.
+      workers: how many there are.
+      worker: this one.
+      timeout_s: seconds to wait for the slowest worker.
+    """
+
+    def __init__(self, store: KeyValueStore, name: str, workers: int, worker: int, timeout_s: float) -> None:
+        self._store = store
+        self._name = name
+        self._workers = workers
+        self._worker = worker
+        self._timeout_ms = int(timeout_s * 1000)
+        self._iterators = 0
+
+    def __call__(self) -> StepAgreement:
+        """Makes the agreement of the next iterator."""
+        prefix = f"{self._name}/{self._iterators}"
+        self._iterators += 1
+        own: list[str] = []
+
+        def agree(step: int, rows: StepRows, /) -> Sequence[StepRows]:
+            own.append(f"{prefix}/{step}/{self._worker}")
+            self._store.key_value_set(own[-1], json.dumps(rows))
+            keys = (f"{prefix}/{step}/{worker}" for worker in range(self._workers))
+            found = [json.loads(self._store.blocking_key_value_get(key, self._timeout_ms)) for key in keys]
+            if len(own) > 2:
+                # Who is at this step has read everything of the step before the last.
+                self._store.key_value_delete(own.pop(0))
+            return [None if one is None else tuple(one) for one in found]
+
+        return agree

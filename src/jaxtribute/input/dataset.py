@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
 from jaxtribute.errors import InputError
-from jaxtribute.input.agreement import StepAgreement, alone
+from jaxtribute.input.agreement import Agreements, StepAgreement, StepRows, alone
 from jaxtribute.input.batches import Tree
 from jaxtribute.input.context import InputContext
 from jaxtribute.input.explain import Explanation, explain
@@ -34,7 +34,7 @@ class DistributedDataset:
     Source: `tf.distribute.DistributedDataset`.
     """
 
-    def __init__(self, mesh: ReplicaMesh, shard: Shard, options: InputOptions, agree: StepAgreement | None) -> None:
+    def __init__(self, mesh: ReplicaMesh, shard: Shard, options: InputOptions, agree: Agreements | None) -> None:
         if shard.workers > 1 and agree is None:
             agree = _nobody
         self._mesh = mesh
@@ -99,18 +99,21 @@ class DistributedDataset:
         raise NotImplementedError
 
 
-def _nobody(step: int, rows: Any) -> Any:
-    raise InputError(
-        f"step {step} ({rows} rows here): several workers with data of their own must agree on the end of the data. "
-        "HINT: the strategy passes agree= to distribute_dataset; see jaxtribute.input.agreement."
-    )
+def _nobody() -> StepAgreement:
+    def agree(step: int, rows: StepRows, /) -> Sequence[StepRows]:
+        raise InputError(
+            f"step {step} ({rows} rows here): several workers with data of their own must agree on the end of the "
+            "data. HINT: the strategy passes agree= to distribute_dataset; see jaxtribute.input.agreement."
+        )
+
+    return agree
 
 
 class _Rebatched(DistributedDataset):
     """A dataset batched by the global batch size, cut for the replicas."""
 
     def __init__(
-        self, source: Source, mesh: ReplicaMesh, shard: Shard, options: InputOptions, agree: StepAgreement | None
+        self, source: Source, mesh: ReplicaMesh, shard: Shard, options: InputOptions, agree: Agreements | None
     ) -> None:
         super().__init__(mesh, shard, options, agree)
         self._original = source
@@ -120,9 +123,9 @@ class _Rebatched(DistributedDataset):
         source, shard = self._sharding.source, self._shard
         if self._sharding.kind == "global":
             certain = shard.workers == 1 or source.knows_end()
-            return GlobalSteps(source.open(shard), shard, None if certain else self._agree), "global"
+            return GlobalSteps(source.open(shard), shard, None if certain else self._agree()), "global"
         size = self._original.batch_size() or 0
-        return LocalSteps(source.open(Shard()), shard, self._agree, lambda: self._spec_of_source, size), "local"
+        return LocalSteps(source.open(Shard()), shard, self._agree(), lambda: self._spec_of_source, size), "local"
 
     @cached_property
     def _spec_of_source(self) -> Tree:
@@ -153,7 +156,7 @@ class _FromFunction(DistributedDataset):
         mesh: ReplicaMesh,
         shard: Shard,
         options: InputOptions,
-        agree: StepAgreement | None,
+        agree: Agreements | None,
     ) -> None:
         super().__init__(mesh, shard, options, agree)
         self._sources = [adapt(dataset_fn(context)) for context in self._contexts()]
@@ -168,7 +171,9 @@ class _FromFunction(DistributedDataset):
     def _steps(self) -> tuple[Steps, str]:
         streams = [source.open(Shard()) for source in self._sources]
         static = all(source.static_rows() for source in self._sources)
-        return FunctionSteps(streams, self._shard, self._agree, lambda: self._spec_of_source, static=static), "function"
+        return FunctionSteps(
+            streams, self._shard, self._agree(), lambda: self._spec_of_source, static=static
+        ), "function"
 
     @cached_property
     def _spec_of_source(self) -> Tree:
@@ -204,7 +209,7 @@ def distribute_dataset(
     mesh: ReplicaMesh,
     options: InputOptions | None,
     context: InputContext,
-    agree: StepAgreement | None = None,
+    agree: Agreements | None = None,
 ) -> DistributedDataset:
     """Spreads a dataset that is batched by the global batch size over the replicas.
 
@@ -213,7 +218,8 @@ def distribute_dataset(
       mesh: the replicas' devices.
       options: None for the defaults.
       context: this worker's place among the workers.
-      agree: how the workers tell each other who has data left; needed for more than one worker.
+      agree: how the workers tell each other who has data left; needed for more than one worker. All workers must make
+        their iterators in the same order.
 
     Raises:
       InputError: if the options do not fit, or the dataset cannot be sharded as asked.
@@ -236,7 +242,7 @@ def distribute_from_function(
     mesh: ReplicaMesh,
     options: InputOptions | None,
     context: InputContext,
-    agree: StepAgreement | None = None,
+    agree: Agreements | None = None,
 ) -> DistributedDataset:
     """Spreads datasets that are batched by the replicas' batch size, and sharded, by the function that makes them.
 
@@ -246,7 +252,8 @@ def distribute_from_function(
       mesh: the replicas' devices.
       options: None for the defaults.
       context: this worker's place among the workers.
-      agree: how the workers tell each other who has data left; needed for more than one worker.
+      agree: how the workers tell each other who has data left; needed for more than one worker. All workers must make
+        their iterators in the same order.
 
     Raises:
       InputError: if the options do not fit.

@@ -88,8 +88,8 @@ class DistributedIterator(Feed):
     def __next__(self) -> Tree:
         if contexts.current().frame.traced:
             raise TraceError(
-                f"next(iterator) at step {self._step()} in a jd.function to which the iterator was not passed: its batch "
-                "would become a constant of the program. HINT: pass the iterator as an argument of the jd.function."
+                f"next(iterator) at step {self._step()} in a jd.function to which the iterator was not passed: its "
+                "batch would become a constant of the program. HINT: pass the iterator as an argument of jd.function."
             )
         return self._advance()
 
@@ -185,6 +185,7 @@ class DistributedIterator(Feed):
             )
         self._steps.set_state(state["position"])
         self._position = None
+        self._returned.clear()
 
     def close(self) -> None:
         """Ends the iterator and its thread. Further calls do nothing."""

@@ -14,8 +14,9 @@ from jaxtribute.input.grain_batches import for_worker
 from jaxtribute.input.sources.base import Source, register
 from jaxtribute.input.splitting import Shard
 
-_READ_AHEAD = 16
-"""Batches that Grain's threads read at once. Its default of 500 suits records."""
+_READERS = 16
+_READ_AHEAD = 32
+"""Batches that Grain reads ahead, and threads that do. Its default of 500 suits records."""
 
 
 class MapSource(Source):
@@ -142,7 +143,7 @@ class _ThreadedStream:
     """Reads records through Grain's own threads."""
 
     def __init__(self, dataset: Any, batch_size: int | None) -> None:
-        options = grain.ReadOptions(num_threads=_READ_AHEAD, prefetch_buffer_size=_READ_AHEAD)
+        options = grain.ReadOptions(num_threads=_READERS, prefetch_buffer_size=_READ_AHEAD)
         self._iterator: Any = iter(dataset.to_iter_dataset(options))
         self._positions = _Positions(len(dataset), batch_size)
 
