@@ -32,8 +32,12 @@ class CentralPolicy(Policy):
     """
 
     def __init__(self, mesh: ReplicaMesh, parameter_device: jax.Device) -> None:
-        self.mesh: ReplicaMesh = mesh
+        self._mesh = mesh
         self.parameter_device: jax.Device | None = parameter_device
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        return self._mesh
 
     def place(self, value: Any) -> jax.Array:
         return own(value, self.parameter_device)
