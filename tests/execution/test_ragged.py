@@ -127,7 +127,7 @@ def test_python_results_of_each_shape() -> None:
     _, split = five()
 
     def fn(x: Any) -> Any:
-        return "same", x.shape[0], None if x.shape[0] else None, "some" if x.shape[0] else "none"
+        return "same", x.shape[0], None, "some" if x.shape[0] else "none"
 
     @jd.function
     def compiled(split: Any) -> Any:
@@ -168,7 +168,8 @@ def test_reductions_of_ragged_results_inside_and_outside(executor: str) -> None:
 
     means = [x[:2].mean(), x[2:4].mean(), x[4:].mean()]
     expected = {
-        "rows": 2 * x.sum(0), "all": 2 * x.mean(), "each": x.sum(1).mean(), "mean": np.mean(means), "sum": np.sum(means),
+        "rows": 2 * x.sum(0), "all": 2 * x.mean(), "each": x.sum(1).mean(),
+        "mean": np.mean(means), "sum": np.sum(means),
         "count": 5, "counts": 5 / 3, "flags": (x[:, 0] > 0).sum(), "gathered": 2 * x, "bits": x[:, 0] > 0,
     }  # fmt: skip
     outside = reductions(execute(executor, FOUR, fn, split))
@@ -274,7 +275,7 @@ def test_nested_jit_and_transformations() -> None:
     def fn(x: Any) -> Any:
         scanned = jax.lax.scan(lambda c, row: (c + row, c), jnp.zeros(2), x)
         looped = jax.lax.fori_loop(0, x.shape[0], lambda i, c: c + i, jnp.int32(0))
-        chosen = jax.lax.cond(ident() > 0, lambda: x.sum(), lambda: jnp.float32(0))
+        chosen = jax.lax.cond(ident() > 0, x.sum, lambda: jnp.float32(0))
         return here().all_reduce("SUM", inner(x)), inner(x), scanned, looped, chosen, jax.checkpoint(jnp.tanh)(x)
 
     agree(FOUR, fn, split)

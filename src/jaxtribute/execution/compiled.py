@@ -55,6 +55,8 @@ class TracedLink:
         self._strategy, self._mesh, self._frame = strategy, mesh, frame
         self.idle = arguments.idle
         self._uneven = len(arguments.samples) > 1
+        self.guesses = False
+        """Whether the function has seen a gathered array, whose length another replica's shapes may belie."""
 
     def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
         """Each array reduced over the replicas, small ones in one collective."""
@@ -62,6 +64,7 @@ class TracedLink:
 
     def all_gather(self, values: list[Any], axis: int) -> list[Any]:
         """Each array concatenated over the replicas."""
+        self.guesses = self._uneven
         gathered = [manual.all_gather(value, axis) for value in values]
         return [guarded(one, ReduceOp.SUM, self.idle, self._mesh.size) for one in gathered] if self.idle else gathered
 
@@ -233,8 +236,13 @@ def _trace(
         link = TracedLink(strategy, mesh, frame, arguments)
         context = ReplicaContext(strategy, lax.axis_index(AXIS), link)
         args, kwargs = arguments.fill(local)
-        with entered(Context(strategy, context, frame)):
-            result = fn(*args, **kwargs)
+        try:
+            with entered(Context(strategy, context, frame)):
+                result = fn(*args, **kwargs)
+        except Exception as error:
+            if link.guesses:
+                raise ragged.NotSplittable("an array gathered from replicas of different shapes") from error
+            raise
         leaves, tree = flatten(result)
         leaves = [leaf.data if isinstance(leaf, Mirrored) else leaf for leaf in leaves]
         places = [place for place, leaf in enumerate(leaves) if is_array(leaf)]

@@ -1,0 +1,180 @@
+"""Batches whose replicas cannot be one program: they run in lockstep, exactly, with one warning."""
+
+import logging
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+from jaxtribute.errors import ContextError
+from ragged import UNEVEN, cut, deal, plain, rows
+from replicas import EXECUTORS, execute, here, mirrored, variable
+
+FOUR = mirrored(4)
+X = rows(5, 2)
+
+
+def total(x: Any) -> Any:
+    return here().all_reduce("SUM", x.sum())
+
+
+def in_scan(x: Any) -> Any:
+    return jax.lax.scan(lambda c, _: (c + total(x), None), jnp.float32(0), None, length=2)[0]
+
+
+def in_while(x: Any) -> Any:
+    return jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] + total(x)), (0, jnp.float32(0)))[1]
+
+
+def in_cond(x: Any) -> Any:
+    return jax.lax.cond(jnp.bool_(True), lambda: 2 * total(x), lambda: jnp.float32(0))
+
+
+def in_scan_of_gradients(x: Any) -> Any:
+    def loss(w: Any) -> Any:
+        return jax.lax.scan(lambda c, _: (c + total(x * w), None), jnp.float32(0), None, length=2)[0]
+
+    return here().all_reduce("SUM", jax.grad(loss)(jnp.float32(3))) / 4
+
+
+def in_gather(x: Any) -> Any:
+    return 2 * here().all_gather(x, 0).sum()
+
+
+def in_gather_of_a_known_length(x: Any) -> Any:
+    return 2 * (here().all_gather(x, 0) * jnp.ones((5, 2))).sum()
+
+
+def with_a_ref(x: Any) -> Any:
+    ref = jax.new_ref(jnp.float32(0))
+    ref[...] += total(x)
+    return ref[...] + total(x)
+
+
+FALLBACKS = {
+    "inside scan": in_scan,
+    "inside while": in_while,
+    "inside cond": in_cond,
+    "inside  scan": in_scan_of_gradients,
+    "different collectives": in_gather,
+    "gathered from replicas": in_gather_of_a_known_length,
+    "mutable jax.Ref": with_a_ref,
+}
+
+
+@pytest.mark.parametrize("reason", FALLBACKS)
+def test_fallbacks_are_exact_and_warn_once(reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    fn = FALLBACKS[reason]
+    step = jd.function(lambda x: FOUR.run(fn, (x,)))
+    with caplog.at_level(logging.WARNING, "jaxtribute"):
+        for scale in (1, 3):
+            result = step(deal(FOUR, scale * X, UNEVEN))
+            np.testing.assert_allclose(plain(result), 2 * scale * X.sum(), rtol=1e-5)
+    (record,) = caplog.records
+    assert reason.replace("  ", " ") in record.getMessage()
+    assert "HINT" in record.getMessage()
+
+
+def test_even_batches_of_the_same_function_stay_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[int] = []
+
+    def fn(x: Any) -> Any:
+        calls.append(x.shape[0])
+        return in_gather(x)
+
+    step = jd.function(lambda x: FOUR.run(fn, (x,)))
+    whole = rows(8, 2)
+    with caplog.at_level(logging.WARNING, "jaxtribute"):
+        for _ in range(3):
+            np.testing.assert_allclose(plain(step(deal(FOUR, whole, [2] * 4))), 2 * whole.sum(), rtol=1e-5)
+        assert calls == [2]
+        assert not caplog.records
+        step(deal(FOUR, X, cut(5, 4)))
+        assert len(caplog.records) == 1
+        np.testing.assert_allclose(plain(step(deal(FOUR, whole, [2] * 4))), 2 * whole.sum(), rtol=1e-5)
+
+
+def test_results_of_different_structure_run_in_lockstep() -> None:
+    def fn(x: Any) -> Any:
+        return [x] * x.shape[0]
+
+    with pytest.raises(ContextError, match=r"replica 0 returned .*HINT: the function must return the same structure"):
+        jd.function(lambda x: FOUR.run(fn, (x,)))(deal(FOUR, X, UNEVEN))
+
+
+def test_results_of_different_rank_run_in_lockstep() -> None:
+    result = jd.function(lambda x: FOUR.run(lambda x: x if x.shape[0] > 1 else x.sum(), (x,)))(deal(FOUR, X, UNEVEN))
+    assert [part.shape for part in result.values] == [(2, 2), (2, 2), (), ()]
+
+
+def test_variables_written_by_some_replicas_only_are_found_out() -> None:
+    v = variable(FOUR, 0.0, aggregation=jd.VariableAggregation.SUM)
+
+    def fn(x: Any) -> None:
+        if x.shape[0]:
+            v.assign_add(x.sum())
+
+    with pytest.raises(ContextError, match=r"do not meet(.|\n)*replica 3 has ended(.|\n)*HINT"):
+        jd.function(lambda x: FOUR.run(fn, (x,)))(deal(FOUR, X, UNEVEN))
+    assert float(v) == 0
+
+
+def test_the_rest_of_the_function_runs_as_python(caplog: pytest.LogCaptureFixture) -> None:
+    v = variable(FOUR, 0.0, aggregation=jd.VariableAggregation.SUM)
+
+    @jd.function
+    def inner(x: Any) -> Any:
+        return FOUR.run(in_scan, (x,))
+
+    @jd.function
+    def outer(x: Any) -> Any:
+        result = inner(x)
+        v.assign_add(FOUR.reduce("MEAN", result, axis=None))
+        return result
+
+    outer(deal(FOUR, X, UNEVEN))
+    outer(deal(FOUR, X, UNEVEN))
+    np.testing.assert_allclose(float(v), 4 * X.sum(), rtol=1e-5)
+    assert len(caplog.records) == 1
+
+
+def test_gradients_of_gathered_rows() -> None:
+    """Each replica gets its own rows' part back, however many it has."""
+    weights = jnp.arange(10, dtype=jnp.float32).reshape(5, 2)
+
+    def fn(x: Any) -> Any:
+        def loss(x: Any) -> Any:
+            return (here().all_gather(x, 0) * weights).sum() * jnp.float32(1 + x.shape[0])
+
+        return jax.grad(loss)(x)
+
+    expected = np.split(np.asarray(weights) * sum(1 + n for n in UNEVEN), np.cumsum(UNEVEN)[:-1])
+    for run in (FOUR.run, jd.function(FOUR.run)):
+        for part, value in zip(run(fn, (deal(FOUR, X, UNEVEN),)).values, expected, strict=True):
+            np.testing.assert_allclose(part, value)
+
+
+def test_gradients_of_gathered_rows_beside_integers() -> None:
+    def fn(x: Any) -> Any:
+        def loss(x: Any) -> Any:
+            columns, count = here().all_gather((x.T, jnp.full((1,), x.shape[0])), 0)
+            return (columns**2).sum() * count.sum().astype(jnp.float32)
+
+        return jax.grad(loss)(x)
+
+    x = rows(8, 2)
+    for executor in EXECUTORS:
+        grad = execute(executor, FOUR, fn, deal(FOUR, x, [2] * 4))
+        np.testing.assert_allclose(np.concatenate(plain(grad)), 2 * x * 8 * 4, rtol=1e-5)
+
+
+def test_errors_of_the_function_itself_come_out() -> None:
+    def fn(x: Any) -> Any:
+        here().all_gather(x, 0)
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        jd.function(lambda x: FOUR.run(fn, (x,)))(deal(FOUR, X, UNEVEN))
