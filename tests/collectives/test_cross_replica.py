@@ -28,7 +28,7 @@ def label(row: Row) -> str:
 def test_as_tensorflow(row: Row) -> None:
     replicas, parts, op, axis, expected = row
     strategy = mirrored(replicas)
-    axis = tuple(axis) if isinstance(axis, list) else axis
+    axis: Any = tuple(axis) if isinstance(axis, list) else axis
     dtype = np.int32 if isinstance(parts[0], int) else np.float32
     value = per_replica(strategy, [np.asarray(part, dtype) for part in parts])
 
@@ -59,7 +59,9 @@ def test_reduce_is_numpys(replicas: int, data: st.DataObject) -> None:
     axes = () if axis is None else axis if isinstance(axis, tuple) else (axis % len(shape),)
     stacked = np.stack([np.asarray(array).astype(np.float32) for array in arrays])
     expected = getattr(stacked, op.lower().replace("mean", "mean"))((0, *(one + 1 for one in axes)))
-    np.testing.assert_allclose(np.asarray(result).astype(np.float32), expected, rtol=1e-2 if dtype == "bfloat16" else 1e-6)
+    np.testing.assert_allclose(
+        np.asarray(result).astype(np.float32), expected, rtol=1e-2 if dtype == "bfloat16" else 1e-6
+    )
     if op == "SUM":
         assert result.dtype == ("int32" if dtype == "bool" else dtype)
     else:

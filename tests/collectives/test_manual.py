@@ -72,10 +72,14 @@ def test_from_replica_ignores_nan_elsewhere() -> None:
 
 
 @settings(max_examples=12)
-@given(op=st.sampled_from(list(ReduceOp)), axes=st.sampled_from([None, (0,), (1,), (0, 1)]))
-def test_reduce_local(op: ReduceOp, axes: tuple[int, ...] | None) -> None:
+@given(
+    op=st.sampled_from(list(ReduceOp)),
+    axes=st.sampled_from([None, (0,), (1,), (0, 1)]),
+    uneven=st.booleans(),
+)
+def test_reduce_local(op: ReduceOp, axes: tuple[int, ...] | None, uneven: bool) -> None:
     x = rows(2)
-    result = on_replicas(2, lambda row: manual.reduce_local(row, op, axes, 2))(x)
+    result = on_replicas(2, lambda row: manual.reduce_local(row, op, axes, 2, (), uneven))(x)
     over = (0, *(axis + 1 for axis in axes or ()))
     expected = np.asarray(x).sum(over) if op is ReduceOp.SUM else np.asarray(x).mean(over)
     np.testing.assert_allclose(result[0], expected, rtol=1e-6)

@@ -85,9 +85,8 @@ def test_one_collective_for_many_small_gradients(count: int) -> None:
     def traced() -> Any:
         return strategy.run(step)
 
-    from jaxtribute.execution.capture import capture  # noqa: PLC0415
-
-    from jaxtribute import context as contexts  # noqa: PLC0415
+    from jaxtribute import context as contexts
+    from jaxtribute.execution.capture import capture
 
     text = str(capture(lambda _: traced(), contexts.current(), []).closed)
     assert text.count("psum") == 1

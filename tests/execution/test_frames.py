@@ -3,6 +3,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.core import Tracer, eval_jaxpr
 
 import jaxtribute as jd
 from jaxtribute import context as contexts
@@ -47,7 +48,7 @@ def test_a_read_in_an_inner_trace_is_an_input_of_the_outer_one() -> None:
 
     closed, frame = traced(body)
     assert frame.inputs == [v]
-    results = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, jnp.float32(3))
+    results = eval_jaxpr(closed.jaxpr, closed.consts, jnp.float32(3))
     assert [jnp.asarray(x).tolist() for x in results] == [3.0, 9.0, 3.0, [3.0, 3.0], 6.0]
 
 
@@ -62,7 +63,7 @@ def test_writes_stay_in_the_frame() -> None:
 
     closed, _ = traced(body)
     assert v.numpy() == 2.0
-    assert jax.core.eval_jaxpr(closed.jaxpr, closed.consts, jnp.float32(5)) == [16.0]
+    assert eval_jaxpr(closed.jaxpr, closed.consts, jnp.float32(5)) == [16.0]
 
 
 def test_a_local_frame_sees_one_replicas_piece() -> None:
@@ -78,7 +79,7 @@ def test_variables_made_in_a_trace_are_made_outside_it() -> None:
     def body(frame: TracedFrame) -> Any:
         v = jd.Variable(lambda: jnp.ones(2) * 3)
         assert frame.created == [v]
-        assert not isinstance(v.stored, jax.core.Tracer)
+        assert not isinstance(v.stored, Tracer)
         return v + 1.0
 
     closed, frame = traced(body)

@@ -37,7 +37,7 @@ def test_it_looks_like_the_function() -> None:
 
 
 def test_one_trace_for_each_shape_and_dtype() -> None:
-    f = jd.function(lambda x: x * 2)
+    f: Any = jd.function(lambda x: x * 2)
     for x in (jnp.ones(2), np.ones(2, np.float32), jnp.zeros(2)):
         f(x)
     assert count(f) == 1
@@ -50,7 +50,7 @@ def test_one_trace_for_each_shape_and_dtype() -> None:
 
 
 def test_one_trace_for_each_structure() -> None:
-    f = jd.function(lambda *args, **kwargs: jax.tree.map(lambda x: x + 1, (args, kwargs)))
+    f: Any = jd.function(lambda *args, **kwargs: jax.tree.map(lambda x: x + 1, (args, kwargs)))
     one = jnp.float32(1)
     for _ in range(2):
         f(one)
@@ -71,7 +71,7 @@ def test_python_values_are_static() -> None:
         seen.append(flag)
         return x if flag else -x
 
-    f = jd.function(body)
+    f: Any = jd.function(body)
     one = jnp.float32(1)
     assert float(f(one, True)) == 1.0
     assert float(f(one, False)) == -1.0
@@ -86,13 +86,13 @@ def test_python_values_are_static() -> None:
 
 
 def test_numpy_scalars_are_not_static() -> None:
-    f = jd.function(lambda x: x + 1)
+    f: Any = jd.function(lambda x: x + 1)
     assert [float(f(np.float32(i))) for i in range(3)] == [1.0, 2.0, 3.0]
     assert count(f) == 1
 
 
 def test_variables_are_static_arguments() -> None:
-    f = jd.function(lambda v, x: v.assign_add(x).read_value())
+    f: Any = jd.function(lambda v, x: v.assign_add(x).read_value())
     a, b = jd.Variable(1.0), jd.Variable(2.0)
     assert [float(f(v, jnp.float32(1))) for v in (a, b, a)] == [2.0, 3.0, 3.0]
     assert count(f) == 2
@@ -102,7 +102,7 @@ def test_an_argument_that_is_neither_array_nor_hashable() -> None:
     class Thing:
         __hash__ = None  # type: ignore[assignment]
 
-    f = jd.function(lambda *args, **kwargs: 1)
+    f: Any = jd.function(lambda *args, **kwargs: 1)
     with pytest.raises(
         ArgumentTypeError, match=r"argument \[0\]\[1\]\['a'\] of type Thing is neither.*HINT: pass an array"
     ):
@@ -119,7 +119,7 @@ def test_registered_classes_are_nests() -> None:
         x: Any
         y: Any
 
-    f = jd.function(lambda state: State(state.y, state.x + 1))
+    f: Any = jd.function(lambda state: State(state.y, state.x + 1))
     result = f(State(jnp.float32(1), jnp.float32(2)))
     assert (float(result.x), float(result.y)) == (2.0, 2.0)
     f(State(jnp.float32(5), jnp.float32(6)))
@@ -128,7 +128,7 @@ def test_registered_classes_are_nests() -> None:
 
 def test_distributed_arguments_and_results() -> None:
     strategy = mirrored(2)
-    f = jd.function(lambda x, m: jax.tree.map(lambda y: y * 2, (x, m)))
+    f: Any = jd.function(lambda x, m: jax.tree.map(lambda y: y * 2, (x, m)))
     each, same = f(per_replica(strategy, [jnp.float32(1), jnp.float32(2)]), strategy.place(3.0))
     assert components(each) == [2.0, 4.0]
     assert components(same) == [6.0, 6.0]
@@ -141,7 +141,9 @@ def test_distributed_arguments_and_results() -> None:
 
 def test_results_of_all_kinds() -> None:
     marker = object()
-    f = jd.function(lambda x: {"a": [x, 1, 2.5], "b": (True, None, "text", marker, np.ones(2, np.float32)), "c": ()})
+    f: Any = jd.function(
+        lambda x: {"a": [x, 1, 2.5], "b": (True, None, "text", marker, np.ones(2, np.float32)), "c": ()}
+    )
     for _ in range(2):
         result = f(jnp.float32(3))
         assert isinstance(result["a"], list)
@@ -156,7 +158,7 @@ def test_results_of_all_kinds() -> None:
 
 def test_a_result_that_is_an_argument() -> None:
     x = jnp.ones(3)
-    f = jd.function(lambda x: (x, x, x + 0))
+    f: Any = jd.function(lambda x: (x, x, x + 0))
     for y in f(x):
         assert y.tolist() == [1.0, 1.0, 1.0]
     assert x.tolist() == [1.0, 1.0, 1.0]
@@ -266,7 +268,7 @@ def test_nested_functions_are_one_program() -> None:
 @pytest.mark.parametrize("transform", ["jit", "grad", "vmap", "scan", "eval_shape", "checkpoint"])
 def test_inside_jax_transformations_it_is_inlined(transform: str) -> None:
     v = jd.Variable([1.0, 2.0])
-    f = jd.function(lambda x: (v * x).sum())
+    f: Any = jd.function(lambda x: (v * x).sum())
     f(jnp.ones(2))
     x = jnp.asarray([3.0, 4.0])
     if transform == "jit":
@@ -417,7 +419,7 @@ def test_one_function_under_several_strategies() -> None:
 
 
 def test_the_strategy_in_scope_is_part_of_the_signature() -> None:
-    f = jd.function(lambda: jd.get_strategy().num_replicas_in_sync)
+    f: Any = jd.function(lambda: jd.get_strategy().num_replicas_in_sync)
     assert int(f()) == 1
     with mirrored(3).scope():
         assert int(f()) == 3
@@ -444,8 +446,8 @@ def test_arguments_on_other_devices_are_brought_over() -> None:
             v.assign_add(x)
             return strategy.run(lambda y: y + v, (x,))
 
-        for _ in range(2):
-            result = step(far)
+        step(far)
+        result = step(far)
         assert components(v)[0] == [3.0, 4.0]
         assert components(result)[0] == [4.0, 5.0]
     assert far.devices() == {jax.devices()[5]}
@@ -464,7 +466,7 @@ def test_one_program_has_one_set_of_devices() -> None:
 
 def test_calls_from_several_threads() -> None:
     v = [jd.Variable(0.0) for _ in range(4)]
-    f = jd.function(lambda v, x: (v.assign_add(x.sum()), x * 2)[1])
+    f: Any = jd.function(lambda v, x: (v.assign_add(x.sum()), x * 2)[1])
     errors: list[BaseException] = []
     barrier = threading.Barrier(4, timeout=30)
 
@@ -488,7 +490,7 @@ def test_calls_from_several_threads() -> None:
 
 def test_threads_that_share_a_variable_lose_no_step() -> None:
     v = jd.Variable(jnp.zeros(1000))
-    f = jd.function(lambda x: (v.assign_add(jnp.ones(1000) * x.sum()), x * 2)[1])
+    f: Any = jd.function(lambda x: (v.assign_add(jnp.ones(1000) * x.sum()), x * 2)[1])
     errors: list[BaseException] = []
 
     def work(index: int) -> None:
@@ -539,7 +541,7 @@ def test_threads_run_different_strategies_at_once() -> None:
 
 def test_inside_a_lockstep_replica_it_is_plain_python() -> None:
     seen: list[Any] = []
-    f = jd.function(lambda x: (seen.append(int(x)), x + 1)[1])
+    f: Any = jd.function(lambda x: (seen.append(int(x)), x + 1)[1])
     assert components(mirrored(2).run(lambda: f(ident()))) == [1, 2]
     assert seen == [0, 1]
 

@@ -69,7 +69,7 @@ def test_results_of_different_structure() -> None:
     with pytest.raises(ContextError, match=r"replica 0 returned .*replica 1 .*HINT: the function must return the same"):
         mirrored(2).run(lambda: [1] if int(ident()) == 0 else [1, 2])
     with pytest.raises(ContextError, match=r"returned PerReplica, a value of all replicas.*HINT: return the replica"):
-        mirrored(2).run(lambda: per_replica_value() if int(ident()) == 0 else per_replica_value())
+        mirrored(2).run(per_replica_value)
 
 
 def per_replica_value() -> Any:

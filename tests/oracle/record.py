@@ -6,11 +6,15 @@ environment of its own:
     python tests/oracle/record.py
 """
 
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportArgumentType=false
+
 import itertools
 import json
 import multiprocessing
 import os
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
@@ -22,30 +26,30 @@ AGG = tf.VariableAggregation
 UPDATES = ("assign", "assign_add", "assign_sub")
 
 
-def replica_id():
+def replica_id() -> Any:
     return tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
 
 
-def outcome(action):
+def outcome(action: Callable[[], Any]) -> Any:
     try:
         return action()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (whatever it is, it is the outcome)
         return {"error": type(error).__name__}
 
 
-def variable_case(strategy, sync, agg, where, update, value):
+def variable_case(strategy: Any, sync: str, agg: str, where: str, update: str, value: str) -> Any:
     with strategy.scope():
         v = tf.Variable(1.0, synchronization=SYNC[sync], aggregation=AGG[agg])
 
-    def given():
+    def given() -> Any:
         return 2.0 if value == "number" else replica_id() + 1.0
 
-    def write():
+    def write() -> None:
         if where == "replica":
             strategy.run(lambda: (getattr(v, update)(given()), None)[1])
         elif where == "update":
 
-            def merged(strategy, x):
+            def merged(strategy: Any, x: Any) -> None:
                 x = strategy.reduce("SUM", x, axis=None) if value == "tensor" else x
                 strategy.extended.update(v, lambda v, x: getattr(v, update)(x), args=(x,))
 
@@ -64,7 +68,7 @@ def variable_case(strategy, sync, agg, where, update, value):
     }
 
 
-def variables():
+def variables() -> list[Any]:
     rows = []
     for replicas in (1, 2, 4):
         strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
@@ -81,7 +85,7 @@ def variables():
     return rows
 
 
-def reductions(replicas):
+def reductions(replicas: int) -> list[Any]:
     """`Strategy.reduce` and `gather` of what replicas return; replica i holds the i-th list."""
     use_logical_devices()
     values = {
@@ -107,12 +111,12 @@ def reductions(replicas):
     return rows
 
 
-def use_logical_devices():
+def use_logical_devices() -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
 
 
-def main():
+def main() -> None:
     # A process cannot run the collectives of two strategies of different size.
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         table = [row for rows in pool.map(reductions, (2, 4), chunksize=1) for row in rows]

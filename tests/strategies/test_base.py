@@ -7,7 +7,18 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentTypeError
-from replicas import components, each_executor, execute, fraction, here, ident, mirrored, one_device, per_replica, variable
+from replicas import (
+    components,
+    each_executor,
+    execute,
+    fraction,
+    here,
+    ident,
+    mirrored,
+    one_device,
+    per_replica,
+    variable,
+)
 
 STRATEGIES = ["default", "one device", "mirrored 1", "mirrored 2", "mirrored 4"]
 
@@ -78,7 +89,9 @@ def test_run_takes_lists_and_keywords_and_options(name: str) -> None:
 @pytest.mark.parametrize("args", [jnp.ones(2), 3, "ab", {"a": 1}, None])
 def test_run_refuses_bare_arguments(args: Any) -> None:
     for strategy in (mirrored(1), mirrored(2), jd.get_strategy()):
-        with pytest.raises(ArgumentTypeError, match=rf"not {type(args).__name__}.*HINT: strategy.run\(fn, args=\(x,\)\)"):
+        with pytest.raises(
+            ArgumentTypeError, match=rf"not {type(args).__name__}.*HINT: strategy.run\(fn, args=\(x,\)\)"
+        ):
             strategy.run(lambda x: x, args)
 
 
@@ -199,7 +212,7 @@ def test_local_results() -> None:
 
 
 def test_value_context_and_run_options() -> None:
-    from jaxtribute.strategies.base import ValueContext  # noqa: PLC0415
+    from jaxtribute.strategies.base import ValueContext
 
     assert repr(ValueContext(1, 2)) == "ValueContext(replica_id_in_sync_group=1, num_replicas_in_sync=2)"
     assert (ValueContext().replica_id_in_sync_group, ValueContext().num_replicas_in_sync) == (0, 1)

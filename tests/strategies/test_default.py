@@ -34,7 +34,7 @@ def test_run_is_a_plain_call() -> None:
 
 def test_run_inside_run() -> None:
     default = jd.get_strategy()
-    with pytest.raises(ContextError, match="inside a function that strategy.run executes"):
+    with pytest.raises(ContextError, match=r"inside a function that strategy.run executes"):
         default.run(lambda: default.run(ident))
 
 

@@ -8,7 +8,18 @@ import pytest
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, StrategyMixError
 from jaxtribute.values.policies import MirroredPolicy, OnReadPolicy, PlainPolicy
-from replicas import components, each_executor, execute, fraction, here, ident, mirrored, one_device, per_replica, variable
+from replicas import (
+    components,
+    each_executor,
+    execute,
+    fraction,
+    here,
+    ident,
+    mirrored,
+    one_device,
+    per_replica,
+    variable,
+)
 
 Synchronization = jd.VariableSynchronization
 

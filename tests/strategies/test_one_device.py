@@ -8,7 +8,8 @@ from replicas import here, ident, per_replica, variable
 
 
 @pytest.mark.parametrize(
-    ("name", "index"), [("/cpu:0", 0), ("CPU:3", 3), ("/device:CPU:1", 1), ("/job:localhost/replica:0/task:0/device:CPU:2", 2)]
+    ("name", "index"),
+    [("/cpu:0", 0), ("CPU:3", 3), ("/device:CPU:1", 1), ("/job:localhost/replica:0/task:0/device:CPU:2", 2)],
 )
 def test_everything_is_on_the_device(name: str, index: int) -> None:
     strategy = jd.OneDeviceStrategy(name)

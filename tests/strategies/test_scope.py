@@ -18,7 +18,9 @@ def test_the_same_strategy_nests() -> None:
 def test_another_strategy_does_not_nest() -> None:
     with (
         mirrored(2).scope(),
-        pytest.raises(StrategyMixError, match=r"mixing OneDeviceStrategy with MirroredStrategy.*HINT: leave that scope"),
+        pytest.raises(
+            StrategyMixError, match=r"mixing OneDeviceStrategy with MirroredStrategy.*HINT: leave that scope"
+        ),
         one_device(0).scope(),
     ):
         pass

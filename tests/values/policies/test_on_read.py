@@ -12,7 +12,9 @@ Aggregation = jd.VariableAggregation
 ON_READ = jd.VariableSynchronization.ON_READ
 
 
-def local(replicas: int, value: Any, aggregation: jd.VariableAggregation = Aggregation.SUM, name: str = "m") -> jd.Variable:
+def local(
+    replicas: int, value: Any, aggregation: jd.VariableAggregation = Aggregation.SUM, name: str = "m"
+) -> jd.Variable:
     return variable(mirrored(replicas), value, name=name, synchronization=ON_READ, aggregation=aggregation)
 
 
@@ -31,9 +33,7 @@ def test_replicas_write_and_read_their_own_value(executor: str, replicas: int) -
     assert v.shape == (2, 1)
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "expected"), [("SUM", 3.0), ("MEAN", 1.5), ("ONLY_FIRST_REPLICA", 1.0)]
-)
+@pytest.mark.parametrize(("aggregation", "expected"), [("SUM", 3.0), ("MEAN", 1.5), ("ONLY_FIRST_REPLICA", 1.0)])
 def test_a_read_across_replicas_reduces(aggregation: str, expected: float) -> None:
     strategy, v = mirrored(2), local(2, 0.0, Aggregation[aggregation])
     strategy.run(lambda: (v.assign(fraction() + 1), None)[1])
@@ -85,7 +85,9 @@ def test_defaults_and_repr() -> None:
     v = local(2, 1.0)
     assert not v.trainable
     assert v.synchronization is ON_READ
-    assert repr(v).startswith("SyncOnReadVariable:{\n  0: <jd.Variable 'm:0' shape=() dtype=float32, numpy=1.>,\n  1: <jd")
+    assert repr(v).startswith(
+        "SyncOnReadVariable:{\n  0: <jd.Variable 'm:0' shape=() dtype=float32, numpy=1.>,\n  1: <jd"
+    )
 
 
 @each_executor
