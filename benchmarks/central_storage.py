@@ -1,6 +1,6 @@
 """Central storage against mirrored variables on the same devices, and its losses against one device.
 
-    python -m benchmarks.central_storage --devices 4
+python -m benchmarks.central_storage --devices 4
 """
 
 from __future__ import annotations

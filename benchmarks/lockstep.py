@@ -43,7 +43,9 @@ def measure(replicas: int, seconds: float) -> dict[str, float]:
 
     jd.config.set_logical_cpu_devices(replicas)
     strategy = jd.MirroredStrategy()
-    value = strategy.experimental_distribute_values_from_function(lambda c: jnp.full(8, c.replica_id_in_sync_group, "f"))
+    value = strategy.experimental_distribute_values_from_function(
+        lambda c: jnp.full(8, c.replica_id_in_sync_group, "f")
+    )
 
     def small(x: Any) -> Any:
         return x * 2.0 + 1.0
@@ -74,10 +76,10 @@ def threads_started(replicas: int, calls: int) -> int:
     started = 0
     start = threading.Thread.start
 
-    def counted(thread: threading.Thread) -> None:
+    def counted(self: threading.Thread) -> None:
         nonlocal started
         started += 1
-        start(thread)
+        start(self)
 
     threading.Thread.start = counted
     try:

@@ -5,16 +5,18 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import tensorflow as tf  # type: ignore[import-not-found]
 
 
-def milliseconds_a_call(call, seconds):
+def milliseconds_a_call(call: Callable[[], Any], seconds: float) -> float:
     for _ in range(20):
         call()
-    rounds = []
+    rounds: list[float] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         start = time.perf_counter()
@@ -24,7 +26,7 @@ def milliseconds_a_call(call, seconds):
     return 1e3 * statistics.median(rounds)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=4.0)
@@ -36,10 +38,10 @@ def main():
         lambda c: tf.fill([8], tf.cast(c.replica_id_in_sync_group, tf.float32))
     )
 
-    def small(x):
+    def small(x: Any) -> Any:
         return x * 2.0 + 1.0
 
-    def reduced(x):
+    def reduced(x: Any) -> Any:
         return tf.distribute.get_replica_context().all_reduce("SUM", x * 2.0)
 
     figures = {

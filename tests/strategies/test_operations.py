@@ -243,9 +243,13 @@ class TestPlacement:
         strategy = mirrored(2)
         with pytest.raises(ContextError, match="scope"), strategy.extended.colocate_vars_with(variable(strategy, 1.0)):
             pass
-        with strategy.scope(), pytest.raises(StrategyMixError, match="Variable:0"):
-            with strategy.extended.colocate_vars_with(elsewhere()):
-                pass
+        other = elsewhere()
+        with (
+            strategy.scope(),
+            pytest.raises(StrategyMixError, match="Variable:0"),
+            strategy.extended.colocate_vars_with(other),
+        ):
+            pass
 
     def test_variable_created_in_scope(self) -> None:
         strategy = mirrored(2)

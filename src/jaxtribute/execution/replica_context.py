@@ -216,7 +216,7 @@ class ReplicaContext:
 
     def _near(self, key: jax.Array) -> jax.Array:
         """The key on this replica's device, if it was given from outside."""
-        if isinstance(key, jax.core.Tracer) or not isinstance(self._id, jax.Array) or isinstance(self._id, jax.core.Tracer):
+        if not isinstance(self._id, jax.Array) or isinstance(key, Tracer) or isinstance(self._id, Tracer):
             return key
         return jax.device_put(key, next(iter(self._id.devices())))
 

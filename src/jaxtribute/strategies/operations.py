@@ -253,9 +253,9 @@ class ExtendedOperations(ABC):
             return self._update_each(var, fn, args, kwargs, each)
         args, kwargs = map_leaves(lambda leaf: var.policy.admit(_whole(leaf)), (args, kwargs))
         device = var.policy.parameter_device
-        with contexts.entered(contexts.Context(self.strategy, None, contexts.current().frame)):
-            with nullcontext() if device is None else jax.default_device(device):
-                return fn(var, *args, **kwargs)
+        context = contexts.Context(self.strategy, None, contexts.current().frame)
+        with contexts.entered(context), nullcontext() if device is None else jax.default_device(device):
+            return fn(var, *args, **kwargs)
 
     def _update_each(
         self, var: Variable, fn: Callable[..., Any], args: Any, kwargs: Any, each: Sequence[PerReplica]
@@ -263,8 +263,8 @@ class ExtendedOperations(ABC):
         """`update` with a component for each replica."""
         if not var.policy.split:
             raise VariableError(
-                f"update({var.name}) got a PerReplica argument with {self.mesh.size} components for a variable that has "
-                "one value. HINT: reduce it first: strategy.extended.reduce_to('SUM', value, destinations=variable)."
+                f"update({var.name}) got a PerReplica argument with {self.mesh.size} components for a variable that "
+                "has one value. HINT: reduce it first: strategy.extended.reduce_to('SUM', value, destinations=variable)."
             )
         if not isinstance(each[0], LocalPerReplica):
             return self.call_for_each_replica(fn, (var, *args), kwargs)

@@ -30,7 +30,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             sizes.append(value.nbytes)
         return put(value, device, **options)
 
-    monkeypatch.setattr(plans.jax, "device_put", counted)
+    monkeypatch.setattr(jax, "device_put", counted)
     return sizes
 
 
