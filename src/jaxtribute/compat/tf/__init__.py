@@ -13,6 +13,7 @@ from jaxtribute.compat.tf import config as config
 from jaxtribute.compat.tf import data as data
 from jaxtribute.compat.tf import distribute as distribute
 from jaxtribute.compat.tf import errors as errors
+from jaxtribute.compat.tf import io as io
 from jaxtribute.compat.tf import linalg as linalg
 from jaxtribute.compat.tf import math as math
 from jaxtribute.compat.tf import nest as nest

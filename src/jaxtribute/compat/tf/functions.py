@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,7 +22,7 @@ from jaxtribute.values.operators import operand
 
 
 def function(func: Callable[..., Any] | None = None, input_signature: Any = None, **options: Any) -> Any:
-    """Compiles a function; as `jd.function`.
+    """Compiles a function; as `jd.function`, with TensorFlow's types for Python numbers that it returns.
 
     Python's `if`, `for` and `while` run while it is traced, as with `autograph=False`: where they depend on an
     array's value use `tf.cond`, `tf.where`, `tf.while_loop` or a loop outside.
@@ -39,7 +40,18 @@ def function(func: Callable[..., Any] | None = None, input_signature: Any = None
     unknown = options.keys() - _OPTIONS
     if unknown:
         raise TypeError(f"tf.function got {sorted(unknown)}, which it does not have. HINT: {sorted(_OPTIONS)}.")
-    return functions.function(func, input_signature=input_signature)
+    if func is None:
+        return lambda func: function(func, input_signature)
+
+    @functools.wraps(func)
+    def converted(*args: Any, **kwargs: Any) -> Any:
+        return map_leaves(_as_result, func(*args, **kwargs))
+
+    return functions.function(converted, input_signature=input_signature)
+
+
+def _as_result(leaf: Any) -> Any:
+    return as_tensor(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
 
 
 _OPTIONS = {

@@ -1,0 +1,34 @@
+"""A little of `tf.io`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxtribute.compat.absent import explain_absent
+
+
+def decode_raw(input_bytes: Any, out_type: Any, little_endian: bool = True, name: str | None = None) -> Any:
+    """Reads bytes as numbers.
+
+    Args:
+      input_bytes: a string of bytes, or an array of strings of one length.
+      out_type: the numbers' type.
+      little_endian: the order of their bytes.
+      name: accepted for compatibility.
+
+    Returns:
+      A NumPy array of the shape of `input_bytes`, with one more axis.
+
+    Source: `tf.io.decode_raw`.
+    """
+    del name
+    strings = np.asarray(input_bytes, dtype=object)
+    dtype = np.dtype(out_type).newbyteorder("<" if little_endian else ">")
+    rows = [np.frombuffer(string, dtype).astype(out_type) for string in strings.ravel()]
+    return np.stack(rows).reshape(*strings.shape, -1)
+
+
+def __getattr__(name: str) -> Any:
+    raise explain_absent(__name__, "tf.io", name)
