@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxtribute.values.mesh import AXIS, ReplicaMesh, own
@@ -58,6 +58,7 @@ def test_replicate_shares_memory_with_nothing(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
+@settings(max_examples=10)
 @given(shape=st.lists(st.integers(0, 3), max_size=3).map(tuple))
 def test_assemble_is_the_inverse_of_local_parts(count: int, shape: tuple[int, ...]) -> None:
     mesh = mesh_of(count)

@@ -26,8 +26,6 @@ def difference(row: Row) -> str | None:
         return "TensorFlow lets the copies diverge; here a variable with equal copies takes one value"
     if sync == "ON_READ" and where == "cross" and value == "tensor":
         return "TensorFlow fails with an AttributeError or a TypeError; here each replica gets its component"
-    if sync == "ON_READ" and where == "update":
-        return "TensorFlow updates each replica's component; here `update` is one write in cross-replica context"
     return None
 
 

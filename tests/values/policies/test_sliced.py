@@ -18,7 +18,7 @@ def sliced(replicas: int, value: Any) -> jd.Variable:
         return jd.Variable.with_policy(value, SlicedPolicy(strategy.extended.mesh), name="slot", strategy=strategy)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(shape=st.lists(st.integers(1, 4), max_size=3).map(tuple), replicas=st.sampled_from([2, 3, 4]))
 def test_it_reads_whole_what_it_stores_in_slices(shape: tuple[int, ...], replicas: int) -> None:
     value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 1
