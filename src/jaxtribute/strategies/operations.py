@@ -153,8 +153,8 @@ class ExtendedOperations(ABC):
     ) -> Any:
         """Calls `fn(var, *args, **kwargs)` where the variable is.
 
-        In cross-replica context it is called once, and what it assigns reaches every copy. In replica context all
-        replicas wait for each other first.
+        In cross-replica context it is called once, and what it assigns reaches every copy; for an ON_READ variable it
+        is called for each replica's own value. In replica context all replicas wait for each other first.
 
         Args:
           var: a variable of this strategy.
@@ -249,26 +249,24 @@ class ExtendedOperations(ABC):
                 "HINT: call its own strategy's extended.update."
             )
         each = [leaf for leaf in flatten((args, kwargs))[0] if isinstance(leaf, PerReplica)]
-        if each and self.mesh.size > 1:
-            return self._update_each(var, fn, args, kwargs, each)
+        if self.mesh.size > 1 and (each or var.policy.split):
+            return self._update_each(var, fn, args, kwargs)
         args, kwargs = map_leaves(lambda leaf: var.policy.admit(_whole(leaf)), (args, kwargs))
         device = var.policy.parameter_device
         context = contexts.Context(self.strategy, None, contexts.current().frame)
         with contexts.entered(context), nullcontext() if device is None else jax.default_device(device):
             return fn(var, *args, **kwargs)
 
-    def _update_each(
-        self, var: Variable, fn: Callable[..., Any], args: Any, kwargs: Any, each: Sequence[PerReplica]
-    ) -> Any:
-        """`update` with a component for each replica."""
+    def _update_each(self, var: Variable, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """`update` of each replica's component."""
         if not var.policy.split:
             raise VariableError(
                 f"update({var.name}) got a PerReplica argument with {self.mesh.size} components for a variable that "
-                "has one value. HINT: reduce it first: strategy.extended.reduce_to('SUM', value, destinations=variable)."
+                "has one value. HINT: reduce it first: strategy.extended.reduce_to('SUM', value, variable)."
             )
-        if not isinstance(each[0], LocalPerReplica):
-            return self.call_for_each_replica(fn, (var, *args), kwargs)
         frame = contexts.current().frame
+        if not frame.local:
+            return self.call_for_each_replica(fn, (var, *args), kwargs)
         args, kwargs = map_leaves(_whole, (args, kwargs))
         replica = ReplicaContext(self.strategy, lax.axis_index(AXIS))
         with contexts.entered(contexts.Context(self.strategy, replica, frame)):
