@@ -67,7 +67,7 @@ class Optimizer:
         self._slots: Slots = make_slots(transform, self._variables, self._sliced)
         # A variable without slots of its shape has nothing to shard.
         self._sliced &= {owner for owner in self._slots.owners if owner is not None}
-        self._update = whole_update(transform, self._slots.tree)
+        self._update = whole_update(transform, self._slots)
         self._eager_update = jax.jit(self._update)
 
     @property

@@ -20,14 +20,31 @@ class Slots:
     """The state of an Optax transformation.
 
     Attributes:
-      variables: the state's arrays, in the order of its leaves.
+      variables: the state's arrays, in the order of its leaves; of random keys their data.
       tree: the state's structure.
       owners: for each leaf the index of the parameter that it belongs to and is shaped as, or None.
+      keys: for each leaf the kind of random key that it is, or None.
     """
 
     variables: tuple[Variable, ...]
     tree: Any
     owners: tuple[int | None, ...]
+    keys: tuple[Any, ...]
+
+    def state(self, values: Sequence[Any]) -> Any:
+        """The state as Optax has it, of the variables' values."""
+        pairs = zip(values, self.keys, strict=True)
+        return self.tree.unflatten([x if kind is None else jax.random.wrap_key_data(x, impl=kind) for x, kind in pairs])
+
+
+def leaves_of(state: Any) -> list[Any]:
+    """The state's arrays; of random keys their data."""
+    return [jax.random.key_data(leaf) if _key_kind(leaf) is not None else leaf for leaf in jax.tree.leaves(state)]
+
+
+def _key_kind(leaf: Any) -> Any:
+    is_key = jax.dtypes.issubdtype(jax.numpy.result_type(leaf), jax.dtypes.prng_key)
+    return jax.random.key_impl(leaf) if is_key else None
 
 
 @contextmanager
@@ -48,8 +65,8 @@ def make_slots(transform: optax.GradientTransformation, variables: Sequence[Vari
     params = [variable.stored for variable in variables]
     with optax_rules():
         state = jax.jit(transform.init)(params)
-    leaves, tree = jax.tree.flatten(state)
-    owners = tuple(owner_of_leaves(transform, state, variables))
+    leaves, tree = leaves_of(state), jax.tree.structure(state)
+    owners = tuple(owner_of_leaves(state, variables))
     strategy = variables[0].distribute_strategy
     plain = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
     slots: list[Variable] = []
@@ -61,31 +78,19 @@ def make_slots(transform: optax.GradientTransformation, variables: Sequence[Vari
             if owner in sliced and isinstance(plain, MirroredPolicy):
                 policy = SlicedPolicy(plain.mesh)
         slots.append(Variable.with_policy(leaf, policy, name=name, strategy=strategy))
-    return Slots(tuple(slots), tree, owners)
+    return Slots(tuple(slots), tree, owners, tuple(_key_kind(leaf) for leaf in jax.tree.leaves(state)))
 
 
-def owner_of_leaves(
-    transform: optax.GradientTransformation, state: Any, variables: Sequence[Variable]
-) -> list[int | None]:
-    """For each leaf of `state` the parameter that it is shaped as and belongs to, as Optax tells, or None."""
-    indices = list(range(len(variables)))
-    count = jax.tree.structure(state).num_leaves
-    try:
-        marked = optax.tree_utils.tree_map_params(
-            transform, lambda leaf, index: _Owner(index), state, indices, transform_non_params=lambda leaf: _Owner(None)
-        )
-    except Exception:  # noqa: BLE001 (Optax cannot tell for every third-party state: then nothing is sliced)
-        return [None] * count
-    marks = jax.tree.leaves(marked, is_leaf=lambda leaf: isinstance(leaf, _Owner))
-    if len(marks) != count:
-        return [None] * count
+def owner_of_leaves(state: Any, variables: Sequence[Variable]) -> list[int | None]:
+    """For each leaf of `state` the parameter that it is shaped as and belongs to, or None.
+
+    Optax keeps what belongs to a parameter in a nest like that of the parameters, here a list. A leaf that only
+    looks so is stored in slices, too, and gathered where the update needs it whole.
+    """
     owners: list[int | None] = []
-    for leaf, mark in zip(jax.tree.leaves(state), marks, strict=True):
-        index = mark.index if isinstance(mark, _Owner) else None
-        owners.append(index if index is not None and leaf.shape == variables[index].shape else None)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        last = path[-1] if path else None
+        index = last.idx if isinstance(last, jax.tree_util.SequenceKey) else None
+        fits = index is not None and index < len(variables) and jax.numpy.shape(leaf) == variables[index].shape
+        owners.append(index if fits and _key_kind(leaf) is None else None)
     return owners
-
-
-@dataclass(frozen=True)
-class _Owner:
-    index: int | None

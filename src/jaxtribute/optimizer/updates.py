@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxtribute.collectives.manual import all_reduce, contributions, divided
 from jaxtribute.optimizer.slicing import NotSliceable, Slice, flat, own_slice, run_on_slices, whole
-from jaxtribute.optimizer.slots import Slots, optax_rules
+from jaxtribute.optimizer.slots import Slots, leaves_of, optax_rules
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import AXIS
 
@@ -20,15 +20,15 @@ Update = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
 """Maps gradients, the slots' values and the parameters to the new parameters and new slots, in one list."""
 
 
-def whole_update(transform: optax.GradientTransformation, tree: Any) -> Update:
+def whole_update(transform: optax.GradientTransformation, slots: Slots) -> Update:
     """The transformation's update as a function of flat lists."""
 
-    def update(grads: Sequence[Any], slots: Sequence[Any], params: Sequence[Any]) -> list[Any]:
+    def update(grads: Sequence[Any], values: Sequence[Any], params: Sequence[Any]) -> list[Any]:
         params = list(params)
         with optax_rules():
-            updates, state = transform.update(list(grads), tree.unflatten(slots), params)
+            updates, state = transform.update(list(grads), slots.state(values), params)
             fresh = optax.apply_updates(params, updates)
-        return [*fresh, *jax.tree.leaves(state)]
+        return [*fresh, *leaves_of(state)]
 
     return update
 
