@@ -29,8 +29,24 @@ def names() -> list[str]:
 def _entry(full: str, here: str, path: str) -> Entry:
     if not exists(here):
         return Entry(full, "", Kind.ABSENT, why_absent(full))
-    note = notes.DIFFERENT.get(path)
-    return Entry(full, here, Kind.SAME if note is None else Kind.DIFFERENT, note or "")
+    if path in notes.DIFFERENT:
+        return Entry(full, here, Kind.DIFFERENT, notes.DIFFERENT[path])
+    return Entry(full, here, Kind.SAME, notes.REMARKS.get(path, ""))
+
+
+def entry_of(name: str) -> Entry:
+    """What is known of any full name of TensorFlow, such as `tf.data.Dataset.map`."""
+    known = distribute_entries()
+    path = name
+    while path.startswith(("tf.distribute.", "tf.compat.v1.distribute.")):
+        if path in known:
+            return known[path]
+        path = path.rpartition(".")[0]
+    if not exists(name):
+        return Entry(name, "", Kind.ABSENT, why_absent(name))
+    if name in others.DIFFERENT:
+        return Entry(name, name, Kind.DIFFERENT, others.DIFFERENT[name])
+    return Entry(name, name, Kind.SAME, others.REMARKS.get(name, ""))
 
 
 def why_absent(full: str) -> str:

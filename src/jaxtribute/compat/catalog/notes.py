@@ -5,15 +5,18 @@ from __future__ import annotations
 DIFFERENT: dict[str, str] = {
     "CrossDeviceOps": "A strategy hands it whole distributed arrays; a subclass writes the `*_implementation` "
     "methods. `summation` says how `all_reduce` adds up in compiled programs.",
+}
+"""What means something else here, by the name's last parts; it holds in version 1 as well."""
+
+REMARKS: dict[str, str] = {
     "DistributedIterator": "It can be checkpointed: `get_state`, `set_state`, and Orbax's protocol.",
     "DistributedValues": "One JAX array over all replicas, of one of two kinds: `jd.PerReplica`, or `jd.Mirrored` "
     "where the value is known to be the same on every replica. TensorFlow prints `PerReplica` for both.",
     "HierarchicalCopyAllReduce": "A hint: XLA chooses the route. Sums are right for odd numbers of devices too.",
     "InputOptions": "It has `auto_shard_policy`, which TensorFlow keeps in the dataset's options.",
     "NcclAllReduce": "A hint: XLA uses NCCL on GPUs by itself. It works on CPUs as well.",
-    "ReplicaContext.devices": "Names of devices, as TensorFlow writes them.",
     "RunOptions": "Accepted; JAX needs none of them.",
-    "Strategy.configure": "There are no sessions to configure; a cluster is an error.",
+    "Strategy.configure": "There are no sessions to configure; a cluster is an error. One `DeprecationWarning`.",
     "Strategy.experimental_local_results": "Components are JAX arrays: `.devices()` tells where they are.",
     "Strategy.experimental_run": "One `DeprecationWarning`.",
     "Strategy.make_dataset_iterator": "One `DeprecationWarning`.",
@@ -26,7 +29,7 @@ DIFFERENT: dict[str, str] = {
     "StrategyExtended.update": "In a replica function all replicas wait for each other first.",
     "StrategyExtended.experimental_run_steps_on_iterator": "A Python loop. One `DeprecationWarning`.",
 }
-"""By the name's last parts; what holds in `tf.distribute` holds in version 1 as well."""
+"""What is worth knowing of names that mean the same, by their last parts."""
 
 _WORKERS = "planned: training on many machines comes with a later release"
 _SERVERS = "planned: parameter servers and the coordinator come with a later release"

@@ -41,23 +41,34 @@ ABSENT: dict[str, str] = {
 }
 """Why a name, or what is below it, does not exist here, and what to write."""
 
+_NUMBERS = "the numbers are not TensorFlow's: pass initial values where results must be the same"
+
 DIFFERENT: dict[str, str] = {
-    "tf.function": "no AutoGraph: Python's `if` and `for` run while the function is traced. Where they depend on an "
-    "array use tf.cond, tf.where, tf.while_loop, or loop outside",
     "tf.data.Dataset.shuffle": "the whole dataset is shuffled, whatever the buffer, in an order that is not "
     "TensorFlow's; each pass over the dataset has the same order, each repetition by repeat() its own",
-    "tf.data.Dataset.map": "the function runs as Python on NumPy arrays for each element; its order is kept",
-    "tf.data.Dataset.from_generator": "the position of an iterator over it is restored by reading from the start",
     "tf.data.Dataset.list_files": "the order is that of the names unless shuffle=True",
+    "tf.random.normal": _NUMBERS + "; in a compiled function use stateless_normal",
+    "tf.random.uniform": _NUMBERS + "; in a compiled function use stateless_uniform",
+    "tf.random.truncated_normal": _NUMBERS,
+    "tf.random.set_seed": _NUMBERS,
+    "tf.random.stateless_normal": _NUMBERS,
+    "tf.random.stateless_uniform": _NUMBERS,
+}
+"""What exists in `compat.tf` and means something else."""
+
+REMARKS: dict[str, str] = {
+    "tf.function": "no AutoGraph: Python's `if`, `for` and `while` run while the function is traced",
+    "tf.data.Dataset.map": "the function runs as Python on NumPy arrays for each element; its order is kept",
+    "tf.data.Dataset.from_generator": "an iterator's position is restored by reading from the start",
     "tf.data.Dataset.with_options": "only the auto-shard policy has a meaning",
+    "tf.data.Dataset.cache": "in memory only",
     "tf.shape": "known while a function is traced, as a NumPy array; an axis is never unknown",
-    "tf.random.normal": "the numbers are not TensorFlow's, and it is an error in a compiled function",
-    "tf.random.uniform": "the numbers are not TensorFlow's, and it is an error in a compiled function",
-    "tf.random.truncated_normal": "the numbers are not TensorFlow's, and it is an error in a compiled function",
-    "tf.random.set_seed": "the numbers are not TensorFlow's",
-    "tf.random.stateless_normal": "the numbers are not TensorFlow's",
-    "tf.random.stateless_uniform": "the numbers are not TensorFlow's",
     "tf.int64": "int32 in arrays unless JAX's jax_enable_x64 is set",
     "tf.float64": "float32 in arrays unless JAX's jax_enable_x64 is set",
 }
-"""What exists in `compat.tf` and means something else."""
+"""What is worth knowing of names that mean the same."""
+
+METHODS: dict[str, tuple[str, str]] = {
+    "experimental_run_v2": ("run", "the name of TensorFlow 2.0 and 2.1"),
+}
+"""Methods that have another name here, whatever they are called on."""

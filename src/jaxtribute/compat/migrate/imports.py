@@ -1,0 +1,76 @@
+"""The import lines of TensorFlow."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from jaxtribute.compat.catalog.entries import Kind, exists
+from jaxtribute.compat.catalog.lookup import why_absent
+from jaxtribute.compat.migrate.findings import Finding, Source
+from jaxtribute.compat.migrate.naming import root_of
+
+_HERE = "jaxtribute.compat.tf"
+
+
+def find(source: Source) -> Iterator[Finding]:
+    """The imports of TensorFlow, with the lines that take their place."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            yield from _imports(source, node)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from _imports_from(source, node, node.module)
+
+
+def first_line(tree: ast.Module) -> int:
+    """The line of the first import that is not from the future, or the first line of all."""
+    lines = [
+        node.lineno
+        for node in tree.body
+        if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module != "__future__")
+    ]
+    return min(lines, default=1)
+
+
+def _imports(source: Source, node: ast.Import) -> Iterator[Finding]:
+    for alias in node.names:
+        root = root_of(alias.name)
+        if root is None or alias.name.startswith("jaxtribute"):
+            continue
+        place = (node.lineno, node.col_offset + 1, alias.name)
+        if not exists(root):
+            yield Finding(*place, Kind.ABSENT, _reason(root))
+        elif len(node.names) > 1:
+            yield Finding(*place, Kind.RENAMED, f"put it on a line of its own: import {_here(root)} as ...")
+        elif alias.asname is None and "." in alias.name:
+            yield Finding(*place, Kind.RENAMED, f"give it a name: import {_here(root)} as ...")
+        else:
+            text = f"import {_here(root)} as {alias.asname or alias.name}"
+            yield Finding(*place, Kind.RENAMED, f"write {text}", (source.replace(node, text),))
+
+
+def _imports_from(source: Source, node: ast.ImportFrom, module: str) -> Iterator[Finding]:
+    root = root_of(module)
+    if root is None or module.startswith("jaxtribute"):
+        return
+    missing = [alias.name for alias in node.names if alias.name == "*" or not exists(f"{root}.{alias.name}")]
+    for alias in node.names:
+        place = (node.lineno, node.col_offset + 1, f"{module}.{alias.name}")
+        if alias.name in missing:
+            yield Finding(*place, Kind.ABSENT, _reason(f"{root}.{alias.name}"))
+        elif missing:
+            yield Finding(*place, Kind.RENAMED, f"write from {_here(root)} import {alias.name}")
+        else:
+            names = ", ".join(part.name + (f" as {part.asname}" if part.asname else "") for part in node.names)
+            text = f"from {_here(root)} import {names}"
+            yield Finding(*place, Kind.RENAMED, f"write {text}", (source.replace(node, text),))
+
+
+def _here(root: str) -> str:
+    return _HERE + root.removeprefix("tf")
+
+
+def _reason(name: str) -> str:
+    if name.startswith("tf.python"):
+        return "a module inside TensorFlow: use the public name"
+    return why_absent(name) or "it has no counterpart in jaxtribute.compat.tf"
