@@ -1,6 +1,8 @@
 """The programming model of `tf.distribute` on JAX: `import jaxtribute as jd`."""
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from jaxtribute import config as config
 
@@ -41,3 +43,37 @@ from jaxtribute.values.enums import ReduceOp as ReduceOp
 from jaxtribute.values.enums import VariableAggregation as VariableAggregation
 from jaxtribute.values.enums import VariableSynchronization as VariableSynchronization
 from jaxtribute.values.variable import Variable as Variable
+
+_FROM_INPUT = frozenset(
+    {
+        "AutoShardPolicy",
+        "DistributedDataset",
+        "DistributedIterator",
+        "InputContext",
+        "InputOptions",
+        "InputReplicationMode",
+        "shard_hint",
+    }
+)
+"""Found when they are asked for: the input package loads Grain."""
+
+if _TYPE_CHECKING:
+    from jaxtribute.input import AutoShardPolicy as AutoShardPolicy
+    from jaxtribute.input import DistributedDataset as DistributedDataset
+    from jaxtribute.input import DistributedIterator as DistributedIterator
+    from jaxtribute.input import InputContext as InputContext
+    from jaxtribute.input import InputOptions as InputOptions
+    from jaxtribute.input import InputReplicationMode as InputReplicationMode
+    from jaxtribute.input import shard_hint as shard_hint
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _FROM_INPUT:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    from jaxtribute import input as _input
+
+    return getattr(_input, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FROM_INPUT})

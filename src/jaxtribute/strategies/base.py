@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,21 +53,16 @@ class ValueContext:
         return f"ValueContext(replica_id_in_sync_group={self._replica_id}, num_replicas_in_sync={self._replicas})"
 
 
+@dataclass(frozen=True, slots=True)
 class RunOptions:
     """Options of `Strategy.run`. All are accepted for compatibility; JAX needs none of them.
 
     Source: `tf.distribute.RunOptions`.
     """
 
-    def __init__(
-        self,
-        experimental_enable_dynamic_batch_size: bool = True,
-        experimental_bucketizing_dynamic_shape: bool = False,
-        experimental_xla_options: Any = None,
-    ) -> None:
-        self.experimental_enable_dynamic_batch_size = experimental_enable_dynamic_batch_size
-        self.experimental_bucketizing_dynamic_shape = experimental_bucketizing_dynamic_shape
-        self.experimental_xla_options = experimental_xla_options
+    experimental_enable_dynamic_batch_size: bool = True
+    experimental_bucketizing_dynamic_shape: bool = False
+    experimental_xla_options: Any = None
 
 
 class Strategy(LegacyMethods):
