@@ -65,6 +65,12 @@ def test_batches_by_index_are_grains_batches(dataset: Any) -> None:
         assert found.total == len(expected)
 
 
+def test_a_slice_of_shuffled_records_has_another_order_each_epoch() -> None:
+    dataset = make_numpy_dataset(np.arange(20)).shuffle(3)[2::3].repeat(3).batch(4)
+    rewritten, _ = for_worker(dataset, Shard())
+    assert [rewritten[i].tree.tolist() for i in range(len(dataset))] == [batch.tolist() for batch in dataset]
+
+
 @settings(max_examples=40)
 @given(pipelines(), st.integers(1, 3), st.integers(1, 2), st.booleans())
 def test_workers_shares_join_to_the_batch(dataset: Any, workers: int, local: int, records: bool) -> None:

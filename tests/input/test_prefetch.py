@@ -15,7 +15,7 @@ import pytest
 
 from jaxtribute.errors import InputError
 from jaxtribute.input import prefetch
-from jaxtribute.input.prefetch import Prefetcher
+from jaxtribute.input.prefetch import Prefetcher, Threads
 
 
 def producer(items: Iterator[Any]) -> Callable[[], Any]:
@@ -128,3 +128,74 @@ def test_settings_of_the_thread_that_starts_it_hold_in_it() -> None:
     prefetcher.close()
     assert value == "set"
     assert dtype == np.dtype("int64")
+
+
+def threads_of(work: Callable[[], Any]) -> list[threading.Thread]:
+    """The threads that some work leaves running."""
+    before = set(threading.enumerate())
+    work()
+    return [thread for thread in threading.enumerate() if thread not in before]
+
+
+def test_a_pass_left_half_way_does_not_keep_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "_IDLE_SECONDS", 60)
+    threads = Threads()
+    left = threads_of(lambda: Prefetcher(producer(itertools.count()), nothing, 1, threads).get())
+    gc.collect()
+    for thread in left:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_a_pass_that_failed_does_not_keep_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "_IDLE_SECONDS", 60)
+    threads = Threads()
+
+    def fail() -> int:
+        raise OSError("gone")
+
+    prefetcher = Prefetcher(fail, nothing, 1, threads)
+    with pytest.raises(OSError, match="gone"):
+        prefetcher.get()
+    prefetcher.close()
+    for thread in threading.enumerate():
+        if thread.name == "jaxtribute-prefetch":
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def test_a_pass_that_ended_lends_its_thread_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "_IDLE_SECONDS", 60)
+    kept = [Threads()]
+
+    def one_pass() -> set[int]:
+        idents: set[int] = set()
+
+        def produce() -> int:
+            idents.add(threading.get_ident())
+            raise StopIteration
+
+        prefetcher = Prefetcher(produce, nothing, 1, kept[0])
+        assert drain(prefetcher) == []
+        prefetcher.close()
+        return idents
+
+    (left,) = threads_of(one_pass)
+    while not kept[0]._shared.idle:  # pyright: ignore[reportPrivateUsage]
+        pass
+    assert one_pass() == {left.ident}
+    kept.clear()
+    gc.collect()
+    left.join(10)
+    assert not left.is_alive()
+
+
+def test_an_idle_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "_IDLE_SECONDS", 0.01)
+    threads = Threads()
+    assert drain(Prefetcher(producer(iter([1])), nothing, 1, threads)) == [1]
+    for thread in threading.enumerate():
+        if thread.name == "jaxtribute-prefetch":
+            thread.join(10)
+            assert not thread.is_alive()
+    assert drain(Prefetcher(producer(iter([2])), nothing, 1, threads)) == [2]

@@ -84,8 +84,8 @@ class KeyValueAgreements:
             self._store.key_value_set(own[-1], json.dumps(rows))
             keys = (f"{prefix}/{step}/{worker}" for worker in range(self._workers))
             found = [json.loads(self._store.blocking_key_value_get(key, self._timeout_ms)) for key in keys]
-            if len(own) > 2:
-                # Who is at this step has read everything of the step before the last.
+            if len(own) > 1:
+                # All are at this step, so all have read everything of the step before.
                 self._store.key_value_delete(own.pop(0))
             return [None if one is None else tuple(one) for one in found]
 

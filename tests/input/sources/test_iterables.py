@@ -82,3 +82,9 @@ def test_looking_at_the_first_batch_of_a_generator_keeps_it() -> None:
     assert [next(stream).tree[0] for _ in range(2)] == [0, 1]
     with pytest.raises(StopIteration):
         next(stream)
+
+
+def test_batches_do_not_share_memory_with_their_producer() -> None:
+    buffer = np.zeros(1_000)
+    stream = adapt(buffer for _ in range(2)).open(Shard())
+    assert not np.shares_memory(next(stream).tree, buffer)
