@@ -30,8 +30,39 @@ def shown(strategy: Any, value: Any) -> list[float]:
 def attempt(action: Any) -> Any:
     try:
         return action()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (what fails is a row of the table)
         return {"error": type(error).__name__}
+
+
+def own() -> Any:
+    return tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32) + 1.0
+
+
+def write(strategy: Any, v: Any, where: str) -> None:
+    def merged(strategy: Any, x: Any) -> None:
+        total = strategy.reduce("SUM", x, axis=None)
+        strategy.extended.update(v, lambda v, x: v.assign_add(x), args=(total,))
+
+    if where == "replica":
+        strategy.run(lambda: (v.assign_add(own()), None)[1])
+    elif where == "merge":
+        strategy.run(lambda: (tf.distribute.get_replica_context().merge_call(merged, args=(own(),)), None)[1])
+    else:
+        with strategy.scope():
+            v.assign(4.0)
+
+
+def read(strategy: Any, v: Any, place: str) -> Any:
+    if place == "replica":
+        return strategy.run(lambda: v.read_value() * 1.0)
+    if place == "merge":
+
+        def at_once(_: Any) -> Any:
+            return v.read_value() * 1.0
+
+        return strategy.run(lambda: tf.distribute.get_replica_context().merge_call(at_once))
+    with strategy.scope():
+        return v.read_value() * 1.0
 
 
 def case(strategy: Any, sync: str, aggregation: str, where: str, compiled: bool) -> Any:
@@ -47,39 +78,16 @@ def case(strategy: Any, sync: str, aggregation: str, where: str, compiled: bool)
     if isinstance(v, dict):
         return v
 
-    def own() -> Any:
-        return tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32) + 1.0
+    def call(fn: Any, *args: Any) -> Any:
+        def bound() -> Any:
+            return fn(strategy, v, *args)
 
-    def merged(strategy: Any, x: Any) -> None:
-        total = strategy.reduce("SUM", x, axis=None)
-        strategy.extended.update(v, lambda v, x: v.assign_add(x), args=(total,))
+        return tf.function(bound)() if compiled else bound()
 
-    def write() -> None:
-        if where == "replica":
-            strategy.run(lambda: (v.assign_add(own()), None)[1])
-        elif where == "merge":
-            strategy.run(lambda: (tf.distribute.get_replica_context().merge_call(merged, args=(own(),)), None)[1])
-        else:
-            with strategy.scope():
-                v.assign(4.0)
-
-    def read(place: str) -> Any:
-        if place == "replica":
-            return strategy.run(lambda: v.read_value() * 1.0)
-        if place == "merge":
-
-            def at_once(strategy: Any) -> Any:
-                return v.read_value() * 1.0
-
-            return strategy.run(lambda: tf.distribute.get_replica_context().merge_call(at_once))
-        with strategy.scope():
-            return v.read_value() * 1.0
-
-    wrap = tf.function if compiled else (lambda fn: fn)
-    failure = attempt(lambda: wrap(write)())
+    failure = attempt(lambda: call(write, where))
     if failure:
         return failure
-    return {place: attempt(lambda p=place: shown(strategy, wrap(read)(p))) for place in ("replica", "merge", "cross")}
+    return {place: attempt(lambda p=place: shown(strategy, call(read, p))) for place in ("replica", "merge", "cross")}
 
 
 def main() -> None:

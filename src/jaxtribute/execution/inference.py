@@ -24,8 +24,9 @@ COLLECTIVES = _EQUALISING | {
     "reduce_scatter",
     "psum_scatter",
     "ragged_all_to_all",
+    equal_p.name,
 }
-"""Names of the primitives by which replicas exchange values."""
+"""Names of the primitives by which replicas exchange values, or that mark the end of an exchange."""
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
