@@ -22,7 +22,8 @@ def compute_average_loss(
 
     Args:
       per_example_loss: an array of shape `(examples, ...)` of a floating dtype, this replica's examples.
-      sample_weight: weights that broadcast against it from the left, shape `(examples,)` or the same shape.
+      sample_weight: weights that broadcast against it from the left: a scalar, shape `(examples,)`, `(examples, 1)`
+        or the same shape.
       global_batch_size: the number of examples on all replicas; by default this replica's times the number of
         replicas, which is wrong for a last partial batch whose replicas differ.
 
@@ -55,12 +56,16 @@ def compute_average_loss(
         )
     if sample_weight is not None:
         weight = jnp.asarray(operand(sample_weight), loss.dtype)
-        if weight.shape != loss.shape[: weight.ndim]:
+        if weight.ndim == loss.ndim + 1 and weight.shape[-1] == 1:
+            weight = weight[..., 0]
+        fits = weight.ndim <= loss.ndim
+        weight = weight.reshape(weight.shape + (1,) * (loss.ndim - weight.ndim)) if fits else weight
+        if not fits or any(have not in (1, size) for have, size in zip(weight.shape, loss.shape, strict=True)):
             raise ArgumentError(
                 f"sample_weight of shape {weight.shape} does not fit losses of shape {loss.shape}. "
                 "HINT: give one weight an example, or one an element."
             )
-        loss = loss * weight.reshape(weight.shape + (1,) * (loss.ndim - weight.ndim))
+        loss = loss * weight
     mean = loss.sum() / jnp.maximum(count, jnp.ones_like(count)).astype(loss.dtype)
     return jnp.where(count == 0, jnp.zeros_like(mean), mean)
 
