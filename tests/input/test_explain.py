@@ -18,6 +18,7 @@ from jaxtribute.input import (
     TextLineSource,
     distribute_dataset,
     make_numpy_dataset,
+    shard_hint,
 )
 from jaxtribute.values.mesh import ReplicaMesh
 from simulated import Meeting, drain, on_workers, rows_of, steps_of
@@ -73,10 +74,17 @@ def test_it_tells_what_is_delivered(
 
 
 def test_files_of_each_worker(tmp_path: Path) -> None:
-    found = explain(text(tmp_path, [1, 1, 1]), 2, 2)
+    found = explain(text(tmp_path, [1, 2, 3]), 2, 2)
     assert (found.requested, found.policy) == ("AUTO", "FILE")
     assert [[Path(name).name for name in row.files] for row in found.workers] == [["part-0", "part-2"], ["part-1"]]
     assert [row.rows for row in found.workers] == [None, None]
+    assert [row.examples for row in found.workers] == [4, 2]
+
+
+def test_shares_from_a_hint() -> None:
+    dataset = grain.MapDataset.range(11).pipe(shard_hint).batch(4)
+    found = explain(dataset, 2, 2, AutoShardPolicy.HINT)
+    assert [row.examples for row in found.workers] == [6, 5]
 
 
 def test_many_files_are_abbreviated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,8 @@ class Explanation:
         asked = self.policy if self.requested == self.policy else f"{self.requested} → {self.policy}"
         table = Table(title=f"{self.dataset}, sharded by {asked}: {self.reason}", title_justify="left")
         for heading in ("worker", "replicas", "files", "rows of each batch", "examples", "read for that"):
-            table.add_column(heading, justify="left" if heading in ("files", "rows of each batch") else "right")
+            left = heading in ("files", "rows of each batch")
+            table.add_column(heading, justify="left" if left else "right", overflow="fold")
         for row in self.workers:
             table.add_row(
                 str(row.worker),
@@ -124,9 +125,14 @@ def _reads(source: Source, sharding: Sharding, shard: Shard, length: tuple[int, 
     ids = tuple(range(shard.first, shard.first + shard.local))
     files = source.files()
     if sharding.kind == "local":
-        own = files[shard.worker :: shard.workers] if sharding.policy.name == "FILE" else files
-        everything = None if length is None or sharding.policy.name != "OFF" else length[1]
-        return WorkerReads(shard.worker, ids, own, None, everything, everything)
+        own, own_files = source, files
+        if sharding.policy.name == "FILE":
+            own, own_files = source.by_file(shard), files[shard.worker :: shard.workers]
+        elif sharding.policy.name == "HINT":
+            own = source.by_hint(shard)
+        found = own.length()
+        examples = None if found is None else found[1]
+        return WorkerReads(shard.worker, ids, own_files, None, examples, examples)
     if length is None or not length[0]:
         return WorkerReads(shard.worker, ids, files, None, None, None)
     batches, examples = length
