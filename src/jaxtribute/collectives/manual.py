@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxtribute.collectives.idle import guarded, is_idle, kept
+from jaxtribute.collectives.marks import equal
 from jaxtribute.collectives.summation import AutoSum, Summation
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import AXIS
@@ -65,6 +66,8 @@ def all_reduce(
 
 def all_gather(value: Any, axis: int) -> Any:
     """Concatenates the replicas' arrays along `axis`; every replica gets the result."""
+    if not value.shape[axis]:
+        return equal(value)  # XLA gathers nothing, and refuses to
     return lax.all_gather(value, AXIS, axis=axis, tiled=True)
 
 

@@ -135,6 +135,8 @@ class PerReplica(DistributedValues):
             parts = list(self.data.reshape(self.mesh.size, self.data.shape[0] // self.mesh.size, *self.data.shape[1:]))
         else:
             parts = self.mesh.local_parts(self.data)
+            if not self.data.size:  # XLA does not split what is empty
+                parts = [part[: self.data.shape[0] // self.mesh.size] for part in parts]
         if self.shapes is not None:
             ids = range(self.mesh.size) if isinstance(self.data, Tracer) else self.mesh.local_ids
             return tuple(_cut(part, self.shapes[i]) for part, i in zip(parts, ids, strict=True))
