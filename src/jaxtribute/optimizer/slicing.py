@@ -30,7 +30,12 @@ _ELEMENTWISE = frozenset(
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
           "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "checkpoint": "jaxpr",
           "remat2": "jaxpr"}  # fmt: skip
-_COLLECTIVES: dict[str, Callable[..., Any]] = {"reduce_sum": lax.psum, "reduce_max": lax.pmax, "reduce_min": lax.pmin}
+# Maxima are gathered, as the all-reduce of some devices would lose a NaN.
+_COLLECTIVES: dict[str, Callable[[Any], Any]] = {
+    "reduce_sum": lambda local: lax.psum(local, AXIS),
+    "reduce_max": lambda local: jnp.max(lax.all_gather(local, AXIS)),
+    "reduce_min": lambda local: jnp.min(lax.all_gather(local, AXIS)),
+}
 
 
 class NotSliceable(Exception):  # noqa: N818
@@ -104,6 +109,8 @@ def _equation(eqn: jex.JaxprEqn, arguments: list[Any], replicas: int) -> Sequenc
         return [_reduce(eqn, arguments[0], replicas)]
     if name in ("reshape", "squeeze", "expand_dims") and eqn.params.get("dimensions") in (None, *_dims(eqn)):
         return [Slice(arguments[0].data, eqn.outvars[0].aval.shape)]
+    if name == "broadcast_in_dim" and math.prod(eqn.params["shape"]) == math.prod(arguments[0].shape):
+        return [Slice(arguments[0].data, eqn.params["shape"])]  # new axes of length 1
     if name in _CALLS:
         inner = eqn.params[_CALLS[name]]
         closed = inner if isinstance(inner, jex.ClosedJaxpr) else jex.ClosedJaxpr(inner, ())
@@ -117,15 +124,17 @@ def _dims(eqn: jex.JaxprEqn) -> tuple[Any, ...]:
 
 
 def _elementwise(eqn: jex.JaxprEqn, arguments: list[Any], replicas: int) -> Sequence[Any]:
-    shape = next(argument.shape for argument in arguments if isinstance(argument, Slice))
+    shape = eqn.outvars[0].aval.shape
     local: list[Any] = []
     for argument in arguments:
         if isinstance(argument, Slice):
+            if argument.shape != shape:
+                raise NotSliceable(f"{eqn.primitive.name} of shapes that differ")
             local.append(argument.data)
         elif jnp.shape(argument) == ():
             local.append(argument)
         else:
-            local.append(own_slice(argument, replicas).data)
+            local.append(own_slice(jnp.broadcast_to(argument, shape), replicas).data)
     bound = eqn.primitive.bind(*local, **eqn.primitive.get_bind_params(eqn.params))
     results = bound if eqn.primitive.multiple_results else [bound]
     return [Slice(result, shape) for result in results]
@@ -140,7 +149,7 @@ def _reduce(eqn: jex.JaxprEqn, piece: Slice, replicas: int) -> Any:
         data = jnp.where(place < np.int32(size), data, _neutral(name, data.dtype))
     params = {**eqn.params, "axes": (0,)}
     local = eqn.primitive.bind(data, **eqn.primitive.get_bind_params(params))
-    return _COLLECTIVES[name](local, AXIS)
+    return _COLLECTIVES[name](local)
 
 
 def _neutral(name: str, dtype: Any) -> jax.Array:
