@@ -1,7 +1,7 @@
 """Runs the scripts beside this file with TensorFlow, and writes what they print at the end, as JSON.
 
-The suite compares with what is recorded and never imports TensorFlow. Made with tensorflow-cpu 2.21 in an environment of
-its own:
+The suite compares with what is recorded and never imports TensorFlow. Made with tensorflow-cpu 2.21 in an environment
+of its own:
 
     python tests/compat/record_tensorflow.py
 """

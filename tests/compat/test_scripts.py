@@ -1,0 +1,68 @@
+"""TensorFlow programs run after `jaxtribute migrate --write`, and end with the losses that TensorFlow gives."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxtribute.cli.main import main
+from jaxtribute.compat.catalog.entries import exists
+from jaxtribute.compat.migrate import scan
+from processes import run_python
+
+HERE = Path(__file__).parent
+RECORDED: dict[str, dict[str, Any]] = json.loads((HERE / "tensorflow.json").read_text())
+NEEDS = {
+    "multi_worker": ["MultiWorkerMirroredStrategy"],
+    "parameter_server": ["ParameterServerStrategy", "coordinator", "cluster_resolver"],
+}
+TOLERANCE = 1e-4
+
+
+def needed(name: str) -> list[str]:
+    return [path for path in NEEDS.get(name, []) if not exists(f"jd.{path}")]
+
+
+def migrated(name: str, folder: Path) -> Path:
+    path = folder / f"{name}.py"
+    path.write_bytes((HERE / "scripts" / f"{name}.py").read_bytes())
+    assert main(["migrate", "--write", str(path)]) == 0
+    return path
+
+
+def last_line(output: str) -> dict[str, Any]:
+    return json.loads(output.strip().split("\n")[-1])
+
+
+def close(seen: dict[str, Any], recorded: dict[str, Any]) -> None:
+    assert seen.keys() == recorded.keys()
+    for name, value in recorded.items():
+        np.testing.assert_allclose(seen[name], value, atol=TOLERANCE, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["custom_loop", "central_storage"])
+def test_program_ends_with_the_loss_of_tensorflow(name: str, tmp_path: Path) -> None:
+    close(last_line(run_python(migrated(name, tmp_path))), RECORDED[name])
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS))
+def test_program_of_several_machines_is_reported_as_not_yet_possible(name: str) -> None:
+    report = scan((HERE / "scripts" / f"{name}.py").read_text())
+    absent = [finding for finding in report.left() if "planned" in finding.advice]
+    assert bool(absent) == bool(needed(name)), "the guide's reasons and this test's list differ"
+
+
+@pytest.mark.parametrize("name", ["custom_loop", "central_storage"])
+def test_only_imports_gradients_and_numpy_change(name: str, tmp_path: Path) -> None:
+    before = (HERE / "scripts" / f"{name}.py").read_text().split("\n")
+    after = migrated(name, tmp_path).read_text().split("\n")
+    gone = [line for line in before if line not in after]
+    assert all(
+        any(word in line for word in ("import tensorflow", "GradientTape", "tape.", ".numpy()")) for line in gone
+    )
+
+
+def test_every_script_is_recorded() -> None:
+    assert sorted(RECORDED) == sorted(path.stem for path in (HERE / "scripts").glob("*.py"))
