@@ -88,9 +88,14 @@ class Source:
     def apply(self, edits: Iterable[Edit]) -> str:
         """The program with edits made. An edit within another one is left out: the outer one's text stays."""
         result = self._bytes
-        for edit in reversed(_outermost(sorted(set(edits), key=lambda edit: (edit.start, -edit.end)))):
+        for edit in reversed(_outermost(sorted(set(edits), key=_order))):
             result = result[: edit.start] + edit.text.encode() + result[edit.end :]
         return result.decode()
+
+
+def _order(edit: Edit) -> tuple[int, bool, int]:
+    """Where edits begin together, insertions come first, then the longest."""
+    return edit.start, edit.end > edit.start, -edit.end
 
 
 def _outermost(edits: Sequence[Edit]) -> list[Edit]:

@@ -40,9 +40,11 @@ class Report:
         )
 
     def rewritten(self) -> str:
-        """The program with all mechanical changes made."""
+        """The program with all mechanical changes made, also those within each other."""
         edits = [edit for finding in self.findings for edit in finding.edits]
-        return self.source.apply([*edits, *_needed_imports(self.source, edits)])
+        if not edits:
+            return self.source.text
+        return scan(self.source.apply([*edits, *_needed_imports(self.source, edits)])).rewritten()
 
 
 def scan(text: str) -> Report:

@@ -150,6 +150,8 @@ def _text(
     body = source.lines(block.lineno + 1, block.end_lineno or 0)
     body = body if body.endswith("\n") else body + "\n"
     target = source.of(statement.targets[0])
+    if isinstance(statement.targets[0], ast.Tuple) and not target.startswith("("):
+        target = f"({target})"
     others = f"({', '.join(aux)}{',' if len(aux) == 1 else ''})"
     returned = f"{loss}, {others}" if aux else loss
     given = f"({loss}, {others})" if aux else loss
