@@ -550,3 +550,21 @@ def test_a_context_from_outside_is_not_the_replicas() -> None:
     strategy = mirrored(2)
     with pytest.raises(ContextError):
         jd.function(lambda: strategy.run(lambda: strategy.run(ident)))()
+
+
+def test_branching_on_an_array_says_what_to_write_instead() -> None:
+    function = jd.function(lambda x: 1 if x > 0 else 2)
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        function(jnp.float32(1))
+    assert any("HINT" in note and "jax.lax.cond" in note for note in caught.value.__notes__)
+
+
+def test_numbers_that_change_with_every_call_are_noticed_once(caplog: pytest.LogCaptureFixture) -> None:
+    function = jd.function(lambda x, rate: x * rate)
+    for step in range(12):
+        function(jnp.float32(2), step * 0.5)
+    assert caplog.text.count("HINT: pass what changes from call to call as an array") == 1
+    caplog.clear()
+    for step in range(12):
+        function(jnp.float32(2), jnp.float32(step))
+    assert not caplog.text

@@ -59,7 +59,7 @@ def bent(factor: float) -> Callable[[Any], Any]:
 
 def with_constant(value: Any) -> Callable[[Any], Any]:
     """A nested jit that closes over an array."""
-    return lambda x: jax.jit(lambda y: y + value)(x)
+    return jax.jit(lambda y: y + value)
 
 
 def scanned(value: Any) -> Callable[[Any], Any]:
@@ -76,13 +76,13 @@ class Callback:
 
 
 def called(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda x: jax.jit(lambda y: jax.pure_callback(function, X, y))(x)
+    return jax.jit(lambda y: jax.pure_callback(function, X, y))
 
 
 SAME: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "the same operations": (lambda x: jnp.sin(x) + 1, lambda x: jnp.sin(x) + 1),
-    "in another order": (lambda x: (jnp.cos(x), jnp.sin(x))[1], lambda x: jnp.sin(x)),
-    "nested jits": (lambda x: jax.jit(jnp.sin)(x), lambda x: jax.jit(jnp.sin)(x)),
+    "in another order": (lambda x: (jnp.cos(x), jnp.sin(x))[1], jnp.sin),
+    "nested jits": (jax.jit(jnp.sin), jax.jit(jnp.sin)),
     "a custom_jvp function": (jax.nn.relu, jax.nn.relu),
     "equal custom_jvp rules": (scaled(2.0), scaled(2.0)),
     "equal literals": (lambda x: jnp.float32(2), lambda x: jnp.float32(2)),

@@ -40,9 +40,9 @@ def test_small_variables_and_scalars_are_kept_whole() -> None:
     optimizer = optimizer_of((), (3,), (4,))
     kinds = {slot.name: type(slot.policy) for slot in optimizer.variables}
     assert kinds == {
-        "slot_0:0": MirroredPolicy, "v0/slot_1:0": MirroredPolicy, "v1/slot_2:0": MirroredPolicy,
-        "v2/slot_3:0": SlicedPolicy, "v0/slot_4:0": MirroredPolicy, "v1/slot_5:0": MirroredPolicy,
-        "v2/slot_6:0": SlicedPolicy,
+        "count:0": MirroredPolicy, "v0/mu:0": MirroredPolicy, "v1/mu:0": MirroredPolicy,
+        "v2/mu:0": SlicedPolicy, "v0/nu:0": MirroredPolicy, "v1/nu:0": MirroredPolicy,
+        "v2/nu:0": SlicedPolicy,
     }  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def test_slots_are_read_and_written_whole() -> None:
 
 def test_slots_refuse_what_does_not_fit() -> None:
     slot = optimizer_of((3, 5)).variables[1]
-    with pytest.raises(ShapeError, match=r"v0/slot_1:0 has shape \(3, 5\), the assigned value \(5, 3\)"):
+    with pytest.raises(ShapeError, match=r"v0/mu:0 has shape \(3, 5\), the assigned value \(5, 3\)"):
         slot.assign(np.ones((5, 3), np.float32))
     with pytest.raises(ShapeError):
         slot.assign_add(np.ones((15,), np.float32))

@@ -177,3 +177,12 @@ def test_results_of_a_function_are_laid_out_over_the_replicas() -> None:
     assert components(two) == [[0.0, 1.0]] * 2
     assert one.data.sharding == strategy.extended.mesh.split
     assert two.data.sharding == strategy.extended.mesh.replicated
+
+
+@pytest.mark.parametrize("operation", [lambda v: v + 1, lambda v: 2 * v, lambda v: v[0], float, bool, lambda v: -v])
+def test_computing_with_a_per_replica_value_says_where_to_do_it(operation: Any) -> None:
+    value = jd.PerReplica.from_parts([jnp.ones(2), jnp.zeros(2)], ReplicaMesh(jax.devices()[:2]))
+    with pytest.raises(
+        ArgumentTypeError, match=r"(?s)2 replicas.*HINT: compute in the function passed to strategy.run"
+    ):
+        operation(value)

@@ -5,10 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, StrategyMixError, VariableError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, StrategyMixError, TraceError, VariableError
 from jaxtribute.values.variable import lent
 from replicas import components, execute, here, ident, mirrored, one_device, variable
 
@@ -527,3 +528,79 @@ def test_variables_are_read_by_other_threads() -> None:
     thread.join()
     assert seen == [3.0]
     assert here().num_replicas_in_sync == 1
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: jd.OneDeviceStrategy("cpu:1"), lambda: jd.MirroredStrategy(["cpu:0", "cpu:1"])]
+)
+def test_a_variable_is_its_value_to_every_array_function(make: Any) -> None:
+    strategy = make()
+    with strategy.scope():
+        variable = jd.Variable(np.arange(6, dtype=np.float32).reshape(2, 3))
+    value = variable.numpy()
+
+    def uses() -> list[Any]:
+        return [
+            jnp.sum(variable),
+            jnp.sin(variable),
+            jnp.dot(jnp.ones(2), variable),
+            jax.nn.relu(variable),
+            jnp.where(variable > 2, variable, jnp.float32(0)),
+            optax.tree.norm([variable]),
+            variable.T,
+            variable.reshape(3, 2),
+            variable.mean(axis=0),
+            *jax.tree.leaves({"w": variable}),
+        ]
+
+    expected = [
+        value.sum(),
+        np.sin(value),
+        np.ones(2) @ value,
+        value,
+        np.where(value > 2, value, 0),
+        np.linalg.norm(value),
+        value.T,
+        value.reshape(3, 2),
+        value.mean(0),
+        value,
+    ]
+    for results in (uses(), jd.function(uses)()):
+        for result, wanted in zip(results, expected, strict=True):
+            np.testing.assert_allclose(np.asarray(result), wanted, rtol=1e-6)
+
+
+def test_a_variable_stays_itself_as_argument_and_result_of_a_function() -> None:
+    strategy = jd.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        counter, other = jd.Variable(0.0), jd.Variable(10.0)
+
+    @jd.function
+    def add(variables: dict[str, jd.Variable], amount: Any) -> Any:
+        variables["it"].assign_add(amount)
+        return variables["it"], amount
+
+    for _ in range(3):
+        assert add({"it": counter}, jnp.float32(1))[0] is counter
+    assert add({"it": other}, jnp.float32(1))[0] is other
+    assert (float(counter), float(other)) == (3, 11)
+    assert add.experimental_get_tracing_count() == 2
+
+
+def test_an_unknown_attribute_is_an_error_that_helps() -> None:
+    variable = jd.Variable(1.0)
+    with pytest.raises(AttributeError, match=r"HINT: use read_value\(\).sharding"):
+        variable.sharding  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'$"):
+        variable.nonsense  # noqa: B018
+
+
+def test_a_write_of_a_constant_does_not_leak_into_a_transformation() -> None:
+    variable = jd.Variable(1.0)
+    for transformed in (
+        jax.jit(lambda: (variable.assign(5.0), None)[1]),
+        lambda: jax.grad(lambda x: (variable.assign(5.0), x)[1])(1.0),
+    ):
+        with pytest.raises(TraceError, match=r"assigned inside a JAX transformation"):
+            transformed()
+    assert float(variable) == 1

@@ -18,6 +18,7 @@ from jaxtribute.execution.frames import TracedFrame, lift
 from jaxtribute.execution.nests import is_array, map_leaves
 from jaxtribute.values.distributed import Mirrored, PerReplica
 from jaxtribute.values.mesh import ReplicaMesh
+from jaxtribute.values.variable import Variable
 
 _NUMBERS = (bool, int, float, complex)
 
@@ -93,9 +94,9 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
         frame = OuterFrame()
         with entered(Context(context.strategy, context.replica, frame)):
             result = call(leaves)
-        outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result))
+        outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result), is_leaf=_is_constant)
         outputs: list[Any] = [
-            leaf if is_array(leaf) or isinstance(leaf, _NUMBERS) else Constant(leaf) for leaf in outputs
+            leaf if is_array(leaf) or isinstance(leaf, (*_NUMBERS, Constant)) else Constant(leaf) for leaf in outputs
         ]
         constants = any(isinstance(leaf, Constant) for leaf in outputs)
         # A result must not share its buffer with a variable, which a later step gives up.
@@ -109,8 +110,14 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
     return Capture(lift(closed), *seen)
 
 
+def _is_constant(value: Any) -> bool:
+    return isinstance(value, Constant)
+
+
 def _laid_out(value: Any) -> Any:
     """A distributed result on its replicas' devices, wherever the compiler would leave what it was computed from."""
+    if isinstance(value, Variable):
+        return Constant(value)
     if not isinstance(value, (PerReplica, Mirrored)) or value.mesh.size == 1 or not isinstance(value.data, Tracer):
         return value
     sharding = value.mesh.replicated

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.extend.core as jex
 import numpy as np
-from jax.core import ShapedArray, Tracer
+from jax.core import ShapedArray
 
 from jaxtribute import context as contexts
 from jaxtribute.collectives.marks import state_p
@@ -39,6 +39,10 @@ def current_trace() -> Any:
         return trace
 
 
+with jax.ensure_compile_time_eval():
+    _EAGER: type = type(current_trace())
+
+
 def escape_error(variable: Variable) -> TraceError:
     """The error of a write from inside a JAX transformation."""
     return TraceError(
@@ -46,6 +50,16 @@ def escape_error(variable: Variable) -> TraceError:
         "...), which its new value cannot leave. HINT: use jd.function in place of jax.jit, jd.value_and_grad in place "
         "of jax.value_and_grad, or return the value and assign it outside."
     )
+
+
+def check_untraced(variable: Variable) -> None:
+    """Checks that no JAX transformation is under way, from which an eager write could not get out.
+
+    Raises:
+      TraceError: one is.
+    """
+    if type(current_trace()) is not _EAGER:
+        raise escape_error(variable)
 
 
 class EagerFrame:
@@ -60,8 +74,7 @@ class EagerFrame:
 
     def set(self, variable: Variable, value: Any) -> None:
         """Stores a copy of `value`, placed as the variable is."""
-        if isinstance(value, Tracer):
-            raise escape_error(variable)
+        check_untraced(variable)
         old = variable.stored
         if isinstance(value, jax.Array) and value.committed and not old.committed:
             value = jax.device_get(value)  # the only way to an array that JAX may move

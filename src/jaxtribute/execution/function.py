@@ -25,6 +25,7 @@ from jaxtribute.execution.program import Program
 from jaxtribute.execution.ragged import NotSplittable
 from jaxtribute.execution.signature import InputSignature
 from jaxtribute.execution.uncompiled import uncompiled
+from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
     from jaxtribute.strategies.base import Strategy
@@ -47,6 +48,8 @@ class Function(Generic[P, R]):
         self._signature = input_signature
         self._conform = None if input_signature is None else InputSignature(input_signature, python_function).conform
         self._programs: dict[Any, Callable[[Sequence[Any]], Any]] = {}
+        self._takes_variables: set[Any] = set()
+        self._numbers: dict[Any, int] = {}
         self._fed: dict[Any, FedPrograms] = {}
         self._runs: weakref.WeakKeyDictionary[Strategy, Function[..., Any]] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
@@ -66,14 +69,14 @@ class Function(Generic[P, R]):
         context = contexts.current()
         if type(context.frame) is not EagerFrame:
             return self._python_function(*args, **kwargs)
-        if self._conform is not None:
-            leaves, tree = tree_flatten((self._conform(args, kwargs), {}))
-        else:
-            leaves, tree = tree_flatten((args, kwargs))
+        given: Any = (args, kwargs) if self._conform is None else (self._conform(args, kwargs), {})
+        leaves, tree = tree_flatten(given)
+        if self._takes_variables and tree in self._takes_variables:
+            leaves, tree = tree_flatten(given, is_whole_variable)
         statics: tuple[Any, ...] = ()
         for leaf in leaves:
             if type(leaf) not in _DYNAMIC:
-                leaves, statics, feeds = _separate(leaves, args, kwargs)
+                leaves, statics, feeds = _separate(leaves, given)
                 if feeds:
                     return self._call_fed(tree, statics, context, feeds, leaves)
                 break
@@ -82,6 +85,9 @@ class Function(Generic[P, R]):
         program = self._programs.get((tree, statics, context.strategy, context.replica is None))
         try:
             if program is None:
+                if tree_flatten(given, is_whole_variable)[1] != tree:
+                    self._takes_variables.add(tree)  # to JAX a variable is its value; the function wants it itself
+                    return self(*args, **kwargs)
                 program = self._compile(tree, statics, context, leaves)
             return program(leaves)
         except NotSplittable as reason:
@@ -168,6 +174,7 @@ class Function(Generic[P, R]):
 
         key = tree, statics, context.strategy, context.replica is None
         with self._lock:
+            self._note_numbers(tree, statics)
             if key not in self._programs:
                 self._programs[key] = Program(trace(leaves), trace, context.strategy.extended.home)
             return self._programs[key]
@@ -176,7 +183,15 @@ class Function(Generic[P, R]):
         self, call: Callable[[Sequence[Any]], Any], context: contexts.Context, leaves: Sequence[Any]
     ) -> Capture:
         first = self._traces == 0
-        result = capture(call, context, leaves)
+        try:
+            result = capture(call, context, leaves)
+        except jax.errors.ConcretizationTypeError as error:
+            error.add_note(
+                f"HINT: {self.__name__} is compiled by jd.function, where an array has no value yet to branch on or to "
+                "convert. Use jnp.where, jax.lax.cond or jax.lax.while_loop, pass the value as a Python number, or call "
+                f"{self.__name__}.python_function, which runs eagerly."
+            )
+            raise
         self._traces += 1
         if result.frame.created and not first:
             names = ", ".join(variable.name for variable in result.frame.created)
@@ -185,6 +200,22 @@ class Function(Generic[P, R]):
                 "create variables on its first call only; create them outside, or once: `if self.v is None: ...`."
             )
         return result
+
+    def _note_numbers(self, tree: Any, statics: tuple[Any, ...]) -> None:
+        """Says once that a function is compiled again for every new number."""
+        numbers = [value for _, kind, value in statics if kind in (int, float, complex)]
+        if not numbers:
+            return
+        kinds = tree, tuple((place, kind) for place, kind, _ in statics)
+        self._numbers[kinds] = self._numbers.get(kinds, 0) + 1
+        if self._numbers[kinds] == _MANY:
+            _LOG.warning(
+                "%s has been compiled %d times for different Python numbers among its arguments, now %s. HINT: pass what "
+                "changes from call to call as an array, e.g. jnp.float32(rate).",
+                self.__name__,
+                _MANY,
+                numbers,
+            )
 
     def __repr__(self) -> str:
         return f"<jd.function {self.__name__}, traced {self._traces} times>"
@@ -199,10 +230,17 @@ class _Traced:
 
 
 _TRACED = _Traced()
+_MANY = 8
+"""Programs that differ in numbers alone before it is said that arrays would need only one."""
 _DYNAMIC = frozenset({ArrayImpl, np.ndarray})
 
 
-def _separate(leaves: list[Any], args: Any, kwargs: Any) -> tuple[list[Any], tuple[Any, ...], list[Feed]]:
+def is_whole_variable(value: Any) -> bool:
+    """Whether `value` is a variable, which an argument keeps being."""
+    return isinstance(value, Variable)
+
+
+def _separate(leaves: list[Any], given: Any) -> tuple[list[Any], tuple[Any, ...], list[Feed]]:
     """Splits arguments into arrays, static values, which become part of the signature, and iterators to draw from."""
     dynamic: list[Any] = []
     feeds: list[Feed] = []
@@ -220,7 +258,7 @@ def _separate(leaves: list[Any], args: Any, kwargs: Any) -> tuple[list[Any], tup
         try:
             hash(leaf)
         except TypeError:
-            path = jax.tree_util.tree_flatten_with_path((args, kwargs))[0][place][0]
+            path = jax.tree_util.tree_flatten_with_path(given, is_leaf=is_whole_variable)[0][place][0]
             raise ArgumentTypeError(
                 f"argument {jax.tree_util.keystr(path)} of type {type(leaf).__name__} is neither an array nor "
                 "hashable, so it can be neither an input of the compiled program nor a part of its signature. "

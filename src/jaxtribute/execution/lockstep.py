@@ -16,7 +16,7 @@ from jaxtribute.collectives.cross_replica import gather_value, reduce_many
 from jaxtribute.collectives.summation import Summation
 from jaxtribute.context import Context
 from jaxtribute.errors import ContextError
-from jaxtribute.execution.frames import UncompiledFrame, escape_error
+from jaxtribute.execution.frames import UncompiledFrame, check_untraced
 from jaxtribute.execution.nests import flatten, map_leaves
 from jaxtribute.execution.rendezvous import Rendezvous
 from jaxtribute.execution.replica_context import ReplicaContext
@@ -52,8 +52,7 @@ class LockstepFrame:
 
     def set(self, variable: Variable, value: Any) -> None:
         """Rebinds this replica's copy; equal copies of a mirrored variable come together as one array."""
-        if isinstance(value, Tracer):
-            raise escape_error(variable)
+        check_untraced(variable)
         if variable.policy.mesh is None:
             self._run.eager.set(variable, jax.device_put(value, next(iter(variable.peek().devices()))))
         else:

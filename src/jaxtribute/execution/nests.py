@@ -8,11 +8,17 @@ import jax
 import numpy as np
 
 from jaxtribute.values.distributed import DistributedValues
+from jaxtribute.values.variable import Variable
 
 
 def is_distributed(value: Any) -> bool:
     """Whether `value` has one component a replica."""
     return isinstance(value, DistributedValues)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether `value` is one thing to the library, though JAX could look into it."""
+    return isinstance(value, (DistributedValues, Variable))
 
 
 def is_array(value: Any) -> bool:
@@ -21,10 +27,10 @@ def is_array(value: Any) -> bool:
 
 
 def flatten(nest: Any) -> tuple[list[Any], Any]:
-    """The leaves of `nest`, distributed values kept whole, and its structure."""
-    return jax.tree.flatten(nest, is_leaf=is_distributed)
+    """The leaves of `nest`, distributed values and variables kept whole, and its structure."""
+    return jax.tree.flatten(nest, is_leaf=is_whole)
 
 
 def map_leaves(function: Any, *nests: Any) -> Any:
-    """Applies `function` to the leaves of nests of one structure, distributed values kept whole."""
-    return jax.tree.map(function, *nests, is_leaf=is_distributed)
+    """Applies `function` to the leaves of nests of one structure, distributed values and variables kept whole."""
+    return jax.tree.map(function, *nests, is_leaf=is_whole)

@@ -85,6 +85,10 @@ class Optimizer:
         """The slots as the nest that the Optax transformation's `init` returns."""
         return self._slots.tree.unflatten(self._slots.variables)
 
+    def __repr__(self) -> str:
+        names = ", ".join(variable.name for variable in self._variables)
+        return f"<jd.Optimizer of {names}; {len(self._slots.variables)} slots, {len(self._sliced)} variables sharded>"
+
     def apply_gradients(self, grads_and_vars: Any, reduce_op: ReduceOp | str | None = "SUM") -> None:
         """Reduces gradients over the replicas and updates the variables.
 

@@ -70,15 +70,26 @@ def make_slots(transform: optax.GradientTransformation, variables: Sequence[Vari
     strategy = variables[0].distribute_strategy
     plain = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
     slots: list[Variable] = []
-    for place, (leaf, owner) in enumerate(zip(leaves, owners, strict=True)):
-        policy = plain
-        name = f"slot_{place}"
-        if owner is not None:
-            name = f"{variables[owner].name.removesuffix(':0')}/{name}"
-            if owner in sliced and isinstance(plain, MirroredPolicy):
-                policy = SlicedPolicy(plain.mesh)
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
+    names = _names(paths, [None if owner is None else variables[owner].name for owner in owners])
+    for leaf, owner, name in zip(leaves, owners, names, strict=True):
+        policy = SlicedPolicy(plain.mesh) if owner in sliced and isinstance(plain, MirroredPolicy) else plain
         slots.append(Variable.with_policy(leaf, policy, name=name, strategy=strategy))
     return Slots(tuple(slots), tree, owners, tuple(_key_kind(leaf) for leaf in jax.tree.leaves(state)))
+
+
+def _names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:
+    """What Optax calls each slot (`mu`, `trace`, `count`), behind the name of the variable that it belongs to."""
+    seen: dict[str, int] = {}
+    names: list[str] = []
+    for path, owner in zip(paths, owners, strict=True):
+        fields = [key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)]
+        name = fields[-1] if fields else "slot"
+        if owner is not None:
+            name = f"{owner.removesuffix(':0')}/{name}"
+        count = seen[name] = seen.get(name, -1) + 1
+        names.append(f"{name}_{count}" if count else name)
+    return names
 
 
 def owner_of_leaves(state: Any, variables: Sequence[Variable]) -> list[int | None]:

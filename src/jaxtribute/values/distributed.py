@@ -145,6 +145,16 @@ class PerReplica(DistributedValues):
     def _replica_ids(self) -> Sequence[int]:
         return self.mesh.local_ids
 
+    def _no_operand(self, *_: Any) -> Any:
+        raise ArgumentTypeError(
+            f"a PerReplica value of {self.mesh.size} replicas is no single array to compute with here. "
+            "HINT: compute in the function passed to strategy.run, or reduce the value first."
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _no_operand
+    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __floordiv__ = __mod__ = __neg__ = _no_operand
+    __lt__ = __le__ = __gt__ = __ge__ = __float__ = __int__ = __bool__ = __getitem__ = _no_operand
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         raise ArgumentTypeError(
             f"a PerReplica value holds one component for each of {self.mesh.size} replicas and is no single array. "

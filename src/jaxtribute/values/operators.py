@@ -40,6 +40,12 @@ def operand(value: Any) -> Any:
     return value._operand() if isinstance(value, ArrayOperators) else value
 
 
+_ARRAY_ATTRIBUTES = frozenset(
+    "T mT all any argmax argmin argsort astype at clip conj cumprod cumsum dot flatten imag item itemsize max mean min "
+    "nbytes prod ptp ravel real repeat reshape round sort squeeze std sum swapaxes take tolist transpose var".split()
+)
+
+
 class ArrayOperators:
     """Mixin: Python's operators and array conversions, applied to the array that `_operand()` gives."""
 
@@ -62,6 +68,14 @@ class ArrayOperators:
     def ndim(self) -> int:
         """The number of axes."""
         return len(self.shape)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _ARRAY_ATTRIBUTES:
+            return getattr(jnp.asarray(self._operand()), name)
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}"
+            + (f". HINT: use read_value().{name}." if hasattr(jax.Array, name) else "")
+        )
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Returns the value as a NumPy array of its own memory, waiting until it is computed."""

@@ -280,3 +280,15 @@ def _initial(value: Any, dtype: Any) -> Any:
         if isinstance(value, jax.Array):
             return value if dtype is None or value.dtype == np.dtype(dtype) else value.astype(dtype)
         return np.asarray(value, dtype=jax.dtypes.canonicalize_dtype(dtype))
+
+
+def _value(variable: Variable) -> tuple[tuple[Any], None]:
+    return (variable.read_value(),), None
+
+
+def _unwrapped(_: None, children: tuple[Any]) -> Any:
+    return children[0]
+
+
+# To JAX a variable in a nest is its present value, so that every jax.numpy function takes variables.
+jax.tree_util.register_pytree_node(Variable, _value, _unwrapped)
