@@ -42,6 +42,7 @@ from jaxtribute.values.distributed import PerReplica as PerReplica
 from jaxtribute.values.enums import ReduceOp as ReduceOp
 from jaxtribute.values.enums import VariableAggregation as VariableAggregation
 from jaxtribute.values.enums import VariableSynchronization as VariableSynchronization
+from jaxtribute.values.scatter import IndexedSlices as IndexedSlices
 from jaxtribute.values.variable import Variable as Variable
 
 _FROM_INPUT = frozenset(
