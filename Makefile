@@ -26,7 +26,7 @@ format: $(READY)  ## write the formatting and the safe fixes
 	$(BIN)/ruff check --fix .
 
 test: $(READY)  ## the whole test suite, with coverage
-	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=95
+	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal --cov --cov-report=term --cov-fail-under=95
 
 docs: $(READY)  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

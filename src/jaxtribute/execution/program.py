@@ -15,7 +15,8 @@ from jaxtribute.execution.capture import Capture, Constant
 from jaxtribute.execution.central.program import CentralProgram
 from jaxtribute.execution.frames import escape_error
 from jaxtribute.values.mesh import ReplicaMesh, own
-from jaxtribute.values.variable import Variable, lent, updating
+from jaxtribute.values.stored import lent, updating
+from jaxtribute.values.variable import Variable
 
 spread: set[int] = set()
 """Ids of variables of no strategy that a program on several devices has copied to all of them."""

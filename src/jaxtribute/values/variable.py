@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import jax
@@ -17,12 +16,8 @@ from jaxtribute.values.distributed import DistributedValues
 from jaxtribute.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute.values.operators import ArrayOperators, operand
 from jaxtribute.values.policies import Policy, Update
-
-lent: set[int] = set()
-"""Ids of variables whose array the user may hold: it must be copied before it is donated."""
-
-updating = threading.RLock()
-"""Held while a step gives up variables' arrays and puts new ones in place: no other thread may read in between."""
+from jaxtribute.values.scatter import ScatterMethods
+from jaxtribute.values.stored import StoredArray, updating
 
 
 class _Creation(type):
@@ -35,7 +30,7 @@ class _Creation(type):
         return contexts.current().frame.create(make)
 
 
-class Variable(ArrayOperators, metaclass=_Creation):
+class Variable(ScatterMethods, ArrayOperators, StoredArray, metaclass=_Creation):
     """Mutable state of a training program, placed by the strategy in whose `scope()` it is made.
 
     Args:
@@ -80,7 +75,7 @@ class Variable(ArrayOperators, metaclass=_Creation):
         self._trainable = trainable if trainable is not None else not on_read
         self._shape, self._dtype = tuple(value.shape), np.dtype(value.dtype)
         with jax.ensure_compile_time_eval():
-            self._data: jax.Array = self._policy.place(value)
+            self._data = self._policy.place(value)
 
     @classmethod
     def with_policy(cls, value: Any, policy: Policy, *, name: str, strategy: Any) -> Variable:
@@ -164,8 +159,7 @@ class Variable(ArrayOperators, metaclass=_Creation):
         """
         return self._policy.read(self, self._context())
 
-    def _operand(self) -> Any:
-        return self._policy.read(self, self._context())
+    _operand = read_value
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -218,49 +212,21 @@ class Variable(ArrayOperators, metaclass=_Creation):
             return Context(self._strategy, None, context.frame)
         return context
 
-    # For frames, which alone know when the stored array may be used.
-
-    @property
-    def stored(self) -> jax.Array:
-        """The stored global array, to ask for its shape or placement only: a later step may donate it."""
-        return self._data
-
-    def peek(self) -> jax.Array:
-        """The stored global array, remembered as lent so that a later step copies it before donating it."""
-        with updating:
-            lent.add(id(self))
-            return self._data
-
-    def bind(self, array: jax.Array) -> None:
-        """Replaces the stored global array by one that nobody else holds."""
-        self._data = array
-        lent.discard(id(self))
-
-    def donation(self) -> jax.Array:
-        """The stored array, ready to be given up: a copy if the user may still hold it."""
-        key = id(self)
-        if key in lent:
-            lent.discard(key)
-            self._data = self._data.copy()
-        return self._data
-
-    def __del__(self) -> None:
-        if lent is not None:  # pyright: ignore[reportUnnecessaryComparison] (None while Python shuts down)
-            lent.discard(id(self))
-
     def __repr__(self) -> str:
         context = self._context()
         if context.frame.traced or (context.replica is not None and self._policy.label != "Variable"):
             return f"<jd.Variable '{self.name}' shape={self.shape} dtype={self.dtype.name}>"
         values = self.values
         if self._policy.label == "Variable":
-            return self._shown("", values[0])
-        lines = (f"  {i}: {self._shown(f'/replica_{i}' if i else '', value)}" for i, value in enumerate(values))
+            return _shown(self, "", values[0])
+        lines = (f"  {i}: {_shown(self, f'/replica_{i}' if i else '', value)}" for i, value in enumerate(values))
         return f"{self._policy.label}:{{\n" + ",\n".join(lines) + "\n}"
 
-    def _shown(self, suffix: str, value: Any) -> str:
-        text = np.array2string(np.asarray(value), separator=", ")
-        return f"<jd.Variable '{self._name}{suffix}:0' shape={self.shape} dtype={self.dtype.name}, numpy={text}>"
+
+def _shown(variable: Variable, suffix: str, value: Any) -> str:
+    text = np.array2string(np.asarray(value), separator=", ")
+    name = variable.name.removesuffix(":0")
+    return f"<jd.Variable '{name}{suffix}:0' shape={variable.shape} dtype={variable.dtype.name}, numpy={text}>"
 
 
 def _initial(value: Any, dtype: Any) -> Any:
