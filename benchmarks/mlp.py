@@ -1,11 +1,12 @@
 """One training step of an MLP, by jaxtribute and by hand: a peer process for `harness`.
 
-    python -m benchmarks.mlp --layers 64-256-10 --batch 64 --devices 4 --contender jaxtribute --contender named-sharding
+python -m benchmarks.mlp --layers 64-256-10 --batch 64 --devices 4 --contender jaxtribute --contender named-sharding
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ def problem(layers: Sequence[int], batch: int) -> tuple[list[np.ndarray[Any, Any
     """Initial parameters (weights and biases in turn), inputs and labels, the same for every contender."""
     rng = np.random.default_rng(0)
     params: list[np.ndarray[Any, Any]] = []
-    for rows, columns in zip(layers, layers[1:], strict=False):
+    for rows, columns in itertools.pairwise(layers):
         params.append((rng.normal(size=(rows, columns)) / np.sqrt(rows)).astype(np.float32))
         params.append(np.zeros(columns, np.float32))
     images = rng.normal(size=(batch, layers[0])).astype(np.float32)
@@ -104,10 +105,12 @@ def by_hand(kind: str, params: Any, images: Any, labels: Any, loss: Any, devices
 
 def by_jaxtribute(params: Any, images: Any, labels: Any, loss: Any, devices: int, shard_update: Any) -> Step:
     """The step as a user of the library writes it."""
-    import jaxtribute as jd
     import optax
 
-    strategy = jd.OneDeviceStrategy("cpu:0") if devices == 1 else jd.MirroredStrategy([f"cpu:{i}" for i in range(devices)])
+    import jaxtribute as jd
+
+    names = [f"cpu:{i}" for i in range(devices)]
+    strategy = jd.OneDeviceStrategy(names[0]) if devices == 1 else jd.MirroredStrategy(names)
     with strategy.scope():
         variables = [jd.Variable(p) for p in params]
     optimizer = jd.Optimizer(optax.sgd(LEARNING_RATE, momentum=MOMENTUM), variables, shard_update=shard_update)
@@ -132,7 +135,7 @@ def by_jaxtribute(params: Any, images: Any, labels: Any, loss: Any, devices: int
 def main() -> None:
     """Serves the contenders named on the command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--layers", default="64-256-10", help="sizes of the layers; or `small-100` for 100 4x4 matrices")
+    parser.add_argument("--layers", default="64-256-10", help="sizes of the layers, or small-100: 100 4x4 matrices")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--contender", action="append", required=True)

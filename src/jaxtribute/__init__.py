@@ -8,12 +8,10 @@ from jaxtribute import config as config
 
 __version__ = _version("jaxtribute")
 
-# Before user code can start a backend; this starts none.
-config.apply_environment()
-
 from jaxtribute import errors as errors
 from jaxtribute import experimental as experimental
 from jaxtribute import extending as extending
+from jaxtribute import nn as nn
 from jaxtribute.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
 from jaxtribute.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
 from jaxtribute.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
@@ -22,12 +20,11 @@ from jaxtribute.execution.autodiff import grad as grad
 from jaxtribute.execution.autodiff import value_and_grad as value_and_grad
 from jaxtribute.execution.function import function as function
 from jaxtribute.execution.replica_context import ReplicaContext as ReplicaContext
-from jaxtribute import nn as nn
 from jaxtribute.optimizer import Optimizer as Optimizer
+from jaxtribute.strategies import default as _default  # noqa: F401 (makes what holds outside every scope)
 from jaxtribute.strategies.base import RunOptions as RunOptions
 from jaxtribute.strategies.base import Strategy as Strategy
 from jaxtribute.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
-from jaxtribute.strategies.default import DefaultStrategy as _DefaultStrategy
 from jaxtribute.strategies.extended import StrategyExtended as StrategyExtended
 from jaxtribute.strategies.mirrored import MirroredStrategy as MirroredStrategy
 from jaxtribute.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
@@ -44,6 +41,9 @@ from jaxtribute.values.enums import VariableAggregation as VariableAggregation
 from jaxtribute.values.enums import VariableSynchronization as VariableSynchronization
 from jaxtribute.values.scatter import IndexedSlices as IndexedSlices
 from jaxtribute.values.variable import Variable as Variable
+
+# Before user code can start a backend; this starts none.
+config.apply_environment()
 
 _FROM_INPUT = frozenset(
     {

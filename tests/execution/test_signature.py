@@ -53,7 +53,7 @@ def test_arguments_that_do_not_fit_are_errors(argument: Any, message: str) -> No
 
 def test_another_structure_is_an_error() -> None:
     function = jd.function(lambda x: x, input_signature=[{"x": spec()}])
-    with pytest.raises(ArgumentError, match="(?s)not structured as its input_signature.*HINT"):
+    with pytest.raises(ArgumentError, match=r"(?s)not structured as its input_signature.*HINT"):
         function({"y": 1.0})
 
 

@@ -591,7 +591,7 @@ def test_an_unknown_attribute_is_an_error_that_helps() -> None:
     variable = jd.Variable(1.0)
     with pytest.raises(AttributeError, match=r"HINT: use read_value\(\).sharding"):
         variable.sharding  # noqa: B018
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'$"):
+    with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
         variable.nonsense  # noqa: B018
 
 

@@ -101,7 +101,7 @@ def reduce_many(values: Sequence[PerReplica], op: ReduceOp, summation: Summation
     return [Mirrored(total, mesh) for total in totals]
 
 
-def gather_value(value: Any, axis: int, mesh: ReplicaMesh) -> Any:
+def gather_value(value: Any, axis: int) -> Any:
     """Concatenates the replicas' arrays along `axis` into one array that every device holds.
 
     Raises:

@@ -187,8 +187,8 @@ class Function(Generic[P, R]):
             result = capture(call, context, leaves)
         except jax.errors.ConcretizationTypeError as error:
             error.add_note(
-                f"HINT: {self.__name__} is compiled by jd.function, where an array has no value yet to branch on or to "
-                "convert. Use jnp.where, jax.lax.cond or jax.lax.while_loop, pass the value as a Python number, or call "
+                f"HINT: {self.__name__} is compiled by jd.function, where an array has no value yet to branch on or "
+                "to convert. Use jnp.where, jax.lax.cond or jax.lax.while_loop, pass the value as a Python number, or call "
                 f"{self.__name__}.python_function, which runs eagerly."
             )
             raise
@@ -210,8 +210,8 @@ class Function(Generic[P, R]):
         self._numbers[kinds] = self._numbers.get(kinds, 0) + 1
         if self._numbers[kinds] == _MANY:
             _LOG.warning(
-                "%s has been compiled %d times for different Python numbers among its arguments, now %s. HINT: pass what "
-                "changes from call to call as an array, e.g. jnp.float32(rate).",
+                "%s has been compiled %d times for different Python numbers among its arguments, now %s. HINT: pass "
+                "what changes from call to call as an array, e.g. jnp.float32(rate).",
                 self.__name__,
                 _MANY,
                 numbers,

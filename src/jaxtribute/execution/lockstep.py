@@ -337,7 +337,7 @@ def _reduce_all(op: ReduceOp, summation: Summation | None, values: list[PerRepli
 
 
 def _gather_all(axis: int, values: list[PerReplica]) -> list[Any]:
-    return [Mirrored(gather_value(value, axis, value.mesh), value.mesh) for value in values]
+    return [Mirrored(gather_value(value, axis), value.mesh) for value in values]
 
 
 def _reduced(values: list[Any], call: Callable[[list[Any]], list[Any]], op: ReduceOp, is_idle: bool) -> list[Any]:

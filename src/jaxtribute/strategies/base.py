@@ -196,7 +196,7 @@ class Strategy(LegacyMethods):
             leaf = self._distributed(leaf)
             if isinstance(leaf, LocalPerReplica):
                 return self._extended.gather_local(leaf.data, axis)
-            return gather_value(leaf, axis, self._extended.mesh)
+            return gather_value(leaf, axis)
 
         return map_leaves(one, value)
 
@@ -314,7 +314,7 @@ class Strategy(LegacyMethods):
             return value.distributed()
         if isinstance(value, (PerReplica, Mirrored)) and value.mesh != mesh:
             raise StrategyMixError(
-                f"a {type(value).__name__} value of {value.mesh.size} replica(s) on {value.mesh!r} was given to {self!r} "
-                f"on {mesh!r}. HINT: use the strategy that made the value."
+                f"a {type(value).__name__} value of {value.mesh.size} replica(s) on {value.mesh!r} was given to "
+                f"{self!r} on {mesh!r}. HINT: use the strategy that made the value."
             )
         return value
