@@ -1,0 +1,188 @@
+"""Specs, nests, modules, types, devices, bytes, random numbers and the namespace itself."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+import jaxtribute.compat.tf as tf
+from jaxtribute.errors import ArgumentError, JaxtributeError, OutOfRangeError, TraceError
+from processes import run_python
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class TestSpecs:
+    def test_of_an_array(self) -> None:
+        assert tf.TensorSpec.from_tensor(tf.zeros([2, 3])) == tf.TensorSpec([2, 3], tf.float32)
+
+    def test_prints_what_it_is(self) -> None:
+        assert repr(tf.TensorSpec([None, 2], tf.int32)) == "TensorSpec(shape=(None, 2), dtype=int32, name=None)"
+
+    @pytest.mark.parametrize(
+        ("shape", "fits"), [([2, 3], True), ([5, 3], True), ([2, 4], False), ([3], False), ([None, 3], True)]
+    )
+    def test_compatibility(self, shape: list[int], fits: bool) -> None:
+        assert tf.TensorSpec([None, 3]).is_compatible_with(tf.TensorSpec(shape)) is fits
+
+    def test_types_must_agree(self) -> None:
+        assert not tf.TensorSpec([2], tf.int32).is_compatible_with(tf.zeros([2]))
+
+
+class TestNest:
+    def test_flatten_counts_none(self) -> None:
+        assert tf.nest.flatten({"b": 1, "a": (None, [2])}) == [None, 2, 1]
+
+    def test_map_structure(self) -> None:
+        assert tf.nest.map_structure(lambda x, y: x + y, Pair(1, [2]), Pair(10, [20])) == Pair(11, [22])
+
+    def test_pack_sequence(self) -> None:
+        assert tf.nest.pack_sequence_as({"a": 0, "b": (0, 0)}, [1, 2, 3]) == {"a": 1, "b": (2, 3)}
+
+    def test_is_nested(self) -> None:
+        assert tf.nest.is_nested([1])
+        assert not tf.nest.is_nested(1)
+
+    def test_structures_that_differ(self) -> None:
+        tf.nest.assert_same_structure((1, [2]), (3, [4]))
+        with pytest.raises(ValueError, match=r"differ.*HINT"):
+            tf.nest.assert_same_structure((1, [2]), (3, 4))
+
+
+class TestModules:
+    def test_variables_are_found_at_any_depth(self) -> None:
+        class Layer(tf.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.w = tf.Variable(1.0, name="w")
+                self.count = tf.Variable(0, name="count", trainable=False)
+
+        class Model(tf.Module):
+            def __init__(self) -> None:
+                super().__init__("model")
+                self.layers = {"b": [Layer()], "a": (Layer(),)}
+                self.scale = tf.Variable(2.0, name="scale")
+                self.again = self.scale
+
+        model = Model()
+        assert [v.name for v in model.variables] == ["scale:0", "count:0", "w:0", "count:0", "w:0"]
+        assert [v.name for v in model.trainable_variables] == ["scale:0", "w:0", "w:0"]
+        assert len(model.submodules) == 2
+        assert (model.name, model.submodules[0].name) == ("model", "layer")
+
+    def test_modules_that_hold_each_other(self) -> None:
+        one, two = tf.Module("one"), tf.Module("two")
+        one.other, two.other = two, one  # pyright: ignore[reportAttributeAccessIssue]
+        assert one.submodules == (two,)
+
+
+class TestTypes:
+    @pytest.mark.parametrize("name", ["float32", "int64", "bool", "uint8", "bfloat16"])
+    def test_are_those_of_numpy(self, name: str) -> None:
+        assert getattr(tf, name) == jax.numpy.dtype(name)
+        assert getattr(tf, name).name == name
+
+    def test_by_name(self) -> None:
+        assert tf.as_dtype("int32") == tf.int32
+        assert tf.as_dtype("string") == tf.string
+        assert tf.as_dtype(float) == tf.float64
+
+
+class TestDevices:
+    def test_logical_devices(self) -> None:
+        devices = tf.config.list_logical_devices("CPU")
+        assert [device.name[-5:] for device in devices] == [f"CPU:{i}" for i in range(8)]
+        assert tf.config.list_logical_devices("TPU") == []
+
+    def test_all_cpus_are_one_physical_device(self) -> None:
+        assert [device.device_type for device in tf.config.list_physical_devices("CPU")] == ["CPU"]
+        assert tf.config.list_physical_devices("TPU") == []
+        assert "CPU" in [device.device_type for device in tf.config.list_physical_devices()]
+
+    def test_only_a_cpu_can_be_split(self) -> None:
+        with pytest.raises(ArgumentError, match=r"GPU.*HINT"):
+            tf.config.set_logical_device_configuration(tf.config.PhysicalDevice("gpu", "GPU"), [])
+
+    def test_splitting_before_jax_starts(self) -> None:
+        output = run_python("""
+            import jaxtribute.compat.tf as tf
+            cpu = tf.config.list_physical_devices("CPU")[0]
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
+            print(len(tf.config.list_logical_devices()))
+        """)
+        assert output.strip() == "3"
+
+
+class TestBytes:
+    def test_decode_raw(self) -> None:
+        assert tf.io.decode_raw(np.arange(3, dtype="<f4").tobytes(), tf.float32).tolist() == [0.0, 1.0, 2.0]
+
+    def test_decode_raw_of_several_big_endian_strings(self) -> None:
+        rows = [np.array(row, ">i2").tobytes() for row in ([1, 2], [3, 4])]
+        assert tf.io.decode_raw(rows, tf.int16, little_endian=False).tolist() == [[1, 2], [3, 4]]
+
+    def test_other_formats_are_explained(self) -> None:
+        with pytest.raises(AttributeError, match="HINT"):
+            _ = tf.io.parse_example
+
+
+class TestRandom:
+    @pytest.mark.parametrize("draw", [tf.random.normal, tf.random.uniform, tf.random.truncated_normal])
+    def test_a_seed_repeats_the_numbers(self, draw: Any) -> None:
+        assert draw([3], seed=1).tolist() == draw([3], seed=1).tolist()
+        tf.random.set_seed(5)
+        first = draw([3]).tolist()
+        tf.random.set_seed(5)
+        assert draw([3]).tolist() == first
+
+    def test_ranges(self) -> None:
+        numbers = tf.random.uniform([100], 2, 5, tf.int32)
+        assert numbers.dtype == np.int32
+        assert {2, 3, 4} >= set(numbers.tolist())
+        assert float(abs(tf.random.truncated_normal([500])).max()) <= 2.0
+
+    def test_stateless_numbers_belong_to_their_seed(self) -> None:
+        for draw in (tf.random.stateless_normal, tf.random.stateless_uniform):
+            assert draw([2], seed=[1, 2]).tolist() == draw([2], seed=[1, 2]).tolist()
+            assert draw([2], seed=[1, 2]).tolist() != draw([2], seed=[1, 3]).tolist()
+        assert tf.random.stateless_uniform([2], [0, 0], 1, 3, tf.int32).dtype == np.int32
+
+    def test_numbers_would_be_constants_of_a_compiled_function(self) -> None:
+        with pytest.raises(TraceError, match="stateless_normal"):
+            tf.function(lambda: tf.random.normal([2]))()
+
+
+class TestNamespace:
+    def test_distribute_is_this_library(self) -> None:
+        assert tf.distribute.MirroredStrategy is jd.MirroredStrategy
+        assert tf.distribute.InputContext is jd.InputContext
+        assert tf.distribute.experimental.CentralStorageStrategy is jd.CentralStorageStrategy
+
+    @pytest.mark.parametrize(
+        ("owner", "name", "advice"),
+        [
+            (tf, "GradientTape", "jd.value_and_grad"),
+            (tf, "keras", "Keras 3"),
+            (tf, "nonsense", "migration.md"),
+            (tf.data, "nonsense", "migration.md"),
+            (tf.distribute, "Server", "planned"),
+            (tf.distribute, "nonsense", "migration.md"),
+            (tf.compat.v1, "Session", "no sessions"),
+        ],
+    )
+    def test_names_that_are_absent_say_what_to_write(self, owner: Any, name: str, advice: str) -> None:
+        with pytest.raises(AttributeError, match=advice):
+            getattr(owner, name)
+
+    def test_names_of_the_library_that_tensorflow_has_not_are_not_there(self) -> None:
+        with pytest.raises(AttributeError):
+            getattr(tf.distribute, "function")  # noqa: B009
+
+    def test_errors(self) -> None:
+        assert tf.errors.OutOfRangeError is OutOfRangeError
+        assert tf.errors.OpError is JaxtributeError
