@@ -1,5 +1,6 @@
 """Rewrites of Grain pipelines give what Grain gives."""
 
+from pathlib import Path
 from typing import Any
 
 import grain
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxtribute.input import ArraySource, grain_tree, make_numpy_dataset
+from jaxtribute.input import ArraySource, TextLineSource, grain_tree, make_numpy_dataset
 from jaxtribute.input.batches import Batch
 from jaxtribute.input.grain_batches import for_worker
 from jaxtribute.input.splitting import Shard
@@ -147,3 +148,15 @@ def test_rewriting_leaves_the_original_alone() -> None:
     for_worker(dataset, Shard(2, 0, 2))
     assert all(a is b for a, b in zip(before, grain_tree.walk(dataset), strict=True))
     assert isinstance(grain_tree.array_source(before[-1]), ArraySource)
+
+
+def test_what_is_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("1\n")
+    lines = grain.MapDataset.source(TextLineSource(tmp_path / "lines"))
+    numbers = make_numpy_dataset(np.arange(3)).map(lambda x: x)
+    assert grain_tree.is_in_memory(numbers.shuffle(0).batch(2))
+    assert grain_tree.is_in_memory(grain.MapDataset.concatenate([numbers, grain.MapDataset.range(2)]))
+    assert grain_tree.is_in_memory(grain.MapDataset.source([1, 2]))
+    assert grain_tree.is_in_memory(for_worker(numbers.batch(2), Shard(2, 0, 2))[0])
+    assert not grain_tree.is_in_memory(lines)
+    assert not grain_tree.is_in_memory(grain.MapDataset.concatenate([numbers, lines]))

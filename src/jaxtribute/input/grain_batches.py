@@ -19,8 +19,8 @@ class _WorkerBatches(grain.MapDataset[Batch]):
     """The batches of a batching node, cut down to the rows of one worker."""
 
     def __init__(self, node: Any, shard: Shard) -> None:
-        super().__init__()
         self._records = grain_tree.parents(node)[0]
+        super().__init__(self._records)
         self._size: int = node._batch_size
         self._length = len(node)
         self._shard = shard

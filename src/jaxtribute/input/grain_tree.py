@@ -173,6 +173,19 @@ def array_source(node: Node) -> ArraySource | None:
     return ArraySource(held) if isinstance(held, np.ndarray) and held.ndim else None
 
 
+def is_in_memory(node: Node) -> bool:
+    """Whether all records come from arrays, sequences or ranges, so that reading waits for nothing."""
+    ends = [below for below in walk(node) if not parents(below)]
+    return all(
+        isinstance(end, sources.RangeMapDataset)
+        or (
+            isinstance(end, sources.SourceMapDataset)
+            and isinstance(end._source, (ArraySource, np.ndarray, list, tuple))
+        )
+        for end in ends
+    )
+
+
 def range_of(node: Node) -> tuple[int, int, int] | None:
     """Start, stop and step of a `MapDataset.range`, or None."""
     return (node.start, node.stop, node.step) if isinstance(node, sources.RangeMapDataset) else None

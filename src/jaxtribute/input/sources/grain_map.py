@@ -14,9 +14,11 @@ from jaxtribute.input.grain_batches import for_worker
 from jaxtribute.input.sources.base import Source, register
 from jaxtribute.input.splitting import Shard
 
-_READERS = 16
 _READ_AHEAD = 32
-"""Batches that Grain reads ahead, and threads that do. Its default of 500 suits records."""
+"""Batches that Grain reads ahead. Its default of 500 suits records."""
+_THREADS = 16
+_THREADS_IN_MEMORY = 4
+"""Threads that read batches. More than a few only contend for the interpreter where nothing waits for a disk."""
 
 
 class MapSource(Source):
@@ -143,7 +145,8 @@ class _ThreadedStream:
     """Reads records through Grain's own threads."""
 
     def __init__(self, dataset: Any, batch_size: int | None) -> None:
-        options = grain.ReadOptions(num_threads=_READERS, prefetch_buffer_size=_READ_AHEAD)
+        threads = _THREADS_IN_MEMORY if grain_tree.is_in_memory(dataset) else _THREADS
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=_READ_AHEAD)
         self._iterator: Any = iter(dataset.to_iter_dataset(options))
         self._positions = _Positions(len(dataset), batch_size)
 
