@@ -1,10 +1,13 @@
 """Activations and losses, against their definitions."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jaxtribute as jd
 import jaxtribute.compat.tf as tf
 from jaxtribute.errors import ShapeError
 
@@ -59,3 +62,15 @@ def test_activations() -> None:
 
 def test_l2_loss_is_half_the_sum_of_squares() -> None:
     assert float(tf.nn.l2_loss([3.0, 4.0])) == 12.5
+
+
+def test_losses_are_scaled_for_the_replicas() -> None:
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    def step() -> Any:
+        average = tf.nn.compute_average_loss([1.0, 2.0], sample_weight=[1.0, 3.0])
+        return average, tf.nn.scale_regularization_loss([4.0, 2.0])
+
+    average, regularization = strategy.run(step)
+    assert float(strategy.reduce("SUM", average, axis=None)) == 3.5
+    assert float(strategy.reduce("SUM", regularization, axis=None)) == 6.0

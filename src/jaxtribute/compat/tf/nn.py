@@ -7,13 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxtribute import nn
 from jaxtribute.compat.tf.convert import as_tensor
 from jaxtribute.compat.tf.math import sigmoid as sigmoid
 from jaxtribute.compat.tf.math import softplus as softplus
 from jaxtribute.compat.tf.math import tanh as tanh
 from jaxtribute.errors import ShapeError
-from jaxtribute.nn import compute_average_loss as compute_average_loss
-from jaxtribute.nn import scale_regularization_loss as scale_regularization_loss
 
 
 def relu(features: Any, name: str | None = None) -> Any:
@@ -118,3 +117,20 @@ def sigmoid_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None
     del name
     labels, logits = as_tensor(labels), as_tensor(logits)
     return jnp.maximum(logits, 0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+
+
+def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None) -> Any:
+    """Returns this replica's part of the mean loss over the global batch; as `jd.nn.compute_average_loss`.
+
+    Source: `tf.nn.compute_average_loss`.
+    """
+    weight = None if sample_weight is None else as_tensor(sample_weight)
+    return nn.compute_average_loss(as_tensor(per_example_loss), weight, global_batch_size)
+
+
+def scale_regularization_loss(regularization_loss: Any) -> Any:
+    """Returns this replica's part of a regularization loss; as `jd.nn.scale_regularization_loss`.
+
+    Source: `tf.nn.scale_regularization_loss`.
+    """
+    return nn.scale_regularization_loss(as_tensor(regularization_loss))

@@ -129,10 +129,10 @@ def size(input: Any, out_type: Any = np.int32, name: str | None = None) -> Any:
     return np.asarray(as_tensor(input).size, out_type)[()]
 
 
-def rank(input: Any, name: str | None = None) -> int:
+def rank(input: Any, name: str | None = None) -> Any:
     """Returns the number of axes. Source: `tf.rank`."""
     del name
-    return as_tensor(input).ndim
+    return np.int32(as_tensor(input).ndim)
 
 
 def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
