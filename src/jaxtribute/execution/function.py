@@ -188,8 +188,8 @@ class Function(Generic[P, R]):
         except jax.errors.ConcretizationTypeError as error:
             error.add_note(
                 f"HINT: {self.__name__} is compiled by jd.function, where an array has no value yet to branch on or "
-                "to convert. Use jnp.where, jax.lax.cond or jax.lax.while_loop, pass the value as a Python number, or call "
-                f"{self.__name__}.python_function, which runs eagerly."
+                "to convert. Use jnp.where, jax.lax.cond or jax.lax.while_loop, pass the value as a Python number, or "
+                f"call {self.__name__}.python_function, which runs eagerly."
             )
             raise
         self._traces += 1
