@@ -47,7 +47,7 @@ def compute(row: Row) -> float:
 def test_tensorflows_table(replicas: int) -> None:
     rows = [row for row in ROWS if row[1] == replicas and difference(row) is None]
     assert len(rows) > 80
-    for row in rows if replicas == 1 else rows[:: 2 * replicas - 1]:
+    for row in rows if replicas == 1 else rows[::8]:
         if isinstance(row[-1], dict):
             with pytest.raises(ArgumentError, match="HINT"):
                 compute(row)

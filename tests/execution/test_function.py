@@ -568,3 +568,37 @@ def test_numbers_that_change_with_every_call_are_noticed_once(caplog: pytest.Log
     for step in range(12):
         function(jnp.float32(2), jnp.float32(step))
     assert not caplog.text
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_functional_state_can_be_donated(devices: int) -> None:
+    strategy = jd.MirroredStrategy([f"cpu:{i}" for i in range(devices)])
+    state = strategy.place({"w": np.arange(6, dtype=np.float32), "n": np.int32(0)})
+
+    @jd.function(donate_argnums=0)
+    def step(state: Any, flag: bool, scale: Any) -> Any:
+        def replica(state: Any) -> Any:
+            return {"w": state["w"] * scale, "n": state["n"] + 1}
+
+        return strategy.run(replica, (state,)), scale
+
+    scale = jnp.float32(2)
+    first = jax.tree.leaves(state)
+    state, kept = step(state, True, scale)
+    state, kept = step(state, True, scale)
+    assert all(leaf.is_deleted() for leaf in first)
+    assert float(kept) == float(scale) == 2  # what was not donated is still there
+    np.testing.assert_array_equal(np.asarray(state["w"]), 4 * np.arange(6))
+    assert int(state["n"]) == 2
+    assert step.experimental_get_tracing_count() == 1
+
+
+def test_a_methods_donated_argument_is_counted_with_self() -> None:
+    class Model:
+        @jd.function(donate_argnums=1)
+        def double(self, x: Any) -> Any:
+            return x * jnp.float32(2)
+
+    x = jnp.ones(3)
+    np.testing.assert_array_equal(Model().double(x), 2 * np.ones(3))
+    assert x.is_deleted()

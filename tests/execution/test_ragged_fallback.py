@@ -10,11 +10,12 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute.errors import ContextError
-from ragged import UNEVEN, cut, deal, plain, rows
+from ragged import deal, plain, rows
 from replicas import EXECUTORS, execute, here, mirrored, variable
 
-FOUR = mirrored(4)
-X = rows(5, 2)
+THREE, PAIR = mirrored(3), mirrored(2)
+UNEVEN = (2, 1, 0)
+X = rows(3, 2)
 
 
 def total(x: Any) -> Any:
@@ -37,7 +38,7 @@ def in_scan_of_gradients(x: Any) -> Any:
     def loss(w: Any) -> Any:
         return jax.lax.scan(lambda c, _: (c + total(x * w), None), jnp.float32(0), None, length=2)[0]
 
-    return here().all_reduce("SUM", jax.grad(loss)(jnp.float32(3))) / 4
+    return here().all_reduce("SUM", jax.grad(loss)(jnp.float32(3))) / 3
 
 
 def in_gather(x: Any) -> Any:
@@ -45,7 +46,7 @@ def in_gather(x: Any) -> Any:
 
 
 def in_gather_of_a_known_length(x: Any) -> Any:
-    return 2 * (here().all_gather(x, 0) * jnp.ones((5, 2))).sum()
+    return 2 * (here().all_gather(x, 0) * jnp.ones((3, 2))).sum()
 
 
 def with_a_ref(x: Any) -> Any:
@@ -68,10 +69,10 @@ FALLBACKS = {
 @pytest.mark.parametrize("reason", FALLBACKS)
 def test_fallbacks_are_exact_and_warn_once(reason: str, caplog: pytest.LogCaptureFixture) -> None:
     fn = FALLBACKS[reason]
-    step = jd.function(lambda x: FOUR.run(fn, (x,)))
+    step = jd.function(lambda x: THREE.run(fn, (x,)))
     with caplog.at_level(logging.WARNING, "jaxtribute"):
         for scale in (1, 3):
-            result = step(deal(FOUR, scale * X, UNEVEN))
+            result = step(deal(THREE, scale * X, UNEVEN))
             np.testing.assert_allclose(plain(result), 2 * scale * X.sum(), rtol=1e-5)
     (record,) = caplog.records
     assert reason.replace("  ", " ") in record.getMessage()
@@ -85,16 +86,16 @@ def test_even_batches_of_the_same_function_stay_compiled(caplog: pytest.LogCaptu
         calls.append(x.shape[0])
         return in_gather(x)
 
-    step = jd.function(lambda x: FOUR.run(fn, (x,)))
-    whole = rows(8, 2)
+    step = jd.function(lambda x: THREE.run(fn, (x,)))
+    whole = rows(6, 2)
     with caplog.at_level(logging.WARNING, "jaxtribute"):
         for _ in range(3):
-            np.testing.assert_allclose(plain(step(deal(FOUR, whole, [2] * 4))), 2 * whole.sum(), rtol=1e-5)
+            np.testing.assert_allclose(plain(step(deal(THREE, whole, [2] * 3))), 2 * whole.sum(), rtol=1e-5)
         assert calls == [2]
         assert not caplog.records
-        step(deal(FOUR, X, cut(5, 4)))
+        step(deal(THREE, X, UNEVEN))
         assert len(caplog.records) == 1
-        np.testing.assert_allclose(plain(step(deal(FOUR, whole, [2] * 4))), 2 * whole.sum(), rtol=1e-5)
+        np.testing.assert_allclose(plain(step(deal(THREE, whole, [2] * 3))), 2 * whole.sum(), rtol=1e-5)
 
 
 def test_results_of_different_structure_run_in_lockstep() -> None:
@@ -102,48 +103,48 @@ def test_results_of_different_structure_run_in_lockstep() -> None:
         return [x] * x.shape[0]
 
     with pytest.raises(ContextError, match=r"replica 0 returned .*HINT: the function must return the same structure"):
-        jd.function(lambda x: FOUR.run(fn, (x,)))(deal(FOUR, X, UNEVEN))
+        jd.function(lambda x: THREE.run(fn, (x,)))(deal(THREE, X, UNEVEN))
 
 
 def test_results_of_different_rank_run_in_lockstep() -> None:
-    result = jd.function(lambda x: FOUR.run(lambda x: x if x.shape[0] > 1 else x.sum(), (x,)))(deal(FOUR, X, UNEVEN))
-    assert [part.shape for part in result.values] == [(2, 2), (2, 2), (), ()]
+    result = jd.function(lambda x: THREE.run(lambda x: x if x.shape[0] > 1 else x.sum(), (x,)))(deal(THREE, X, UNEVEN))
+    assert [part.shape for part in result.values] == [(2, 2), (), ()]
 
 
 def test_variables_written_by_some_replicas_only_are_found_out() -> None:
-    v = variable(FOUR, 0.0, aggregation=jd.VariableAggregation.SUM)
+    v = variable(THREE, 0.0, aggregation=jd.VariableAggregation.SUM)
 
     def fn(x: Any) -> None:
         if x.shape[0]:
             v.assign_add(x.sum())
 
-    with pytest.raises(ContextError, match=r"do not meet(.|\n)*replica 3 has ended(.|\n)*HINT"):
-        jd.function(lambda x: FOUR.run(fn, (x,)))(deal(FOUR, X, UNEVEN))
+    with pytest.raises(ContextError, match=r"do not meet(.|\n)*replica 2 has ended(.|\n)*HINT"):
+        jd.function(lambda x: THREE.run(fn, (x,)))(deal(THREE, X, UNEVEN))
     assert float(v) == 0
 
 
 def test_the_rest_of_the_function_runs_as_python(caplog: pytest.LogCaptureFixture) -> None:
-    v = variable(FOUR, 0.0, aggregation=jd.VariableAggregation.SUM)
+    v = variable(THREE, 0.0, aggregation=jd.VariableAggregation.SUM)
 
     @jd.function
     def inner(x: Any) -> Any:
-        return FOUR.run(in_scan, (x,))
+        return THREE.run(in_scan, (x,))
 
     @jd.function
     def outer(x: Any) -> Any:
         result = inner(x)
-        v.assign_add(FOUR.reduce("MEAN", result, axis=None))
+        v.assign_add(THREE.reduce("MEAN", result, axis=None))
         return result
 
-    outer(deal(FOUR, X, UNEVEN))
-    outer(deal(FOUR, X, UNEVEN))
+    outer(deal(THREE, X, UNEVEN))
+    outer(deal(THREE, X, UNEVEN))
     np.testing.assert_allclose(float(v), 4 * X.sum(), rtol=1e-5)
     assert len(caplog.records) == 1
 
 
 def test_gradients_of_gathered_rows() -> None:
     """Each replica gets its own rows' part back, however many it has."""
-    weights = jnp.arange(10, dtype=jnp.float32).reshape(5, 2)
+    weights = jnp.arange(6, dtype=jnp.float32).reshape(3, 2)
 
     def fn(x: Any) -> Any:
         def loss(x: Any) -> Any:
@@ -152,8 +153,8 @@ def test_gradients_of_gathered_rows() -> None:
         return jax.grad(loss)(x)
 
     expected = np.split(np.asarray(weights) * sum(1 + n for n in UNEVEN), np.cumsum(UNEVEN)[:-1])
-    for run in (FOUR.run, jd.function(FOUR.run)):
-        for part, value in zip(run(fn, (deal(FOUR, X, UNEVEN),)).values, expected, strict=True):
+    for run in (THREE.run, jd.function(THREE.run)):
+        for part, value in zip(run(fn, (deal(THREE, X, UNEVEN),)).values, expected, strict=True):
             np.testing.assert_allclose(part, value)
 
 
@@ -165,10 +166,10 @@ def test_gradients_of_gathered_rows_beside_integers() -> None:
 
         return jax.grad(loss)(x)
 
-    x = rows(8, 2)
+    x = rows(4, 2)
     for executor in EXECUTORS:
-        grad = execute(executor, FOUR, fn, deal(FOUR, x, [2] * 4))
-        np.testing.assert_allclose(np.concatenate(plain(grad)), 2 * x * 8 * 4, rtol=1e-5)
+        grad = execute(executor, PAIR, fn, deal(PAIR, x, [2, 2]))
+        np.testing.assert_allclose(np.concatenate(plain(grad)), 2 * x * 4 * 2, rtol=1e-5)
 
 
 def test_errors_of_the_function_itself_come_out() -> None:
@@ -177,4 +178,4 @@ def test_errors_of_the_function_itself_come_out() -> None:
         raise LookupError("mine")
 
     with pytest.raises(LookupError, match="mine"):
-        jd.function(lambda x: FOUR.run(fn, (x,)))(deal(FOUR, X, UNEVEN))
+        jd.function(lambda x: THREE.run(fn, (x,)))(deal(THREE, X, UNEVEN))

@@ -18,13 +18,14 @@ from ragged import UNEVEN, deal, rows
 from replicas import each_executor, fraction, here, ident, mirrored, one_device, variable
 
 FOUR = mirrored(4)
-SHAPES: list[tuple[tuple[int, ...], Any]] = [((7, 3), np.float32), ((3,), np.float32), ((2, 1, 3), jnp.bfloat16)]
-"""Sizes that four replicas do not divide, and fewer than they are; two dtypes."""
+SHAPES: list[tuple[tuple[int, ...], Any]] = [((7, 3), np.float32), ((2, 1, 3), jnp.bfloat16)]
+"""Sizes that four replicas do not divide; two dtypes."""
 MORE_SHAPES: list[tuple[tuple[int, ...], Any]] = [
-    ((4, 6), np.float32), ((), np.float32), ((1, 1), np.float32), ((2, 3, 5), jnp.bfloat16), ((2, 1, 3, 2), np.float32),
+    ((4, 6), np.float32), ((3,), np.float32), ((), np.float32), ((1, 1), np.float32),
+    ((2, 3, 5), jnp.bfloat16), ((2, 1, 3, 2), np.float32),
 ]  # fmt: skip
 MATRICES = [((4, 6), np.float32), ((7, 3), np.float32)]
-LABELS = ["0", "1", "0"]
+LABELS = ["0", "1"]
 
 TRANSFORMS: dict[str, optax.GradientTransformation] = {
     "sgd": optax.sgd(0.1),
@@ -40,7 +41,7 @@ TRANSFORMS: dict[str, optax.GradientTransformation] = {
     "MultiSteps": optax.MultiSteps(optax.adam(0.01), 2).gradient_transformation(),
     "novograd": optax.novograd(0.01),
     "schedule": optax.adam(optax.cosine_decay_schedule(0.1, 5)),
-    "masked": optax.masked(optax.adam(0.01), [True, False, True]),
+    "masked": optax.masked(optax.adam(0.01), [True, False]),
     "partition": optax.partition({"0": optax.adam(0.01), "1": optax.sgd(0.1, momentum=0.5)}, LABELS),
     "apply_if_finite": optax.apply_if_finite(optax.adam(0.01), 2),
     "inject_hyperparams": optax.inject_hyperparams(optax.adam)(learning_rate=0.01),
@@ -73,8 +74,8 @@ def optax_steps(transform: Any, shapes: Sequence[Any], steps: int) -> list[Any]:
         update = jax.jit(transform.update)
         for step in range(steps):
             updates, state = update(gradients(shapes, step), state, params)
-            params = optax.apply_updates(params, updates)
-    return list(params)
+            params = jax.tree.leaves(optax.apply_updates(params, updates))
+    return params
 
 
 def check(variables: Sequence[jd.Variable], expected: Sequence[Any]) -> None:
@@ -124,7 +125,7 @@ def test_transformations_of_matrices(name: str, shard: bool) -> None:
     check(variables, optax_steps(MATRIX_TRANSFORMS[name], MATRICES, 3))
 
 
-@pytest.mark.parametrize("name", ["adam", "clip", "apply_if_finite", "noise"])
+@pytest.mark.parametrize("name", ["clip", "apply_if_finite", "noise"])
 def test_transformations_without_sharding(name: str) -> None:
     variables, _ = run_steps(FOUR, TRANSFORMS[name], SHAPES, shard=False, compiled=True)
     check(variables, optax_steps(TRANSFORMS[name], SHAPES, 3))
@@ -310,13 +311,14 @@ def test_uneven_batches_are_one_devices(executor: str, shard: bool) -> None:
     call = jd.function(step) if executor == "compiled" else step
     for _ in range(2):
         call(deal(FOUR, x, UNEVEN))
-    params, transform = jnp.asarray(start), optax.adam(0.1)
+    params: Any = jnp.asarray(start)
+    transform = optax.adam(0.1)
     with jax.numpy_dtype_promotion("standard"):
         state = transform.init(params)
         for _ in range(2):
             updates, state = transform.update(jax.grad(loss)(params, x), state, params)
             params = optax.apply_updates(params, updates)
-    np.testing.assert_allclose(v.numpy(), params, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(v.numpy(), np.asarray(params), rtol=1e-5, atol=1e-6)
 
 
 @each_executor

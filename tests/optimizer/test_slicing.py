@@ -74,7 +74,7 @@ steps = st.one_of(
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple).filter(lambda shape: math.prod(shape) >= 4)
 
 
-@settings(max_examples=15, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 @given(shapes, st.lists(steps, min_size=2, max_size=8), st.sampled_from([2, 3, 4]))
 def test_random_programs(shape: tuple[int, ...], program: list[Any], replicas: int) -> None:
     def fn(x: Any, y: Any) -> Any:

@@ -104,8 +104,8 @@ def test_a_written_slot_decides_the_next_update() -> None:
 def test_padding_stays_out_of_sight() -> None:
     """A slot whose padding becomes NaN (0 / 0) is as it should be."""
 
-    def update(grads: Any, state: Any, params: Any = None) -> Any:
-        quotient = jax.tree.map(lambda g, s: s / g, grads, state)
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        quotient = jax.tree.map(lambda g, s: s / g, updates, state)
         total = sum(jnp.sum(q) for q in quotient)
         return jax.tree.map(lambda q: 0 * q + total, quotient), quotient
 
@@ -155,4 +155,4 @@ def test_optax_is_not_held_to_the_users_promotion_rules() -> None:
     optimizer = optimizer_of((2, 2))
     optimizer.apply_gradients([np.ones((2, 2), np.float32)])
     with pytest.raises(jax.dtypes.TypePromotionError):
-        jnp.ones(2) + jnp.ones(2, jnp.int32)
+        jnp.add(jnp.ones(2), jnp.ones(2, jnp.int32))

@@ -42,10 +42,12 @@ class Function(Generic[P, R]):
     __name__: str
     __qualname__: str
 
-    def __init__(self, python_function: Callable[P, R], input_signature: Any = None) -> None:
+    def __init__(
+        self, python_function: Callable[P, R], input_signature: Any = None, donate_argnums: Sequence[int] = ()
+    ) -> None:
         functools.update_wrapper(self, python_function)
         self._python_function = python_function
-        self._signature = input_signature
+        self._signature, self._donate = input_signature, tuple(donate_argnums)
         self._conform = None if input_signature is None else InputSignature(input_signature, python_function).conform
         self._programs: dict[Any, Callable[[Sequence[Any]], Any]] = {}
         self._takes_variables: set[Any] = set()
@@ -103,7 +105,8 @@ class Function(Generic[P, R]):
         name = f"_jd_function_{self.__name__}"
         bound = cast("dict[str, Any]", attributes).get(name)
         if bound is None or bound.python_function.__self__ is not instance:  # a copy has the original's attributes
-            bound = Function(self._python_function.__get__(instance, owner), self._signature)
+            shifted = [place - 1 for place in self._donate]  # `self` is no argument of the bound method
+            bound = Function(self._python_function.__get__(instance, owner), self._signature, shifted)
             attributes[name] = bound
         return bound
 
@@ -176,7 +179,8 @@ class Function(Generic[P, R]):
         with self._lock:
             self._note_numbers(tree, statics)
             if key not in self._programs:
-                self._programs[key] = Program(trace(leaves), trace, context.strategy.extended.home)
+                given = _places(self._donate, tree, statics)
+                self._programs[key] = Program(trace(leaves), trace, context.strategy.extended.home, given)
             return self._programs[key]
 
     def _traced(
@@ -269,11 +273,25 @@ def _separate(leaves: list[Any], given: Any) -> tuple[list[Any], tuple[Any, ...]
     return dynamic, tuple(statics), feeds
 
 
+def _places(arguments: Sequence[int], tree: Any, statics: tuple[Any, ...]) -> list[int]:
+    """Where the arrays of some positional arguments are among all arrays of the arguments."""
+    if not arguments:
+        return []
+    fixed = {place for place, _, _ in statics}
+    owners = [place for place, argument in enumerate(tree.children()[0].children()) for _ in range(argument.num_leaves)]
+    arrays = [owner for leaf, owner in enumerate(owners) if leaf not in fixed]
+    return [place for place, owner in enumerate(arrays) if owner in arguments]
+
+
 @overload
-def function(func: Callable[P, R], *, input_signature: Any = None) -> Function[P, R]: ...
+def function(
+    func: Callable[P, R], *, input_signature: Any = None, donate_argnums: int | Sequence[int] = ()
+) -> Function[P, R]: ...
 @overload
-def function(func: None = None, *, input_signature: Any = None) -> Callable[[Callable[P, R]], Function[P, R]]: ...
-def function(func: Any = None, *, input_signature: Any = None) -> Any:
+def function(
+    func: None = None, *, input_signature: Any = None, donate_argnums: int | Sequence[int] = ()
+) -> Callable[[Callable[P, R]], Function[P, R]]: ...
+def function(func: Any = None, *, input_signature: Any = None, donate_argnums: int | Sequence[int] = ()) -> Any:
     """Compiles a function that reads and writes variables into one XLA program.
 
     The function is traced once for each signature: the structure of its arguments, the shapes and dtypes of
@@ -287,6 +305,8 @@ def function(func: Any = None, *, input_signature: Any = None) -> Any:
       input_signature: one nest of specs for each argument that it must fit: `jax.ShapeDtypeStruct`, with None for
         a dimension of any size, or a distributed dataset's `element_spec`. Numbers become arrays of the spec's
         dtype, so that new ones do not retrace.
+      donate_argnums: positions of arguments, such as a state that the function returns anew, whose arrays it may
+        overwrite; they cannot be used afterwards. Variables that it writes are donated in any case.
 
     Returns:
       A function with the same arguments and results. Numbers that it returns come back as arrays.
@@ -297,8 +317,9 @@ def function(func: Any = None, *, input_signature: Any = None) -> Any:
       VariableError: (when called) variables are created on a later call than the first.
       If the function raises, no variable has changed.
 
-    Source: `tf.function`.
+    Source: `tf.function`; `donate_argnums` as in `jax.jit`.
     """
+    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
     if func is None:
-        return lambda func: Function(func, input_signature)
-    return Function(cast("Callable[..., Any]", func), input_signature)
+        return lambda func: Function(func, input_signature, donated)
+    return Function(cast("Callable[..., Any]", func), input_signature, donated)

@@ -36,9 +36,17 @@ class Program:
     executable for each combination of shapes, and asks `retrace` for the program of a new one.
     """
 
-    def __init__(self, first: Capture, retrace: Callable[[Sequence[Any]], Capture], home: ReplicaMesh | None) -> None:
+    def __init__(
+        self,
+        first: Capture,
+        retrace: Callable[[Sequence[Any]], Capture],
+        home: ReplicaMesh | None,
+        given: Sequence[int] = (),
+    ) -> None:
         self._retrace = retrace
         self._home = home
+        self._given = frozenset(given)
+        """The places among the leaves of arguments whose memory the program may take over."""
         self._pending: Capture | None = None
         self.mesh: ReplicaMesh | None = None
         self.donated: list[Variable] = []
@@ -64,12 +72,12 @@ class Program:
         self._pending = capture
         central = next((v.policy for v in (*self.donated, *self.kept) if v.policy.parameter_device is not None), None)
         if central is not None and central.mesh is not None and central.parameter_device is not None:
-            self.mesh = self.mesh or central.mesh
+            self.mesh, self._given = self.mesh or central.mesh, frozenset()
             self._jitted: Any = CentralProgram(
                 self._body, self.donated, self.kept, central.mesh, central.parameter_device
             )
         else:
-            self._jitted = jax.jit(self._body, donate_argnums=0, out_shardings=shardings)
+            self._jitted = jax.jit(self._body, donate_argnums=(0, 3) if self._given else 0, out_shardings=shardings)
 
     def _target(self) -> Sharding | None:
         """Where arguments and variables of no strategy must lie; None where it does not matter."""
@@ -84,7 +92,12 @@ class Program:
         target = self._target() if variable.policy.mesh is None else None
         return target or (variable.stored.sharding if variable.stored.committed else None)
 
-    def _body(self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any]) -> tuple[list[Any], Any]:
+    def _body(
+        self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any], given: Sequence[Any] = ()
+    ) -> tuple[list[Any], Any]:
+        if given:
+            rest, gifts = iter(leaves), iter(given)
+            leaves = [next(gifts if i in self._given else rest) for i in range(len(leaves) + len(given))]
         capture = self._pending or self._retrace(leaves)
         self._pending = None
         known = dict(zip((*self.donated, *self.kept), (*donated, *kept), strict=True))
@@ -120,12 +133,16 @@ class Program:
         # This is every step's path: the underscore saves a call a variable.
         donated = [variable._data for variable in self.donated]  # pyright: ignore[reportPrivateUsage]
         kept = [variable._data for variable in self.kept]  # pyright: ignore[reportPrivateUsage]
+        inputs: tuple[Sequence[Any], ...] = (donated, kept, leaves)
+        if self._given:
+            split = [[leaf for i, leaf in enumerate(leaves) if (i in self._given) is gift] for gift in (False, True)]
+            inputs = (donated, kept, *split)
         try:
             if self._needs_home and self._home is not None:
                 with jax.default_device(self._home.devices[0]):
-                    state, result = self._jitted(donated, kept, leaves)
+                    state, result = self._jitted(*inputs)
             else:
-                state, result = self._jitted(donated, kept, leaves)
+                state, result = self._jitted(*inputs)
         except Grow as grow:
             self._grow(grow.capture)
             return self._step(leaves)

@@ -108,7 +108,7 @@ def _equation(eqn: jex.JaxprEqn, arguments: list[Any], replicas: int) -> Sequenc
     if every_axis and arguments[0].data.dtype != np.bool_:
         return [_reduce(eqn, arguments[0], replicas)]
     if name in ("reshape", "squeeze", "expand_dims") and eqn.params.get("dimensions") in (None, *_dims(eqn)):
-        return [Slice(arguments[0].data, eqn.outvars[0].aval.shape)]
+        return [Slice(arguments[0].data, _shape(eqn))]
     if name == "broadcast_in_dim" and math.prod(eqn.params["shape"]) == math.prod(arguments[0].shape):
         return [Slice(arguments[0].data, eqn.params["shape"])]  # new axes of length 1
     if name in _CALLS:
@@ -123,8 +123,13 @@ def _dims(eqn: jex.JaxprEqn) -> tuple[Any, ...]:
     return (eqn.params.get("dimensions"),) if eqn.primitive.name == "squeeze" else ()
 
 
+def _shape(eqn: jex.JaxprEqn) -> tuple[int, ...]:
+    aval: Any = eqn.outvars[0].aval
+    return aval.shape
+
+
 def _elementwise(eqn: jex.JaxprEqn, arguments: list[Any], replicas: int) -> Sequence[Any]:
-    shape = eqn.outvars[0].aval.shape
+    shape = _shape(eqn)
     local: list[Any] = []
     for argument in arguments:
         if isinstance(argument, Slice):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,12 +43,12 @@ def leaves_of(state: Any) -> list[Any]:
 
 
 def _key_kind(leaf: Any) -> Any:
-    is_key = jax.dtypes.issubdtype(jax.numpy.result_type(leaf), jax.dtypes.prng_key)
+    is_key = jax.numpy.issubdtype(jax.numpy.result_type(leaf), jax.dtypes.prng_key)
     return jax.random.key_impl(leaf) if is_key else None
 
 
 @contextmanager
-def optax_rules() -> Iterator[None]:
+def optax_rules() -> Generator[None]:
     """JAX's usual promotion: Optax mixes dtypes and ranks, however strict the user is with code of their own."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
@@ -100,8 +100,7 @@ def owner_of_leaves(state: Any, variables: Sequence[Variable]) -> list[int | Non
     """
     owners: list[int | None] = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        last = path[-1] if path else None
-        index = last.idx if isinstance(last, jax.tree_util.SequenceKey) else None
+        index = getattr(path[-1], "idx", None) if path else None
         fits = index is not None and index < len(variables) and jax.numpy.shape(leaf) == variables[index].shape
         owners.append(index if fits and _key_kind(leaf) is None else None)
     return owners

@@ -27,7 +27,7 @@ def whole_update(transform: optax.GradientTransformation, slots: Slots) -> Updat
         params = list(params)
         with optax_rules():
             updates, state = transform.update(list(grads), slots.state(values), params)
-            fresh = optax.apply_updates(params, updates)
+            fresh = jax.tree.leaves(optax.apply_updates(params, updates))
         return [*fresh, *leaves_of(state)]
 
     return update
