@@ -54,10 +54,14 @@ def evaluate(devices: int, batch: int, data: Arrays, classifier: jax.Array) -> t
         loss, right = losses(classifier, *element)
         return loss.sum(), right.sum(), jnp.full((), len(loss))
 
+    @jd.function
+    def step(element: Arrays) -> Any:
+        parts = strategy.run(sums, args=(element,))
+        return parts, strategy.reduce(jd.ReduceOp.SUM, parts, axis=None)
+
     loss, right, images, means = 0.0, 0, 0, list[float]()
     for element in strategy.experimental_distribute_dataset(dataset):
-        parts = strategy.run(sums, args=(element,))
-        loss_sum, right_sum, count = (strategy.reduce(jd.ReduceOp.SUM, part, axis=None) for part in parts)
+        parts, (loss_sum, right_sum, count) = step(element)
         loss, right, images = loss + float(loss_sum), right + int(right_sum), images + int(count)
         local = [map(float, strategy.experimental_local_results(part)) for part in (parts[0], parts[2])]
         means.append(float(np.mean([total / number if number else 0.0 for total, number in zip(*local, strict=True)])))
