@@ -109,7 +109,7 @@ class ExtendedOperations(ABC):
         Source: `tf.distribute.StrategyExtended.batch_reduce_to`.
         """
         op = ReduceOp.parse(reduce_op)
-        self._require_cross_replica("batch_reduce_to")
+        _require_cross_replica("batch_reduce_to")
         results: list[Any] = []
         pairs = [(self._value(value), destinations) for value, destinations in value_destination_pairs]
         together: dict[CrossDeviceOps | None, list[int]] = {}
@@ -123,7 +123,7 @@ class ExtendedOperations(ABC):
                 ops = _TO_ONE_DEVICE if on_cpu else self._cross_device_ops
                 together.setdefault(ops, []).append(place)
             else:
-                results[place] = put(self._same(value, op), target)
+                results[place] = put(_same(value, op, self.mesh.size), target)
         for ops, places in together.items():
             chosen = [pairs[place] for place in places]
             reduced = self._reduce_local(chosen, op, options) if ops is None else ops.batch_reduce(op, chosen, options)
@@ -143,7 +143,7 @@ class ExtendedOperations(ABC):
 
         Source: `tf.distribute.StrategyExtended.broadcast_to`.
         """
-        self._require_cross_replica("broadcast_to")
+        _require_cross_replica("broadcast_to")
         if contexts.current().frame.local:
             return operand(tensor)
         return put(jax.numpy.asarray(operand(tensor)), parse_destinations(destinations, self.mesh))
@@ -279,15 +279,6 @@ class ExtendedOperations(ABC):
         values = [value.data for value, _ in pairs]
         return manual.all_reduce(values, op, self.mesh.size, self.summation(options), pairs[0][0].idle)
 
-    def _same(self, value: Any, op: ReduceOp) -> Any:
-        """The reduction of a value that is the same on all replicas."""
-        if op is ReduceOp.SUM and self.mesh.size > 1:
-            raise ArgumentError(
-                f"SUM over {self.mesh.size} replicas of {value!r}, which is not a distributed value, does not say "
-                "whether each replica holds it. HINT: pass what strategy.run returned, or use 'MEAN'."
-            )
-        return jax.numpy.asarray(value)
-
     def _value(self, value: Any) -> Any:
         """`value`, variables as what they hold on each replica."""
         if isinstance(value, Variable):
@@ -298,14 +289,6 @@ class ExtendedOperations(ABC):
                 "HINT: use the strategy that made the value."
             )
         return value
-
-    def _require_cross_replica(self, method: str) -> None:
-        context = contexts.current()
-        if context.replica is not None and not context.strategy.is_default:
-            raise ContextError(
-                f"extended.{method} was called inside a function that strategy.run executes on each replica. "
-                "HINT: call it in ctx.merge_call(fn), or use ctx.all_reduce."
-            )
 
 
 _TO_ONE_DEVICE = ReductionToOneDevice()
@@ -318,3 +301,22 @@ def _whole(value: Any) -> Any:
     if isinstance(value, LocalPerReplica):
         return value.data
     return value.values[0] if isinstance(value, PerReplica) else value
+
+
+def _same(value: Any, op: ReduceOp, replicas: int) -> Any:
+    """The reduction of a value that is the same on all replicas."""
+    if op is ReduceOp.SUM and replicas > 1:
+        raise ArgumentError(
+            f"SUM over {replicas} replicas of {value!r}, which is not a distributed value, does not say "
+            "whether each replica holds it. HINT: pass what strategy.run returned, or use 'MEAN'."
+        )
+    return jax.numpy.asarray(value)
+
+
+def _require_cross_replica(method: str) -> None:
+    context = contexts.current()
+    if context.replica is not None and not context.strategy.is_default:
+        raise ContextError(
+            f"extended.{method} was called inside a function that strategy.run executes on each replica. "
+            "HINT: call it in ctx.merge_call(fn), or use ctx.all_reduce."
+        )
