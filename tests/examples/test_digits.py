@@ -50,7 +50,7 @@ def test_each_epoch_prints_loss_and_accuracy_which_improve(one_device: str) -> N
 def test_variables_and_slots_are_listed_with_their_devices(one_device: str) -> None:
     assert re.search(r"hidden/kernel:0 +64 x 256 +CPU:0", one_device)
     assert "CPU:1" not in one_device
-    assert re.search(r"slot.* +64 x 256 +CPU:0", one_device)
+    assert re.search(r"hidden/kernel/trace:0 +64 x 256 +CPU:0", one_device)
 
 
 def test_the_default_strategy_does_the_same(one_device: str) -> None:
