@@ -53,6 +53,12 @@ def test_auto_shards_variables_of_a_mebibyte() -> None:
     assert bytes_a_device(small) == [512 * 511 * 4] * 4
 
 
+def test_auto_leaves_two_replicas_as_they_are() -> None:
+    v = variable(mirrored(2), np.ones((512, 512), np.float32))
+    (slot,) = jd.Optimizer(optax.sgd(0.1, momentum=0.9), [v]).variables
+    assert bytes_a_device(slot) == [1 << 20] * 2
+
+
 def test_not_sharded() -> None:
     for slot in optimizer_of((4, 6), shard=False).variables:
         assert isinstance(slot.policy, MirroredPolicy)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from jaxtribute.strategies.base import Strategy
 
 _LARGE_BYTES = 1 << 20
+_MANY_REPLICAS = 4
+"""With two replicas the update that is saved costs less than scattering and gathering (12 % of a large MLP's step)."""
 
 
 class Optimizer:
@@ -36,9 +38,9 @@ class Optimizer:
       variables: the variables to update, a nest; all of one strategy.
       shard_update: whether each replica updates one slice of the large variables and holds the slots of that
         slice only, so that the slots take `1 / replicas` of the memory on each device. The gradients are
-        reduce-scattered and the new values gathered. `"auto"` shards variables of 1 MiB and more. The result is
-        the same for every transformation; those that mix the elements of an array (other than by a reduction of
-        all of them, as in a norm) gather their slots for the computation.
+        reduce-scattered and the new values gathered. `"auto"` shards variables of 1 MiB and more over 4 replicas and
+        more, where it is not slower. The result is the same for every transformation; those that mix the elements
+        of an array (other than by a reduction of all of them, as in a norm) gather their slots for the computation.
 
     Raises:
       ArgumentError: no variables, or one twice; an unknown `shard_update`.
@@ -133,6 +135,8 @@ class Optimizer:
         if shard_update not in (True, False, "auto"):
             raise ArgumentError(f"shard_update is {shard_update!r}. HINT: pass True, False or 'auto'.")
         if not shard_update or self._mesh.size == 1:
+            return frozenset()
+        if shard_update == "auto" and self._mesh.size < _MANY_REPLICAS:
             return frozenset()
         floor = _LARGE_BYTES if shard_update == "auto" else 0
         return frozenset(
