@@ -21,7 +21,7 @@ from jaxtribute.execution.autodiff import value_and_grad as value_and_grad
 from jaxtribute.execution.function import function as function
 from jaxtribute.execution.replica_context import ReplicaContext as ReplicaContext
 from jaxtribute.optimizer import Optimizer as Optimizer
-from jaxtribute.strategies import default as _default  # noqa: F401 (makes what holds outside every scope)
+from jaxtribute.strategies import default as _default
 from jaxtribute.strategies.base import RunOptions as RunOptions
 from jaxtribute.strategies.base import Strategy as Strategy
 from jaxtribute.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
@@ -42,6 +42,7 @@ from jaxtribute.values.enums import VariableSynchronization as VariableSynchroni
 from jaxtribute.values.scatter import IndexedSlices as IndexedSlices
 from jaxtribute.values.variable import Variable as Variable
 
+_default.install()
 # Before user code can start a backend; this starts none.
 config.apply_environment()
 

@@ -111,8 +111,8 @@ class Program:
         outputs = jex.jaxpr_as_fun(capture.closed)(*own_leaves, *inputs, *fed)
         count = capture.tree.num_leaves
         # JAX would hand an input that is also an output back as it is: the caller's own memory, as a variable's.
-        given = {id(value) for value in (*leaves, *inputs)}
-        state = [jnp.copy(value) if id(value) in given else value for value in outputs[count:]]
+        passed = {id(value) for value in (*leaves, *inputs)}
+        state = [jnp.copy(value) if id(value) in passed else value for value in outputs[count:]]
         known.update(zip(capture.frame.written, state, strict=True))
         return [known[variable] for variable in self.donated], capture.tree.unflatten(outputs[:count])
 

@@ -74,4 +74,8 @@ class DefaultStrategy(Strategy):
 
 _DEFAULT = DefaultStrategy()
 _CONTEXT = Context(_DEFAULT, ReplicaContext(_DEFAULT, 0), EAGER)
-fallback.make = lambda: _CONTEXT
+
+
+def install() -> None:
+    """Makes the default strategy what holds outside every scope."""
+    fallback.make = lambda: _CONTEXT
