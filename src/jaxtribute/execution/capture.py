@@ -94,7 +94,7 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
         frame = OuterFrame()
         with entered(Context(context.strategy, context.replica, frame)):
             result = call(leaves)
-        outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result), is_leaf=_is_constant)
+        outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result), is_leaf=is_constant)
         outputs: list[Any] = [
             leaf if is_array(leaf) or isinstance(leaf, (*_NUMBERS, Constant)) else Constant(leaf) for leaf in outputs
         ]
@@ -110,7 +110,8 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
     return Capture(lift(closed), *seen)
 
 
-def _is_constant(value: Any) -> bool:
+def is_constant(value: Any) -> bool:
+    """Whether a result is carried in the structure of the results."""
     return isinstance(value, Constant)
 
 

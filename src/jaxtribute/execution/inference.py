@@ -27,7 +27,11 @@ COLLECTIVES = _EQUALISING | {
     equal_p.name,
 }
 """Names of the primitives by which replicas exchange values, or that mark the end of an exchange."""
-_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
+          "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "checkpoint": "jaxpr",
+          "remat2": "jaxpr"}  # fmt: skip
+"""Primitives that call one inner program with their own operands, and the parameter that holds it."""
+_INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
 def varying_outputs(jaxpr: jex.Jaxpr, inputs: Sequence[bool]) -> list[bool]:
@@ -78,7 +82,7 @@ def _equation(eqn: jex.JaxprEqn, flags: list[bool]) -> list[bool]:
     if name == "cond":
         outs = [varying_outputs(_open(branch), flags[1:]) for branch in params["branches"]]
         return [flags[0] or any(column) for column in zip(*outs, strict=True)]
-    for key in _CALLS:
+    for key in _INNER:
         inner = params.get(key)
         if inner is not None and len(_open(inner).invars) == len(flags) and len(_open(inner).outvars) == count:
             return varying_outputs(_open(inner), flags)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import Sharding
 
-from jaxtribute.execution.capture import Capture, Constant
+from jaxtribute.execution.capture import Capture, Constant, is_constant
 from jaxtribute.execution.central.program import CentralProgram
 from jaxtribute.execution.frames import escape_error
 from jaxtribute.values.mesh import ReplicaMesh, own
@@ -122,7 +122,7 @@ class Program:
             state, result = self._step(leaves)
         if self.mesh is not None:
             self.mesh.throttle(state or result)
-        return jax.tree.map(_unwrapped, result, is_leaf=_is_constant) if self._constants else result
+        return jax.tree.map(_unwrapped, result, is_leaf=is_constant) if self._constants else result
 
     def _step(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
         if self._loose and (self.mesh is not None or spread):
@@ -190,10 +190,6 @@ class Program:
         """The program lowered for `leaves`, for looking at; runs nothing."""
         donated, kept = [v.peek() for v in self.donated], [v.peek() for v in self.kept]
         return self._jitted.lower(donated, kept, leaves)
-
-
-def _is_constant(value: Any) -> bool:
-    return isinstance(value, Constant)
 
 
 def _unwrapped(value: Any) -> Any:

@@ -20,13 +20,9 @@ import numpy as np
 from jax import lax
 from jax.core import ShapedArray
 
-from jaxtribute.execution.inference import COLLECTIVES
+from jaxtribute.execution.inference import CALLS, COLLECTIVES
 from jaxtribute.execution.numbering import Number, Numbering, same_type
 from jaxtribute.values.mesh import AXIS
-
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
-          "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "checkpoint": "jaxpr",
-          "remat2": "jaxpr"}  # fmt: skip
 
 
 class NotSplittable(Exception):  # noqa: N818
@@ -81,7 +77,7 @@ def inlined(closed: jex.ClosedJaxpr, replicas: int) -> jex.ClosedJaxpr:
 
         for eqn in jaxpr.eqns:
             arguments = [read(atom) for atom in eqn.invars]
-            inner = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
+            inner = eqn.params.get(CALLS.get(eqn.primitive.name, ""))
             if inner is not None and makes_collectives(eqn):
                 opened = inner if isinstance(inner, jex.ClosedJaxpr) else jex.ClosedJaxpr(inner, ())
                 results = evaluate(opened.jaxpr, opened.consts, arguments)

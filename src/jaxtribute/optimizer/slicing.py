@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxtribute.execution.inference import CALLS
 from jaxtribute.values.mesh import AXIS
 
 _ELEMENTWISE = frozenset(
@@ -27,9 +28,6 @@ _ELEMENTWISE = frozenset(
     "real reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin "
     "sinh sqrt square stop_gradient sub tan tanh xor optimization_barrier".split()
 )
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
-          "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "checkpoint": "jaxpr",
-          "remat2": "jaxpr"}  # fmt: skip
 # Maxima are gathered, as the all-reduce of some devices would lose a NaN.
 _COLLECTIVES: dict[str, Callable[[Any], Any]] = {
     "reduce_sum": lambda local: lax.psum(local, AXIS),
@@ -111,8 +109,8 @@ def _equation(eqn: jex.JaxprEqn, arguments: list[Any], replicas: int) -> Sequenc
         return [Slice(arguments[0].data, _shape(eqn))]
     if name == "broadcast_in_dim" and math.prod(eqn.params["shape"]) == math.prod(arguments[0].shape):
         return [Slice(arguments[0].data, eqn.params["shape"])]  # new axes of length 1
-    if name in _CALLS:
-        inner = eqn.params[_CALLS[name]]
+    if name in CALLS:
+        inner = eqn.params[CALLS[name]]
         closed = inner if isinstance(inner, jex.ClosedJaxpr) else jex.ClosedJaxpr(inner, ())
         return _evaluate(closed.jaxpr, closed.consts, arguments, replicas)
     raise NotSliceable(name)
