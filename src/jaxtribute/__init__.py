@@ -1,5 +1,6 @@
 """The programming model of `tf.distribute` on JAX: `import jaxtribute as jd`."""
 
+from importlib import import_module as _import_module
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
@@ -46,18 +47,16 @@ _default.install()
 # Before user code can start a backend; this starts none.
 config.apply_environment()
 
-_FROM_INPUT = frozenset(
-    {
-        "AutoShardPolicy",
-        "DistributedDataset",
-        "DistributedIterator",
-        "InputContext",
-        "InputOptions",
-        "InputReplicationMode",
-        "shard_hint",
-    }
-)
-"""Found when they are asked for: the input package loads Grain."""
+_LAZY = {
+    "AutoShardPolicy": "input",
+    "DistributedDataset": "input",
+    "DistributedIterator": "input",
+    "InputContext": "input",
+    "InputOptions": "input",
+    "InputReplicationMode": "input",
+    "shard_hint": "input",
+}
+"""Names that are found when they are asked for, and in which module: those load Grain, Orbax or more."""
 
 if _TYPE_CHECKING:
     from jaxtribute.input import AutoShardPolicy as AutoShardPolicy
@@ -70,12 +69,12 @@ if _TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> _Any:
-    if name not in _FROM_INPUT:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    from jaxtribute import input as _input
-
-    return getattr(_input, name)
+    found = getattr(_import_module(f"{__name__}.{_LAZY[name]}"), name)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_FROM_INPUT})
+    return sorted({*globals(), *_LAZY})
