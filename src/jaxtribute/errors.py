@@ -13,7 +13,10 @@ Each error also inherits the builtin that Python code would expect at that place
     ├── ArgumentTypeError    (TypeError)     an argument of a wrong type
     ├── VariableError        (ValueError)    a variable created, read or written against its policy
     ├── InputError           (ValueError)    a dataset that cannot be distributed as asked
-    └── OutOfRangeError      (IndexError)    the end of a dataset, from `get_next()`
+    ├── OutOfRangeError      (IndexError)    the end of a dataset, from `get_next()`
+    ├── ClusterSpecError     (ValueError)    a cluster that is described wrongly: spec, TF_CONFIG, environment
+    ├── ClusterError         (RuntimeError)  a cluster that cannot be joined, or lost a worker
+    └── DeadlineError        (TimeoutError)  a wait that outlived its deadline; says for whom it waited
 """
 
 
@@ -63,3 +66,15 @@ class InputError(JaxtributeError, ValueError):
 
 class OutOfRangeError(JaxtributeError, IndexError):
     """A distributed iterator has no more elements. Source: `tf.errors.OutOfRangeError`."""
+
+
+class ClusterSpecError(JaxtributeError, ValueError):
+    """A cluster is described wrongly: a malformed spec, `TF_CONFIG` or scheduler's environment."""
+
+
+class ClusterError(JaxtributeError, RuntimeError):
+    """A cluster cannot be joined, or it lost a worker."""
+
+
+class DeadlineError(JaxtributeError, TimeoutError):
+    """A wait outlived its deadline. The message says for whom it waited."""
