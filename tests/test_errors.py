@@ -9,8 +9,11 @@ from jaxtribute import errors
 BUILTINS = {
     "ArgumentError": ValueError,
     "ArgumentTypeError": TypeError,
+    "ClusterError": RuntimeError,
+    "ClusterSpecError": ValueError,
     "ConfigError": RuntimeError,
     "ContextError": RuntimeError,
+    "DeadlineError": TimeoutError,
     "DeviceError": ValueError,
     "InputError": ValueError,
     "OutOfRangeError": IndexError,
