@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help check format test docs demo bench clean
+.PHONY: help check format test docs demo bench package lowest clean
 
 help:  ## show the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -36,6 +36,22 @@ demo: $(READY)  ## train on the handwritten digits: one device, then mirrored on
 
 bench: $(READY)  ## measure against hand-written JAX
 	$(BIN)/python -m benchmarks
+
+package: $(READY)  ## build wheel and sdist into dist/, and try the wheel in an environment of its own
+	rm -rf dist build/smoke
+	$(BIN)/python -m hatchling build
+	$(PYTHON) -m venv build/smoke
+	build/smoke/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	build/smoke/bin/jaxtribute --help >/dev/null
+	cd build/smoke && JAXTRIBUTE_CPU_DEVICES=2 bin/python $(CURDIR)/tests/smoke.py
+
+lowest:  ## test at the lowest versions of the dependencies that pyproject.toml allows
+	$(PYTHON) -m venv build/lowest
+	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
+	VIRTUAL_ENV=build/lowest build/lowest/bin/uv pip install --quiet --resolution lowest-direct .
+	VIRTUAL_ENV=build/lowest build/lowest/bin/uv pip install --quiet pytest pytest-timeout hypothesis psutil
+	build/lowest/bin/python -m pytest -q tests/values tests/optimizer tests/execution/test_function.py \
+		tests/input/test_dataset.py tests/input/test_explain.py tests/strategies/test_mirrored.py tests/cli/test_main.py
 
 clean:  ## remove everything that the targets above make
 	rm -rf .venv site dist build .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
