@@ -1,0 +1,1 @@
+"""Clusters: their description, resolvers, and this process as a member of one."""

@@ -1,0 +1,357 @@
+"""This process as a member of a cluster, on `jax.distributed`.
+
+| environment variable | meaning |
+|---|---|
+| `JAXTRIBUTE_BIND_ADDRESS` | host:port where the coordination service listens, instead of its address in the spec |
+| `JAXTRIBUTE_SILENCE_S` | seconds without a sign of life after which a worker is lost; 20 by default |
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, cast
+
+import jax
+from jax._src import distributed, xla_bridge
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+
+from jaxtribute import allocator, backend
+from jaxtribute.cluster.addresses import Address
+from jaxtribute.cluster.failures import Failure
+from jaxtribute.cluster.roster import Roster, can_connect
+from jaxtribute.cluster.watch import Watch, say
+from jaxtribute.errors import ClusterError, ConfigError, DeadlineError
+
+BIND = "JAXTRIBUTE_BIND_ADDRESS"
+SILENCE = "JAXTRIBUTE_SILENCE_S"
+EXIT_CODE = 70
+"""How a worker ends whose cluster has failed elsewhere (EX_SOFTWARE)."""
+_SPEAK_EVERY_S = 10.0
+_GRACE_S = 2.0
+_POLL_S = 0.05
+
+_config = cast(Any, jax.config)
+
+
+class Cluster:
+    """The cluster that this process belongs to: its members, a key-value store and barriers. Made by `connect`."""
+
+    def __init__(self, roster: Roster, store: Any, silence_s: float) -> None:
+        self.roster = roster
+        self.store = store
+        """JAX's client of the coordination service."""
+        self.report: dict[str, Any] = {}
+        """What this worker tells the others of itself with each sign of life."""
+        self.watch = Watch(store, roster, silence_s, self._end, lambda: dict(self.report))
+        self._barriers: dict[str, int] = {}
+
+    @property
+    def rank(self) -> int:
+        """This process among the workers."""
+        return self.roster.rank
+
+    @property
+    def workers(self) -> int:
+        """How many processes train together."""
+        return len(self.roster.members)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The workers as messages call them, by rank."""
+        return self.roster.names
+
+    def set(self, key: str, value: str) -> None:
+        """Sets a key, whether it was set or not."""
+        self.store.key_value_set(key, value, True)
+
+    def get(self, key: str, timeout_s: float = 300.0, *, of: int | None = None) -> str:
+        """Waits for a key and returns its value.
+
+        Args:
+          key: the key.
+          timeout_s: seconds to wait.
+          of: the worker that sets it, for the message.
+
+        Raises:
+          DeadlineError: it was not set in time.
+          ClusterError: meanwhile a worker failed.
+        """
+        deadline = time.monotonic() + timeout_s
+        whom = "another worker" if of is None else self.names[of]
+        while True:
+            self.check()
+            left = deadline - time.monotonic()
+            try:
+                return self.store.blocking_key_value_get(key, max(1, int(1000 * min(left, 1.0))))
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise ClusterError(f"the coordination service failed: {str(error).splitlines()[0]}") from error
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"{self.names[self.rank]} waited {timeout_s:g} s for {whom} to set {key!r}. "
+                    "HINT: see that worker's output; all workers must run the same program."
+                )
+
+    def try_get(self, key: str) -> str | None:
+        """The value of a key, or None if it is not set."""
+        try:
+            return self.store.key_value_try_get(key)
+        except jax.errors.JaxRuntimeError as error:
+            if "NOT_FOUND" in str(error):
+                return None
+            raise
+
+    def delete(self, key: str) -> None:
+        """Deletes a key, or all keys below it."""
+        self.store.key_value_delete(key)
+
+    def list(self, prefix: str) -> dict[str, str]:
+        """The keys below a directory, by their full names."""
+        return dict(self.store.key_value_dir_get(prefix))
+
+    def barrier(self, name: str, timeout_s: float = 300.0) -> None:
+        """Waits until all workers have come to the barrier of this name; it can be used again and again.
+
+        Args:
+          name: the same on all workers.
+          timeout_s: seconds to wait.
+
+        Raises:
+          DeadlineError: some did not come; it names them.
+          ClusterError: meanwhile a worker failed.
+        """
+        number = self._barriers[name] = self._barriers.get(name, 0) + 1
+        place = f"jaxtribute/barrier/{name}/{number}"
+        self.set(f"{place}/{self.rank}", "")
+
+        def absent() -> list[int]:
+            here = {int(key.rpartition("/")[2]) for key in self.list(f"{place}/")}
+            return [rank for rank in range(self.workers) if rank not in here]
+
+        await_workers(self.roster, absent, f"at the barrier {name!r}", timeout_s, self.check)
+        if number > 1:  # all are here, so all have left the one before
+            self.delete(f"jaxtribute/barrier/{name}/{number - 1}/{self.rank}")
+
+    def check(self) -> None:
+        """Raises what is known of a failure elsewhere.
+
+        Raises:
+          ClusterError: a worker failed or was lost.
+        """
+        failure = self.watch.failure
+        if failure is not None and failure.rank != self.rank:
+            raise ClusterError(f"{failure.message(self.names)}.\n{failure.details}".rstrip())
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the other workers that this one's program has raised; they end within seconds."""
+        self.watch.publish(Failure.raised(self.rank, error))
+
+    def _end(self, failure: Failure) -> None:
+        """Ends this process, which may be stuck in a collective, after a failure elsewhere."""
+        self.watch.publish(failure)
+        say(f"{self.names[self.rank]} ends, since {failure.message(self.names)}.")
+        if failure.details and self.rank == 0 and "JAXTRIBUTE_LAUNCHER" not in os.environ:
+            say(f"its traceback:\n{failure.details}")
+        threading.main_thread().join(_GRACE_S)  # its next call of the library raises, and it may clean up
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_CODE)
+
+
+_current: Cluster | None = None
+"""JAX knows one cluster a process, and so does this library."""
+
+
+def current() -> Cluster | None:
+    """The cluster that this process has joined, if any."""
+    return _current
+
+
+def connect(spec: Any, task_type: str, task_id: int, *, timeout_s: float = 300.0) -> Cluster:
+    """Joins the cluster; the same call again gives the same cluster.
+
+    The chief, or worker 0 where there is none, hosts the coordination service at its own address of the spec.
+
+    Args:
+      spec: a `ClusterSpec`, or a mapping from jobs to addresses. Its chief and workers train together.
+      task_type: this process's job.
+      task_id: its task there.
+      timeout_s: seconds to wait for the others.
+
+    Raises:
+      ClusterSpecError: the spec is malformed or has no such task.
+      ConfigError: JAX has started already, or this process is in another cluster.
+      DeadlineError: workers did not come in time; it names them.
+      ClusterError: the service could not be started.
+    """
+    global _current
+    jobs: Mapping[str, Any] = spec if isinstance(spec, Mapping) else spec.as_dict()
+    roster = Roster.of(jobs, task_type, task_id)
+    if _current is not None:
+        if _current.roster == roster:
+            return _current
+        raise ConfigError(
+            f"this process is already {_current.names[_current.rank]} of a cluster of {_current.workers}, and was "
+            f"asked to be {roster.names[roster.rank]} of {len(roster.members)}. HINT: one cluster a process."
+        )
+    _prepare(roster)
+    _start(roster, timeout_s)
+    cluster = Cluster(roster, distributed.global_state.client, _silence_s())
+    cluster.watch.start()
+    atexit.register(leave)
+    _report_exceptions(cluster)
+    _current = cluster
+    cluster.barrier("start", timeout_s)
+    return cluster
+
+
+def leave() -> None:
+    """Leaves the cluster, at the end of the program; the coordinator stays until all others have left."""
+    global _current
+    cluster, _current = _current, None
+    if cluster is None:
+        return
+    if cluster.watch.failure is None:
+        try:
+            cluster.watch.leave()
+            _await_leaving(cluster)
+        except (jax.errors.JaxRuntimeError, ClusterError) as error:
+            say(f"{cluster.names[cluster.rank]} left a cluster that had failed: {str(error).splitlines()[0]}")
+    cluster.watch.stop()
+    if cluster.watch.failure is None:
+        jax.distributed.shutdown()
+        return
+    # JAX would wait minutes for the workers that are gone.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1 if cluster.watch.failure.reporter == cluster.rank == cluster.watch.failure.rank else EXIT_CODE)
+
+
+def await_workers(
+    roster: Roster,
+    absent: Callable[[], Sequence[int]],
+    where: str,
+    timeout_s: float,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Waits until no worker is absent, and says every 10 s for whom it waits.
+
+    Args:
+      roster: the workers.
+      absent: the ranks that are still missing.
+      where: what they are missing from, for the message.
+      timeout_s: seconds to wait.
+      check: raises if waiting is in vain.
+
+    Raises:
+      DeadlineError: some did not come; it names them.
+    """
+    start = time.monotonic()
+    spoken, pause = start, 0.001
+    while missing := absent():
+        check()
+        now = time.monotonic()
+        if now - start > timeout_s:
+            raise DeadlineError(
+                f"{roster.names[roster.rank]} waited {timeout_s:g} s {where} for {roster.named(missing)}. "
+                "HINT: see whether they run and whether their output shows an error."
+            )
+        if now - spoken > _SPEAK_EVERY_S:
+            spoken = now
+            say(f"{roster.names[roster.rank]} has waited {now - start:.0f} s {where} for {roster.named(missing)}")
+        time.sleep(pause)
+        pause = min(2 * pause, _POLL_S)
+
+
+def _await_leaving(cluster: Cluster) -> None:
+    """The coordinator waits while others work: they are watched, so that one that is lost ends the wait."""
+    if cluster.rank != 0:
+        return
+
+    def still_here() -> list[int]:
+        return [rank for rank in range(1, cluster.workers) if rank not in cluster.watch.left]
+
+    await_workers(cluster.roster, still_here, "at the end of the program", float("inf"), cluster.check)
+
+
+def _silence_s() -> float:
+    text = os.environ.get(SILENCE, "20")
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if value < 1:
+        raise ConfigError(f"{SILENCE}={text!r} is no number of seconds from 1 up. HINT: unset it for 20.")
+    return value
+
+
+def _prepare(roster: Roster) -> None:
+    """Settings that JAX reads when it starts."""
+    if backend.backend_started():
+        raise ConfigError(
+            f"{roster.names[roster.rank]} cannot join its cluster: JAX has already started in this process. "
+            "HINT: make the strategy before anything that uses a JAX device or array."
+        )
+    backend.prepare_cpu_backend()
+    if len(roster.members) > 1:
+        allocator.tune_allocator()
+    # The service answers from the first worker on, so that the missing ones can be named; and the end of a worker is
+    # told by the watch, with its name, instead of by an abort.
+    _config.update("jax_enable_recoverability", True)
+    # It would take SIGTERM, and programs could no longer be stopped by it.
+    _config.update("jax_enable_preemption_service", False)
+
+
+def _start(roster: Roster, timeout_s: float) -> None:
+    """Starts the coordination service on rank 0, and connects."""
+    leader, own = roster.members[0], roster.own
+    start = time.monotonic()
+    if roster.rank != 0:
+        # JAX ends the process where the service is late, so it is asked only once something listens there.
+        await_workers(
+            roster, lambda: [] if can_connect(leader.address, 1.0) else [0], "for the start of the cluster", timeout_s
+        )
+    bind = os.environ.get(BIND) or leader.address
+    left_s = max(1, int(timeout_s - (time.monotonic() - start)))
+    try:
+        jax.distributed.initialize(
+            leader.address,
+            len(roster.members),
+            roster.rank,
+            cluster_detection_method="deactivate",
+            initialization_timeout=left_s,
+            coordinator_bind_address=bind if roster.rank == 0 else None,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise ClusterError(
+            f"{own} could not start its part of the cluster: {error}. HINT: {bind} must be a free address of this "
+            f"machine; where the cluster knows this machine by another one, set {BIND}=host:port."
+        ) from error
+    host = Address.parse(own.address).host
+    xla_bridge.register_backend_factory("cpu", lambda: _cpu_client(host), priority=0, fail_quietly=False)
+
+
+def _cpu_client(host: str) -> Any:
+    """JAX's CPU client, with collectives that listen on this worker's address alone."""
+    store = distributed.global_state.client
+    if store is None or _config.jax_cpu_collectives_implementation != "gloo":
+        return xla_bridge.make_cpu_client()
+    return xla_bridge.make_cpu_client(_jax.make_gloo_tcp_collectives(distributed_client=store, hostname=host))
+
+
+def _report_exceptions(cluster: Cluster) -> None:
+    """Tells the others when this program ends with an exception."""
+    shown = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        shown(kind, error, trace)
+        if not isinstance(error, KeyboardInterrupt) or cluster.workers > 1:
+            cluster.fail(error.with_traceback(trace))
+
+    sys.excepthook = hook

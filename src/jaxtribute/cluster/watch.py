@@ -1,0 +1,175 @@
+"""A thread in each worker that tells the others it is alive, and learns of theirs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jaxtribute.cluster.failures import Failure
+
+if TYPE_CHECKING:
+    from jaxtribute.cluster.roster import Roster
+
+ROOT = "jaxtribute/watch"
+_PULSE_S = 0.5
+_ACKNOWLEDGED_S = 3.0
+
+
+class Store(Protocol):
+    """What is needed of the coordination service's client."""
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False, /) -> None:
+        """Sets a key."""
+        ...
+
+    def key_value_dir_get(self, key: str, /) -> list[tuple[str, str]]:
+        """The keys below a directory and their values."""
+        ...
+
+
+class Watch:
+    """Pulses of all workers, over the coordination service.
+
+    Twice a second each worker writes a new pulse and reads the others'. One whose pulse stands still for `silence_s`
+    seconds is lost. A failure, of whatever kind, is written to the service; all who read it end.
+
+    Args:
+      store: the coordination service's client.
+      roster: the workers.
+      silence_s: seconds without a pulse after which a worker is lost.
+      on_failure: called once, in the thread that watches, with the first failure of another worker.
+      report: called for each pulse; what it returns travels along, for messages about stuck workers.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        roster: Roster,
+        silence_s: float,
+        on_failure: Callable[[Failure], None],
+        report: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        self._store, self._roster, self._silence_s = store, roster, silence_s
+        self._on_failure, self._report = on_failure, report
+        self._rank = roster.rank
+        self._stop = threading.Event()
+        self._heard = dict.fromkeys(range(len(roster.members)), time.monotonic())
+        self._pulses: dict[int, str] = {}
+        self._answered = time.monotonic()
+        self.left: frozenset[int] = frozenset()
+        """The workers whose programs have ended well."""
+        self.failure: Failure | None = None
+        """The first failure that is known, of this worker or another."""
+        self._threads = [
+            threading.Thread(target=target, name=f"jaxtribute-{name}", daemon=True)
+            for name, target in (("pulse", self._pulse), ("watch", self._check))
+        ]
+
+    def start(self) -> None:
+        """Starts to pulse and to watch."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Ends both threads; waits for them, at most a few seconds."""
+        self._stop.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(5 * _PULSE_S)
+
+    def reports(self) -> dict[int, dict[str, Any]]:
+        """What each worker last said of itself."""
+        return {rank: json.loads(pulse)["report"] for rank, pulse in sorted(self._pulses.items())}
+
+    def publish(self, failure: Failure) -> None:
+        """Tells the others of a failure. The coordinator then waits for them to read it, as it takes the service along.
+
+        Args:
+          failure: what happened; one that is known already is kept instead.
+        """
+        self.failure = self.failure or failure
+        try:
+            self._store.key_value_set(f"{ROOT}/failure/{self._rank}", self.failure.encode(), True)
+            deadline = time.monotonic() + (_ACKNOWLEDGED_S if self._rank == 0 else 0.0)
+            while time.monotonic() < deadline and not self._all_know():
+                time.sleep(_PULSE_S / 5)
+        except RuntimeError:
+            return  # the service is gone, and with it those who could read
+
+    def leave(self) -> None:
+        """Tells the others that this worker's program has ended well."""
+        self._store.key_value_set(f"{ROOT}/left/{self._rank}", "", True)
+
+    def _all_know(self) -> bool:
+        known = {int(key.rpartition("/")[2]) for key, _ in self._store.key_value_dir_get(f"{ROOT}/failure/")}
+        return len(known | set(self.left)) == len(self._roster.members)
+
+    def _pulse(self) -> None:
+        count = 0
+        while not self._stop.is_set():
+            count += 1
+            try:
+                pulse = json.dumps({"count": count, "report": self._report()})
+                self._store.key_value_set(f"{ROOT}/pulse/{self._rank}", pulse, True)
+                self._read(self._store.key_value_dir_get(f"{ROOT}/"))
+                self._answered = time.monotonic()
+            except RuntimeError as error:
+                if self._stop.wait(_PULSE_S):
+                    return
+                if time.monotonic() - self._answered > self._silence_s:
+                    self._fail(Failure(0, f"cannot be reached: {str(error).splitlines()[0]}", "", self._rank))
+            self._stop.wait(_PULSE_S)
+
+    def _read(self, entries: list[tuple[str, str]]) -> None:
+        now = time.monotonic()
+        left: set[int] = set()
+        failures: list[Failure] = []
+        for key, value in entries:
+            kind, rank = key.split("/")[-2:]
+            if kind == "pulse" and self._pulses.get(int(rank)) != value:
+                self._pulses[int(rank)] = value
+                self._heard[int(rank)] = now
+            elif kind == "left":
+                left.add(int(rank))
+            elif kind == "failure":
+                failures.append(Failure.decode(value))
+        self.left = frozenset(left)
+        if failures and self.failure is None:
+            # The one that names itself is the cause; others may have failed because of it.
+            failures.sort(key=lambda one: one.rank != one.reporter)
+            self._fail(failures[0])
+
+    def _check(self) -> None:
+        """Looks for silence; in a thread of its own, as a call to a service that is cut off may not return."""
+        while not self._stop.wait(_PULSE_S):
+            now = time.monotonic()
+            silent_s = now - self._answered
+            if silent_s > self._silence_s and self._rank != 0:
+                self._fail(Failure(0, f"was lost: no answer for {silent_s:.0f} s", "", self._rank))
+                return
+            lost = [
+                rank
+                for rank, heard in self._heard.items()
+                if rank not in self.left and rank != self._rank and now - heard > self._silence_s
+            ]
+            if lost and silent_s < self._silence_s / 2:
+                self._fail(Failure(lost[0], f"was lost: no pulse for {self._silence_s:.0f} s", "", self._rank))
+                return
+
+    def _fail(self, failure: Failure) -> None:
+        if self.failure is None:
+            self.failure = failure
+            self._on_failure(failure)
+
+
+def say(text: str) -> None:
+    """A line on stderr about the cluster; never raises."""
+    try:
+        sys.stderr.write(f"jaxtribute: {text}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return
