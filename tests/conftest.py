@@ -2,11 +2,13 @@
 
 import hypothesis
 import jax
+import pytest
 
-from guards import no_leaks as no_leaks
-from guards import same_environment as same_environment
 from jaxtribute import config
 from jaxtribute.execution import workers
+from jaxtribute.testing.shared import SharedRunners
+
+pytest_plugins = ["jaxtribute.testing.pytest_plugin"]
 
 config.set_logical_cpu_devices(8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -17,3 +19,17 @@ workers.IDLE_SECONDS = 0.02
 # The first example of a shape compiles, so a time limit for each example would only measure XLA.
 hypothesis.settings.register_profile("jaxtribute", deadline=None)
 hypothesis.settings.load_profile("jaxtribute")
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(no_leaks: None, same_environment: None) -> None:
+    """Every test is watched."""
+
+
+@pytest.fixture(scope="session")
+def multi_process(multi_process: SharedRunners) -> SharedRunners:
+    """Processes that tests share; they are as strict as this one."""
+    multi_process.environment.update(
+        JAX_NUMPY_DTYPE_PROMOTION="strict", JAX_NUMPY_RANK_PROMOTION="raise", PYTHONWARNINGS="error"
+    )
+    return multi_process

@@ -17,6 +17,7 @@ BUILTINS = {
     "DeviceError": ValueError,
     "InputError": ValueError,
     "OutOfRangeError": IndexError,
+    "ProcessFailedError": RuntimeError,
     "ShapeError": ValueError,
     "StrategyMixError": RuntimeError,
     "TraceError": RuntimeError,

@@ -58,7 +58,11 @@ _LAZY = {
 }
 """Names that are found when they are asked for, and in which module: those load Grain, Orbax or more."""
 
+_LAZY_MODULES = {"testing"}
+"""Modules of the public face that are loaded when they are asked for."""
+
 if _TYPE_CHECKING:
+    from jaxtribute import testing as testing
     from jaxtribute.input import AutoShardPolicy as AutoShardPolicy
     from jaxtribute.input import DistributedDataset as DistributedDataset
     from jaxtribute.input import DistributedIterator as DistributedIterator
@@ -69,6 +73,8 @@ if _TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> _Any:
+    if name in _LAZY_MODULES:
+        return _import_module(f"{__name__}.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     found = getattr(_import_module(f"{__name__}.{_LAZY[name]}"), name)
@@ -77,4 +83,4 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_LAZY, *_LAZY_MODULES})

@@ -16,7 +16,8 @@ Each error also inherits the builtin that Python code would expect at that place
     ├── OutOfRangeError      (IndexError)    the end of a dataset, from `get_next()`
     ├── ClusterSpecError     (ValueError)    a cluster that is described wrongly: spec, TF_CONFIG, environment
     ├── ClusterError         (RuntimeError)  a cluster that cannot be joined, or lost a worker
-    └── DeadlineError        (TimeoutError)  a wait that outlived its deadline; says for whom it waited
+    ├── DeadlineError        (TimeoutError)  a wait that outlived its deadline; says for whom it waited
+    └── ProcessFailedError   (RuntimeError)  a process of a job on this machine that raised or died
 """
 
 
@@ -78,3 +79,15 @@ class ClusterError(JaxtributeError, RuntimeError):
 
 class DeadlineError(JaxtributeError, TimeoutError):
     """A wait outlived its deadline. The message says for whom it waited."""
+
+
+class ProcessFailedError(JaxtributeError, RuntimeError):
+    """A process of a job on this machine raised or died.
+
+    Attributes:
+        rank: The rank of that process; `None` where it is not known.
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank

@@ -1,4 +1,4 @@
-"""The guards see what a test leaves, and nothing that it does not."""
+"""The listings show what a test leaves, and nothing that it does not."""
 
 import os
 import socket
@@ -8,51 +8,51 @@ import threading
 
 import pytest
 
-import guards
+from jaxtribute.testing import leaks
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "DEADLINE_S", 0.0)
+    monkeypatch.setattr(leaks, "DEADLINE_S", 0.0)
 
 
 def test_a_thread_is_seen_until_it_ends(impatient: None) -> None:
-    before, stop = guards.list_threads(), threading.Event()
+    before, stop = leaks.list_threads(), threading.Event()
     thread = threading.Thread(target=stop.wait, name="forgotten")
     thread.start()
-    (extra,) = guards.left_behind(guards.list_threads, before)
+    (extra,) = leaks.left_behind(leaks.list_threads, before)
     assert extra.startswith("forgotten")
     stop.set()
     thread.join()
-    assert guards.left_behind(guards.list_threads, before) == []
+    assert leaks.left_behind(leaks.list_threads, before) == []
 
 
 def test_a_thread_that_is_about_to_end_is_waited_for() -> None:
-    before = guards.list_threads()
+    before = leaks.list_threads()
     thread = threading.Timer(0.05, lambda: None)
     thread.start()
-    assert guards.left_behind(guards.list_threads, before) == []
+    assert leaks.left_behind(leaks.list_threads, before) == []
     thread.join()
 
 
 def test_a_child_process_is_seen_until_it_ends(impatient: None) -> None:
-    before = guards.list_children()
+    before = leaks.list_children()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        assert guards.left_behind(guards.list_children, before) == [f"process {child.pid}"]
+        assert leaks.left_behind(leaks.list_children, before) == [f"process {child.pid}"]
         child.communicate(b"\n")
-    assert guards.left_behind(guards.list_children, before) == []
+    assert leaks.left_behind(leaks.list_children, before) == []
 
 
 def test_a_listening_port_is_seen_until_it_closes(impatient: None) -> None:
-    before = guards.list_ports()
+    before = leaks.list_ports()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert guards.left_behind(guards.list_ports, before) == [f"port {server.getsockname()[1]}"]
-    assert guards.left_behind(guards.list_ports, before) == []
+        assert leaks.left_behind(leaks.list_ports, before) == [f"port {server.getsockname()[1]}"]
+    assert leaks.left_behind(leaks.list_ports, before) == []
 
 
 def test_an_environment_variable_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = guards.list_environment()
+    before = leaks.list_environment()
     monkeypatch.setenv("JAXTRIBUTE_NEW", "1")
-    assert guards.list_environment().items() - before.items() == {("JAXTRIBUTE_NEW", "1")}
+    assert leaks.list_environment().items() - before.items() == {("JAXTRIBUTE_NEW", "1")}
     assert "PYTEST_CURRENT_TEST" in os.environ
     assert "PYTEST_CURRENT_TEST" not in before
