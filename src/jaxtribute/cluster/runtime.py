@@ -150,7 +150,17 @@ class Cluster:
 
     def fail(self, error: BaseException) -> None:
         """Tells the other workers that this one's program has raised; they end within seconds."""
-        self.watch.publish(Failure.raised(self.rank, error))
+        cause = self.watch.cause(error)
+        if cause.rank != self.rank:
+            say(f"{self.names[self.rank]} failed because {cause.message(self.names)}.")
+
+    def exit(self) -> None:
+        """Ends this process at once, after a failure; JAX would wait minutes for the workers that are gone."""
+        self.watch.depart()
+        failure = self.watch.failure
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1 if failure is not None and failure.rank == self.rank else EXIT_CODE)
 
     def _end(self, failure: Failure) -> None:
         """Ends this process, which may be stuck in a collective, after a failure elsewhere."""
@@ -159,9 +169,7 @@ class Cluster:
         if failure.details and self.rank == 0 and "JAXTRIBUTE_LAUNCHER" not in os.environ:
             say(f"its traceback:\n{failure.details}")
         threading.main_thread().join(_GRACE_S)  # its next call of the library raises, and it may clean up
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(EXIT_CODE)
+        self.exit()
 
 
 _current: Cluster | None = None
@@ -223,14 +231,10 @@ def leave() -> None:
             _await_leaving(cluster)
         except (jax.errors.JaxRuntimeError, ClusterError) as error:
             say(f"{cluster.names[cluster.rank]} left a cluster that had failed: {str(error).splitlines()[0]}")
+    if cluster.watch.failure is not None:
+        cluster.exit()
     cluster.watch.stop()
-    if cluster.watch.failure is None:
-        jax.distributed.shutdown()
-        return
-    # JAX would wait minutes for the workers that are gone.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1 if cluster.watch.failure.reporter == cluster.rank == cluster.watch.failure.rank else EXIT_CODE)
+    jax.distributed.shutdown()
 
 
 def await_workers(

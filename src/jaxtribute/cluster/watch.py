@@ -7,7 +7,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
 
 from jaxtribute.cluster.failures import Failure
 
@@ -16,7 +19,9 @@ if TYPE_CHECKING:
 
 ROOT = "jaxtribute/watch"
 _PULSE_S = 0.5
-_ACKNOWLEDGED_S = 3.0
+_SUSPICIOUS_S = 3.0
+"""Silence after which a worker is lost once a collective has broken."""
+_DEPARTURE_S = 5.0
 
 
 class Store(Protocol):
@@ -86,27 +91,49 @@ class Watch:
         return {rank: json.loads(pulse)["report"] for rank, pulse in sorted(self._pulses.items())}
 
     def publish(self, failure: Failure) -> None:
-        """Tells the others of a failure. The coordinator then waits for them to read it, as it takes the service along.
+        """Tells the others of a failure.
 
         Args:
           failure: what happened; one that is known already is kept instead.
         """
         self.failure = self.failure or failure
-        try:
+        with suppress(RuntimeError):  # the service may be gone, and with it those who could read
             self._store.key_value_set(f"{ROOT}/failure/{self._rank}", self.failure.encode(), True)
-            deadline = time.monotonic() + (_ACKNOWLEDGED_S if self._rank == 0 else 0.0)
-            while time.monotonic() < deadline and not self._all_know():
+
+    def cause(self, error: BaseException) -> Failure:
+        """Why this worker's program raised: another worker's failure, if a collective broke because of it.
+
+        Waits for it where the error can come of that: a few seconds, in which the one that is gone stands out.
+
+        Args:
+          error: what was raised here.
+        """
+        own = Failure.raised(self._rank, error)
+        if _broken_collective(error):
+            self._silence_s = min(self._silence_s, _SUSPICIOUS_S)
+            deadline = time.monotonic() + 2 * _SUSPICIOUS_S
+            while self.failure is None and time.monotonic() < deadline:
+                self._stop.wait(_PULSE_S / 5)
+        self.publish(own)
+        return self.failure or own
+
+    def depart(self) -> None:
+        """Tells the others that this process ends after a failure; the coordinator, whose end is theirs, waits."""
+        deadline = time.monotonic() + _DEPARTURE_S
+        with suppress(RuntimeError):
+            self._store.key_value_set(f"{ROOT}/gone/{self._rank}", "", True)
+            while self._rank == 0 and time.monotonic() < deadline and not self._all_gone():
                 time.sleep(_PULSE_S / 5)
-        except RuntimeError:
-            return  # the service is gone, and with it those who could read
 
     def leave(self) -> None:
         """Tells the others that this worker's program has ended well."""
         self._store.key_value_set(f"{ROOT}/left/{self._rank}", "", True)
 
-    def _all_know(self) -> bool:
-        known = {int(key.rpartition("/")[2]) for key, _ in self._store.key_value_dir_get(f"{ROOT}/failure/")}
-        return len(known | set(self.left)) == len(self._roster.members)
+    def _all_gone(self) -> bool:
+        entries = self._store.key_value_dir_get(f"{ROOT}/")
+        gone = {int(key.rpartition("/")[2]) for key, _ in entries if key.split("/")[-2] in ("gone", "left")}
+        lost = {self.failure.rank} if self.failure is not None else set[int]()
+        return len(gone | lost) == len(self._roster.members)
 
     def _pulse(self) -> None:
         count = 0
@@ -164,6 +191,17 @@ class Watch:
         if self.failure is None:
             self.failure = failure
             self._on_failure(failure)
+
+
+def _broken_collective(error: BaseException | None) -> bool:
+    """Whether an error may come of a collective that lost a peer: Gloo's is a ValueError."""
+    if error is None:
+        return False
+    return (
+        isinstance(error, jax.errors.JaxRuntimeError)
+        or (isinstance(error, ValueError) and "Gloo" in str(error))
+        or _broken_collective(error.__cause__ or error.__context__)
+    )
 
 
 def say(text: str) -> None:
