@@ -9,6 +9,8 @@ from jaxtribute import errors
 BUILTINS = {
     "ArgumentError": ValueError,
     "ArgumentTypeError": TypeError,
+    "CheckpointError": RuntimeError,
+    "CheckpointMismatchError": ValueError,
     "ClusterError": RuntimeError,
     "ClusterSpecError": ValueError,
     "ConfigError": RuntimeError,

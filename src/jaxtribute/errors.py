@@ -17,7 +17,9 @@ Each error also inherits the builtin that Python code would expect at that place
     ├── ClusterSpecError     (ValueError)    a cluster that is described wrongly: spec, TF_CONFIG, environment
     ├── ClusterError         (RuntimeError)  a cluster that cannot be joined, or lost a worker
     ├── DeadlineError        (TimeoutError)  a wait that outlived its deadline; says for whom it waited
-    └── ProcessFailedError   (RuntimeError)  a process of a job on this machine that raised or died
+    ├── ProcessFailedError   (RuntimeError)  a process of a job on this machine that raised or died
+    └── CheckpointError      (RuntimeError)  a checkpoint that could not be written or read
+        └── CheckpointMismatchError (ValueError)  a checkpoint that does not fit what it is restored into
 """
 
 
@@ -91,3 +93,11 @@ class ProcessFailedError(JaxtributeError, RuntimeError):
     def __init__(self, message: str, rank: int | None = None) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+class CheckpointError(JaxtributeError, RuntimeError):
+    """A checkpoint could not be written or read."""
+
+
+class CheckpointMismatchError(CheckpointError, ValueError):
+    """A checkpoint does not fit what it is to be restored into. The message lists all that differs."""

@@ -42,6 +42,9 @@ class Policy(ABC):
     """What `repr` calls the variable."""
     split: bool = False
     """Whether the global array holds one slice of axis 0 for each replica."""
+    form: str = "value"
+    """What the global array is, for checkpoints: the `value`, the `flat` value padded at its end, or `rows` of values,
+    one a replica."""
     parameter_device: jax.Device | None = None
     """The one device that stores the value and computes its updates, where replicas run on others."""
 

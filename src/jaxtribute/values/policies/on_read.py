@@ -30,6 +30,7 @@ class OnReadPolicy(Policy):
 
     label = "SyncOnReadVariable"
     split = True
+    form = "rows"
 
     def __init__(self, mesh: ReplicaMesh) -> None:
         self._mesh = mesh

@@ -25,6 +25,7 @@ class SlicedPolicy(Policy):
 
     label = "SlicedVariable"
     split = True
+    form = "flat"
 
     def __init__(self, mesh: ReplicaMesh) -> None:
         self._mesh = mesh
