@@ -1,5 +1,6 @@
 """`jd.experimental`: the names of `tf.distribute.experimental`."""
 
+from jaxtribute import partitioners as partitioners
 from jaxtribute.collectives.options import CollectiveCommunication as CollectiveCommunication
 from jaxtribute.collectives.options import CollectiveHints as CollectiveHints
 from jaxtribute.collectives.options import CommunicationImplementation as CommunicationImplementation
