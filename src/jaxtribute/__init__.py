@@ -13,6 +13,8 @@ from jaxtribute import errors as errors
 from jaxtribute import experimental as experimental
 from jaxtribute import extending as extending
 from jaxtribute import nn as nn
+from jaxtribute.cluster.spec import ClusterDeviceFilters as ClusterDeviceFilters
+from jaxtribute.cluster.spec import ClusterSpec as ClusterSpec
 from jaxtribute.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
 from jaxtribute.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
 from jaxtribute.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
@@ -27,6 +29,7 @@ from jaxtribute.strategies.base import RunOptions as RunOptions
 from jaxtribute.strategies.base import Strategy as Strategy
 from jaxtribute.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
 from jaxtribute.strategies.extended import StrategyExtended as StrategyExtended
+from jaxtribute.strategies.fully_sharded import FullyShardedStrategy as FullyShardedStrategy
 from jaxtribute.strategies.mirrored import MirroredStrategy as MirroredStrategy
 from jaxtribute.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
 from jaxtribute.strategies.scope import experimental_set_strategy as experimental_set_strategy
@@ -58,10 +61,11 @@ _LAZY = {
 }
 """Names that are found when they are asked for, and in which module: those load Grain, Orbax or more."""
 
-_LAZY_MODULES = {"testing"}
+_LAZY_MODULES = {"cluster_resolver", "testing"}
 """Modules of the public face that are loaded when they are asked for."""
 
 if _TYPE_CHECKING:
+    from jaxtribute import cluster_resolver as cluster_resolver
     from jaxtribute import testing as testing
     from jaxtribute.input import AutoShardPolicy as AutoShardPolicy
     from jaxtribute.input import DistributedDataset as DistributedDataset

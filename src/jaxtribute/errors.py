@@ -17,6 +17,7 @@ Each error also inherits the builtin that Python code would expect at that place
     ├── ClusterSpecError     (ValueError)    a cluster that is described wrongly: spec, TF_CONFIG, environment
     ├── ClusterError         (RuntimeError)  a cluster that cannot be joined, or lost a worker
     ├── DeadlineError        (TimeoutError)  a wait that outlived its deadline; says for whom it waited
+    ├── MissingLibraryError  (ImportError)   a library of an extra that is not installed
     ├── ProcessFailedError   (RuntimeError)  a process of a job on this machine that raised or died
     └── CheckpointError      (RuntimeError)  a checkpoint that could not be written or read
         └── CheckpointMismatchError (ValueError)  a checkpoint that does not fit what it is restored into
@@ -81,6 +82,10 @@ class ClusterError(JaxtributeError, RuntimeError):
 
 class DeadlineError(JaxtributeError, TimeoutError):
     """A wait outlived its deadline. The message says for whom it waited."""
+
+
+class MissingLibraryError(JaxtributeError, ImportError):
+    """A library that comes with an extra of this package is not installed."""
 
 
 class ProcessFailedError(JaxtributeError, RuntimeError):
