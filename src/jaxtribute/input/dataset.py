@@ -90,13 +90,15 @@ class DistributedDataset:
             state = reduce_func(state, element)
         return state
 
-    def explain(self) -> Explanation:
-        """Tells which worker reads which files or rows, what overlaps and what is left over, without reading a batch.
-
-        Returns:
-          The same as a structure; it prints a table as well.
-        """
+    def explanation(self) -> Explanation:
+        """Which worker reads which files or rows, what overlaps and what is left over, without reading a batch."""
         raise NotImplementedError
+
+    def explain(self) -> Explanation:
+        """Tells what each worker reads: prints `explanation()` as a table, and returns it."""
+        result = self.explanation()
+        result.print()
+        return result
 
 
 def _nobody() -> StepAgreement:
@@ -140,11 +142,9 @@ class _Rebatched(DistributedDataset):
     def _element_spec(self) -> Tree:
         return replica_spec(self._spec_of_source, self._shard, split=True)
 
-    def explain(self) -> Explanation:
-        """Tells what each worker reads, and prints it."""
-        result = explain(self._original, self._sharding, self._shard)
-        result.print()
-        return result
+    def explanation(self) -> Explanation:
+        """Which worker reads which files or rows."""
+        return explain(self._original, self._sharding, self._shard)
 
 
 class _FromFunction(DistributedDataset):
@@ -189,8 +189,8 @@ class _FromFunction(DistributedDataset):
     def _element_spec(self) -> Tree:
         return replica_spec(self._spec_of_source, self._shard, split=False)
 
-    def explain(self) -> Explanation:
-        """Tells what each worker reads, and prints it."""
+    def explanation(self) -> Explanation:
+        """Raises an error: what a function makes is known to it alone."""
         raise InputError(
             f"worker {self._shard.worker} reads what its dataset function gave it ("
             + ", ".join(source.name for source in self._sources)

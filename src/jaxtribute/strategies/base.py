@@ -24,6 +24,7 @@ from jaxtribute.values.variable import Variable
 if TYPE_CHECKING:
     from jaxtribute.input import DistributedDataset, InputContext, InputOptions
     from jaxtribute.strategies.extended import StrategyExtended
+    from jaxtribute.visualize import Picture
 
 
 class ValueContext:
@@ -302,6 +303,24 @@ class Strategy(LegacyMethods):
 
         del session  # of TensorFlow 1
         return make_numpy_dataset(numpy_input)
+
+    def visualize(self, what: Any, *, limit: int = 40) -> Picture:
+        """Draws which device holds which part of which array, or which replica reads which examples.
+
+        Args:
+          what: variables, distributed values, arrays, an optimizer or nests of them; or a dataset, distributed or not.
+          limit: how many arrays are drawn, at least 1; the sums count all.
+
+        Returns:
+          A `Picture`: print it, show it in a notebook, or `save` it as SVG, HTML or text.
+
+        Raises:
+          ArgumentTypeError: something that holds no array and is no dataset.
+          InputError: a dataset made by `distribute_datasets_from_function`, of which only its function knows.
+        """
+        from jaxtribute.visualize import visualize
+
+        return visualize(self, what, limit)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} with {self.num_replicas_in_sync} replica(s)>"
