@@ -26,6 +26,8 @@ class Frame(Protocol):
     """Whether the arrays are those of one replica."""
     traced: bool
     """Whether the code is being traced into a compiled program."""
+    differentiating: bool
+    """Whether the code is being differentiated by variables."""
 
     def get(self, variable: Variable) -> Any:
         """Returns the variable's current array in this frame's view."""
@@ -33,6 +35,10 @@ class Frame(Protocol):
 
     def set(self, variable: Variable, value: Any) -> None:
         """Rebinds the variable's array in this frame's view."""
+        ...
+
+    def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
+        """Returns `make` of the variable's array, computed once for each array."""
         ...
 
     def create(self, make: Callable[[], Variable]) -> Variable:

@@ -118,7 +118,7 @@ def test_the_eager_frame_refuses_traced_values_and_copies_others() -> None:
 
 def test_an_overlay_hides_the_values_below() -> None:
     v, w, below = jd.Variable(1.0), jd.Variable(2.0), EagerFrame()
-    frame = OverlayFrame(below, {v: jnp.float32(5)})
+    frame = OverlayFrame(below, {v: (jnp.float32(5), None)})
     assert float(frame.get(v)) == 5.0
     assert float(frame.get(w)) == 2.0
     frame.set(w, jnp.float32(7))

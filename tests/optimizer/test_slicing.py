@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from jaxtribute.optimizer.slicing import NotSliceable, Slice, own_slice, run_on_slices, slice_size, whole
+from jaxtribute.collectives.wholes import slice_size
+from jaxtribute.optimizer.slicing import NotSliceable, Slice, own_slice, run_on_slices, whole
 from ragged import rows
 from replicas import mirrored
 

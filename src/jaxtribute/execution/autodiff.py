@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from jaxtribute import context as contexts
+from jaxtribute.collectives.wholes import whole_p
 from jaxtribute.context import Context, entered
 from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.execution.frames import OverlayFrame
+from jaxtribute.execution.nests import flatten, is_array
 from jaxtribute.values.variable import Variable
 
 
@@ -45,21 +47,28 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = Fa
     def differentiated(*args: Any, **kwargs: Any) -> Any:
         context = contexts.current()
         frame = context.frame
+        pairs = [leaf.policy.derivable(leaf, context) for leaf in leaves]
+        regathers = frame.local and frame.traced and any(leaf.policy.regathers for leaf in leaves)
         written: list[Variable] = []
+        outline: list[Any] = []
 
-        def loss(values: list[Any]) -> Any:
-            overlay = OverlayFrame(frame, dict(zip(leaves, values, strict=True)))
+        def loss(values: Sequence[Any]) -> Any:
+            seen = {leaf: make(value) for leaf, (_, make), value in zip(leaves, pairs, values, strict=True)}
+            overlay = OverlayFrame(frame, seen)
             with entered(Context(context.strategy, context.replica, overlay)):
                 result = fn(*args, **kwargs)
             written[:] = overlay.written
             value, aux = result if has_aux else (result, None)
+            if regathers:  # a checkpointed function returns arrays only
+                aux, outline[:] = _arrays(aux)
             return value, (aux, list(overlay.written.values()))
 
-        values = [frame.get(leaf) for leaf in leaves]
-        (value, (aux, writes)), grads = jax.value_and_grad(loss, has_aux=True)(values)
+        call = jax.checkpoint(loss, policy=_keep_all_but_wholes) if regathers else loss
+        (value, (aux, writes)), grads = jax.value_and_grad(call, has_aux=True)([value for value, _ in pairs])
         for variable, new in zip(written, writes, strict=True):
             frame.set(variable, new)
         whole = [leaf.policy.gradient(leaf, grad, context) for leaf, grad in zip(leaves, grads, strict=True)]
+        aux = _filled(aux, outline) if regathers else aux
         return ((value, aux) if has_aux else value), tree.unflatten(whole)
 
     return differentiated
@@ -80,3 +89,21 @@ def grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = False) -> Ca
         return (grads, value[1]) if has_aux else grads
 
     return gradients
+
+
+def _keep_all_but_wholes(primitive: Any, *_: Any, **__: Any) -> bool:
+    """What the backward pass takes from the forward pass: all but variables that were gathered from their slices."""
+    return primitive is not whole_p
+
+
+def _arrays(nest: Any) -> tuple[list[Any], list[Any]]:
+    """The arrays of a nest, and the nest with None in their places, to be filled in by `_filled`."""
+    leaves, tree = flatten(nest)
+    kept = [None if is_array(leaf) else leaf for leaf in leaves]
+    return [leaf for leaf in leaves if is_array(leaf)], [kept, tree]
+
+
+def _filled(arrays: Sequence[Any], outline: Sequence[Any]) -> Any:
+    leaves, tree = outline
+    rest = iter(arrays)
+    return tree.unflatten([next(rest) if leaf is None else leaf for leaf in leaves])

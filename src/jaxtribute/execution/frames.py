@@ -67,6 +67,7 @@ class EagerFrame:
 
     local = False
     traced = False
+    differentiating = False
 
     def get(self, variable: Variable) -> Any:
         """The stored global array."""
@@ -79,6 +80,10 @@ class EagerFrame:
         if isinstance(value, jax.Array) and value.committed and not old.committed:
             value = jax.device_get(value)  # the only way to an array that JAX may move
         variable.bind(own(value, old.sharding if old.committed else None))
+
+    def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
+        """`make` of the stored array."""
+        return make(self.get(variable))
 
     def create(self, make: Callable[[], Variable]) -> Variable:
         """Makes the variable."""
@@ -96,7 +101,24 @@ class UncompiledFrame(EagerFrame):
         self.op_by_op = op_by_op
 
 
-class TracedFrame:
+class _Derived:
+    """What a frame has made of variables' arrays, each once and in the frame's own trace."""
+
+    trace: Any
+
+    def __init__(self) -> None:
+        self._derived: dict[Variable, tuple[Any, Any]] = {}
+
+    def once(self, variable: Variable, array: Any, make: Callable[[Any], Any]) -> Any:
+        """`make(array)`, or what it was before."""
+        known = self._derived.get(variable)
+        if known is None or known[0] is not array:
+            with jex.set_current_trace(self.trace):
+                known = self._derived[variable] = (array, make(array))
+        return known[1]
+
+
+class TracedFrame(_Derived):
     """Keeps the variables' values of a program being traced; the variables themselves stay as they are.
 
     Args:
@@ -107,8 +129,10 @@ class TracedFrame:
     """
 
     traced = True
+    differentiating = False
 
     def __init__(self, *, local: bool) -> None:
+        super().__init__()
         self.local = local
         self.trace = current_trace()
         self.values: dict[Variable, Any] = {}
@@ -136,6 +160,10 @@ class TracedFrame:
         self.values[variable] = value
         self.written[variable] = None
 
+    def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
+        """`make` of the variable's value so far."""
+        return self.once(variable, self.get(variable), make)
+
     def create(self, make: Callable[[], Variable]) -> Variable:
         """Makes the variable, outside the traced program."""
         variable = make()
@@ -143,18 +171,23 @@ class TracedFrame:
         return variable
 
 
-class OverlayFrame:
+class OverlayFrame(_Derived):
     """Gives some variables other values while a function is differentiated, and keeps what it writes.
 
     Args:
       below: the frame that the function would otherwise use.
-      values: the variables and the values that the function is to see.
+      values: the variables and, for each, the array that the function is to see, and what is made of it, if anything.
     """
 
-    def __init__(self, below: Frame, values: dict[Variable, Any]) -> None:
+    differentiating = True
+
+    def __init__(self, below: Frame, values: dict[Variable, tuple[Any, Any]]) -> None:
+        super().__init__()
         self.local, self.traced = below.local, below.traced
         self.trace = current_trace()
-        self._below, self._values = below, values
+        self._below = below
+        self._values = {variable: array for variable, (array, _) in values.items()}
+        self._derived.update({variable: pair for variable, pair in values.items() if pair[1] is not None})
         self.written: dict[Variable, Any] = {}
 
     def get(self, variable: Variable) -> Any:
@@ -167,6 +200,12 @@ class OverlayFrame:
             raise escape_error(variable)
         self._values[variable] = value
         self.written[variable] = value
+
+    def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
+        """`make` of the overlaid value, or what the frame below makes of its own."""
+        if variable not in self._values:
+            return self._below.derive(variable, make)
+        return self.once(variable, self._values[variable], make)
 
     def create(self, make: Callable[[], Variable]) -> Variable:
         """Makes the variable as the frame below does."""

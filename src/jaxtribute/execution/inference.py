@@ -12,9 +12,12 @@ from typing import Any
 import jax.extend.core as jex
 
 from jaxtribute.collectives.marks import equal_p
+from jaxtribute.collectives.wholes import alike_p, whole_p
+from jaxtribute.errors import VariableError
 from jaxtribute.values.mesh import AXIS
 
-_EQUALISING = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"})
+_EQUALISING = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant",
+                         whole_p.name})
 _VARYING = frozenset({"axis_index", "ppermute", "pshuffle", "all_to_all", "reduce_scatter", "psum_scatter",
                       "ragged_all_to_all", "pure_callback", "io_callback", "rng_uniform"})  # fmt: skip
 COLLECTIVES = _EQUALISING | {
@@ -70,6 +73,9 @@ def _equation(eqn: jex.JaxprEqn, flags: list[bool]) -> list[bool]:
         return [True] * count
     if eqn.primitive is equal_p:
         return [False] * count
+    if eqn.primitive is alike_p:
+        _check_alike(params["name"], flags[0])
+        return flags
     if name in _EQUALISING:
         axes = params.get("axes", params.get("axis_name"))
         whole = AXIS in (axes if isinstance(axes, (tuple, list)) else (axes,))
@@ -87,6 +93,14 @@ def _equation(eqn: jex.JaxprEqn, flags: list[bool]) -> list[bool]:
         if inner is not None and len(_open(inner).invars) == len(flags) and len(_open(inner).outvars) == count:
             return varying_outputs(_open(inner), flags)
     return [any(flags) or _has_varying_source(eqn)] * count
+
+
+def _check_alike(name: str, varies: bool) -> None:
+    if varies:
+        raise VariableError(
+            f"{name} would get a different value on each replica. HINT: reduce the value before it is assigned "
+            "(strategy.reduce, ctx.all_reduce), or create the variable with an aggregation."
+        )
 
 
 def _open(jaxpr: Any) -> jex.Jaxpr:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from jaxtribute import context as contexts
-from jaxtribute.collectives.cross_replica import gather_value, reduce_many
+from jaxtribute.collectives.cross_replica import gather_value, pick_value, reduce_many
 from jaxtribute.collectives.summation import Summation
 from jaxtribute.context import Context
 from jaxtribute.errors import ContextError
@@ -20,9 +20,10 @@ from jaxtribute.execution.frames import UncompiledFrame, check_untraced
 from jaxtribute.execution.nests import flatten, map_leaves
 from jaxtribute.execution.rendezvous import Rendezvous
 from jaxtribute.execution.replica_context import ReplicaContext
+from jaxtribute.values.agreement import all_signatures
 from jaxtribute.values.distributed import DistributedValues, Mirrored, PerReplica, idle_replicas
 from jaxtribute.values.enums import ReduceOp
-from jaxtribute.values.mesh import ReplicaMesh
+from jaxtribute.values.mesh import ReplicaMesh, put
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class LockstepFrame:
 
     local = True
     traced = False
+    differentiating = False
 
     def __init__(self, run: LockstepRun, index: int) -> None:
         self._run, self._index = run, index
@@ -57,6 +59,10 @@ class LockstepFrame:
             self._run.eager.set(variable, jax.device_put(value, next(iter(variable.peek().devices()))))
         else:
             self._run.write(variable, self._index, value)
+
+    def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
+        """`make` of this replica's copy."""
+        return make(self.get(variable))
 
     def create(self, make: Callable[[], Variable]) -> Variable:
         """Makes one variable for all replicas, with replica 0's initial value."""
@@ -90,6 +96,8 @@ class LockstepLink:
         _check_eager("a write of ONLY_FIRST_REPLICA", [value])
 
         def merge(payloads: list[Any]) -> list[Any]:
+            if run.mesh.peers is not None:
+                return run.components(pick_value(run.joined([[payload] for payload in payloads])[0], replica))
             return [jax.device_put(payloads[replica], device) for device in run.mesh.local_devices]
 
         return run.meet(self._index, f"a read of replica {replica}", value, merge)
@@ -116,9 +124,7 @@ class LockstepLink:
         payload = [jax.device_put(value, device) for value in cotangents], sizes
 
         def merge(payloads: list[tuple[list[Any], list[int]]]) -> Sequence[Any]:
-            totals = reduce_many(
-                [run.joined(parts) for parts in zip(*(p[0] for p in payloads), strict=True)], ReduceOp.SUM
-            )
+            totals = reduce_many(run.joined([p[0] for p in payloads]), ReduceOp.SUM)
             columns = [
                 _cut_out(total, [p[1][place] for p in payloads], axis, run.mesh) for place, total in enumerate(totals)
             ]
@@ -130,8 +136,7 @@ class LockstepLink:
         run, index = self._run, self._index
 
         def merge(payloads: list[list[Any]]) -> Sequence[Any]:
-            joined = [run.joined(parts) for parts in zip(*payloads, strict=True)]
-            return run.components(whole(joined))
+            return run.components(whole(run.joined(payloads)))
 
         def call(values: list[Any]) -> list[Any]:
             _check_eager(name, values)
@@ -210,15 +215,15 @@ class LockstepRun:
         """An array of all replicas, such as `strategy.reduce` gives, as a value with a copy on each device."""
         if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
             return leaf
-        return Mirrored(jax.device_put(leaf, self.mesh.replicated), self.mesh)
+        return Mirrored(put(leaf, self.mesh.replicated), self.mesh)
 
     def regroup(self, results: Sequence[Any]) -> Any:
         """Joins one nest a local replica into a nest of distributed values."""
         return regroup(results, self.mesh, known=self._copies, idle=self.idle)
 
-    def joined(self, parts: Sequence[Any]) -> PerReplica:
-        """One value of all replicas, which remembers those that had no data."""
-        return _joined(parts, self.mesh, self.idle)
+    def joined(self, payloads: Sequence[Sequence[Any]]) -> list[PerReplica]:
+        """Values of all replicas, of which each brings a list; they remember the replicas that had no data."""
+        return join(list(zip(*payloads, strict=True)), self.mesh, self.idle)
 
     def _remember(self, copies: Sequence[Any], whole: Mirrored) -> None:
         self._copies.update({id(copy): (copy, whole) for copy in copies})
@@ -235,7 +240,7 @@ class LockstepRun:
         if known is None or known[0] is not array:
             spread = variable.policy.spread(array)
             known = self._parts[variable] = (array, self.mesh.local_parts(spread))
-            if not variable.policy.split:
+            if variable.policy.shared:
                 self._remember(known[1], Mirrored(spread, self.mesh))
         return known[1]
 
@@ -248,7 +253,7 @@ class LockstepRun:
         parts = self._split(variable)
         device = self.mesh.local_devices[index]
         value = jax.device_put(value, device)
-        if variable.policy.split:
+        if not variable.policy.shared:
             parts[index] = value
             array = self.mesh.assemble(parts)
             variable.bind(array)
@@ -261,7 +266,7 @@ class LockstepRun:
             del self._writes[variable]
             copies = [pending[i] for i in range(len(parts))]
             whole = jax.make_array_from_single_device_arrays(variable.shape, self.mesh.replicated, copies)
-            variable.bind(variable.policy.admit(whole))
+            variable.bind(variable.policy.collected(whole))
             variable.peek()  # the replicas may hold what they wrote, so the array counts as lent
 
 
@@ -304,13 +309,19 @@ def regroup(
                 f"replica 0 returned {tree}, replica {index} {other}. "
                 "HINT: the function must return the same structure on every replica."
             )
-    columns = zip(*(leaves for leaves, _ in flat), strict=True)
-    return tree.unflatten([_regroup_leaf(column, mesh, always, known or {}, idle) for column in columns])
+    columns = list(zip(*(leaves for leaves, _ in flat), strict=True))
+    leaves = [_shared_leaf(column, always, known or {}) for column in columns]
+    apart = [place for place, leaf in enumerate(leaves) if leaf is _APART]
+    for place, value in zip(apart, join([columns[place] for place in apart], mesh, idle), strict=True):
+        leaves[place] = value
+    return tree.unflatten(leaves)
 
 
-def _regroup_leaf(
-    column: tuple[Any, ...], mesh: ReplicaMesh, always: bool, known: Copies, idle: tuple[int, ...]
-) -> Any:
+_APART = object()
+"""Stands for a leaf of which every replica has its own."""
+
+
+def _shared_leaf(column: tuple[Any, ...], always: bool, known: Copies) -> Any:
     first = column[0]
     if not always and all(value is first for value in column):
         return first
@@ -322,14 +333,27 @@ def _regroup_leaf(
     wholes = [known.get(id(value), (None, None))[1] for value in column]
     if wholes[0] is not None and all(whole is wholes[0] for whole in wholes):
         return wholes[0]
-    return _joined(column, mesh, idle)
+    return _APART
 
 
-def _joined(parts: Sequence[Any], mesh: ReplicaMesh, idle: tuple[int, ...]) -> PerReplica:
-    value = PerReplica.from_parts(parts, mesh)
-    if not value.is_tuple:
-        value.idle = idle
-    return value
+def join(columns: Sequence[Sequence[Any]], mesh: ReplicaMesh, idle: tuple[int, ...]) -> list[PerReplica]:
+    """The values of which each column holds the local replicas' components, in one exchange with other workers.
+
+    Args:
+      columns: one part a local replica for each value.
+      mesh: the replicas' devices.
+      idle: the replicas that had no data to compute their part from.
+    """
+    if not columns:
+        return []
+    signatures: Sequence[Any] = [None] * len(columns)
+    if mesh.peers is not None:
+        signatures = all_signatures(columns, "what the replicas gave", mesh)
+    values = [PerReplica.from_parts(parts, mesh, known) for parts, known in zip(columns, signatures, strict=True)]
+    for value in values:
+        if not value.is_tuple:
+            value.idle = idle
+    return values
 
 
 def _reduce_all(op: ReduceOp, summation: Summation | None, values: list[PerReplica]) -> list[Any]:

@@ -11,12 +11,13 @@ import optax
 
 from jaxtribute import context as contexts
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, StrategyMixError
+from jaxtribute.optimizer.slicing import Slice
 from jaxtribute.optimizer.slots import Slots, make_slots
 from jaxtribute.optimizer.updates import sliced_update, whole_update
 from jaxtribute.values.distributed import PerReplica
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.operators import operand
-from jaxtribute.values.policies import MirroredPolicy
+from jaxtribute.values.policies import MirroredPolicy, ShardedPolicy
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
@@ -65,10 +66,11 @@ class Optimizer:
         _check_variables(self._variables)
         self._strategy: Strategy = self._variables[0].distribute_strategy
         self._mesh = self._strategy.extended.mesh
-        self._sliced: frozenset[int] = self._choose(shard_update)
-        self._slots: Slots = make_slots(transform, self._variables, self._sliced)
-        # A variable without slots of its shape has nothing to shard.
-        self._sliced &= {owner for owner in self._slots.owners if owner is not None}
+        stored = {i for i, variable in enumerate(self._variables) if isinstance(variable.policy, ShardedPolicy)}
+        chosen = self._choose(shard_update)
+        self._slots: Slots = make_slots(transform, self._variables, chosen | stored)
+        # A variable that is stored whole and has no slots of its shape has nothing to shard.
+        self._sliced: frozenset[int] = chosen.intersection(self._slots.owners) | stored
         self._update = whole_update(transform, self._slots)
         self._eager_update = jax.jit(self._update)
 
@@ -202,34 +204,24 @@ class Optimizer:
 
     def _apply_whole(self, grads: Sequence[Any], context: contexts.Context) -> None:
         frame = context.frame
-        if frame.local:
-            slots = [frame.get(slot) for slot in self._slots.variables]
-        else:
-            slots = [slot.policy.whole(slot, context) for slot in self._slots.variables]
-        params = [frame.get(variable) for variable in self._variables]
+        slots = [slot.policy.whole(slot, context) for slot in self._slots.variables]
+        params = [variable.policy.whole(variable, context) for variable in self._variables]
         grads = [variable.policy.admit(grad) for variable, grad in zip(self._variables, grads, strict=True)]
         update = self._update if frame.traced else self._eager_update
-        self._store(update(grads, slots, params), context)
+        results = update(grads, slots, params)
+        for variable, value in zip((*self._variables, *self._slots.variables), results, strict=True):
+            variable.policy.store(variable, value, context)
 
     def _apply_sliced(self, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context) -> None:
         idle = () if op is None or context.replica is None else context.replica.idle
         frame = context.frame
-        pieces = [frame.get(slot) for slot in self._slots.variables]
-        params = [frame.get(variable) for variable in self._variables]
-        results = sliced_update(
-            self._update, self._slots, self._sliced, self._mesh.size, grads, pieces, params, op, idle
+        pieces, params = (
+            [Slice(frame.get(v), v.shape) if v.policy.split else frame.get(v) for v in variables]
+            for variables in (self._slots.variables, self._variables)
         )
-        self._store(results, context)
-
-    def _store(self, results: Sequence[Any], context: contexts.Context) -> None:
-        count = len(self._variables)
-        for variable, value in zip(self._variables, results[:count], strict=True):
-            context.frame.set(variable, value)
-        for slot, value in zip(self._slots.variables, results[count:], strict=True):
-            if context.frame.local:
-                context.frame.set(slot, value)
-            else:
-                slot.policy.store(slot, value, context)
+        results = sliced_update(self._update, self._sliced, self._mesh.size, grads, pieces, params, op, idle)
+        for variable, value in zip((*self._variables, *self._slots.variables), results, strict=True):
+            frame.set(variable, value)
 
 
 def _is_pair(value: Any) -> bool:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxtribute.collectives.wholes import joined, slice_of
 from jaxtribute.execution.inference import CALLS
 from jaxtribute.values.mesh import AXIS
 
@@ -48,27 +49,14 @@ class Slice:
     shape: tuple[int, ...]
 
 
-def slice_size(size: int, replicas: int) -> int:
-    """How many elements each of `replicas` holds of an array of `size` elements."""
-    return -(-size // replicas)
-
-
-def flat(array: Any, replicas: int) -> Any:
-    """The array as a vector, padded with zeros to a multiple of `replicas`."""
-    return jnp.pad(array.reshape(-1), (0, -array.size % replicas))
-
-
 def own_slice(array: Any, replicas: int) -> Slice:
     """This replica's slice of an array that every replica holds."""
-    size = slice_size(array.size, replicas)
-    start = lax.axis_index(AXIS) * np.int32(size)
-    return Slice(lax.dynamic_slice_in_dim(flat(array, replicas), start, size), array.shape)
+    return Slice(slice_of(array, replicas), array.shape)
 
 
 def whole(piece: Slice) -> Any:
     """The array whose slices the replicas hold, on every replica."""
-    gathered = lax.all_gather(piece.data, AXIS, axis=0, tiled=True)
-    return gathered[: math.prod(piece.shape)].reshape(piece.shape)
+    return joined(piece.data, piece.shape)
 
 
 def run_on_slices(closed: jex.ClosedJaxpr, inputs: Sequence[Any], replicas: int) -> list[Any]:

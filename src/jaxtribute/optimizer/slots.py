@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +10,10 @@ from typing import Any
 import jax
 import optax
 
+from jaxtribute.collectives.wholes import flat
 from jaxtribute.values.enums import VariableSynchronization
-from jaxtribute.values.policies import MirroredPolicy, SlicedPolicy
+from jaxtribute.values.mesh import own
+from jaxtribute.values.policies import Policy, SlicedPolicy
 from jaxtribute.values.variable import Variable
 
 
@@ -62,20 +64,63 @@ def make_slots(transform: optax.GradientTransformation, variables: Sequence[Vari
       variables: the variables that it will update, of one strategy.
       sliced: indices of variables whose slots each replica holds a slice of.
     """
-    params = [variable.stored for variable in variables]
-    with optax_rules():
-        state = jax.jit(transform.init)(params)
-    leaves, tree = leaves_of(state), jax.tree.structure(state)
-    owners = tuple(owner_of_leaves(state, variables))
+    kinds: list[Any] = []
+
+    def init(stored: Sequence[Any]) -> Any:
+        params = [variable.policy.value(array) for variable, array in zip(variables, stored, strict=True)]
+        with optax_rules():
+            state = transform.init(params)
+        kinds[:] = [_key_kind(leaf) for leaf in jax.tree.leaves(state)]
+        return state
+
+    stored = [variable.stored for variable in variables]
+    shapes = jax.eval_shape(lambda stored: _with_key_data(init(stored)), stored)
+    found = zip(owner_of_leaves(shapes, variables), kinds, strict=True)
+    owners = tuple(owner if kind is None else None for owner, kind in found)
     strategy = variables[0].distribute_strategy
     plain = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
-    slots: list[Variable] = []
-    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
+    leaves, tree = jax.tree.flatten(shapes)
+    policies = [
+        SlicedPolicy(plain.mesh) if owner in sliced else plain.fitted(leaf.shape, leaf.dtype)
+        for leaf, owner in zip(leaves, owners, strict=True)
+    ]
+    arrays = _stored_state(init, stored, policies)
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]]
     names = _names(paths, [None if owner is None else variables[owner].name for owner in owners])
-    for leaf, owner, name in zip(leaves, owners, names, strict=True):
-        policy = SlicedPolicy(plain.mesh) if owner in sliced and isinstance(plain, MirroredPolicy) else plain
-        slots.append(Variable.with_policy(leaf, policy, name=name, strategy=strategy))
-    return Slots(tuple(slots), tree, owners, tuple(_key_kind(leaf) for leaf in jax.tree.leaves(state)))
+    slots = [
+        Variable.with_policy(array, policy, name=name, strategy=strategy, shape=leaf.shape if policy.split else None)
+        for array, policy, name, leaf in zip(arrays, policies, names, leaves, strict=True)
+    ]
+    return Slots(tuple(slots), tree, owners, tuple(kinds))
+
+
+def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], policies: Sequence[Policy]) -> list[Any]:
+    """The first state's arrays: those that are stored in slices as such, which no device ever holds whole."""
+    meshes = [policy.mesh for policy in policies]
+
+    def laid_out(stored: Sequence[Any]) -> list[Any]:
+        leaves = leaves_of(init(stored))
+        return [
+            flat(leaf, mesh.size) if policy.split and mesh else leaf
+            for leaf, policy, mesh in zip(leaves, policies, meshes, strict=True)
+        ]
+
+    if not any(policy.split for policy in policies):
+        return jax.jit(laid_out)(stored)
+    places = [
+        mesh and (mesh.split if policy.split else mesh.replicated)
+        for policy, mesh in zip(policies, meshes, strict=True)
+    ]
+    arrays = jax.jit(laid_out, out_shardings=places)(stored)
+    # A state that is the parameters themselves would share their memory.
+    return [
+        own(array, place) if policy.split else array
+        for array, place, policy in zip(arrays, places, policies, strict=True)
+    ]
+
+
+def _with_key_data(state: Any) -> Any:
+    return jax.tree.unflatten(jax.tree.structure(state), leaves_of(state))
 
 
 def _names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:

@@ -8,13 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from jaxtribute.collectives.manual import all_reduce, contributions, divided
-from jaxtribute.optimizer.slicing import NotSliceable, Slice, flat, own_slice, run_on_slices, whole
+from jaxtribute.collectives.wholes import scattered
+from jaxtribute.optimizer.slicing import NotSliceable, Slice, own_slice, run_on_slices, whole
 from jaxtribute.optimizer.slots import Slots, leaves_of, optax_rules
 from jaxtribute.values.enums import ReduceOp
-from jaxtribute.values.mesh import AXIS
 
 Update = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
 """Maps gradients, the slots' values and the parameters to the new parameters and new slots, in one list."""
@@ -35,7 +34,6 @@ def whole_update(transform: optax.GradientTransformation, slots: Slots) -> Updat
 
 def sliced_update(
     update: Update,
-    slots: Slots,
     sliced: frozenset[int],
     replicas: int,
     grads: Sequence[Any],
@@ -48,38 +46,33 @@ def sliced_update(
 
     Args:
       update: the whole update.
-      slots: the slots' variables and owners.
-      sliced: indices of the parameters whose slots are slices.
+      sliced: indices of the parameters that are updated in slices.
       replicas: how many replicas there are.
-      grads: this replica's gradients.
-      pieces: the slots as the replica holds them: vectors of slices, or whole arrays.
-      params: the parameters.
+      grads: this replica's gradients; a `Slice` is one of a reduced gradient.
+      pieces: the slots as the replica holds them: `Slice`s, or whole arrays.
+      params: the parameters, likewise.
       op: how gradients are reduced; None if they are reduced already.
       idle: the replicas that got no data; see `contributions`.
 
     Returns:
-      The new parameters, whole, and the new slots as `pieces` were.
+      The new parameters and the new slots, each as it was given: the vector of a slice, or whole.
     """
-    shapes = [params[owner].shape if owner is not None and owner in sliced else None for owner in slots.owners]
-    state = [piece if shape is None else Slice(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
     reduced = _reduce_gradients(grads, sliced, replicas, op, idle)
     try:
-        avals = [[jax.ShapeDtypeStruct(x.shape, _dtype(x)) for x in xs] for xs in (reduced, state, params)]
+        avals = [[jax.ShapeDtypeStruct(x.shape, _dtype(x)) for x in xs] for xs in (reduced, pieces, params)]
         closed = jax.make_jaxpr(update)(*avals)
-        cut = [own_slice(p, replicas) if i in sliced else p for i, p in enumerate(params)]
-        results = run_on_slices(closed, [*reduced, *state, *cut], replicas)
+        cut = [own_slice(p, replicas) if i in sliced and not isinstance(p, Slice) else p for i, p in enumerate(params)]
+        results = run_on_slices(closed, [*reduced, *pieces, *cut], replicas)
     except NotSliceable:
-        everything = [[whole(x) if isinstance(x, Slice) else x for x in xs] for xs in (reduced, state)]
-        results = update(everything[0], everything[1], params)
-    count = len(params)
-    fresh = [whole(x) if isinstance(x, Slice) else x for x in results[:count]]
-    kept: list[Any] = []
-    for result, shape in zip(results[count:], shapes, strict=True):
-        if shape is None:
-            kept.append(whole(result) if isinstance(result, Slice) else result)
-        else:
-            kept.append((result if isinstance(result, Slice) else own_slice(result, replicas)).data)
-    return [*fresh, *kept]
+        results = update(*([whole(x) if isinstance(x, Slice) else x for x in xs] for xs in (reduced, pieces, params)))
+    return [_as_given(x, given, replicas) for x, given in zip(results, [*params, *pieces], strict=True)]
+
+
+def _as_given(value: Any, given: Any, replicas: int) -> Any:
+    """A result in the form that its old value has."""
+    if not isinstance(given, Slice):
+        return whole(value) if isinstance(value, Slice) else value
+    return (value if isinstance(value, Slice) else own_slice(value, replicas)).data
 
 
 def _dtype(value: Any) -> Any:
@@ -91,7 +84,8 @@ def _reduce_gradients(
 ) -> list[Any]:
     """All-reduced gradients, and reduce-scattered ones for the sliced parameters."""
     if op is None:
-        return [own_slice(grad, replicas) if i in sliced else grad for i, grad in enumerate(map(jnp.asarray, grads))]
+        given = [grad if isinstance(grad, Slice) else jnp.asarray(grad) for grad in grads]
+        return [own_slice(x, replicas) if i in sliced and not isinstance(x, Slice) else x for i, x in enumerate(given)]
     results: list[Any] = list(grads)
     small = [i for i in range(len(grads)) if i not in sliced]
     for i, total in zip(small, all_reduce([grads[i] for i in small], op, replicas, idle=idle), strict=True):
@@ -99,6 +93,6 @@ def _reduce_gradients(
     large = sorted(sliced)
     arrays, count = contributions([grads[i] for i in large], op, replicas, idle)
     for i, array in zip(large, arrays, strict=True):
-        piece = lax.psum_scatter(flat(array, replicas), AXIS, scatter_dimension=0, tiled=True)
+        piece = scattered(array, replicas)
         results[i] = Slice(piece if op is ReduceOp.SUM else divided(piece, count), array.shape)
     return results

@@ -249,7 +249,7 @@ class ExtendedOperations(ABC):
                 "HINT: call its own strategy's extended.update."
             )
         each = [leaf for leaf in flatten((args, kwargs))[0] if isinstance(leaf, PerReplica)]
-        if self.mesh.size > 1 and (each or var.policy.split):
+        if self.mesh.size > 1 and (each or not var.policy.shared):
             return self._update_each(var, fn, args, kwargs)
         args, kwargs = map_leaves(lambda leaf: var.policy.admit(_whole(leaf)), (args, kwargs))
         device = var.policy.parameter_device
@@ -259,7 +259,7 @@ class ExtendedOperations(ABC):
 
     def _update_each(self, var: Variable, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """`update` of each replica's component."""
-        if not var.policy.split:
+        if var.policy.shared:
             raise VariableError(
                 f"update({var.name}) got a PerReplica argument with {self.mesh.size} components for a variable that "
                 "has one value. HINT: reduce it first: strategy.extended.reduce_to('SUM', value, variable)."

@@ -12,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxtribute.errors import ArgumentTypeError
+from jaxtribute.values.agreement import Signature, all_signatures
 from jaxtribute.values.mesh import ReplicaMesh, own
 from jaxtribute.values.operators import ArrayOperators
 
@@ -68,28 +69,26 @@ class PerReplica(DistributedValues):
         return cls(array, mesh)
 
     @classmethod
-    def from_parts(cls, parts: Sequence[Any], mesh: ReplicaMesh) -> PerReplica:
+    def from_parts(
+        cls, parts: Sequence[Any], mesh: ReplicaMesh, signatures: Sequence[Signature] | None = None
+    ) -> PerReplica:
         """Wraps one value a local replica: one global array if all agree in rank and dtype, else a tuple.
 
         Args:
           parts: arrays, or any Python values. Arrays of NumPy, or on another device, are copied to the replica's.
-          mesh: the replicas' devices.
+          mesh: the replicas' devices. Where it spans several workers all must call it.
+          signatures: shape and dtype of all replicas' arrays, where they are known already.
         """
         parts = [_on_device(part, device) for part, device in zip(parts, mesh.local_devices, strict=True)]
-        arrays = [part for part in parts if isinstance(part, jax.Array)]
-        if len(arrays) != len(parts):
+        if signatures is None:
+            signatures = all_signatures([parts], "a per-replica value", mesh)[0]
+        if signatures is None or len({(len(shape), dtype) for shape, dtype in signatures}) > 1:
             return cls(tuple(parts), mesh)
-        first = arrays[0]
-        if any(part.ndim != first.ndim or part.dtype != first.dtype for part in arrays[1:]):
-            return cls(tuple(parts), mesh)
-        shapes = tuple(part.shape for part in arrays)
+        shapes = tuple(shape for shape, _ in signatures)
         if len(set(shapes)) == 1:
-            return cls(mesh.assemble(arrays), mesh, first.ndim == 0)
-        if len(arrays) < mesh.size:  # the other workers' shapes are not known here
-            return cls(tuple(parts), mesh)
+            return cls(mesh.assemble(parts), mesh, not shapes[0])
         largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
-        padded = [_padded(part, largest) for part in arrays]
-        return cls(mesh.assemble(padded), mesh, shapes=shapes)
+        return cls(mesh.assemble([_padded(part, largest) for part in parts]), mesh, shapes=shapes)
 
     @classmethod
     def from_host(cls, parts: Sequence[np.ndarray[Any, Any]], mesh: ReplicaMesh) -> PerReplica:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from jaxtribute.values.agreement import first_workers
 
 AXIS = "replica"
 """Name of the mesh axis that runs over the replicas."""
@@ -29,8 +31,35 @@ def own(value: Any, where: Sharding | jax.Device | None = None) -> jax.Array:
       value: the array; one on the host may change as soon as this returns.
       where: where the copy lies; by default on the device where the array is, or JAX's default.
     """
-    array = (jnp.asarray(value) if where is None else jax.device_put(value, where)).copy()
+    array = (jnp.asarray(value) if where is None else put(value, where)).copy()
     return array if isinstance(value, jax.Array) else jax.block_until_ready(array)
+
+
+def put(value: Any, where: Sharding | jax.Device) -> jax.Array:
+    """`value` on the devices of `where`, of which other processes may have some; it may share memory with `value`.
+
+    Every process gives the same value, and puts its own part. `jax.device_put` would compare them over all
+    processes, which costs a collective, and cannot be done in a thread beside others.
+    """
+    if isinstance(where, jax.Device) or where.is_fully_addressable:
+        return jax.device_put(value, where)
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return jax.device_put(value, where)
+    host = np.asarray(value) if isinstance(value, jax.Array) else np.asarray(jnp.asarray(value))
+    return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
+
+
+class Peers(Protocol):
+    """The other processes of a mesh, reached beside its devices' collectives."""
+
+    def exchange(self, what: str, text: str, /) -> list[str]:
+        """Gives this process's text and returns all processes', in their order; every process must call it.
+
+        Args:
+          what: names the call, the same in all processes.
+          text: what this process tells the others.
+        """
+        ...
 
 
 class ReplicaMesh:
@@ -38,13 +67,15 @@ class ReplicaMesh:
 
     Args:
       devices: the device of each replica, over all workers.
+      peers: the other workers, where there are any.
 
     A mesh of one device uses single-device shardings, so that one replica costs nothing over plain JAX.
     """
 
-    def __init__(self, devices: Sequence[jax.Device]) -> None:
+    def __init__(self, devices: Sequence[jax.Device], peers: Peers | None = None) -> None:
         self.devices = tuple(devices)
         self.size = len(self.devices)
+        self.peers = peers
         self._calls = itertools.count(1)
         # XLA's CPU collectives starve its thread pool when too many steps are in flight.
         self._bounded = self.size > 1 and self.devices[0].platform == "cpu"
@@ -96,6 +127,20 @@ class ReplicaMesh:
         return tuple(
             jax.device_put(np.int32(i), device) for i, device in zip(self.local_ids, self.local_devices, strict=True)
         )
+
+    def agreed(self, value: Any, what: str) -> Any:
+        """The first worker's `value`, which others may have computed differently; all must call it.
+
+        Args:
+          value: an array on the host, or on devices of this process.
+          what: names the value in messages.
+
+        Raises:
+          ShapeError: its shape or dtype differs between workers.
+        """
+        if self.peers is None:
+            return value
+        return first_workers(value, what, self, self.peers)
 
     def replicate(self, value: Any) -> jax.Array:
         """Returns a fresh copy of `value` on every device, sharing memory with nothing."""

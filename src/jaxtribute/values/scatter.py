@@ -116,7 +116,7 @@ class ScatterMethods:
             context = contexts.Context(variable.distribute_strategy, None, context.frame)
         indices, values = _checked(variable, delta)
         frame, policy = context.frame, variable.policy
-        if policy.split:
+        if not policy.shared:
             _scatter_own(variable, indices, values, how, context)
             return self
         replica = context.replica
@@ -124,7 +124,7 @@ class ScatterMethods:
             indices, values = _joined(variable, indices, values, how, replica)
         if not frame.local:
             indices, values = policy.admit(indices), policy.admit(values)
-        frame.set(variable, how.apply(frame.get(variable), indices, values))
+        policy.store(variable, how.apply(policy.whole(variable, context), indices, values), context)
         return self
 
 

@@ -17,9 +17,14 @@ updating = threading.RLock()
 
 
 class Lease:
-    """A variable's array, lent until it is given back; a step that comes first leaves it and goes on with a copy."""
+    """A variable's array, lent until it is given back; a step that comes first leaves it and goes on with a copy.
 
-    def __init__(self, array: jax.Array, key: int) -> None:
+    Args:
+      array: the array.
+      key: the variable's id; without it the array is nobody else's.
+    """
+
+    def __init__(self, array: jax.Array, key: int = 0) -> None:
         self._array: jax.Array | None = array
         self._key = key
 

@@ -69,25 +69,37 @@ class Variable(ScatterMethods, ArrayOperators, StoredArray, metaclass=_Creation)
         self._name = name or "Variable"
         self._synchronization, self._aggregation = synchronization, aggregation
         self._strategy = strategy
-        self._policy: Policy
-        self._policy, self._synchronization = strategy.extended.variable_policy(synchronization)
+        self._shape, self._dtype = tuple(value.shape), np.dtype(value.dtype)
+        policy, self._synchronization = strategy.extended.variable_policy(synchronization)
+        self._policy: Policy = policy.fitted(self._shape, self._dtype)
+        if policy.mesh is not None:
+            value = policy.mesh.agreed(value, f"variable {self._name!r}")
         on_read = self._synchronization is VariableSynchronization.ON_READ
         self._trainable = trainable if trainable is not None else not on_read
-        self._shape, self._dtype = tuple(value.shape), np.dtype(value.dtype)
         with jax.ensure_compile_time_eval():
             self._data = self._policy.place(value)
 
     @classmethod
-    def with_policy(cls, value: Any, policy: Policy, *, name: str, strategy: Any) -> Variable:
-        """Makes a variable that the library itself stores by `policy`, such as an optimizer's slot."""
+    def with_policy(
+        cls, value: Any, policy: Policy, *, name: str, strategy: Any, shape: tuple[int, ...] | None = None
+    ) -> Variable:
+        """Makes a variable that the library itself stores by `policy`, such as an optimizer's slot.
+
+        Args:
+          value: the initial value, or with `shape` the array that the policy would store for it.
+          policy: how it is stored.
+          name: its name.
+          strategy: whose it is.
+          shape: the shape of the value, if that is stored already.
+        """
         variable = cls.__new__(cls)
-        host = _initial(value, None)
+        host = _initial(value, None) if shape is None else value
         variable._name, variable._trainable, variable._policy = name, False, policy
         variable._synchronization, variable._aggregation = VariableSynchronization.ON_WRITE, VariableAggregation.NONE
         variable._strategy = strategy
-        variable._shape, variable._dtype = tuple(host.shape), np.dtype(host.dtype)
+        variable._shape, variable._dtype = tuple(host.shape if shape is None else shape), np.dtype(host.dtype)
         with jax.ensure_compile_time_eval():
-            variable._data = policy.place(host)
+            variable._data = policy.place(host) if shape is None else host
         return variable
 
     # What it is.

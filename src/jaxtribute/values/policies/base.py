@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,17 @@ class Policy(ABC):
     one a replica."""
     parameter_device: jax.Device | None = None
     """The one device that stores the value and computes its updates, where replicas run on others."""
+    regathers: bool = False
+    """Whether the backward pass puts the value together again from its slices rather than keep it."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether all replicas see one value, however it is stored."""
+        return not self.split
+
+    def fitted(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Policy:
+        """The policy for a variable of this shape and dtype."""
+        return self
 
     @property
     @abstractmethod
@@ -66,7 +78,7 @@ class Policy(ABC):
         """Applies a write made in `context`; `value` is what the user gave."""
 
     def store(self, variable: Variable, value: Any, context: Context) -> None:
-        """Replaces the whole value in cross-replica context by one of the variable's shape, already checked."""
+        """Replaces the whole value by one of the variable's shape, already checked, the same on all replicas."""
         context.frame.set(variable, value)
 
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
@@ -78,16 +90,33 @@ class Policy(ABC):
         return gradient
 
     def whole(self, variable: Variable, context: Context) -> Any:
-        """The value where it is stored, of the variable's shape, for an update in cross-replica context."""
+        """The value where it is stored, of the variable's shape, for an update."""
         return context.frame.get(variable)
 
     def admit(self, value: Any) -> Any:
         """`value`, which may lie on the replicas' devices, where an update of the stored array can use it."""
         return value
 
-    def spread(self, array: jax.Array) -> jax.Array:
-        """The stored `array` on the replicas' devices."""
+    def value(self, array: Any) -> Any:
+        """The value that the stored `array` holds, as part of a program."""
         return array
+
+    def spread(self, array: jax.Array) -> jax.Array:
+        """The value that the stored `array` holds, on the replicas' devices."""
+        return array
+
+    def collected(self, array: jax.Array) -> jax.Array:
+        """The stored array for the value that replicas have written on their devices: the inverse of `spread`."""
+        return self.admit(array)
+
+    def derivable(self, variable: Variable, context: Context) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
+        """What to differentiate by, to get the gradient that `gradient` then takes.
+
+        Returns:
+          A value; and a function of it that gives what the differentiated function sees: the variable's array, and
+          what `Frame.derive` makes of it, if anything.
+        """
+        return context.frame.get(variable), lambda value: (value, None)
 
     def distributed(self, variable: Variable, context: Context) -> Any:
         """The variable as a value with one component a replica, if it has several."""

@@ -1,0 +1,103 @@
+"""Arrays stored in slices, one a replica: cut, and put together again inside one replica's program."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import ShapedArray
+from jax.interpreters import ad, mlir
+
+from jaxtribute.values.mesh import AXIS
+
+whole_p = jex.Primitive("jd_whole")
+"""The array whose slices the replicas hold, on every replica. One operation, so that it can be told apart: it may be
+computed anew in the backward pass rather than kept. A second operand adds nothing, and gets the replica's own
+gradient of the array."""
+
+alike_p = jex.Primitive("jd_alike")
+"""The identity on a value that must be the same on every replica; inference raises an error where it is not."""
+
+
+def slice_size(size: int, replicas: int) -> int:
+    """How many elements each of `replicas` holds of an array of `size` elements."""
+    return -(-size // replicas)
+
+
+def flat(array: Any, replicas: int) -> Any:
+    """The array as a vector, padded with zeros to a multiple of `replicas`."""
+    vector = array.reshape(-1)
+    missing = -vector.size % replicas
+    return jnp.pad(vector, (0, missing)) if missing else vector
+
+
+def slice_of(array: Any, replicas: int) -> Any:
+    """This replica's slice of an array that every replica holds: a vector."""
+    size = slice_size(array.size, replicas)
+    start = lax.axis_index(AXIS) * np.int32(size)
+    return lax.dynamic_slice_in_dim(flat(array, replicas), start, size)
+
+
+def scattered(array: Any, replicas: int) -> Any:
+    """This replica's slice of the sum of the replicas' arrays: a vector."""
+    return lax.psum_scatter(flat(array, replicas), AXIS, scatter_dimension=0, tiled=True)
+
+
+def joined(piece: Any, shape: tuple[int, ...]) -> Any:
+    """The array of shape `shape` whose slices the replicas hold, on every replica."""
+    gathered = lax.all_gather(piece, AXIS, axis=0, tiled=True)
+    size = math.prod(shape)
+    return (gathered if gathered.size == size else gathered[:size]).reshape(shape)
+
+
+def whole(piece: Any, shape: tuple[int, ...], replicas: int, probe: Any = None) -> Any:
+    """As `joined`, as one operation of the program.
+
+    Args:
+      piece: this replica's slice, a vector.
+      shape: the array's shape.
+      replicas: how many replicas there are.
+      probe: zeros of that shape, whose gradient will be this replica's own gradient of the array. The gradient of
+        `piece` is the slice of the sum over the replicas.
+    """
+    operands = (piece,) if probe is None else (piece, probe)
+    return whole_p.bind(*operands, shape=shape, replicas=replicas, axis_name=AXIS)
+
+
+def alike(value: Any, name: str) -> Any:
+    """`value`, which variable `name` takes as the same on all replicas."""
+    return alike_p.bind(value, name=name)
+
+
+def _whole_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    zero = type(tangents[0]) is ad.Zero
+    from_piece = (
+        ad.Zero(ShapedArray(params["shape"], primals[0].dtype)) if zero else whole_p.bind(tangents[0], **params)
+    )
+    tangent = ad.add_tangents(from_piece, tangents[1]) if len(tangents) > 1 else from_piece
+    return whole_p.bind(*primals, **params), tangent
+
+
+def _whole_transpose(cotangent: Any, *_: Any, shape: Any, replicas: int, axis_name: str) -> list[Any]:  # noqa: ARG001
+    return [scattered(cotangent, replicas)]
+
+
+@whole_p.def_abstract_eval
+def _whole_aval(piece: Any, *_: Any, shape: tuple[int, ...], **_params: Any) -> ShapedArray:
+    return ShapedArray(shape, piece.dtype)
+
+
+mlir.register_lowering(
+    whole_p, mlir.lower_fun(lambda piece, *_, shape, **_params: joined(piece, shape), multiple_results=False)
+)
+ad.primitive_jvps[whole_p] = _whole_jvp
+ad.primitive_transposes[whole_p] = _whole_transpose
+
+alike_p.def_impl(lambda value, **_: value)
+alike_p.def_abstract_eval(lambda aval, **_: aval)
+mlir.register_lowering(alike_p, lambda _, value, **_params: [value])
+ad.deflinear2(alike_p, lambda cotangent, _, **_params: [cotangent])
