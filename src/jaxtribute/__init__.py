@@ -23,6 +23,7 @@ from jaxtribute.execution.autodiff import grad as grad
 from jaxtribute.execution.autodiff import value_and_grad as value_and_grad
 from jaxtribute.execution.function import function as function
 from jaxtribute.execution.replica_context import ReplicaContext as ReplicaContext
+from jaxtribute.integrations.keras import activation as _keras
 from jaxtribute.optimizer import Optimizer as Optimizer
 from jaxtribute.strategies import default as _default
 from jaxtribute.strategies.base import RunOptions as RunOptions
@@ -47,6 +48,7 @@ from jaxtribute.values.scatter import IndexedSlices as IndexedSlices
 from jaxtribute.values.variable import Variable as Variable
 
 _default.install()
+_keras.install()
 # Before user code can start a backend; this starts none.
 config.apply_environment()
 

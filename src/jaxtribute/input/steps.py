@@ -56,6 +56,22 @@ class Steps(Protocol):
         ...
 
 
+def cut(batch: Batch, shard: Shard) -> Step:
+    """The slices of a batch that all workers go through for this worker's replicas.
+
+    Raises:
+      InputError: an unbatched scalar, which cannot be cut for more than one replica.
+    """
+    if shard.replicas == 1:
+        return Step(batch.tree, None, (batch.total or 0,), even=True)
+    total = check_splittable(batch, shard.replicas)
+    sizes = slice_sizes(total, shard.replicas)
+    start = sum(sizes[: shard.first]) - batch.start
+    own = sizes[shard.first : shard.first + shard.local]
+    tree = batch.tree if shard.local == shard.replicas else rows(batch.tree, start, start + sum(own))
+    return Step(tree, None, own, even=total % shard.replicas == 0)
+
+
 class GlobalSteps:
     """Every worker goes through the same batches, and its replicas take their slices of each."""
 
@@ -74,22 +90,11 @@ class GlobalSteps:
             if self._agree is not None:
                 self._check(None)
             raise
-        step = self._cut(batch)
+        step = cut(batch, self._shard)
         if self._agree is not None:
             self._check(step.sizes)
         self._step += 1
         return step
-
-    def _cut(self, batch: Batch) -> Step:
-        if self._shard.replicas == 1:
-            return Step(batch.tree, None, (batch.total or 0,), even=True)
-        total = check_splittable(batch, self._shard.replicas)
-        sizes = slice_sizes(total, self._shard.replicas)
-        first, local = self._shard.first, self._shard.local
-        start = sum(sizes[:first]) - batch.start
-        own = sizes[first : first + local]
-        tree = batch.tree if local == self._shard.replicas else rows(batch.tree, start, start + sum(own))
-        return Step(tree, None, own, even=total % self._shard.replicas == 0)
 
     def _check(self, own: StepRows) -> None:
         """Asks the others, for a source whose end is not known: workers that differ would wait for each other."""

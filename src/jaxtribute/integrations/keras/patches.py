@@ -1,0 +1,136 @@
+"""The places where Keras asks about strategies. Outside every scope, and for plain models, all is as it was."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from keras.src.backend.config import is_nnx_enabled
+from keras.src.backend.jax import nn
+from keras.src import backend
+from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
+from keras.src.losses import loss
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+
+from jaxtribute import context as contexts
+from jaxtribute.errors import ConfigError
+from jaxtribute.integrations.keras import trainer
+from jaxtribute.integrations.keras.data import adapted
+from jaxtribute.integrations.keras.share import whole_batch_gradients, whole_batch_losses, whole_batch_moments
+from jaxtribute.integrations.keras.variables import new_variable
+
+Method = Callable[..., Any]
+
+_IN_SCOPE = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+_MAKERS = {
+    "train_function": trainer.make_train_function,
+    "test_function": trainer.make_test_function,
+    "predict_function": trainer.make_predict_function,
+}
+
+
+def patch() -> None:
+    """Teaches Keras's JAX backend about strategies.
+
+    Raises:
+      ConfigError: Keras keeps its variables in Flax NNX.
+    """
+    if is_nnx_enabled():
+        raise ConfigError(
+            "Keras runs with KERAS_NNX_ENABLED=true, which keeps its variables in Flax NNX and out of strategies' "
+            "reach. HINT: unset KERAS_NNX_ENABLED."
+        )
+    _replace(backend.Variable, "__new__", staticmethod(new_variable))
+    _replace(JAXTrainer, "__init__", _remembering(JAXTrainer.__init__))
+    _replace(JAXTrainer, "compile", _in_scope(JAXTrainer.compile))
+    for name in _IN_SCOPE:
+        _replace(JAXTrainer, name, _in_scope(getattr(JAXTrainer, name)))
+    for name, make in _MAKERS.items():
+        _replace(JAXTrainer, f"make_{name}", _making(getattr(JAXTrainer, f"make_{name}"), name, make))
+    _replace(JAXTrainer, "_get_jax_state", _stateless(JAXTrainer._get_jax_state))
+    _replace(JAXEpochIterator, "__init__", _adapting(JAXEpochIterator.__init__))
+    _replace(JAXEpochIterator, "_get_iterator", _on_host(JAXEpochIterator._get_iterator))
+    _replace(loss, "reduce_weighted_values", whole_batch_losses(loss.reduce_weighted_values))
+    _replace(nn, "moments", whole_batch_moments(nn.moments))
+    for optimizer in (BaseOptimizer, LossScaleOptimizer):
+        _replace(optimizer, "stateless_apply", whole_batch_gradients(optimizer.stateless_apply))
+
+
+def _replace(owner: Any, name: str, new: Any) -> None:
+    setattr(owner, name, new)
+
+
+def _remembering(original: Method) -> Method:
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        strategy = contexts.current().strategy
+        if not strategy.is_default:
+            trainer.remember(self, strategy)
+
+    return init
+
+
+def _in_scope(original: Method) -> Method:
+    """A method of models that runs in the scope of the model's strategy."""
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = trainer.strategy_of(self)
+        if strategy is None:
+            return original(self, *args, **kwargs)
+        with strategy.scope():
+            return original(self, *args, **kwargs)
+
+    return method
+
+
+def _making(original: Method, name: str, make: Callable[[Any, Any], trainer.Function]) -> Method:
+    """`make_train_function` and its like."""
+
+    @functools.wraps(original)
+    def method(self: Any, force: bool = False) -> Any:
+        strategy = trainer.strategy_of(self)
+        if strategy is None:
+            return original(self, force=force)
+        if force or getattr(self, name) is None:
+            setattr(self, name, make(self, strategy))
+        return getattr(self, name)
+
+    return method
+
+
+def _stateless(original: Method) -> Method:
+    """`_get_jax_state`: between steps a strategy's variables hold the values themselves, and nothing is passed on."""
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = [kwargs[name] for name in kwargs if name != "purge_model_variables" and kwargs[name]]
+        return tuple(() for _ in state) if trainer.strategy_of(self) else original(self, *args, **kwargs)
+
+    return method
+
+
+def _adapting(original: Method) -> Method:
+    """`__init__` of an epoch's iterator, which takes distributed datasets as well."""
+
+    @functools.wraps(original)
+    def init(self: Any, x: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, adapted(x), *args, **kwargs)
+
+    return init
+
+
+def _on_host(original: Method) -> Method:
+    """`_get_iterator` of an epoch: batches stay on the host until a strategy cuts them."""
+
+    @functools.wraps(original)
+    def method(self: Any) -> Iterator[Any]:
+        if contexts.current().strategy.is_default:
+            return original(self)
+        return self.data_adapter.get_jax_iterator()
+
+    return method
+

@@ -1,0 +1,139 @@
+"""A replica's share of the batch, and what Keras computes over a whole batch: losses and batch statistics.
+
+One device computes the loss L of a whole batch. Replica i computes L_i of its own n_i examples, and what is added up
+over the replicas is n_i / n * L_i: for a mean that is L again. A loss that Keras does not divide by the number of
+examples (a sum, a mean over weights or over what a mask leaves) is scaled here so that the same sum gives L, too.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxtribute.execution.replica_context import ReplicaContext
+from jaxtribute.values.enums import ReduceOp
+
+
+@dataclass(slots=True)
+class Share:
+    """One replica's part of a batch.
+
+    Attributes:
+      context: the replica.
+      rows: its examples.
+      total: the examples of all replicas.
+    """
+
+    context: ReplicaContext
+    rows: int
+    total: int
+    reduced: bool = False
+    """Whether gradients need no reduction where they are applied."""
+
+    @property
+    def weight(self) -> float:
+        """What the replica's means count in those of the batch."""
+        return self.rows / self.total if self.total else 1.0
+
+    @property
+    def alone(self) -> bool:
+        """Whether there are no other replicas."""
+        return self.context.num_replicas_in_sync == 1
+
+    def sum(self, values: Any) -> Any:
+        """A nest of arrays, added up over the replicas."""
+        return values if self.alone else self.context.all_reduce(ReduceOp.SUM, values)
+
+
+class _Current(threading.local):
+    share: Share | None = None
+
+
+_current = _Current()
+
+
+def current() -> Share | None:
+    """The share of the replica whose step this thread runs or traces."""
+    return _current.share
+
+
+@contextmanager
+def entered(share: Share) -> Generator[Share]:
+    """Makes `share` the current one."""
+    before, _current.share = _current.share, share
+    try:
+        yield share
+    finally:
+        _current.share = before
+
+
+def whole_batch_losses(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`keras.src.losses.loss.reduce_weighted_values`, for a replica's part of a batch."""
+
+    def reduce_weighted_values(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: str | None = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        loss = original(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+        share = current()
+        if share is None or share.alone or not share.total or jnp.ndim(values) == 0:
+            return loss
+        if reduction == "sum":
+            return loss / share.weight if share.rows else loss
+        if reduction == "mean_with_sample_weight" and (mask is not None or sample_weight is not None):
+            divisor = original(jnp.ones_like(values), sample_weight=sample_weight, mask=mask, reduction="sum")
+        elif reduction in ("sum_over_batch_size", "mean") and mask is not None:
+            divisor = jnp.sum(jnp.asarray(mask, loss.dtype))
+        else:
+            return loss
+        total = share.sum(divisor)
+        return loss * (divisor / jnp.where(total == 0, 1, total)) / (share.weight or 1.0)
+
+    return reduce_weighted_values
+
+
+def whole_batch_moments(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`keras.src.backend.jax.nn.moments`, which can synchronise batch statistics over the replicas."""
+
+    def moments(x: Any, axes: Sequence[int], keepdims: bool = False, synchronized: bool = False) -> Any:
+        share = current()
+        if share is None or not synchronized:
+            return original(x, axes, keepdims=keepdims, synchronized=synchronized)
+        if share.alone:
+            return original(x, axes, keepdims=keepdims)
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        axes = tuple(axes)
+        count = share.sum(jnp.asarray(math.prod(wide.shape[axis] for axis in axes), wide.dtype))
+        mean = share.sum(jnp.sum(wide, axes, keepdims=True)) / count
+        variance = share.sum(jnp.sum(jnp.square(wide - mean), axes, keepdims=True)) / count
+        if not keepdims:
+            mean, variance = jnp.squeeze(mean, axes), jnp.squeeze(variance, axes)
+        return mean.astype(x.dtype), variance.astype(x.dtype)
+
+    return moments
+
+
+def whole_batch_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
+    """An optimizer's `stateless_apply`, which reduces the gradients over the replicas of a step first."""
+
+    def stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        share = current()
+        if share is None or share.reduced or share.alone:
+            return original(self, optimizer_variables, grads, trainable_variables)
+        grads = share.sum([grad * jnp.asarray(share.weight, grad.dtype) for grad in grads])
+        share.reduced = True  # optimizers call one another
+        try:
+            return original(self, optimizer_variables, grads, trainable_variables)
+        finally:
+            share.reduced = False
+
+    return stateless_apply

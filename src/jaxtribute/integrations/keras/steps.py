@@ -1,0 +1,185 @@
+"""What one replica runs: a Keras model's own step on its part of a batch, and what the replicas reduce together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from keras.src import backend
+from keras.src.backend.jax.trainer import JAXTrainer
+from keras.src.trainers.data_adapters import data_adapter_utils
+
+from jaxtribute import context as contexts
+from jaxtribute.errors import ContextError
+from jaxtribute.integrations.keras.merging import State, contributions, merged, start_of_layers, start_of_metrics
+from jaxtribute.integrations.keras.share import Share, entered
+
+Logs = dict[str, Any]
+Step = Callable[[Any, int], tuple[list[Any], Any]]
+"""Takes a replica's batch and the number of examples of all; gives new values of `Lists.all` and logs or outputs."""
+
+
+@dataclass(frozen=True)
+class Lists:
+    """A model's variables, in the order of Keras's states."""
+
+    trainable: Sequence[Any]
+    layers: Sequence[Any]
+    """Those that no optimizer updates: batch statistics, random generators."""
+    optimizer: Sequence[Any]
+    metrics: Sequence[Any]
+
+    @classmethod
+    def of(cls, model: Any) -> Lists:
+        """The variables of a built model."""
+        optimizer = getattr(model, "optimizer", None)
+        return cls(
+            list(model.trainable_variables),
+            list(model.non_trainable_variables),
+            [] if optimizer is None else list(optimizer.variables),
+            list(model.metrics_variables),
+        )
+
+    @property
+    def all(self) -> list[Any]:
+        """All of them, in the order of the fields."""
+        return [*self.trainable, *self.layers, *self.optimizer, *self.metrics]
+
+
+def rows_of(batch: Any) -> int:
+    """The number of examples of a batch, as Keras counts them."""
+    first = next((leaf for leaf in jax.tree.leaves(batch) if jnp.ndim(leaf)), None)
+    return 0 if first is None else first.shape[0]
+
+
+def train_step(model: Any, lists: Lists) -> Step:
+    """A replica's training step."""
+    own = type(model).train_step is not JAXTrainer.train_step
+
+    def step(batch: Any, total: int) -> tuple[list[Any], Logs]:
+        share = _share(batch, total)
+        before = [_values(part) for part in (lists.trainable, lists.layers, lists.optimizer, lists.metrics)]
+        trainable, layers, optimizer, metrics = before
+        start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
+        with entered(share):
+            if own:
+                logs, state = model.train_step((trainable, start[0], optimizer, start[1]), batch)
+                new_trainable, layer_ends, new_optimizer, metric_ends = state
+                _, layers, metrics, logs = _reduced(model, lists, before, start, (layer_ends, metric_ends), logs, share)
+            else:
+                ends, logs, grads = _local_gradients(model, before, start, batch, share)
+                grads, layers, metrics, logs = _reduced(model, lists, before, start, ends, logs, share, grads)
+                share.reduced = True
+                new_trainable, new_optimizer = model.optimizer.stateless_apply(optimizer, grads, trainable)
+        new = [*new_trainable, *layers, *new_optimizer, *metrics]
+        return _changed([value for part in before for value in part], new), logs
+
+    return step
+
+
+def test_step(model: Any, lists: Lists) -> Step:
+    """A replica's evaluation step."""
+
+    def step(batch: Any, total: int) -> tuple[list[Any], Logs]:
+        share = _share(batch, total)
+        trainable, layers, metrics = map(_values, (lists.trainable, lists.layers, lists.metrics))
+        start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
+        with entered(share):
+            logs, state = model.test_step((trainable, *start), batch)
+            before = [trainable, layers, [], metrics]
+            _, new_layers, new_metrics, logs = _reduced(model, lists, before, start, (state[1], state[2]), logs, share)
+        new = [*_changed(layers, new_layers), *(None for _ in lists.optimizer), *_changed(metrics, new_metrics)]
+        return [*(None for _ in trainable), *new], logs
+
+    return step
+
+
+def predict_step(model: Any, lists: Lists) -> Step:
+    """A replica's prediction; it changes nothing."""
+
+    def step(batch: Any, total: int) -> tuple[list[Any], Any]:
+        share = _share(batch, total)
+        trainable, layers = map(_values, (lists.trainable, lists.layers))
+        with entered(share):
+            outputs, _ = model.predict_step((trainable, start_of_layers(lists.layers, layers, share)), batch)
+        return [None for _ in lists.all], outputs
+
+    return step
+
+
+def _share(batch: Any, total: int) -> Share:
+    context = contexts.current().replica
+    if context is None:
+        raise ContextError("a Keras step runs in a replica context only. HINT: call model.fit, which enters one.")
+    return Share(context, rows_of(batch), total)
+
+
+def _values(variables: Sequence[Any]) -> State:
+    return [variable.stored.read_value() for variable in variables]
+
+
+def _changed(before: State, after: Sequence[Any]) -> list[Any]:
+    """The new values, None where they are the old ones."""
+    return [None if new is None or new is old else new for old, new in zip(before, after, strict=True)]
+
+
+def _local_gradients(
+    model: Any, before: Sequence[State], start: tuple[State, State], batch: Any, share: Share
+) -> tuple[tuple[State, State], Logs, list[Any]]:
+    """The standard training step up to where the optimizer takes over; gradients are this replica's share."""
+    trainable, _, optimizer, _ = before
+    x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(batch)
+
+    def loss(values: State) -> tuple[Any, Any]:
+        scaled, aux = model.compute_loss_and_updates(
+            values, *start, x, y, sample_weight, training=True, optimizer_variables=optimizer
+        )
+        return scaled * jnp.asarray(share.weight, scaled.dtype), aux
+
+    (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(trainable)
+    unscaled, y_pred, layers, metrics = aux
+    logs, metrics = model._update_metrics_variables(metrics, unscaled, x, y, y_pred, sample_weight)
+    return (layers, metrics), logs, grads
+
+
+def _reduced(
+    model: Any,
+    lists: Lists,
+    before: Sequence[State],
+    start: tuple[State, State],
+    ends: tuple[State, State],
+    logs: Logs,
+    share: Share,
+    grads: Sequence[Any] = (),
+) -> tuple[Sequence[Any], State, State, Logs]:
+    """Adds up over the replicas, in one go; returns gradients, values of layers and metrics, and logs."""
+    if share.alone:
+        return grads, ends[0], ends[1], logs
+    touched = {id(v) for v, old, new in zip(lists.metrics, start[1], ends[1], strict=True) if new is not old}
+    own = _results(model, lists, ends[1], touched).keys()
+    extra = {name: jnp.asarray(value) * share.weight for name, value in logs.items() if name not in own}
+    local = (
+        list(grads),
+        contributions(lists.layers, start[0], ends[0], share),
+        contributions(lists.metrics, start[1], ends[1], share),
+        extra,
+    )
+    grads, layer_totals, metric_totals, extra = share.sum(local)
+    layers = merged(lists.layers, before[1], layer_totals)
+    metrics = merged(lists.metrics, before[3], metric_totals)
+    results = _results(model, lists, metrics, touched)
+    return grads, layers, metrics, {name: extra[name] if name in extra else results[name] for name in logs}
+
+
+def _results(model: Any, lists: Lists, values: State, touched: set[int]) -> Logs:
+    """The results of the metrics that a step has updated, with these values of their variables."""
+    results: Logs = {}
+    with backend.StatelessScope(state_mapping=list(zip(lists.metrics, values, strict=True))):
+        for metric in model.metrics:
+            if any(id(variable) in touched for variable in metric.variables):
+                result = metric.result()
+                results.update(result if isinstance(result, dict) else {metric.name: result})
+    return results

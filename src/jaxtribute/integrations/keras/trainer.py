@@ -1,0 +1,121 @@
+"""A Keras model under a strategy: the functions that `fit`, `evaluate` and `predict` call for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxtribute.execution.function import function
+from jaxtribute.integrations.keras.data import Placer
+from jaxtribute.integrations.keras.steps import Lists, Step, predict_step, test_step, train_step
+from jaxtribute.integrations.keras.variables import StrategyVariable, adopt
+from jaxtribute.values.distributed import Mirrored, PerReplica
+
+if TYPE_CHECKING:
+    from jaxtribute.strategies.base import Strategy
+
+_ATTRIBUTE = "_jaxtribute_strategy"
+Function = Callable[[Any, Iterator[Any]], tuple[Any, Any]]
+"""What Keras calls for each step, or for `steps_per_execution` of them: `(state, iterator) -> (logs, state)`."""
+
+
+@dataclass(frozen=True)
+class Total:
+    """The number of examples of a batch, as a static argument of a compiled function."""
+
+    rows: int
+
+
+def remember(model: Any, strategy: Strategy) -> None:
+    """Notes in whose scope a model is made."""
+    object.__setattr__(model, _ATTRIBUTE, strategy)
+
+
+def strategy_of(model: Any) -> Strategy | None:
+    """The strategy in whose scope a model was made or compiled, or its variables were; None for plain Keras."""
+    found = model.__dict__.get(_ATTRIBUTE)
+    if found is None and getattr(model, "compiled", False):
+        tracker = next(iter(model._loss_tracker.variables), None)
+        found = getattr(tracker, "_strategy", None)
+    if found is None and getattr(model, "built", False):
+        found = next((v._strategy for v in model.variables if isinstance(v, StrategyVariable)), None)
+    if found is not None:
+        remember(model, found)
+    return found
+
+
+def make_train_function(model: Any, strategy: Strategy) -> Function:
+    """What `fit` calls."""
+    return _repeated(model, _step(model, strategy, train_step))
+
+
+def make_test_function(model: Any, strategy: Strategy) -> Function:
+    """What `evaluate` calls."""
+    return _repeated(model, _step(model, strategy, test_step))
+
+
+def make_predict_function(model: Any, strategy: Strategy) -> Function:
+    """What `predict` calls; its results are all replicas' outputs."""
+    step = _step(model, strategy, predict_step)
+
+    def whole(batch: Any) -> Any:
+        return jax.tree.map(lambda leaf: _joined(leaf, strategy), step(batch), is_leaf=_is_distributed)
+
+    return _repeated(model, whole, joins=True)
+
+
+def _step(model: Any, strategy: Strategy, make: Callable[[Any, Lists], Step]) -> Callable[[Any], Any]:
+    """One step on a batch from Keras: compiled, or each replica's Python if the model runs eagerly."""
+    lists = Lists.of(model)
+    for variable in lists.all:
+        adopt(variable, strategy)
+    replica = make(model, lists)
+    place = Placer(strategy)
+
+    def step(batch: Any, total: Total) -> Any:
+        values, result = strategy.run(replica, (batch, total.rows))
+        for variable, value in zip(lists.all, values, strict=True):
+            if value is not None:
+                variable.stored.assign(value)
+        return jax.tree.map(_array, result, is_leaf=_is_distributed)
+
+    run = function(step) if model.jit_compile and not model.run_eagerly else step
+
+    def on_batch(batch: Any) -> Any:
+        placed, rows = place(batch)
+        return run(placed, Total(rows))
+
+    return on_batch
+
+
+def _repeated(model: Any, step: Callable[[Any], Any], *, joins: bool = False) -> Function:
+    """`steps_per_execution` steps in one call, up to the end of the data."""
+
+    def call(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        results = [step(next(iterator))]
+        for _ in range(model.steps_per_execution - 1):
+            batch = next(iterator, None)
+            if batch is None:
+                break
+            results.append(step(batch))
+        if not joins or len(results) == 1:
+            return results[-1], state
+        return jax.tree.map(lambda *parts: np.concatenate([np.asarray(part) for part in parts]), *results), state
+
+    return call
+
+
+def _is_distributed(value: Any) -> bool:
+    return isinstance(value, (Mirrored, PerReplica))
+
+
+def _array(value: Any) -> Any:
+    return value.data if isinstance(value, Mirrored) else value
+
+
+def _joined(value: Any, strategy: Strategy) -> Any:
+    return strategy.gather(value, axis=0) if isinstance(value, PerReplica) else value

@@ -1,0 +1,84 @@
+"""Keras variables whose values a strategy stores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import jax.numpy as jnp
+from keras.src import backend
+
+from jaxtribute import context as contexts
+from jaxtribute.context import Context
+from jaxtribute.values.enums import VariableAggregation
+from jaxtribute.values.variable import Variable
+
+if TYPE_CHECKING:
+    from jaxtribute.strategies.base import Strategy
+
+_AGGREGATIONS = {
+    "mean": VariableAggregation.MEAN,
+    "sum": VariableAggregation.SUM,
+    "only_first_replica": VariableAggregation.ONLY_FIRST_REPLICA,
+}
+
+
+class StrategyVariable(backend.Variable):
+    """A Keras variable made in a strategy's scope: a `jd.Variable` holds its value.
+
+    Keras keeps a variable's array in `_value`; here that reads and assigns the `jd.Variable`, which knows where the
+    array lies and which replica asks.
+    """
+
+    _strategy: Strategy
+    _stored: Variable | None = None
+
+    @property
+    def stored(self) -> Variable:
+        """The variable that holds the value.
+
+        Raises:
+          AttributeError: Keras has not given it a value yet.
+        """
+        if self._stored is None:
+            raise AttributeError(f"the Keras variable {self.path} has no value yet. HINT: build the model first.")
+        return self._stored
+
+    @property
+    def _value(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return None if self._stored is None else self._stored.read_value()
+
+    @_value.setter
+    def _value(self, value: Any) -> None:
+        if self._stored is not None:
+            if value is not None:
+                self._stored.assign(value)
+        elif value is not None:
+            self._stored = self._made(value)
+
+    def _made(self, value: Any) -> Variable:
+        how = _AGGREGATIONS.get(cast("str", self.aggregation), VariableAggregation.NONE)
+        if how is VariableAggregation.MEAN and not jnp.issubdtype(value.dtype, jnp.inexact):
+            how = VariableAggregation.NONE
+        frame = contexts.current().frame
+        with contexts.entered(Context(self._strategy, None, frame)):
+            return Variable(value, trainable=self.trainable, name=self.path, aggregation=how)
+
+
+def new_variable(cls: type[Any], *_: Any, **__: Any) -> Any:
+    """`keras.Variable.__new__`: in a strategy's scope a variable is a `StrategyVariable`."""
+    strategy = contexts.current().strategy
+    if cls is not backend.Variable or strategy.is_default:
+        return object.__new__(cls)
+    variable = object.__new__(StrategyVariable)
+    variable._strategy = strategy
+    return variable
+
+
+def adopt(variable: Any, strategy: Strategy) -> None:
+    """Makes a Keras variable that was created outside every scope one of `strategy`'s, with the value that it has."""
+    if isinstance(variable, StrategyVariable) or type(variable) is not backend.Variable:
+        return
+    value = variable.__dict__.pop("_value")
+    variable.__class__ = StrategyVariable
+    variable._strategy = strategy
+    cast("StrategyVariable", variable)._value = value  # pyright: ignore[reportPrivateUsage]
