@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import sys
 import threading
@@ -49,7 +50,10 @@ class Cluster:
         self.report: dict[str, Any] = {}
         """What this worker tells the others of itself with each sign of life."""
         self.watch = Watch(store, roster, silence_s, self._end, lambda: dict(self.report))
+        self.timeout_s = 600.0
+        """Seconds to wait for another worker in an exchange."""
         self._barriers: dict[str, int] = {}
+        self._exchanges = 0
 
     @property
     def rank(self) -> int:
@@ -137,6 +141,31 @@ class Cluster:
         await_workers(self.roster, absent, f"at the barrier {name!r}", timeout_s, self.check)
         if number > 1:  # all are here, so all have left the one before
             self.delete(f"jaxtribute/barrier/{name}/{number - 1}/{self.rank}")
+
+    def exchange(self, what: str, text: str) -> list[str]:
+        """Gives this worker's text and returns every worker's, by rank; all workers make the same calls in order.
+
+        Args:
+          what: names the call; workers that are at different ones get an error.
+          text: what this worker tells, up to about a megabyte.
+
+        Raises:
+          ClusterError: the workers are at different calls, or one failed.
+          DeadlineError: a worker did not come within `timeout_s`.
+        """
+        number, self._exchanges = self._exchanges, self._exchanges + 1
+        place = f"jaxtribute/exchange/{number}"
+        self.set(f"{place}/{self.rank}", json.dumps([what, text]))
+        told = [json.loads(self.get(f"{place}/{rank}", self.timeout_s, of=rank)) for rank in range(self.workers)]
+        if number:  # all are here, so all have read what came before
+            self.delete(f"jaxtribute/exchange/{number - 1}/{self.rank}")
+        if len({one[0] for one in told}) > 1:
+            lines = "\n".join(f"  {name}: {one[0]}" for name, one in zip(self.names, told, strict=True))
+            raise ClusterError(
+                f"the workers do different things, in their {number}th exchange:\n{lines}\n"
+                "HINT: all workers must run the same program; look for a condition that depends on the worker."
+            )
+        return [one[1] for one in told]
 
     def check(self) -> None:
         """Raises what is known of a failure elsewhere.

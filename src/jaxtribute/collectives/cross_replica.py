@@ -128,6 +128,16 @@ def gather_value(value: Any, axis: int) -> Any:
     return _call(_gather_ragged, value.data, value.shapes, axis, value.mesh)
 
 
+def pick_value(value: PerReplica, replica: int) -> Mirrored:
+    """The component of one replica, on every replica's device, those of other workers too.
+
+    Args:
+      value: equal arrays from all replicas.
+      replica: which one's.
+    """
+    return Mirrored(_pick(value.data, value.scalar, replica, value.mesh), value.mesh)
+
+
 def as_array(value: PerReplica) -> PerReplica:
     """The value as one global array, also if its components are Python numbers or lie on the host.
 
@@ -237,6 +247,15 @@ def _reduce_split(data: Any, layout: _Layout, op: ReduceOp, axes: Axes, mesh: Re
     if op is ReduceOp.MEAN:
         total = divided(total, layout.count(stacked.shape[1:], axes or (), mesh.size))
     return _everywhere(total, mesh)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _pick(data: Any, scalar: bool, replica: int, mesh: ReplicaMesh) -> Any:
+    def pick(part: Any) -> Any:
+        return manual.from_replica(part.reshape(()) if scalar else part, replica)
+
+    spec = PartitionSpec(AXIS)
+    return jax.shard_map(pick, mesh=mesh.mesh, in_specs=spec, out_specs=PartitionSpec(), check_vma=False)(data)
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))

@@ -11,6 +11,7 @@ from jaxtribute.devices import resolve_device
 from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.values.distributed import Mirrored, PerReplica
 from jaxtribute.values.mesh import ReplicaMesh
+from jaxtribute.values.mesh import put as put_on
 from jaxtribute.values.variable import Variable
 
 Destination = ReplicaMesh | jax.Device
@@ -58,7 +59,7 @@ def put(value: Any, destination: Destination) -> Any:
         value = value.data
     if isinstance(destination, ReplicaMesh):
         if not isinstance(value, Tracer):
-            value = jax.device_put(value, destination.replicated)
+            value = put_on(value, destination.replicated)
         return value if destination.size == 1 else Mirrored(value, destination)
     if isinstance(value, Tracer):
         return value

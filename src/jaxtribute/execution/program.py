@@ -14,7 +14,7 @@ from jax.sharding import Sharding
 from jaxtribute.execution.capture import Capture, Constant, is_constant
 from jaxtribute.execution.central.program import CentralProgram
 from jaxtribute.execution.frames import escape_error
-from jaxtribute.values.mesh import ReplicaMesh, own
+from jaxtribute.values.mesh import ReplicaMesh, own, put
 from jaxtribute.values.stored import lent, updating
 from jaxtribute.values.variable import Variable
 
@@ -171,7 +171,7 @@ class Program:
             return None
         for variable in stray:
             variable.bind(own(variable.stored, target))
-        return [jax.device_put(leaf, target) if away(leaf) else leaf for leaf in leaves]
+        return [put(leaf, target) if away(leaf) else leaf for leaf in leaves]
 
     def _settle(self) -> None:
         """Brings variables that belong to no strategy to the devices of this program."""
