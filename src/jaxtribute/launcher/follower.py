@@ -1,0 +1,125 @@
+"""The launcher of a machine other than machine 0, which tells it when to start and to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from jaxtribute.cluster.addresses import Address
+from jaxtribute.errors import ClusterError, DeadlineError
+from jaxtribute.launcher.attempt import Signal
+from jaxtribute.launcher.node import LocalNode, Start
+from jaxtribute.launcher.options import Options
+from jaxtribute.launcher.outcome import ELSEWHERE_CODE, Outcome
+from jaxtribute.launcher.output import say
+from jaxtribute.launcher.wire import Line, Message, connect
+
+SPEAK_EVERY_S = 10.0
+RETRY_S = 0.2
+
+
+class Follower:
+    """This machine's launcher, led by the one of machine 0."""
+
+    def __init__(self, options: Options) -> None:
+        assert options.coordinator is not None
+        self._options = options
+        self._address = Address.parse(options.coordinator)
+        self._node: LocalNode | None = None
+        self._leaving: Signal | None = None
+
+    def forward(self, number: Signal) -> None:
+        """Hands a signal on to the ranks of this machine, which then leaves the job."""
+        self._leaving = number
+        if self._node is not None:
+            self._node.forward(number)
+
+    def resize(self) -> None:
+        """Nothing of these ranks is drawn."""
+
+    def grow(self) -> None:
+        """Machine 0 decides."""
+
+    async def run(self) -> int:
+        """Takes part until machine 0 says how the job ended; the exit code.
+
+        Raises:
+            DeadlineError: Machine 0 was not there in time.
+            ClusterError: Machine 0 does not want this one.
+        """
+        line = await self._reach()
+        self._node = LocalNode(self._options, line.own_host)
+        try:
+            line.send({"machine": self._options.node_rank})
+            return await self._follow(line, self._node)
+        finally:
+            self._node.close()
+            await line.close()
+
+    async def _reach(self) -> Line:
+        start = spoken = time.monotonic()
+        while self._leaving is None:
+            try:
+                return await connect(self._address.host, self._address.port)
+            except OSError as error:
+                now = time.monotonic()
+                if now - start > self._options.join_timeout_s:
+                    raise DeadlineError(
+                        f"machine {self._options.node_rank} waited {now - start:.0f} s for machine 0 at "
+                        f"{self._address}: {error}. HINT: start `jaxtribute launch --node-rank 0` there, and see "
+                        "that no firewall is between them."
+                    ) from error
+            if now - spoken > SPEAK_EVERY_S:
+                spoken = now
+                say(f"machine {self._options.node_rank} waits for machine 0 at {self._address}")
+            await asyncio.sleep(RETRY_S)
+        raise SystemExit(128 + self._leaving)
+
+    async def _follow(self, line: Line, node: LocalNode) -> int:
+        running: asyncio.Task[Outcome] | None = None
+        hearing = asyncio.ensure_future(line.receive())
+        line.send({"ready": node.reserve()})
+        try:
+            while True:
+                waited = [hearing, *([running] if running else [])]
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                if hearing.done():
+                    message = hearing.result()
+                    if message is None:
+                        return await self._orphaned(node, running)
+                    if "exit" in message:
+                        return int(message["exit"])
+                    running = self._obey(node, message) or running
+                    hearing = asyncio.ensure_future(line.receive())
+                if running is not None and running.done():
+                    outcome, running = running.result(), None
+                    line.send({"ended": outcome.as_json()})
+                    if self._leaving is not None:
+                        return outcome.code
+                    line.send({"ready": node.reserve()})
+        finally:
+            hearing.cancel()
+            if running is not None:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+    def _obey(self, node: LocalNode, message: Message) -> asyncio.Task[Outcome] | None:
+        if "refused" in message:
+            raise ClusterError(
+                f"machine 0 at {self._address} refused this one: {message['refused']}. "
+                "HINT: each machine has a --node-rank of its own, below --nodes."
+            )
+        if "start" in message:
+            return asyncio.ensure_future(node.run(Start.from_json(message["start"])))
+        if "signal" in message:
+            node.forward(Signal(message["signal"]))
+        else:
+            node.stop()
+        return None
+
+    async def _orphaned(self, node: LocalNode, running: asyncio.Task[Outcome] | None) -> int:
+        if running is not None:
+            node.stop()
+            await running
+        say(f"machine {self._options.node_rank} lost the launcher of machine 0 at {self._address} and ends")
+        return ELSEWHERE_CODE

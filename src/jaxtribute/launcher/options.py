@@ -1,0 +1,43 @@
+"""What a launch was asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Options:
+    """One launch, on this machine.
+
+    Attributes:
+        command: The program of every rank with its arguments.
+        workers: Processes on this machine.
+        devices: Logical CPU devices a process; `None` leaves it what it finds.
+        gpus: GPUs a process, of those that this machine has; `None` leaves it all.
+        nodes: Machines.
+        node_rank: This machine among them; machine 0 is the one that the others find.
+        coordinator: `host:port` of machine 0's launcher, where there are several machines.
+        join_timeout_s: Seconds to wait for the other machines.
+        max_restarts: How often the job is started again after a failure or preemption.
+        min_workers: Workers of all machines that suffice to go on; `None` takes all.
+        grace_s: Seconds between SIGTERM and SIGKILL for the others of a rank that failed.
+        save_s: Seconds that preempted processes have to save.
+        log_dir: Where the log files go, one a rank; `None` writes none.
+        split: Whether only rank 0's output is shown.
+    """
+
+    command: tuple[str, ...]
+    workers: int = 1
+    devices: int | None = None
+    gpus: int | None = None
+    nodes: int = 1
+    node_rank: int = 0
+    coordinator: str | None = None
+    join_timeout_s: float = 300.0
+    max_restarts: int = 0
+    min_workers: int | None = None
+    grace_s: float = 3.0
+    save_s: float = 60.0
+    log_dir: Path | None = None
+    split: bool = False

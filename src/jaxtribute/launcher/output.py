@@ -1,0 +1,102 @@
+"""What the ranks print, on its way to the terminal and to a log file each."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import deque
+from pathlib import Path
+from typing import IO
+
+KEPT_LINES = 400
+"""How many of a rank's last lines are kept for the summary of a failure."""
+_TRACEBACK = b"Traceback (most recent call last):"
+
+
+class RankOutput:
+    """The output of one rank, cut into lines.
+
+    Args:
+        prefix: What stands before each line on the terminal; `None` passes everything on as it comes.
+        shown: Whether it goes to the terminal at all.
+        log: A file that all of it goes to.
+    """
+
+    def __init__(self, prefix: bytes | None, *, shown: bool, log: IO[bytes] | None) -> None:
+        self._prefix, self.shown, self._log = prefix, shown, log
+        self._lines: deque[bytes] = deque(maxlen=KEPT_LINES)
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """Takes what was read."""
+        if self._log is not None:
+            self._log.write(data)
+            self._log.flush()
+        if self._prefix is None and self.shown:
+            write(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._end(line)
+
+    def close(self) -> None:
+        """Takes a last line without an end as a line, and closes the file."""
+        if self._rest:
+            self._end(self._rest)
+            self._rest = b""
+        if self._log is not None:
+            self._log.close()
+
+    def traceback(self) -> str:
+        """The last traceback among the lines that are kept; empty if there is none."""
+        lines = list(self._lines)
+        starts = [index for index, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+        if not starts:
+            return ""
+        # An exception raised while another was handled: the first one is where it began.
+        first = last = starts[-1]
+        for index in reversed(starts[:-1]):
+            if not _joined(lines[index:last]):
+                break
+            first = last = index
+        end = next((i for i in range(starts[-1] + 1, len(lines)) if not lines[i].startswith(b" ")), len(lines) - 1)
+        return b"\n".join(lines[first : end + 1]).decode(errors="replace")
+
+    def last_line(self) -> str:
+        """The last line that is not empty."""
+        return next((line.decode(errors="replace") for line in reversed(self._lines) if line.strip()), "")
+
+    def _end(self, line: bytes) -> None:
+        # Of a line that was drawn over and over, the last state.
+        line = line.rstrip(b"\r").rpartition(b"\r")[2]
+        self._lines.append(line)
+        if self._prefix is not None and self.shown:
+            write(self._prefix + line + b"\n")
+
+
+def _joined(lines: list[bytes]) -> bool:
+    return any(line.startswith((b"During handling of the above", b"The above exception was")) for line in lines)
+
+
+def open_log(directory: Path | None, rank: int, restart: int) -> IO[bytes] | None:
+    """The log file of a rank; a restart writes on, below a line that says so."""
+    if directory is None:
+        return None
+    directory.mkdir(parents=True, exist_ok=True)
+    log = (directory / f"rank-{rank}.log").open("ab" if restart else "wb")
+    if restart:
+        log.write(f"\n--- restart {restart}\n".encode())
+    return log
+
+
+def write(data: bytes) -> None:
+    """Writes to the terminal; a reader that has gone away is no reason to end the job."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+def say(text: str) -> None:
+    """A line of the launcher's own."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(f"jaxtribute launch: {text}\n")
+        sys.stderr.flush()

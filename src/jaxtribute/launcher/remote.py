@@ -1,0 +1,143 @@
+"""Other machines of the job, as machine 0 sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from jaxtribute.cluster.addresses import Address
+from jaxtribute.errors import ClusterError
+from jaxtribute.launcher.attempt import Signal
+from jaxtribute.launcher.node import Start
+from jaxtribute.launcher.outcome import ELSEWHERE_CODE, Kind, Outcome
+from jaxtribute.launcher.output import say
+from jaxtribute.launcher.wire import LONGEST, Line
+
+HELLO_S = 10.0
+"""How long a connection may stay silent before it says which machine it is."""
+
+
+class RemoteNode:
+    """A machine whose launcher has connected.
+
+    Attributes:
+        number: Which machine it is.
+        addresses: Of its ranks for the next start; empty while it is not ready for one.
+    """
+
+    def __init__(self, number: int, line: Line) -> None:
+        self.number, self.line = number, line
+        self.addresses: list[str] = []
+        self._outcome: asyncio.Future[Outcome] | None = None
+
+    async def run(self, start: Start) -> Outcome:
+        """Lets it start its ranks; how that ended."""
+        self.addresses = []
+        self._outcome = asyncio.get_running_loop().create_future()
+        self.line.send({"start": start.as_json()})
+        return await self._outcome
+
+    def stop(self) -> None:
+        """Lets it end its ranks."""
+        self.line.send({"stop": True})
+
+    def forward(self, number: Signal) -> None:
+        """Hands a signal on to its ranks."""
+        self.line.send({"signal": int(number)})
+
+    async def listen(self, on_ready: Callable[[], None]) -> None:
+        """Takes what it says until the connection ends."""
+        while (message := await self.line.receive()) is not None:
+            if "ready" in message:
+                self.addresses = [str(address) for address in message["ready"]]
+                on_ready()
+            elif "ended" in message:
+                self._settle(Outcome.from_json(message["ended"]))
+        self.give_up()
+
+    def give_up(self) -> None:
+        """What runs there counts as failed."""
+        self._settle(Outcome(Kind.FAILED, ELSEWHERE_CODE, words=f"machine {self.number} was lost", killed=0))
+
+    def _settle(self, outcome: Outcome) -> None:
+        if self._outcome is not None and not self._outcome.done():
+            self._outcome.set_result(outcome)
+
+
+class Meeting:
+    """Where the launchers of the other machines find machine 0.
+
+    Args:
+        address: Where it listens: the coordinator.
+        nodes: How many machines the job has.
+    """
+
+    def __init__(self, address: Address, nodes: int) -> None:
+        self._address, self._nodes = address, nodes
+        self.present: dict[int, RemoteNode] = {}
+        self.changed = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.host = ""
+
+    async def open(self) -> None:
+        """Starts to listen.
+
+        Raises:
+            ClusterError: The address is not one of this machine, or taken.
+        """
+        try:
+            # One address, so that the machines all know this one by the same.
+            found = socket.getaddrinfo(self._address.host, self._address.port, type=socket.SOCK_STREAM)
+            self.host = str(found[0][4][0])
+            self._server = await asyncio.start_server(self._meet, self.host, self._address.port, limit=LONGEST)
+        except OSError as error:
+            raise ClusterError(
+                f"machine 0 cannot listen at {self._address}: {error}. "
+                "HINT: --coordinator names an address of machine 0 and a port that is free there."
+            ) from error
+
+    async def close(self, code: int) -> None:
+        """Tells all machines how the job ended, and listens no more."""
+        if self._server is not None:
+            self._server.close()
+        for node in self.present.values():
+            node.line.send({"exit": code})
+        await asyncio.gather(*(node.line.close() for node in self.present.values()))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def drop(self, node: RemoteNode) -> None:
+        """A machine that does not answer any more."""
+        node.give_up()
+        if self.present.get(node.number) is node:
+            del self.present[node.number]
+        task = asyncio.ensure_future(node.line.close())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        line = Line(reader, writer)
+        try:
+            hello = await asyncio.wait_for(line.receive(), HELLO_S)
+        except TimeoutError:
+            hello = None
+        number = (hello or {}).get("machine")
+        if not isinstance(number, int) or not 0 < number < self._nodes or number in self.present:
+            reason = f"machine {number!r} of {self._nodes} is not expected, or has come already"
+            line.send({"refused": reason})
+            say(f"{line.peer_host} was sent away: {reason}")
+            await line.close()
+            return
+        node = self.present[number] = RemoteNode(number, line)
+        await node.listen(self.changed.set)
+        if self.present.get(number) is node:
+            del self.present[number]
+        self.changed.set()
+        await line.close()
