@@ -54,11 +54,14 @@ config.apply_environment()
 
 _LAZY = {
     "AutoShardPolicy": "input",
+    "Checkpoint": "checkpoint",
+    "CheckpointManager": "checkpoint",
     "DistributedDataset": "input",
     "DistributedIterator": "input",
     "InputContext": "input",
     "InputOptions": "input",
     "InputReplicationMode": "input",
+    "latest_checkpoint": "checkpoint",
     "shard_hint": "input",
 }
 """Names that are found when they are asked for, and in which module: those load Grain, Orbax or more."""
@@ -69,6 +72,9 @@ _LAZY_MODULES = {"cluster_resolver", "testing"}
 if _TYPE_CHECKING:
     from jaxtribute import cluster_resolver as cluster_resolver
     from jaxtribute import testing as testing
+    from jaxtribute.checkpoint import Checkpoint as Checkpoint
+    from jaxtribute.checkpoint import CheckpointManager as CheckpointManager
+    from jaxtribute.checkpoint import latest_checkpoint as latest_checkpoint
     from jaxtribute.input import AutoShardPolicy as AutoShardPolicy
     from jaxtribute.input import DistributedDataset as DistributedDataset
     from jaxtribute.input import DistributedIterator as DistributedIterator

@@ -1,0 +1,147 @@
+"""Arrays in and out of files, by Orbax: no more of them in host memory at a time than a part of a checkpoint.
+
+A checkpoint's arrays are one Orbax pytree, a flat dict by name, in the folder `state`. Each process writes the
+parts that are on its devices and the first one brings the index together, which `merge` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.sharding import Sharding
+from orbax.checkpoint import type_handlers
+
+from jaxtribute.checkpoint.forms import Host
+from jaxtribute.values.stored import Lease
+
+_BATCH_BYTES = 32 << 20
+"""Arrays that are written or read together; more at a time is not faster."""
+_SHARE_BYTES = 1 << 20
+"""From this size on, processes that have the same array write a part of it each."""
+
+_handlers = cast(Any, type_handlers)
+_ocp = cast(Any, ocp)
+
+
+class _Borrowed:
+    """An array on loan, as a leaf of Orbax's tree."""
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        self.shape, self.dtype, self.nbytes = lease.array.shape, lease.array.dtype, lease.array.nbytes
+
+
+class _BorrowedHandler(_handlers.ArrayHandler):
+    """Writes borrowed arrays a few at a time, and gives each back as soon as it is in its file."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            use_replica_parallel=jax.process_count() > 1,
+            min_slice_bytes_for_replica_parallel=_SHARE_BYTES,
+            enable_write_sharding_file=False,
+            array_metadata_store=None,
+        )
+
+    def typestr(self) -> str:
+        """What plain Orbax takes it for: an array for the host, whatever devices there are."""
+        return "np.ndarray"
+
+    async def serialize(self, values: Sequence[_Borrowed], infos: Sequence[Any], args: Any = None) -> Sequence[Any]:
+        """Writes all of `values`; nothing is left to wait for."""
+        for batch in batches([value.nbytes for value in values]):
+            chosen = values[batch]
+            arrays = [value.lease.array for value in chosen]
+            for commit in await super().serialize(arrays, infos[batch], args[batch]):
+                commit.result()
+            del arrays
+            for value in chosen:
+                value.lease.give_back()
+        return []
+
+
+def batches(sizes: Sequence[int], limit: int = _BATCH_BYTES) -> Generator[slice]:
+    """Cuts a row of arrays into runs of at most `limit` bytes, or of one array that is larger.
+
+    Args:
+      sizes: the bytes of each.
+      limit: how many go together.
+    """
+    start = total = 0
+    for place, size in enumerate(sizes):
+        if place > start and total + size > limit:
+            yield slice(start, place)
+            start, total = place, 0
+        total += size
+    if start < len(sizes):
+        yield slice(start, len(sizes))
+
+
+def _handler() -> Any:
+    borrowed = _BorrowedHandler()
+    registry = _handlers.create_type_handler_registry(
+        (_Borrowed, borrowed),
+        (np.ndarray, _handlers.NumpyHandler(deepcopy_host_arrays=False)),
+        (jax.Array, borrowed),  # none is written, and Orbax warns where it finds no handler for them
+    )
+    return _ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=registry)
+
+
+def write(directory: Path, arrays: Mapping[str, Lease | Host]) -> None:
+    """Writes this process's parts of all arrays; those on the host are written by the first process alone.
+
+    Args:
+      directory: a folder that exists, the same for all processes.
+      arrays: the same names in every process; loans are given back, also if it fails.
+    """
+    tree = {name: _Borrowed(one) if isinstance(one, Lease) else one for name, one in arrays.items()}
+
+    async def run() -> None:
+        for commit in await _handler().async_save(epath.Path(directory), args=_ocp.args.PyTreeSave(tree)):
+            await asyncio.to_thread(commit.result)
+
+    try:
+        asyncio.run(run())
+    finally:
+        for one in arrays.values():
+            if isinstance(one, Lease):
+                one.give_back()
+
+
+def merge(directory: Path) -> None:
+    """Brings the index together; called by one process once all have written."""
+    _handler().finalize(epath.Path(directory))
+
+
+def read(directory: Path, wanted: Mapping[str, tuple[tuple[int, ...], Sharding] | None]) -> dict[str, Any]:
+    """Reads some arrays.
+
+    Args:
+      directory: the folder that `write` and `merge` filled.
+      wanted: the names, each with the shape and placement to read it with, filled with zeros or cut at its ends; or
+        None for the stored array on the host.
+    """
+
+    def args(how: tuple[tuple[int, ...], Sharding] | None) -> Any:
+        if how is None:
+            return _handlers.RestoreArgs(restore_type=np.ndarray)
+        shape, sharding = how
+        return _handlers.ArrayRestoreArgs(restore_type=jax.Array, global_shape=shape, sharding=sharding, strict=False)
+
+    tree = _ocp.args.PyTreeRestore(
+        item=dict.fromkeys(wanted, 0),
+        restore_args={name: args(how) for name, how in wanted.items()},
+        partial_restore=True,
+    )
+    return cast("dict[str, Any]", _ocp.PyTreeCheckpointHandler().restore(epath.Path(directory), args=tree))
+
+
+def metadata(directory: Path) -> dict[str, Any]:
+    """Shapes and dtypes of all arrays of a folder, by name."""
+    return cast("dict[str, Any]", _ocp.PyTreeCheckpointHandler().metadata(epath.Path(directory)).tree)

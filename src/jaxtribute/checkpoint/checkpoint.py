@@ -1,0 +1,298 @@
+"""`Checkpoint`: the whole state of a training program, to files and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxtribute import context as contexts
+from jaxtribute.checkpoint import arrays, committing
+from jaxtribute.checkpoint.background import Background
+from jaxtribute.checkpoint.collecting import Found, collect
+from jaxtribute.checkpoint.committing import STATE, Save
+from jaxtribute.checkpoint.description import Description, Differences
+from jaxtribute.checkpoint.forms import Spec, dtype_of
+from jaxtribute.checkpoint.leaves import CellLeaf
+from jaxtribute.errors import ArgumentError, CheckpointError, CheckpointMismatchError, ContextError
+from jaxtribute.values.stored import updating
+
+COUNTER = "save_counter"
+_TIMEOUT_S = 600.0
+
+
+class RestoreStatus:
+    """What a restore has left out.
+
+    Source: the status objects of `tf.train.Checkpoint.restore`.
+    """
+
+    def __init__(self, path: Path, differences: Differences) -> None:
+        self._path, self.differences = path, differences
+
+    def assert_consumed(self) -> RestoreStatus:
+        """Checks that the checkpoint and the program hold the same names.
+
+        Raises:
+          CheckpointMismatchError: they do not; it lists the names.
+        """
+        if self.differences:
+            raise _mismatch(self._path, self.differences)
+        return self
+
+    def assert_existing_objects_matched(self) -> RestoreStatus:
+        """Checks that everything in the program was in the checkpoint.
+
+        Raises:
+          CheckpointMismatchError: something was not.
+        """
+        if self.differences.missing:
+            raise _mismatch(self._path, Differences(self.differences.missing, (), ()))
+        return self
+
+    def expect_partial(self) -> RestoreStatus:
+        """Says that a partial restore is meant. Returns itself."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"<restored {self._path}{', but' if self.differences else ''}\n{self.differences}>".replace("\n>", ">")
+
+
+class Checkpoint:
+    """The state of a training program: saved while the training goes on, restored under any strategy.
+
+    Args:
+      trackables: what belongs to the state, by name: `jd.Variable`s, `jd.Optimizer`s (their slots), distributed
+        iterators (their positions), models of Flax NNX and Keras, nests (of these, of arrays, random keys and
+        numbers), objects with variables among their attributes. Each is an attribute of the checkpoint by its name.
+        Variables are restored in place; plain arrays and numbers cannot change, so a nest that has some is replaced:
+        read it from the attribute after a restore, and assign it there before a save.
+
+    In a cluster all workers make the same calls.
+
+    Raises:
+      ArgumentError: a name that the class itself uses.
+
+    Source: `tf.train.Checkpoint`.
+    """
+
+    def __init__(self, **trackables: Any) -> None:
+        object.__setattr__(self, "_trackables", {})
+        object.__setattr__(self, "_background", Background())
+        object.__setattr__(self, "_counter", [0])
+        for name, value in trackables.items():
+            setattr(self, name, value)
+
+    _trackables: dict[str, Any]
+    _background: Background
+    _counter: list[int]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or hasattr(type(self), name) or name in (COUNTER, STATE):
+            raise ArgumentError(
+                f"a checkpoint cannot keep anything by the name {name!r}, which it uses itself. HINT: choose another."
+            )
+        self._trackables[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        trackables = self.__dict__.get("_trackables", {})
+        if name not in trackables:
+            raise AttributeError(f"the checkpoint keeps {list(trackables)}, and no {name!r}", name=name, obj=self)
+        return trackables[name]
+
+    @property
+    def save_counter(self) -> int:
+        """How many times `save` was called, over all runs."""
+        return self._counter[0]
+
+    def save(self, file_prefix: Any, *, block: bool = False, timeout_s: float = _TIMEOUT_S) -> str:
+        """Saves to `{file_prefix}-{save_counter}`, counting up.
+
+        Args:
+          file_prefix: a path; its folder is made where it does not exist.
+          block: whether to return only once the checkpoint is complete. Otherwise the values are what they are
+            now, whatever the training does meanwhile, and an error comes out at the next call.
+          timeout_s: how long workers wait for each other.
+
+        Returns:
+          The path of the checkpoint.
+
+        Raises:
+          CheckpointError: the save before this one failed, or with `block` this one.
+          DeadlineError: likewise, because a worker did not come.
+          ContextError: called in a replica function or a `jd.function`.
+
+        Source: `tf.train.Checkpoint.save`.
+        """
+        self._background.wait()
+        return self.write(f"{file_prefix}-{self.count()}", block=block, timeout_s=timeout_s)
+
+    def count(self) -> int:
+        """Counts `save_counter` up, and returns it; for managers."""
+        self._counter[0] += 1
+        return self.save_counter
+
+    def write(
+        self,
+        path: Any,
+        *,
+        block: bool = False,
+        timeout_s: float = _TIMEOUT_S,
+        committed: Callable[[], None] = lambda: None,
+    ) -> str:
+        """Saves to exactly this path, and does not count; otherwise as `save`.
+
+        Args:
+          path: where the checkpoint will be; one that is there is replaced once the new one is complete.
+          block: whether to return only once it is complete.
+          timeout_s: how long workers wait for each other.
+          committed: called, in a thread of the first worker, once it is complete.
+
+        Source: `tf.train.Checkpoint.write`.
+        """
+        _check_context("save")
+        self._background.wait()
+        found = self._found()
+        with updating:  # no step in between: all values are of one moment
+            specs = {name: leaf.spec for name, leaf in found.leaves.items()}
+            leaves = {name: leaf.snapshot() for name, leaf in found.leaves.items() if specs[name].size}
+        positions = {name: _position(name, iterator) for name, iterator in found.iterators.items()}
+        target = Path(path).expanduser().absolute()
+        cluster = committing.cluster()
+        description = Description.of(specs, positions, cluster.workers if cluster else 1)
+        save = Save(target, leaves, positions, description, timeout_s, committed, cluster)
+        self._background.start(save.run)
+        if block:
+            self._background.wait()
+        return str(target)
+
+    def wait(self) -> None:
+        """Waits until the save that is under way is complete.
+
+        Raises:
+          CheckpointError: it failed.
+          DeadlineError: a worker did not come.
+        """
+        self._background.wait()
+
+    def restore(self, save_path: Any, *, strict: bool = True) -> RestoreStatus:
+        """Restores everything, `save_counter` included.
+
+        The checkpoint may be of another strategy, and of another number of devices or workers.
+
+        Args:
+          save_path: what `save` returned; None (what `latest_checkpoint` gives where there is none) does nothing.
+          strict: whether names that only the checkpoint or only the program has are an error. A value of another
+            shape or dtype always is.
+
+        Returns:
+          What was left out, with checks to call.
+
+        Raises:
+          CheckpointMismatchError: names, shapes or dtypes differ: all that do are listed, and nothing has changed.
+          CheckpointError: there is no complete checkpoint, or it cannot be read.
+          InputError: an iterator cannot go to its position.
+
+        Source: `tf.train.Checkpoint.restore`.
+        """
+        return self._restore(save_path, strict, counter=True)
+
+    def read(self, save_path: Any, *, strict: bool = True) -> RestoreStatus:
+        """Restores everything but `save_counter`; otherwise as `restore`.
+
+        Source: `tf.train.Checkpoint.read`.
+        """
+        return self._restore(save_path, strict, counter=False)
+
+    def _restore(self, save_path: Any, strict: bool, *, counter: bool) -> RestoreStatus:
+        _check_context("restore")
+        self._background.wait()
+        if save_path is None:
+            return RestoreStatus(Path(), Differences((), (), ()))
+        path = Path(save_path).expanduser().absolute()
+        found, saved = self._found(), Description.read(path)
+        if not counter:
+            del found.leaves[COUNTER]
+            saved = saved.without(COUNTER)
+        specs = {name: leaf.spec for name, leaf in found.leaves.items()}
+        differences = Differences.between(saved, specs, found.iterators)
+        if differences.unlike or (strict and differences):
+            raise _mismatch(path, differences)
+        for name in found.iterators.keys() & set(saved.iterators):
+            _go_to(found.iterators[name], path / name)
+        names = [name for name in found.leaves if name in saved.values]
+        _restore_values(path, found, saved, names)
+        for rebuild in found.rebuilds:
+            rebuild()
+        return RestoreStatus(path, differences)
+
+    def _found(self) -> Found:
+        found = collect(self._trackables, self._trackables.__setitem__)
+        counter = self._counter
+        found.leaves[COUNTER] = CellLeaf(lambda: counter[0], lambda value: counter.__setitem__(0, value))
+        return found
+
+    def __repr__(self) -> str:
+        return f"<jd.Checkpoint of {', '.join(self._trackables)}; saved {self.save_counter} times>"
+
+
+def _restore_values(path: Path, found: Found, saved: Description, names: list[str]) -> None:
+    """Reads and puts back a few values at a time, so that no second copy of all of them is ever held."""
+    for name in [name for name in names if not saved.values[name].size]:
+        spec = saved.values[name]
+        found.leaves[name].put(
+            np.zeros((spec.rows, *spec.shape) if spec.rows else spec.shape, dtype_of(spec.dtype)), spec
+        )
+    names = [name for name in names if saved.values[name].size]
+    for batch in arrays.batches([_bytes(saved.values[name]) for name in names]):
+        wanted = {name: found.leaves[name].placement(saved.values[name]) for name in names[batch]}
+        try:
+            values = arrays.read(path / STATE, wanted)
+        except Exception as error:
+            raise CheckpointError(
+                f"{path} cannot be read: {type(error).__name__}: {error}. HINT: restore an earlier checkpoint; what "
+                "was restored until here has changed."
+            ) from error
+        with updating:
+            for name in wanted:
+                found.leaves[name].put(values.pop(name), saved.values[name])
+
+
+def _bytes(spec: Spec) -> int:
+    return spec.size * max(1, spec.rows) * dtype_of(spec.dtype).itemsize
+
+
+def _position(name: str, iterator: Any) -> str:
+    state = iterator.get_state()
+    try:
+        return json.dumps(state)
+    except TypeError:
+        raise CheckpointError(
+            f"the position of {name} is a {type(state).__name__}, which JSON cannot hold. HINT: distribute the dataset "
+            "(strategy.experimental_distribute_dataset), or give the object positions of numbers, strings and lists."
+        ) from None
+
+
+def _go_to(iterator: Any, directory: Path) -> None:
+    own = directory / committing.position_file()
+    found = own if own.exists() else min(directory.glob("process_*.json"))
+    iterator.set_state(json.loads(found.read_text()))
+
+
+def _check_context(action: str) -> None:
+    context = contexts.current()
+    if context.frame.traced or context.frame.local:
+        raise ContextError(
+            f"Checkpoint.{action} was called in a jd.function or a replica function, where values are not final. "
+            "HINT: call it between steps, in the program that calls them."
+        )
+
+
+def _mismatch(path: Path, differences: Differences) -> CheckpointMismatchError:
+    return CheckpointMismatchError(
+        f"{path} does not fit this program:\n{differences}\nHINT: names follow from how the objects hang together; "
+        "restore(path, strict=False) takes what both have."
+    )

@@ -1,0 +1,183 @@
+"""Makes a checkpoint complete or not at all: it is written under another name, and renamed once all have written.
+
+Processes tell each other over the cluster's key-value store, never by a collective: the training goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxtribute.checkpoint import arrays
+from jaxtribute.checkpoint.description import Description
+from jaxtribute.checkpoint.forms import Host
+from jaxtribute.cluster import runtime
+from jaxtribute.cluster.runtime import Cluster
+from jaxtribute.errors import CheckpointError, ConfigError
+from jaxtribute.values.stored import Lease
+
+STATE = "state"
+"""The folder of a checkpoint that holds its arrays."""
+UNFINISHED = ".orbax-checkpoint-tmp"
+"""What the name of a checkpoint ends with until it is complete; Orbax's own tools know it, too."""
+_REPLACED = ".replaced"
+
+numbers = itertools.count(1)
+"""Numbers what the workers agree on; they do the same in the same order."""
+
+
+def cluster() -> Cluster | None:
+    """The cluster of this process, or None where it is alone.
+
+    Raises:
+      ConfigError: JAX has several processes that this library did not bring together.
+    """
+    found = runtime.current()
+    if found is None and jax.process_count() > 1:
+        raise ConfigError(
+            f"this is one of {jax.process_count()} processes that have no cluster to agree on a checkpoint in. "
+            "HINT: make a jd.MultiWorkerMirroredStrategy instead of calling jax.distributed.initialize."
+        )
+    return found if found is not None and found.workers > 1 else None
+
+
+@dataclass
+class Save:
+    """One save, as one process sees it.
+
+    Attributes:
+      path: where the checkpoint will be.
+      arrays: this process's arrays by name.
+      positions: what the iterators' files hold, by the iterators' names.
+      description: what the checkpoint says of itself.
+      timeout_s: how long the processes wait for each other.
+      committed: called by the first process once the checkpoint is complete.
+    """
+
+    path: Path
+    arrays: Mapping[str, Lease | Host]
+    positions: Mapping[str, str]
+    description: Description
+    timeout_s: float
+    committed: Callable[[], None]
+    cluster: Cluster | None = field(default_factory=cluster)
+    number: int = field(default_factory=lambda: next(numbers))
+
+    @property
+    def unfinished(self) -> Path:
+        """Where the checkpoint is written."""
+        return self.path.with_name(self.path.name + UNFINISHED)
+
+    def run(self) -> None:
+        """Writes this process's part, and completes the checkpoint together with the others.
+
+        Raises:
+          CheckpointError: a process could not write; it is named.
+          DeadlineError: a process did not come in time; it is named.
+        """
+        try:
+            if self.cluster is None:
+                self._make()
+                self._write()
+                self._complete()
+            else:
+                self._run_in(self.cluster)
+        except (CheckpointError, TimeoutError):
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"{self.path} was not saved: {type(error).__name__}: {error}. HINT: see the cause above; checkpoints "
+                "that were complete before are untouched."
+            ) from error
+        finally:
+            for one in self.arrays.values():
+                if isinstance(one, Lease):
+                    one.give_back()
+
+    def _run_in(self, cluster: Cluster) -> None:
+        """The same in several processes: the first makes the folder, all write, the first completes it."""
+        key = f"jaxtribute/save/{self.number}"
+        first = cluster.rank == 0
+        made = _outcome(self._make) if first else ""
+        if first:
+            cluster.set(f"{key}/made", made)
+        else:
+            made = cluster.get(f"{key}/made", self.timeout_s, of=0)
+        cluster.set(f"{key}/written/{cluster.rank}", made or _outcome(self._write))
+        if first:
+            outcomes = [
+                cluster.get(f"{key}/written/{rank}", self.timeout_s, of=rank) for rank in range(cluster.workers)
+            ]
+            failed = [f"{cluster.names[rank]}: {text}" for rank, text in enumerate(outcomes) if text]
+            cluster.set(f"{key}/result", "; ".join(failed) or _outcome(self._complete))
+            for before in range(max(1, self.number - 2), self.number):  # all are here, so all have left it
+                cluster.delete(f"jaxtribute/save/{before}/")
+        result = cluster.get(f"{key}/result", self.timeout_s, of=0)
+        if result:
+            raise CheckpointError(
+                f"{self.path} was not saved: {result}. HINT: see the output of the worker that is named; checkpoints "
+                "that were complete before are untouched."
+            )
+
+    def _make(self) -> None:
+        """Makes the folder anew; what is there is of a save that never ended."""
+        shutil.rmtree(self.unfinished, ignore_errors=True)
+        (self.unfinished / STATE).mkdir(parents=True)
+
+    def _write(self) -> None:
+        arrays.write(self.unfinished / STATE, self.arrays)
+        for name, text in self.positions.items():
+            (self.unfinished / name).mkdir(exist_ok=True)
+            _write_text(self.unfinished / name / position_file(), text)
+
+    def _complete(self) -> None:
+        """Gives the checkpoint its name."""
+        arrays.merge(self.unfinished / STATE)
+        self.description.write(self.unfinished)
+        _sync(self.unfinished)
+        replaced = self.path.with_name(self.path.name + _REPLACED)
+        if self.path.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            self.path.rename(replaced)
+        self.unfinished.rename(self.path)
+        _sync(self.path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+        self.committed()
+
+
+def position_file(process: int | None = None, processes: int | None = None) -> str:
+    """The name of a process's file in an iterator's folder; as `DistributedIterator.save` names it."""
+    process = jax.process_index() if process is None else process
+    return f"process_{process}-of-{processes or jax.process_count()}.json"
+
+
+def _outcome(action: Callable[[], Any]) -> str:
+    """Does it, and returns what went wrong."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001  # the others must learn of it, whatever it is
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _write_text(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(directory: Path) -> None:
+    """Has the disk remember which files a folder has."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
