@@ -19,6 +19,7 @@ _INDEX, _HOST, _HOSTNAME = "JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST", "H
 _INDEX_OF_POD = "batch.kubernetes.io/job-completion-index"
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _POLL_S = 1.0
+_ANSWER_S = 30.0
 
 
 class KubernetesExecutableLocation(Enum):
@@ -86,6 +87,7 @@ class KubernetesClusterResolver(ClusterResolver):
         self._selectors = dict(job_to_label_mapping or {"worker": ["job-name=tensorflow"]})
         self._port = tf_server_port
         self._client: Any = override_client or _make_client(executable_location, self._environ)
+        self._options: dict[str, Any] = {} if override_client else {"_request_timeout": _ANSWER_S}
         self._namespace = namespace
         self._num_tasks = dict(num_tasks or {})
         self._timeout_s = timeout_s
@@ -131,8 +133,8 @@ class KubernetesClusterResolver(ClusterResolver):
     def _ask(self, selector: str) -> list[Any]:
         try:
             if self._namespace is None:
-                return self._client.list_pod_for_all_namespaces(label_selector=selector).items
-            return self._client.list_namespaced_pod(self._namespace, label_selector=selector).items
+                return self._client.list_pod_for_all_namespaces(label_selector=selector, **self._options).items
+            return self._client.list_namespaced_pod(self._namespace, label_selector=selector, **self._options).items
         except Exception as error:
             if type(error).__module__.partition(".")[0] not in ("kubernetes", "urllib3"):
                 raise

@@ -61,7 +61,7 @@ class TFConfigClusterResolver(ClusterResolver):
             raise ClusterSpecError(f"the cluster in {_NAME}={self._environ[_NAME]!r} is malformed: {error}") from error
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of a task, this process's by default; empty where the cluster has one task or none.
+        """The address of a task, this process's by default; empty where the cluster is one task 0, or none.
 
         Raises:
           ClusterSpecError: there is no such task.
@@ -70,7 +70,7 @@ class TFConfigClusterResolver(ClusterResolver):
         if config.get("session_master") is not None:
             return str(config["session_master"])
         spec = self.cluster_spec()
-        if sum(spec.num_tasks(job) for job in spec.jobs) <= 1:
+        if not spec.jobs or [len(spec.job_tasks(job)) for job in spec.jobs] == [1]:
             return ""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
