@@ -32,6 +32,7 @@ from jaxtribute.strategies.central_storage import CentralStorageStrategy as Cent
 from jaxtribute.strategies.extended import StrategyExtended as StrategyExtended
 from jaxtribute.strategies.fully_sharded import FullyShardedStrategy as FullyShardedStrategy
 from jaxtribute.strategies.mirrored import MirroredStrategy as MirroredStrategy
+from jaxtribute.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from jaxtribute.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
 from jaxtribute.strategies.scope import experimental_set_strategy as experimental_set_strategy
 from jaxtribute.strategies.scope import get_replica_context as get_replica_context

@@ -22,20 +22,20 @@ class Store:
         self.largest = 0
         self._changed = threading.Condition()
 
-    def key_value_set(self, key: str, value: str, /) -> None:
+    def set(self, key: str, value: str, /) -> None:
         with self._changed:
             assert key not in self.values, f"{key} is set twice"
             self.values[key] = value
             self.largest = max(self.largest, len(self.values))
             self._changed.notify_all()
 
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int, /) -> str:
+    def get(self, key: str, timeout_s: float, /, *, of: int) -> str:
         with self._changed:
-            if not self._changed.wait_for(lambda: key in self.values, timeout_in_ms / 1000):
-                raise TimeoutError(key)
+            if not self._changed.wait_for(lambda: key in self.values, timeout_s):
+                raise TimeoutError(f"{key} of {of}")
             return self.values[key]
 
-    def key_value_delete(self, key: str, /) -> None:
+    def delete(self, key: str, /) -> None:
         with self._changed:
             del self.values[key]
 
@@ -67,7 +67,7 @@ def test_everyone_learns_of_everyone() -> None:
 
 def test_a_worker_that_does_not_come() -> None:
     agree = KeyValueAgreements(Store(), "data", 2, 0, 0.01)()
-    with pytest.raises(TimeoutError, match="data/0/0/1"):
+    with pytest.raises(TimeoutError, match="data/0/0/1 of 1"):
         agree(0, (1,))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jaxtribute import config
+from jaxtribute.cluster import runtime
 
 config.set_logical_cpu_devices(2)
 CASE, ADDRESS, WORKER = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -23,18 +24,16 @@ def dataset() -> Any:
 
 
 def main() -> None:
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(ADDRESS, 2, WORKER)
+    host, _, port = ADDRESS.rpartition(":")
+    cluster = runtime.connect({"worker": [ADDRESS, f"{host}:{int(port) + 1}"]}, "worker", WORKER, timeout_s=60)
     import numpy as np
-    from jax._src import distributed
 
     from jaxtribute.input import AutoShardPolicy, InputContext, InputOptions, KeyValueAgreements, distribute_dataset
     from jaxtribute.values.mesh import ReplicaMesh
 
     mesh = ReplicaMesh(jax.devices())
     assert mesh.size == 4
-    store: Any = distributed.global_state.client
-    agreements = KeyValueAgreements(store, "test", 2, WORKER, 30)
+    agreements = KeyValueAgreements(cluster, "test", 2, WORKER, 30)
     policy = AutoShardPolicy.OFF if CASE == "own" else AutoShardPolicy.DATA
     distributed_dataset = distribute_dataset(
         dataset(), mesh, InputOptions(auto_shard_policy=policy), InputContext(2, WORKER, 4), agreements
@@ -42,7 +41,6 @@ def main() -> None:
     for element in distributed_dataset:
         rows = [np.asarray(part).tolist() for part in element.values]
         print(json.dumps([rows, element.is_ragged]), flush=True)
-    jax.distributed.shutdown()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, cast
@@ -54,6 +55,7 @@ class Cluster:
         """Seconds to wait for another worker in an exchange."""
         self._barriers: dict[str, int] = {}
         self._exchanges = 0
+        self._numbers: Counter[str] = Counter()
 
     @property
     def rank(self) -> int:
@@ -166,6 +168,11 @@ class Cluster:
                 "HINT: all workers must run the same program; look for a condition that depends on the worker."
             )
         return [one[1] for one in told]
+
+    def number(self, kind: str) -> int:
+        """The next number for something that all workers make in the same order, from 0."""
+        self._numbers[kind] += 1
+        return self._numbers[kind] - 1
 
     def check(self) -> None:
         """Raises what is known of a failure elsewhere.

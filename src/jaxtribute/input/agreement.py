@@ -39,17 +39,17 @@ def alone() -> StepAgreement:
 
 
 class KeyValueStore(Protocol):
-    """What is needed of the coordination service's store, as JAX's distributed client has it."""
+    """What is needed of a store that all workers reach, as `jaxtribute.cluster.runtime.Cluster` has it."""
 
-    def key_value_set(self, key: str, value: str, /) -> None:
-        """Sets a key that is not set."""
+    def set(self, key: str, value: str, /) -> None:
+        """Sets a key."""
         ...
 
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int, /) -> str:
-        """Waits for a key and returns its value."""
+    def get(self, key: str, timeout_s: float, /, *, of: int) -> str:
+        """Waits for a key that worker `of` sets, and returns its value."""
         ...
 
-    def key_value_delete(self, key: str, /) -> None:
+    def delete(self, key: str, /) -> None:
         """Deletes a key."""
         ...
 
@@ -58,7 +58,7 @@ class KeyValueAgreements:
     """Agreements over a key-value store that all workers reach, for the iterators of one dataset.
 
     Args:
-      store: the coordination service's client.
+      store: a store that all workers reach.
       name: a name for the dataset, the same on all workers and no other dataset's.
       workers: how many there are.
       worker: this one.
@@ -70,7 +70,7 @@ class KeyValueAgreements:
         self._name = name
         self._workers = workers
         self._worker = worker
-        self._timeout_ms = int(timeout_s * 1000)
+        self._timeout_s = timeout_s
         self._iterators = 0
 
     def __call__(self) -> StepAgreement:
@@ -81,12 +81,15 @@ class KeyValueAgreements:
 
         def agree(step: int, rows: StepRows, /) -> Sequence[StepRows]:
             own.append(f"{prefix}/{step}/{self._worker}")
-            self._store.key_value_set(own[-1], json.dumps(rows))
-            keys = (f"{prefix}/{step}/{worker}" for worker in range(self._workers))
-            found = [json.loads(self._store.blocking_key_value_get(key, self._timeout_ms)) for key in keys]
+            self._store.set(own[-1], json.dumps(rows))
+            texts = [
+                self._store.get(f"{prefix}/{step}/{worker}", self._timeout_s, of=worker)
+                for worker in range(self._workers)
+            ]
+            found = [json.loads(text) for text in texts]
             if len(own) > 1:
                 # All are at this step, so all have read everything of the step before.
-                self._store.key_value_delete(own.pop(0))
+                self._store.delete(own.pop(0))
             return [None if one is None else tuple(one) for one in found]
 
         return agree

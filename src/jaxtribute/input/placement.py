@@ -46,9 +46,19 @@ def _place(step: Step, mesh: ReplicaMesh, put: Callable[[Tree, ReplicaMesh], Tre
     if len(mesh.local_ids) == mesh.size and step.parts is None:
         return jax.tree.map(lambda *leaves: PerReplica.from_host(leaves, mesh), *map(_numeric, step.cut()))
     parts = [_put(part, device) for part, device in zip(step.cut(), mesh.local_devices, strict=True)]
-    if step.even or len(mesh.local_ids) == mesh.size:
+    if step.rows is None:
+        # In this thread the other workers cannot be asked for their shapes.
+        if len(mesh.local_ids) < mesh.size:
+            return _join(parts, mesh)
         return jax.tree.map(lambda *leaves: PerReplica.from_parts(leaves, mesh), *parts)
-    return _join(parts, mesh)
+    rows = step.rows
+
+    def whole(*leaves: Any) -> PerReplica:
+        first = leaves[0]
+        signatures = [((count, *first.shape[1:]) if first.ndim else (), str(first.dtype)) for count in rows]
+        return PerReplica.from_parts(leaves, mesh, signatures)
+
+    return jax.tree.map(whole, *parts)
 
 
 def _join(parts: Sequence[Tree], mesh: ReplicaMesh) -> Tree:

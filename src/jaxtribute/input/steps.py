@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from zlib import crc32
 
 import jax
 
@@ -24,12 +25,14 @@ class Step:
       parts: a tree for each local replica; None where they are cut from `tree`.
       sizes: rows of each local replica.
       even: whether the replicas of all workers have equally many.
+      rows: rows of each replica of all workers, where that is known and rows are all in which they differ.
     """
 
     tree: Tree
     parts: list[Tree] | None
     sizes: tuple[int, ...]
     even: bool
+    rows: tuple[int, ...] | None = None
 
     def cut(self) -> list[Tree]:
         """A tree for each local replica."""
@@ -155,10 +158,10 @@ class LocalSteps:
         if all(other is None for other in others):
             raise StopIteration
         self._step += 1
-        counts = {count for other in others for count in other or (0,)}
+        counts = tuple(count for other in others for count in other or (0,) * self._shard.local)
         if sizes is None:
-            return Step(empty_like(self._template()), None, (0,) * self._shard.local, even=False)
-        return Step(tree, None, sizes, even=len(counts) == 1)
+            return Step(empty_like(self._template()), None, (0,) * self._shard.local, even=False, rows=counts)
+        return Step(tree, None, sizes, even=len(set(counts)) == 1, rows=counts)
 
     def _take(self) -> tuple[tuple[int, ...] | None, Tree]:
         """The next rows of this worker's own batches."""
@@ -250,13 +253,16 @@ class FunctionSteps:
         sizes: StepRows = None
         if self._complete(parts):
             sizes = tuple(0 if part is None else part.total or 0 for part in parts)
-        others = self._agree(self._step, sizes)
+        present = [part.tree for part in parts if part is not None]
+        others = self._agree(self._step, None if sizes is None else (*sizes, _form(present)))
         if all(other is None for other in others) or (self._static and any(other is None for other in others)):
             raise StopIteration
         self._step += 1
         trees = [self._empty() if sizes is None or part is None else part.tree for part in parts]
-        counts = {count for other in others for count in other or (0,)}
-        return Step(None, trees, sizes or (0,) * self._shard.local, even=len(counts) == 1 and _alike(trees))
+        counts = tuple(count for other in others for count in (other or (0,) * (self._shard.local + 1))[:-1])
+        alike = len({other[-1] for other in others if other is not None} | {_form(trees)}) == 1 and _form(trees) != 0
+        even = len(set(counts)) == 1 and alike
+        return Step(None, trees, sizes or (0,) * self._shard.local, even=even, rows=counts if alike else None)
 
     def _next(self, replica: int) -> Batch | None:
         try:
@@ -292,6 +298,7 @@ class FunctionSteps:
             stream.close()
 
 
-def _alike(trees: Sequence[Tree]) -> bool:
-    shapes = [[leaf.shape for leaf in jax.tree.leaves(tree)] for tree in trees]
-    return all(other == shapes[0] for other in shapes[1:])
+def _form(trees: Sequence[Tree]) -> int:
+    """A number for the shapes, but for their rows, and dtypes that all trees have; 0 where they differ."""
+    forms = {str([(leaf.shape[1:], str(leaf.dtype)) for leaf in jax.tree.leaves(tree)]) for tree in trees}
+    return crc32(forms.pop().encode()) or 1 if len(forms) == 1 else 0

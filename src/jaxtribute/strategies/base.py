@@ -272,7 +272,8 @@ class Strategy(LegacyMethods):
         """
         from jaxtribute.input import distribute_dataset
 
-        return distribute_dataset(dataset, self._extended.mesh, options, self._extended.input_context())
+        plug = self._extended
+        return distribute_dataset(dataset, plug.mesh, options, plug.input_context(), plug.input_agreements())
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Iterable[Any]], options: InputOptions | None = None
@@ -290,7 +291,8 @@ class Strategy(LegacyMethods):
         """
         from jaxtribute.input import distribute_from_function
 
-        return distribute_from_function(dataset_fn, self._extended.mesh, options, self._extended.input_context())
+        plug = self._extended
+        return distribute_from_function(dataset_fn, plug.mesh, options, plug.input_context(), plug.input_agreements())
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 

@@ -29,7 +29,7 @@ from jaxtribute.values.policies import MirroredPolicy, OnReadPolicy, PlainPolicy
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
-    from jaxtribute.input import InputContext
+    from jaxtribute.input import Agreements, InputContext
     from jaxtribute.strategies.base import Strategy
 
 
@@ -150,6 +150,10 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         from jaxtribute.input import InputContext
 
         return InputContext(num_replicas_in_sync=self.mesh.size)
+
+    def input_agreements(self) -> Agreements | None:
+        """How the workers tell each other, for one dataset, who has data left; None for a single worker."""
+        return None
 
     def _call_alone(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         frame = contexts.current().frame

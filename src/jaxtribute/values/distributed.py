@@ -87,6 +87,8 @@ class PerReplica(DistributedValues):
         shapes = tuple(shape for shape, _ in signatures)
         if len(set(shapes)) == 1:
             return cls(mesh.assemble(parts), mesh, not shapes[0])
+        if len(shapes) < mesh.size:  # nobody to ask for the other workers' shapes
+            return cls(tuple(parts), mesh)
         largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
         return cls(mesh.assemble([_padded(part, largest) for part in parts]), mesh, shapes=shapes)
 

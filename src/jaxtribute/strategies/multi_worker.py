@@ -1,0 +1,182 @@
+"""`MultiWorkerMirroredStrategy`: synchronous training on the devices of several processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxtribute.cluster import runtime
+from jaxtribute.collectives.cross_device_ops import CrossDeviceOps
+from jaxtribute.collectives.options import CommunicationImplementation, CommunicationOptions
+from jaxtribute.collectives.summation import AutoSum, Summation
+from jaxtribute.config import prepare_cpu_backend
+from jaxtribute.devices import default_devices
+from jaxtribute.errors import ArgumentTypeError, ClusterError, ClusterSpecError
+from jaxtribute.strategies.base import Strategy
+from jaxtribute.strategies.extended import StrategyExtended
+from jaxtribute.values.mesh import ReplicaMesh
+
+if TYPE_CHECKING:
+    from jaxtribute.cluster.resolvers.base import ClusterResolver
+    from jaxtribute.cluster.runtime import Cluster
+    from jaxtribute.input import Agreements, InputContext
+
+PACKED_BYTES = 1 << 20
+"""Arrays up to this size share a collective between processes, whose every message costs about a millisecond."""
+
+
+class MultiWorkerOps(CrossDeviceOps):
+    """What XLA does best between processes: few collectives, of arrays packed up to a megabyte.
+
+    Args:
+      options: the strategy's hints; those of a call take precedence.
+    """
+
+    def __init__(self, options: CommunicationOptions) -> None:
+        self._options = options
+
+    def summation(self, mesh: ReplicaMesh, options: CommunicationOptions | None) -> Summation:
+        """An all-reduce for each large array, one for all small ones."""
+        given = options.bytes_per_pack if options is not None else 0
+        return AutoSum(given or self._options.bytes_per_pack or PACKED_BYTES)
+
+
+class MultiWorkerExtended(StrategyExtended):
+    """The plug of strategies whose replicas belong to several processes.
+
+    Args:
+      mesh: the device of each replica, over all workers.
+      cluster: the workers; None where there is one that belongs to no cluster.
+      options: hints for collectives.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, cluster: Cluster | None, options: CommunicationOptions) -> None:
+        super().__init__(mesh, MultiWorkerOps(options) if cluster is not None else None)
+        self._cluster = cluster
+
+    def input_context(self) -> InputContext:
+        """One input pipeline a worker."""
+        from jaxtribute.input import InputContext
+
+        if self._cluster is None:
+            return super().input_context()
+        return InputContext(self._cluster.workers, self._cluster.rank, self.mesh.size)
+
+    def input_agreements(self) -> Agreements | None:
+        """Over the coordination service."""
+        from jaxtribute.input import KeyValueAgreements
+
+        if self._cluster is None or self._cluster.workers == 1:
+            return None
+        cluster = self._cluster
+        name = f"jaxtribute/input/{cluster.number('dataset')}"
+        return KeyValueAgreements(cluster, name, cluster.workers, cluster.rank, cluster.timeout_s)
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """Keeps a copy of every variable on each device of every worker, and runs one replica on each, in step.
+
+    One process is one worker; each runs the same program. The first to come waits for the others.
+
+    Args:
+      cluster_resolver: says who the workers are and which one this is; by default what `TF_CONFIG` says. Without a
+        cluster there, this process is the only worker.
+      communication_options: hints for collectives; `timeout_seconds` bounds the waiting for other workers.
+
+    Raises:
+      ClusterSpecError: the cluster is described wrongly, or this process is none of its workers.
+      ConfigError: JAX has started already.
+      DeadlineError: workers did not come in time; it names them.
+      ClusterError: the workers have different numbers of devices.
+
+    Source: `tf.distribute.MultiWorkerMirroredStrategy`.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ) -> None:
+        if communication_options is not None and not isinstance(communication_options, CommunicationOptions):
+            raise ArgumentTypeError(
+                f"communication_options is {communication_options!r}, a {type(communication_options).__name__}. "
+                "HINT: pass a jd.experimental.CommunicationOptions."
+            )
+        options = communication_options or CommunicationOptions()
+        self._resolver = cluster_resolver if cluster_resolver is not None else _from_environment()
+        cluster = join(self._resolver, options.timeout_seconds)
+        prepare_cpu_backend()
+        mesh = worker_mesh(cluster, default_devices() if cluster is None else jax.devices())
+        super().__init__(MultiWorkerExtended(mesh, cluster, options))
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """What describes the cluster. Source: `tf.distribute.Strategy.cluster_resolver`."""
+        return self._resolver
+
+
+class OlderMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy):
+    """`MultiWorkerMirroredStrategy` with its older arguments.
+
+    Args:
+      communication: which library carries collectives; accepted for compatibility.
+      cluster_resolver: as there.
+
+    Source: `tf.distribute.experimental.MultiWorkerMirroredStrategy`.
+    """
+
+    def __init__(
+        self,
+        communication: CommunicationImplementation = CommunicationImplementation.AUTO,
+        cluster_resolver: ClusterResolver | None = None,
+    ) -> None:
+        super().__init__(cluster_resolver, CommunicationOptions(implementation=communication))
+
+
+def join(resolver: ClusterResolver, timeout_s: float | None) -> Cluster | None:
+    """Joins the cluster that a resolver describes; None where it describes none.
+
+    Raises:
+      ClusterSpecError: the resolver does not say which task this is.
+    """
+    spec = resolver.cluster_spec()
+    if not spec.jobs:
+        return None
+    task_type, task_id = resolver.task_type, resolver.task_id
+    if task_type is None or task_id is None:
+        raise ClusterSpecError(
+            f"{type(resolver).__name__} describes the cluster {spec.as_dict()} and does not say which of its tasks "
+            f"this process is: task_type={task_type!r}, task_id={task_id!r}. HINT: set both."
+        )
+    cluster = runtime.connect(spec, task_type, task_id, **({} if timeout_s is None else {"timeout_s": timeout_s}))
+    if timeout_s is not None:
+        cluster.timeout_s = timeout_s
+    return cluster
+
+
+def worker_mesh(cluster: Cluster | None, devices: Sequence[jax.Device]) -> ReplicaMesh:
+    """The mesh of all workers' devices, in the order of ranks.
+
+    Raises:
+      ClusterError: the workers have different numbers of devices.
+    """
+    ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
+    if cluster is None or cluster.workers == 1:
+        return ReplicaMesh(ordered)
+    counts = Counter(device.process_index for device in ordered)
+    if len(counts) != cluster.workers or len(set(counts.values())) > 1:
+        found = {name: counts[rank] for rank, name in enumerate(cluster.names)}
+        raise ClusterError(
+            f"the workers have different numbers of devices: {found}. HINT: start each with the same number, e.g. "
+            "JAXTRIBUTE_CPU_DEVICES or CUDA_VISIBLE_DEVICES."
+        )
+    return ReplicaMesh(ordered, cluster)
+
+
+def _from_environment() -> ClusterResolver:
+    from jaxtribute.cluster.resolvers.tf_config import TFConfigClusterResolver
+
+    return TFConfigClusterResolver()
