@@ -17,6 +17,7 @@ from jaxtribute.launcher.ports import LOOPBACK
 from jaxtribute.launcher.remote import Meeting, RemoteNode
 
 SPEAK_EVERY_S = 10.0
+LOOK_EVERY_S = 0.2
 REJOIN_S = 10.0
 """How long machines that were lost are waited for where the others suffice."""
 ANSWER_S = 10.0
@@ -141,7 +142,7 @@ class Leader:
             if time.monotonic() - spoken > SPEAK_EVERY_S:
                 spoken = time.monotonic()
                 say(f"waits at {self._options.coordinator} for {_machines(missing)}")
-            await _changed(meeting.changed, 1.0)
+            await _changed(meeting.changed, LOOK_EVERY_S)
 
     async def _attempt(self, nodes: Sequence[Node], addresses: Sequence[Sequence[str]], restart: int) -> Outcome:
         everyone = [address for each in addresses for address in each]
@@ -195,7 +196,7 @@ class Leader:
         if self._meeting is None or present == self._options.nodes:
             return
         while not any(node.addresses for node in self._meeting.present.values()):
-            await _changed(self._meeting.changed, 1.0)
+            await _changed(self._meeting.changed, LOOK_EVERY_S)
         say("one more machine is there: the job saves and starts again with it")
         self.grow()
 

@@ -22,8 +22,9 @@ class ReservedPorts:
     """
 
     def __init__(self, count: int, host: str = LOOPBACK) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with ExitStack() as stack:
-            sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+            sockets = [stack.enter_context(socket.socket(family)) for _ in range(count)]
             for one in sockets:
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 one.bind((host, 0))

@@ -48,12 +48,15 @@ class RemoteNode:
 
     async def listen(self, on_ready: Callable[[], None]) -> None:
         """Takes what it says until the connection ends."""
-        while (message := await self.line.receive()) is not None:
-            if "ready" in message:
-                self.addresses = [str(address) for address in message["ready"]]
-                on_ready()
-            elif "ended" in message:
-                self._settle(Outcome.from_json(message["ended"]))
+        try:
+            while (message := await self.line.receive()) is not None:
+                if "ready" in message:
+                    self.addresses = [str(address) for address in message["ready"]]
+                    on_ready()
+                elif "ended" in message:
+                    self._settle(Outcome.from_json(message["ended"]))
+        except (KeyError, TypeError, ValueError) as error:
+            say(f"machine {self.number} said what no launcher says: {error!r}")
         self.give_up()
 
     def give_up(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,9 +81,17 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 
 def _command(program: str, arguments: list[str], *, module: bool) -> tuple[str, ...]:
+    from jaxtribute.errors import ArgumentError
+
     if module:
         return (sys.executable, "-m", program, *arguments)
-    return (sys.executable, program, *arguments) if program.endswith(".py") else (program, *arguments)
+    python = program.endswith(".py")
+    if not (Path(program).is_file() if python else shutil.which(program)):
+        raise ArgumentError(
+            f"there is no program {program!r} in {Path.cwd()}{'' if python else ' or on the path'}. "
+            "HINT: give a Python file, a command, or -m and a module."
+        )
+    return (sys.executable, program, *arguments) if python else (program, *arguments)
 
 
 def _refuse_for_slurm(arguments: argparse.Namespace) -> None:

@@ -1,0 +1,55 @@
+"""What each rank of a machine gets: its addresses, its share of the GPUs, its place on the terminal."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxtribute.errors import ArgumentError
+from jaxtribute.launcher.node import LocalNode, Start, gpus_of
+from jaxtribute.launcher.options import Options
+from jaxtribute.launcher.outcome import Kind
+
+
+def test_ports_are_new_for_each_start() -> None:
+    node = LocalNode(Options(command=("true",), workers=2), "127.0.0.1")
+    first = node.reserve()
+    assert len(set(first)) == 2
+    assert all(address.startswith("127.0.0.1:") for address in first)
+    second = node.reserve()
+    node.workers = 1
+    assert len(node.reserve()) == 1
+    assert len(second) == 2
+    node.close()
+    node.close()
+
+
+def test_a_start_travels() -> None:
+    start = Start(["a:1", "b:2"], 1, 1, 3)
+    assert Start.from_json(start.as_json()) == start
+
+
+def test_ranks_know_their_place(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import asyncio
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    script = 'echo "$CUDA_VISIBLE_DEVICES $JAXTRIBUTE_RESTART $JAXTRIBUTE_CPU_DEVICES"; echo "$TF_CONFIG"'
+    node = LocalNode(
+        Options(command=("sh", "-c", script), workers=2, devices=3, gpus=2, log_dir=tmp_path, split=True), "10.0.0.1"
+    )
+    outcome = asyncio.run(node.run(Start(["a:1", "b:2", "c:3"], 1, 2, 1)))
+    node.stop()
+    node.resize()
+    assert outcome.kind is Kind.DONE
+    assert capfd.readouterr().out == ""  # neither is rank 0
+    first, second = ((tmp_path / f"rank-{rank}.log").read_text() for rank in (1, 2))
+    assert "4,5 1 3" in first
+    assert "6,7 1 3" in second
+    assert '"cluster": {"worker": ["a:1", "b:2", "c:3"]}, "task": {"type": "worker", "index": 2}' in second
+
+
+def test_more_gpus_than_there_are() -> None:
+    assert gpus_of(1, 1, 2, {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}) == ["GPU-b"]
+    with pytest.raises(ArgumentError, match=r"2 workers of 2 GPU\(s\) each need 4, and this machine shows 3"):
+        gpus_of(0, 2, 2, {"CUDA_VISIBLE_DEVICES": "0,1,2"})

@@ -1,0 +1,106 @@
+"""Lines of the ranks on the terminal and in files."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxtribute.launcher import output
+from jaxtribute.launcher.output import RankOutput, open_log
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+    {}["x"]
+KeyError: 'x'"""
+CHAINED = f"""{TRACEBACK}
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "a.py", line 3, in <module>
+    raise ValueError("boom")
+ValueError: boom"""
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    found: list[bytes] = []
+    monkeypatch.setattr(output, "write", found.append)
+    return found
+
+
+def test_lines_get_a_prefix(written: list[bytes]) -> None:
+    rank = RankOutput(b"[1] ", shown=True, log=None)
+    rank.feed(b"on")
+    assert written == []
+    rank.feed(b"e\ntwo\r\n 10%\r 90%\r100%\nla")
+    assert written == [b"[1] one\n", b"[1] two\n", b"[1] 100%\n"]
+    rank.close()
+    assert written[-1] == b"[1] la\n"
+    assert rank.last_line() == "la"
+
+
+def test_a_bare_output_is_passed_on_as_it_comes(written: list[bytes]) -> None:
+    rank = RankOutput(None, shown=True, log=None)
+    rank.feed(b" 10%\r 90%")
+    assert written == [b" 10%\r 90%"]
+
+
+def test_what_is_not_shown_is_in_the_log(written: list[bytes], tmp_path: Path) -> None:
+    for restart in (0, 1):
+        rank = RankOutput(b"[1] ", shown=False, log=open_log(tmp_path / "logs", 1, restart))
+        rank.feed(b"hidden\n")
+        rank.close()
+    assert written == []
+    assert (tmp_path / "logs" / "rank-1.log").read_bytes() == b"hidden\n\n--- restart 1\nhidden\n"
+    assert open_log(None, 0, 0) is None
+
+
+@pytest.mark.parametrize("text", [TRACEBACK, CHAINED])
+def test_a_traceback_is_found(text: str) -> None:
+    rank = RankOutput(b"", shown=False, log=None)
+    rank.feed(f"before\n{text}\nafter\n".encode())
+    assert rank.traceback() == text
+
+
+def test_of_two_tracebacks_it_is_the_last() -> None:
+    rank = RankOutput(b"", shown=False, log=None)
+    rank.feed(f"{TRACEBACK}\nwent on\n{CHAINED}".encode())
+    rank.close()
+    assert rank.traceback() == CHAINED
+
+
+def test_without_a_traceback_there_is_none() -> None:
+    rank = RankOutput(b"", shown=False, log=None)
+    assert (rank.traceback(), rank.last_line()) == ("", "")
+    rank.feed(b"word\n\n")
+    assert (rank.traceback(), rank.last_line()) == ("", "word")
+
+
+@given(st.lists(st.binary(max_size=12), max_size=8))
+def test_lines_do_not_depend_on_how_they_arrive(pieces: list[bytes]) -> None:
+    def lines(parts: list[bytes]) -> list[bytes]:
+        rank = RankOutput(b"", shown=False, log=None)
+        for part in parts:
+            rank.feed(part)
+        rank.close()
+        return list(rank._lines)  # pyright: ignore[reportPrivateUsage]
+
+    assert lines(pieces) == lines([b"".join(pieces)])
+
+
+def test_a_reader_that_has_gone_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        @property
+        def buffer(self) -> "Gone":
+            return self
+
+        def write(self, text: object) -> None:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stdout", Gone())
+    output.write(b"x")
+    monkeypatch.setattr("sys.stderr", Gone())
+    output.say("x")

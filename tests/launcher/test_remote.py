@@ -1,0 +1,144 @@
+"""Who speaks to machine 0, and who is sent away."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from jaxtribute.cluster.addresses import Address
+from jaxtribute.errors import ClusterError, DeadlineError
+from jaxtribute.launcher import follower, remote, wire
+from jaxtribute.launcher.attempt import Signal
+from jaxtribute.launcher.follower import Follower
+from jaxtribute.launcher.options import Options
+from jaxtribute.launcher.ports import ReservedPorts
+from jaxtribute.launcher.remote import Meeting
+
+
+def free() -> Address:
+    with ReservedPorts(1) as ports:
+        return Address("127.0.0.1", ports.numbers[0])
+
+
+def with_meeting(nodes: int, job: Callable[[Meeting, Address], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        address = free()
+        meeting = Meeting(address, nodes)
+        await meeting.open()
+        try:
+            return await asyncio.wait_for(job(meeting, address), 20)
+        finally:
+            await meeting.close(3)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("machine", [0, 2, -1, "1", None])
+def test_only_machines_of_the_job_are_let_in(machine: object, capsys: pytest.CaptureFixture[str]) -> None:
+    async def knock(meeting: Meeting, address: Address) -> wire.Message | None:
+        line = await wire.connect(address.host, address.port)
+        line.send({"machine": machine})
+        answer = await line.receive()
+        await line.close()
+        assert meeting.present == {}
+        return answer
+
+    answer = with_meeting(2, knock)
+    assert f"machine {machine!r} of 2 is not expected" in answer["refused"]
+    assert "127.0.0.1 was sent away" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b"\x80\x04.\n", b"x" * (2 * wire.LONGEST), b""])
+def test_noise_is_not_let_in(noise: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    async def shout(meeting: Meeting, address: Address) -> None:
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(noise)
+        if not noise:
+            writer.write_eof()
+        assert b"refused" in await reader.readline()
+        writer.close()
+        assert meeting.present == {}
+
+    with_meeting(2, shout)
+    assert "was sent away" in capsys.readouterr().err
+
+
+def test_who_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "HELLO_S", 0.05)
+
+    async def be_silent(meeting: Meeting, address: Address) -> None:
+        line = await wire.connect(address.host, address.port)
+        assert "refused" in (await line.receive() or {})
+        await line.close()
+
+    with_meeting(2, be_silent)
+
+
+def test_a_machine_hears_how_the_job_ended() -> None:
+    async def come(meeting: Meeting, address: Address) -> int:
+        options = Options(command=("true",), nodes=2, node_rank=1, coordinator=str(address))
+        task = asyncio.ensure_future(Follower(options).run())
+        while not any(node.addresses for node in meeting.present.values()):
+            await asyncio.sleep(0.005)
+        assert next(iter(meeting.present.values())).addresses[0].startswith("127.0.0.1:")
+        with pytest.raises(ClusterError, match=r"machine 0 at .* refused this one: machine 1 of 2 .* has come already"):
+            await Follower(options).run()
+        await meeting.close(3)
+        return await task
+
+    assert with_meeting(2, come) == 3
+
+
+def test_a_machine_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(follower, "SPEAK_EVERY_S", 0.0)
+    monkeypatch.setattr(follower, "RETRY_S", 0.02)
+    address = free()
+    options = Options(command=("true",), nodes=2, node_rank=1, coordinator=str(address), join_timeout_s=0.1)
+    with pytest.raises(DeadlineError, match=f"machine 1 waited 0 s for machine 0 at {address}"):
+        asyncio.run(Follower(options).run())
+    assert f"machine 1 waits for machine 0 at {address}" in capsys.readouterr().err
+    gone = Follower(options)
+    gone.forward(Signal.SIGINT)
+    gone.resize()
+    gone.grow()
+    with pytest.raises(SystemExit) as ended:
+        asyncio.run(gone.run())
+    assert ended.value.code == 130
+
+
+def test_messages_are_lines_of_json() -> None:
+    async def speak(meeting: Meeting, address: Address) -> None:
+        del meeting
+        heard: list[bytes] = []
+
+        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heard.append(await reader.readline())
+            writer.close()
+
+        server = await asyncio.start_server(listen, address.host, 0)
+        port = server.sockets[0].getsockname()[1]
+        line = await wire.connect(address.host, port)
+        assert (line.own_host, line.peer_host) == ("127.0.0.1", "127.0.0.1")
+        line.send({"a": [1, "b"]})
+        assert await line.receive() is None
+        await line.close()
+        line.send({"too": "late"})
+        server.close()
+        assert [json.loads(each) for each in heard] == [{"a": [1, "b"]}]
+
+    with_meeting(2, speak)
+
+
+def test_a_machine_that_talks_nonsense_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    async def babble(meeting: Meeting, address: Address) -> None:
+        line = await wire.connect(address.host, address.port)
+        line.send({"machine": 1})
+        line.send({"ended": {"kind": "nonsense"}})
+        assert await line.receive() is None
+        await line.close()
+        assert meeting.present == {}
+
+    with_meeting(2, babble)
+    assert "machine 1 said what no launcher says" in capsys.readouterr().err
