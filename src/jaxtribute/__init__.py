@@ -62,6 +62,7 @@ _LAZY = {
     "InputContext": "input",
     "InputOptions": "input",
     "InputReplicationMode": "input",
+    "Server": "cluster.server",
     "latest_checkpoint": "checkpoint",
     "shard_hint": "input",
 }
@@ -76,6 +77,7 @@ if _TYPE_CHECKING:
     from jaxtribute.checkpoint import Checkpoint as Checkpoint
     from jaxtribute.checkpoint import CheckpointManager as CheckpointManager
     from jaxtribute.checkpoint import latest_checkpoint as latest_checkpoint
+    from jaxtribute.cluster.server import Server as Server
     from jaxtribute.input import AutoShardPolicy as AutoShardPolicy
     from jaxtribute.input import DistributedDataset as DistributedDataset
     from jaxtribute.input import DistributedIterator as DistributedIterator
