@@ -14,7 +14,7 @@ from jaxtribute import context as contexts
 from jaxtribute.errors import InputError, OutOfRangeError, TraceError
 from jaxtribute.execution.feeds import Drawn, Feed
 from jaxtribute.input.batches import Tree
-from jaxtribute.input.placement import Placement
+from jaxtribute.input.placement import Apart, Placement
 from jaxtribute.input.prefetch import Prefetcher, Threads
 from jaxtribute.input.splitting import Shard
 from jaxtribute.input.steps import Steps
@@ -102,12 +102,12 @@ class DistributedIterator(Feed):
             return drawn.batch
         if self._buffer == 0:
             element, self._position = _make(self._steps, self._place)
-            return element
+            return element.join() if isinstance(element, Apart) else element
         if self._prefetcher is None:
             steps, place = self._steps, self._place
             self._prefetcher = Prefetcher(lambda: _make(steps, place), steps.close, self._buffer, self._threads)
         element, self._position = self._prefetcher.get()
-        return element
+        return element.join() if isinstance(element, Apart) else element
 
     def draw(self) -> Drawn:
         """Takes the next element, so that it can be handed back; for compiled functions."""

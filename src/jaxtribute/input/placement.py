@@ -47,9 +47,8 @@ def _place(step: Step, mesh: ReplicaMesh, put: Callable[[Tree, ReplicaMesh], Tre
         return jax.tree.map(lambda *leaves: PerReplica.from_host(leaves, mesh), *map(_numeric, step.cut()))
     parts = [_put(part, device) for part, device in zip(step.cut(), mesh.local_devices, strict=True)]
     if step.rows is None:
-        # In this thread the other workers cannot be asked for their shapes.
         if len(mesh.local_ids) < mesh.size:
-            return _join(parts, mesh)
+            return Apart(parts, mesh)
         return jax.tree.map(lambda *leaves: PerReplica.from_parts(leaves, mesh), *parts)
     rows = step.rows
 
@@ -59,6 +58,20 @@ def _place(step: Step, mesh: ReplicaMesh, put: Callable[[Tree, ReplicaMesh], Tre
         return PerReplica.from_parts(leaves, mesh, signatures)
 
     return jax.tree.map(whole, *parts)
+
+
+class Apart:
+    """The local replicas' parts of an element. The other workers' shapes are asked for where it is used.
+
+    That takes an exchange of all workers, which a thread that prefetches cannot hold.
+    """
+
+    def __init__(self, parts: Sequence[Tree], mesh: ReplicaMesh) -> None:
+        self._parts, self._mesh = parts, mesh
+
+    def join(self) -> Tree:
+        """The element; all workers must call it."""
+        return jax.tree.map(lambda *leaves: PerReplica.from_parts(leaves, self._mesh), *self._parts)
 
 
 def _join(parts: Sequence[Tree], mesh: ReplicaMesh) -> Tree:

@@ -72,7 +72,7 @@ def cut(batch: Batch, shard: Shard) -> Step:
     start = sum(sizes[: shard.first]) - batch.start
     own = sizes[shard.first : shard.first + shard.local]
     tree = batch.tree if shard.local == shard.replicas else rows(batch.tree, start, start + sum(own))
-    return Step(tree, None, own, even=total % shard.replicas == 0)
+    return Step(tree, None, own, even=total % shard.replicas == 0, rows=tuple(sizes))
 
 
 class GlobalSteps:
@@ -253,16 +253,20 @@ class FunctionSteps:
         sizes: StepRows = None
         if self._complete(parts):
             sizes = tuple(0 if part is None else part.total or 0 for part in parts)
-        present = [part.tree for part in parts if part is not None]
-        others = self._agree(self._step, None if sizes is None else (*sizes, _form(present)))
+        trees = self._trees(parts) if sizes is not None else []
+        others = self._agree(self._step, None if sizes is None else (*sizes, _form(trees)))
         if all(other is None for other in others) or (self._static and any(other is None for other in others)):
             raise StopIteration
         self._step += 1
-        trees = [self._empty() if sizes is None or part is None else part.tree for part in parts]
         counts = tuple(count for other in others for count in (other or (0,) * (self._shard.local + 1))[:-1])
-        alike = len({other[-1] for other in others if other is not None} | {_form(trees)}) == 1 and _form(trees) != 0
+        forms = {other[-1] for other in others if other is not None}
+        alike = len(forms) == 1 and forms != {0}
         even = len(set(counts)) == 1 and alike
+        trees = trees or self._trees([None] * self._shard.local)
         return Step(None, trees, sizes or (0,) * self._shard.local, even=even, rows=counts if alike else None)
+
+    def _trees(self, parts: Sequence[Batch | None]) -> list[Tree]:
+        return [self._empty() if part is None else part.tree for part in parts]
 
     def _next(self, replica: int) -> Batch | None:
         try:

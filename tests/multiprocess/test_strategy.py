@@ -1,0 +1,138 @@
+"""`MultiWorkerMirroredStrategy`: two processes of two devices each do what four devices of one process do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxtribute as jd
+import worker_programs as programs
+from jaxtribute.testing.shared import SharedRunners
+
+
+def on_workers(multi_process: SharedRunners, program: Any, *args: Any) -> list[Any]:
+    return multi_process(workers=2, devices=2).run(program, args)
+
+
+def test_who_is_who(multi_process: SharedRunners) -> None:
+    for rank, facts in enumerate(on_workers(multi_process, programs.facts)):
+        assert facts == {
+            "replicas": 4,
+            "local": 2,
+            "task": ("worker", rank),
+            "devices": tuple(f"/job:worker/replica:0/task:{rank}/device:CPU:{i}" for i in range(2)),
+            "pipelines": (2, rank),
+        }
+
+
+def test_variables_start_with_the_first_workers_value(multi_process: SharedRunners) -> None:
+    for values in on_workers(multi_process, programs.first_values):
+        assert values["scalar"] == 5.0
+        np.testing.assert_array_equal(values["matrix"], np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32))
+        assert values["integers"].tolist() == [0, 1, 2, 3]
+        assert values["flags"].tolist() == [True, False]
+        assert values["on_read"] == 0.0
+
+
+def test_variables_of_different_shapes_are_an_error_on_all_workers(multi_process: SharedRunners) -> None:
+    for text in on_workers(multi_process, programs.different_shapes):
+        assert "'odd'" in text
+        assert "float32[2]" in text
+        assert "float32[3]" in text
+        assert "HINT" in text
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_collectives(multi_process: SharedRunners, compiled: bool) -> None:
+    for rank, found in enumerate(on_workers(multi_process, programs.collectives, compiled)):
+        np.testing.assert_array_equal(found["sum"], [6, 6])
+        np.testing.assert_array_equal(found["merged"], [6, 6])
+        np.testing.assert_array_equal(found["mean"]["a"], [1.5, 1.5])
+        np.testing.assert_array_equal(found["mean"]["b"], [2.5, 2.5])
+        np.testing.assert_array_equal(found["gather"], np.repeat(np.arange(4), 2))
+        assert found["ids"] == [2 * rank, 2 * rank + 1]
+        np.testing.assert_array_equal(found["reduced"], [6, 6])
+        assert found["along"] == 1.5
+        np.testing.assert_array_equal(found["gathered"], np.repeat(np.arange(4), 2))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_ragged_values(multi_process: SharedRunners, compiled: bool) -> None:
+    rows = np.repeat(np.arange(4), np.arange(4)).astype(np.float32)
+    for rank, found in enumerate(on_workers(multi_process, programs.ragged, compiled)):
+        np.testing.assert_array_equal(found["gathered"], np.stack([2 * rows, 2 * rows], axis=1))
+        assert found["sum"] == 2 * rows.sum()
+        assert found["mean"] == pytest.approx(rows.mean())
+        assert found["local"] == [(2 * rank, 2), (2 * rank + 1, 2)]
+
+
+def test_writes_in_every_context(multi_process: SharedRunners) -> None:
+    for found in on_workers(multi_process, programs.writes):
+        np.testing.assert_array_equal(found["eager"][0], [6, 4])
+        assert found["eager"][1:] == [7.0, 10.0]
+        np.testing.assert_array_equal(found["compiled"][0], [13, 9])
+        assert found["compiled"][1:] == [7.0, 20.0]
+        assert found["created"] == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("policy", ["DATA", "OFF"])
+def test_training_as_on_one_machine(multi_process: SharedRunners, policy: str) -> None:
+    rows, batch, epochs = 27, 8, 2
+    found = on_workers(multi_process, programs.train, rows, batch, epochs, policy)
+    for one in found:
+        assert one["losses"] == found[0]["losses"]
+        np.testing.assert_array_equal(one["w"], found[0]["w"])
+    if policy == "DATA":
+        losses, weights = train_by_hand(rows, batch, epochs)
+        np.testing.assert_allclose(found[0]["losses"], losses, rtol=1e-5)
+        np.testing.assert_allclose(found[0]["w"], weights, rtol=1e-5)
+        assert [one["seen"] for one in found] == [rows * epochs] * 2
+    else:  # each worker goes through all rows
+        assert [one["seen"] for one in found] == [2 * rows * epochs] * 2
+
+
+def train_by_hand(rows: int, batch: int, epochs: int) -> tuple[list[float], Any]:
+    """The same training in plain JAX on one device."""
+    import jax
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(rows, 3)).astype(np.float32), rng.normal(size=(rows,)).astype(np.float32)
+    optimizer = optax.adam(0.1)
+    w = jnp.ones(3) * jnp.float32(0.5)
+    state = optimizer.init(w)
+    losses: list[float] = []
+    for start in [*range(0, rows, batch)] * epochs:
+        part_x, part_y = jnp.asarray(x[start : start + batch]), jnp.asarray(y[start : start + batch])
+        loss, gradient = jax.value_and_grad(lambda w, a, b: jnp.sum((a @ w - b) ** 2) / jnp.float32(batch))(
+            w, part_x, part_y
+        )
+        updates, state = optimizer.update(gradient, state)
+        w = jnp.asarray(optax.apply_updates(w, updates))
+        losses.append(float(loss))
+    return losses, np.asarray(w)
+
+
+def test_workers_that_run_out_first_take_part_until_the_end(multi_process: SharedRunners) -> None:
+    first, second = on_workers(multi_process, programs.own_data)
+    assert first == second
+    assert sum(first) == sum(range(5)) + sum(range(2))
+
+
+def test_workers_that_do_different_things_are_told(multi_process: SharedRunners) -> None:
+    for text in multi_process(workers=2, devices=2).run(programs.off_course):
+        assert "worker 0" in text
+        assert "worker 1" in text
+        assert "'extra'" in text
+        assert "HINT" in text
+
+
+def test_without_a_cluster_it_is_a_strategy_of_this_process() -> None:
+    strategy = jd.MultiWorkerMirroredStrategy(jd.cluster_resolver.TFConfigClusterResolver(environ={}))
+    assert strategy.num_replicas_in_sync == 8
+    assert strategy.extended.input_context().num_input_pipelines == 1
+    value = strategy.run(lambda: jd.get_replica_context().replica_id_in_sync_group)
+    assert int(strategy.reduce("SUM", value, axis=None)) == 28
