@@ -41,6 +41,7 @@ class ShardedPolicy(Policy):
 
     label = "FullyShardedVariable"
     split = True
+    form = "flat"
 
     def __init__(
         self,
