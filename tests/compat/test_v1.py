@@ -67,7 +67,7 @@ class TestStrategies:
 
     def test_names_that_will_come_say_so(self) -> None:
         with pytest.raises(AttributeError, match="planned"):
-            _ = v1.Server
+            _ = v1.experimental.ParameterServerStrategy
         with pytest.raises(AttributeError, match="planned"):
             _ = v1.experimental.TPUStrategy
 

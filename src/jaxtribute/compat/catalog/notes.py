@@ -9,13 +9,26 @@ DIFFERENT: dict[str, str] = {
 """What means something else here, by the name's last parts; it holds in version 1 as well."""
 
 REMARKS: dict[str, str] = {
+    "ClusterResolver.num_accelerators": "This process's, counted without starting JAX; other tasks have none.",
     "DistributedIterator": "It can be checkpointed: `get_state`, `set_state`, and Orbax's protocol.",
     "DistributedValues": "One JAX array over all replicas, of one of two kinds: `jd.PerReplica`, or `jd.Mirrored` "
     "where the value is known to be the same on every replica. TensorFlow prints `PerReplica` for both.",
     "HierarchicalCopyAllReduce": "A hint: XLA chooses the route. Sums are right for odd numbers of devices too.",
     "InputOptions": "It has `auto_shard_policy`, which TensorFlow keeps in the dataset's options.",
+    "KubernetesClusterResolver": "A task is at its pod's address, as TensorFlow's documents say; its code takes the "
+    "node's. `namespace`, `num_tasks` and `timeout_s` are new.",
     "NcclAllReduce": "A hint: XLA uses NCCL on GPUs by itself. It works on CPUs as well.",
     "RunOptions": "Accepted; JAX needs none of them.",
+    "Server": "Chief and workers start or join the coordination service. There are no sessions. `join` returns once "
+    "all others have ended or join too.",
+    "SlurmClusterResolver": "Ranks belong to nodes in Slurm's own order, and GPUs are shared out of those that Slurm "
+    "allows. Half-set variables are an error.",
+    "TFConfigClusterResolver": "What is wrong with `TF_CONFIG` is a `ClusterSpecError` that quotes it.",
+    "TPUClusterResolver": "JAX runs the program on every host of the TPU: each is its own task.",
+    "TPUClusterResolver.connect": "Makes a resolver; `TPUStrategy` connects.",
+    "TPUClusterResolver.set_tpu_topology": "Kept; JAX's devices know their places.",
+    "TPUClusterResolver.tpu_hardware_feature": "Always None.",
+    "UnionResolver": "A job that two resolvers describe alike is there once; TensorFlow repeats its tasks.",
     "Strategy.configure": "There are no sessions to configure; a cluster is an error. One `DeprecationWarning`.",
     "Strategy.experimental_local_results": "Components are JAX arrays: `.devices()` tells where they are.",
     "Strategy.experimental_run": "One `DeprecationWarning`.",
@@ -38,8 +51,6 @@ _PREEMPTION = "planned: checkpoints at preemption come with a later release"
 
 ABSENT: dict[str, str] = {
     "MultiWorkerMirroredStrategy": _WORKERS,
-    "cluster_resolver": _WORKERS,
-    "Server": _WORKERS,
     "ParameterServerStrategy": _SERVERS,
     "coordinator": _SERVERS,
     "partitioners": _SERVERS,

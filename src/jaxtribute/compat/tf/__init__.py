@@ -19,6 +19,7 @@ from jaxtribute.compat.tf import math as math
 from jaxtribute.compat.tf import nest as nest
 from jaxtribute.compat.tf import nn as nn
 from jaxtribute.compat.tf import random as random
+from jaxtribute.compat.tf import train as train
 from jaxtribute.compat.tf.dtypes import DType as DType
 from jaxtribute.compat.tf.dtypes import as_dtype as as_dtype
 from jaxtribute.compat.tf.dtypes import bfloat16 as bfloat16

@@ -6,6 +6,8 @@ dropped, each with one `DeprecationWarning` that says what to write instead.
 
 from typing import Any
 
+from jaxtribute import cluster_resolver as cluster_resolver
+from jaxtribute.cluster.server import Server as Server
 from jaxtribute.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
 from jaxtribute.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
 from jaxtribute.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
