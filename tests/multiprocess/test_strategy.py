@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -87,7 +88,8 @@ def test_training_as_on_one_machine(multi_process: SharedRunners, policy: str) -
         assert one["losses"] == found[0]["losses"]
         np.testing.assert_array_equal(one["w"], found[0]["w"])
     if policy == "DATA":
-        losses, weights = train_by_hand(rows, batch, epochs)
+        with jax.numpy_dtype_promotion("standard"):
+            losses, weights = train_by_hand(rows, batch, epochs)
         np.testing.assert_allclose(found[0]["losses"], losses, rtol=1e-5)
         np.testing.assert_allclose(found[0]["w"], weights, rtol=1e-5)
         assert [one["seen"] for one in found] == [rows * epochs] * 2
@@ -97,8 +99,6 @@ def test_training_as_on_one_machine(multi_process: SharedRunners, policy: str) -
 
 def train_by_hand(rows: int, batch: int, epochs: int) -> tuple[list[float], Any]:
     """The same training in plain JAX on one device."""
-    import jax
-
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(rows, 3)).astype(np.float32), rng.normal(size=(rows,)).astype(np.float32)
     optimizer = optax.adam(0.1)
