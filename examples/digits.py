@@ -4,6 +4,7 @@
     python examples/digits.py --strategy mirrored --devices 2
     python examples/digits.py --strategy one-device
     python examples/digits.py --strategy default
+    jaxtribute launch --workers 2 --devices-per-worker 2 examples/digits.py --strategy multi-worker
 
 The 1,797 images of 8 x 8 pixels come with scikit-learn. Where there are not enough accelerators, the devices are
 logical CPU devices. They share the machine's cores, so they show that the result is the same, not that it is faster.
@@ -30,10 +31,11 @@ import jaxtribute as jd
 
 BATCH = 64
 TOLERANCE = 1e-4
-STRATEGIES: dict[str, Callable[[list[jax.Device]], jd.Strategy]] = {
-    "one-device": lambda devices: jd.OneDeviceStrategy(devices[0]),
-    "mirrored": jd.MirroredStrategy,
+STRATEGIES: dict[str, Callable[[int], jd.Strategy]] = {
+    "one-device": lambda count: jd.OneDeviceStrategy(pick_devices(count)[0]),
+    "mirrored": lambda count: jd.MirroredStrategy(pick_devices(count)),
     "default": lambda _: jd.get_strategy(),
+    "multi-worker": lambda _: jd.MultiWorkerMirroredStrategy(),
 }
 
 Arrays = tuple[Any, Any]
@@ -118,9 +120,10 @@ class Result:
     speeds: list[float] = field(default_factory=list[float])
 
 
-def train(name: str, devices: list[jax.Device], epochs: int, console: Console) -> Result:
+def train(name: str, devices: int, epochs: int, console: Console) -> Result:
     """Trains a model under one strategy and shows how it goes."""
     strategy = STRATEGIES[name](devices)
+    console.quiet = jax.process_index() > 0  # of several workers, the first one reports
     train_images, test_images, train_labels, test_labels = digits()
     batches = -(-len(train_images) // BATCH)
     training = build(strategy, epochs, batches)
@@ -145,6 +148,13 @@ def train(name: str, devices: list[jax.Device], epochs: int, console: Console) -
     examples = strategy.experimental_make_numpy_dataset((test_images, test_labels))
     test_batches = strategy.experimental_distribute_dataset(examples.batch(BATCH))
     return Result(name, *means([training.test(batch) for batch in test_batches]), speeds)
+
+
+def pick_devices(count: int) -> list[jax.Device]:
+    """That many accelerators; where there are fewer, logical CPU devices."""
+    jd.config.set_logical_cpu_devices(count)
+    enough = len(jax.devices()) >= count
+    return (jax.devices() if enough else jax.devices("cpu"))[:count]
 
 
 def means(sums: list[Sums]) -> tuple[float, float]:
@@ -182,12 +192,9 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=15, metavar="N", help="passes over the training images (15)")
     options = parser.parse_args()
 
-    jd.config.set_logical_cpu_devices(options.devices)
-    enough = len(jax.devices()) >= options.devices
-    devices = (jax.devices() if enough else jax.devices("cpu"))[: options.devices]
     console = Console()
     names = [options.strategy] if options.strategy else ["one-device", "mirrored"]
-    results = [train(name, devices, options.epochs, console) for name in names]
+    results = [train(name, options.devices, options.epochs, console) for name in names]
 
     table = Table(title="\nOn the test images", title_justify="left", box=None, padding=(0, 2))
     for title in ("strategy", "loss", "accuracy", "images/s in training (median)"):

@@ -10,7 +10,7 @@ from processes import run_python
 SCRIPT = Path(__file__).parents[2] / "examples" / "digits.py"
 # Rich wraps at the width of the terminal, of which a test has none.
 WIDTH = {"COLUMNS": "100"}
-RESULT = re.compile(r"^ *(one-device|mirrored|default) +([\d.]+) +([\d.]+)% +[\d,]+ *$", re.MULTILINE)
+RESULT = re.compile(r"^ *(?:\[0\])? *([a-z-]+) +([\d.]+) +([\d.]+)% +[\d,]+ *$", re.MULTILINE)
 EPOCH = re.compile(r"^ *(\d+) +([\d.]+) +([\d.]+)% +[\d,]+ *$", re.MULTILINE)
 
 
@@ -68,6 +68,20 @@ def test_any_number_of_devices_does_the_same(one_device: str, devices: int) -> N
     assert re.search(rf"hidden/kernel:0 +64 x 256 +{copies}", output)
     expected, accuracy = results(one_device)["one-device"]
     loss, same = results(output)["mirrored"]
+    assert loss == pytest.approx(expected, rel=1e-4)
+    assert same == accuracy
+
+
+def test_two_workers_of_two_devices_do_the_same(one_device: str) -> None:
+    """Bar 1 of the launcher; `python -m benchmarks.launch` has the other shapes."""
+    launch = "from jaxtribute.cli.main import entry_point; entry_point()"
+    shape = ["--workers", "2", "--devices-per-worker", "2"]
+    arguments = ["launch", *shape, str(SCRIPT), "--strategy", "multi-worker", "--epochs", "2"]
+    output = run_python(launch, *arguments, env=WIDTH, timeout=110)
+    assert "MultiWorkerMirroredStrategy, 4 replica(s)" in output
+    assert output.count("hidden/kernel:0") == 1  # only the first worker reports
+    expected, accuracy = results(one_device)["one-device"]
+    loss, same = results(output)["multi-worker"]
     assert loss == pytest.approx(expected, rel=1e-4)
     assert same == accuracy
 
