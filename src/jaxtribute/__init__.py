@@ -39,6 +39,7 @@ from jaxtribute.strategies.scope import get_replica_context as get_replica_conte
 from jaxtribute.strategies.scope import get_strategy as get_strategy
 from jaxtribute.strategies.scope import has_strategy as has_strategy
 from jaxtribute.strategies.scope import in_cross_replica_context as in_cross_replica_context
+from jaxtribute.strategies.tpu import TPUStrategy as TPUStrategy
 from jaxtribute.values.distributed import DistributedValues as DistributedValues
 from jaxtribute.values.distributed import Mirrored as Mirrored
 from jaxtribute.values.distributed import PerReplica as PerReplica
