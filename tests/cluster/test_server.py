@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import psutil
 import pytest
 
 import jaxtribute as jd
@@ -81,19 +82,22 @@ class TestAlone:
             jd.Server(TWO | {"ps": ["127.0.0.1:3333"]}, "ps")
 
 
-def serve_and_join() -> tuple[str, int]:
-    """A worker that starts a server twice, which is once, and joins it."""
+def serve_and_join() -> tuple[str, int, set[str]]:
+    """A worker that starts a server twice, which is once, and joins it; the hosts where it listens."""
     resolver = jd.cluster_resolver.TFConfigClusterResolver()
     job, index = resolver.own_task()
     server = jd.Server(resolver.cluster_spec(), job, index)
     cluster = runtime.current()
     server.start()
     assert runtime.current() is cluster
+    processes = jax.process_count()
+    ports = [one.laddr for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN]
     server.join()
-    return server.target, jax.process_count()
+    return server.target, processes, {port.ip.removeprefix("::ffff:") for port in ports}
 
 
 def test_workers_meet_and_wait_for_each_other() -> None:
     found = jd.testing.run_multi_process(serve_and_join, workers=2)
-    assert [processes for _, processes in found] == [2, 2]
-    assert len({target for target, _ in found}) == 2
+    assert len({target for target, _, _ in found}) == 2
+    assert [processes for _, processes, _ in found] == [2, 2]
+    assert [listening for _, _, listening in found] == [{"127.0.0.1"}, {"127.0.0.1"}]

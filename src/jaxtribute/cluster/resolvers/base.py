@@ -55,7 +55,8 @@ class ClusterResolver(ABC):
         self._task_type = task_type
         self._task_id = task_id
         self._rpc_layer = rpc_layer
-        self._environ: Mapping[str, str] = os.environ if environ is None else environ
+        self.environ: Mapping[str, str] = os.environ if environ is None else environ
+        """The environment that is read."""
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> Detection | None:
@@ -102,7 +103,7 @@ class ClusterResolver(ABC):
         """
         if (task_type, task_id) not in ((None, None), (self.task_type, self.task_id)):
             return {}
-        return local_accelerators(self._environ)
+        return local_accelerators(self.environ)
 
     def own_task(self) -> tuple[str, int]:
         """This process's job and task, sure to be in the cluster; an evaluator may be outside it.

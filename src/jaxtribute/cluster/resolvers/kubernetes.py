@@ -86,7 +86,7 @@ class KubernetesClusterResolver(ClusterResolver):
             )
         self._selectors = dict(job_to_label_mapping or {"worker": ["job-name=tensorflow"]})
         self._port = tf_server_port
-        self._client: Any = override_client or _make_client(executable_location, self._environ)
+        self._client: Any = override_client or _make_client(executable_location, self.environ)
         self._options: dict[str, Any] = {} if override_client else {"_request_timeout": _ANSWER_S}
         self._namespace = namespace
         self._num_tasks = dict(num_tasks or {})

@@ -59,12 +59,12 @@ class SlurmClusterResolver(ClusterResolver):
     ) -> None:
         super().__init__(rpc_layer=rpc_layer, environ=environ)
         self._check_present(jobs is None, tasks_per_node)
-        self._rank = integer(self._environ, _RANK)
+        self._rank = integer(self.environ, _RANK)
         self._nodes = self._tasks_by_node(tasks_per_node)
-        self._jobs = dict(sorted((jobs or {"worker": integer(self._environ, _TASKS)}).items()))
+        self._jobs = dict(sorted((jobs or {"worker": integer(self.environ, _TASKS)}).items()))
         self._places = [(node, local) for node, count in self._nodes.items() for local in range(count)]
         self._check_places()
-        self._gpus = _node_gpus(self._environ, gpus_per_node)
+        self._gpus = _node_gpus(self.environ, gpus_per_node)
         self._gpus_per_task = self._share_gpus(gpus_per_task)
         self._port_base = port_base
         self._auto_set_gpu = auto_set_gpu
@@ -101,9 +101,9 @@ class SlurmClusterResolver(ClusterResolver):
         needed += [_TASKS] if needs_total else []
         needed += [_HOSTS] if not isinstance(tasks_per_node, Mapping) else []
         needed += [_COUNTS] if tasks_per_node is None else []
-        missing = [name for name in needed if not self._environ.get(name)]
+        missing = [name for name in needed if not self.environ.get(name)]
         if missing:
-            seen = [f"{name}={value}" for name, value in sorted(self._environ.items()) if name.startswith("SLURM")]
+            seen = [f"{name}={value}" for name, value in sorted(self.environ.items()) if name.startswith("SLURM")]
             raise ClusterSpecError(
                 f"a Slurm step sets {', '.join(needed)}, and {', '.join(missing)} is missing here; there is "
                 f"{', '.join(seen) or 'no variable of Slurm'}. HINT: start the program with srun (salloc and sbatch "
@@ -113,13 +113,13 @@ class SlurmClusterResolver(ClusterResolver):
     def _tasks_by_node(self, tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
         if isinstance(tasks_per_node, Mapping):
             return dict(tasks_per_node)
-        nodes = expand_hosts(self._environ[_HOSTS])
+        nodes = expand_hosts(self.environ[_HOSTS])
         if tasks_per_node is not None:
             return dict.fromkeys(nodes, tasks_per_node)
-        counts = expand_counts(self._environ[_COUNTS])
+        counts = expand_counts(self.environ[_COUNTS])
         if len(counts) != len(nodes):
             raise ClusterSpecError(
-                f"{_HOSTS}={self._environ[_HOSTS]!r} has {len(nodes)} nodes, {_COUNTS}={self._environ[_COUNTS]!r} "
+                f"{_HOSTS}={self.environ[_HOSTS]!r} has {len(nodes)} nodes, {_COUNTS}={self.environ[_COUNTS]!r} "
                 f"counts the tasks of {len(counts)}. HINT: let nothing but srun set them."
             )
         return dict(zip(nodes, counts, strict=True))
@@ -136,7 +136,7 @@ class SlurmClusterResolver(ClusterResolver):
                 f"{_RANK} is {self._rank}: expected 0 to {assigned - 1}, because {self._nodes} has {assigned} tasks. "
                 "HINT: let nothing but srun set it."
             )
-        expected, here = self._places[self._rank][0], self._environ.get(_NODE)
+        expected, here = self._places[self._rank][0], self.environ.get(_NODE)
         if here in self._nodes and here != expected:
             raise ClusterSpecError(
                 f"rank {self._rank} runs on {here!r} ({_NODE}), and would run on {expected!r} if the tasks "
@@ -164,11 +164,11 @@ class SlurmClusterResolver(ClusterResolver):
         return tasks[self._rank]
 
     def _set_gpus(self) -> None:
-        if not self._gpus_per_task or not isinstance(self._environ, MutableMapping):
+        if not self._gpus_per_task or not isinstance(self.environ, MutableMapping):
             return
         first = self._places[self._rank][1] * self._gpus_per_task
-        self._environ[_ALL_GPUS] = ",".join(self._gpus)
-        self._environ[VISIBLE] = ",".join(self._gpus[first : first + self._gpus_per_task])
+        self.environ[_ALL_GPUS] = ",".join(self._gpus)
+        self.environ[VISIBLE] = ",".join(self._gpus[first : first + self._gpus_per_task])
 
 
 def _node_gpus(environ: Mapping[str, str], count: int | None) -> list[str]:

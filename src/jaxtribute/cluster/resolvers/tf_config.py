@@ -58,7 +58,7 @@ class TFConfigClusterResolver(ClusterResolver):
         try:
             return ClusterSpec(config.get("cluster", {}))
         except (ArgumentTypeError, ClusterSpecError) as error:
-            raise ClusterSpecError(f"the cluster in {_NAME}={self._environ[_NAME]!r} is malformed: {error}") from error
+            raise ClusterSpecError(f"the cluster in {_NAME}={self.environ[_NAME]!r} is malformed: {error}") from error
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """The address of a task, this process's by default; empty where the cluster is one task 0, or none.
@@ -129,7 +129,7 @@ class TFConfigClusterResolver(ClusterResolver):
         self._rpc_layer = rpc_layer
 
     def _text(self) -> str:
-        return self._environ.get(_NAME, "")
+        return self.environ.get(_NAME, "")
 
     def _read(self) -> dict[str, Any]:
         text = self._text()

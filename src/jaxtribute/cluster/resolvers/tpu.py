@@ -87,8 +87,8 @@ class TPUClusterResolver(ClusterResolver):
             raise ArgumentError(
                 f"the coordinator {coordinator_name!r} has no address. HINT: pass coordinator_address='host:port'."
             )
-        if _ID in self._environ:
-            self._task_id = integer(self._environ, _ID)
+        if _ID in self.environ:
+            self._task_id = integer(self.environ, _ID)
         self._coordinator: dict[str, list[str]] = {}
         if coordinator_name and coordinator_address:
             self._coordinator[coordinator_name] = [coordinator_address]
@@ -162,9 +162,9 @@ class TPUClusterResolver(ClusterResolver):
             tpu = tpu[0]
         if tpu:
             return str(tpu)
-        hosts = next((self._environ[name] for name in _HOSTS if self._environ.get(name)), "")
+        hosts = next((self.environ[name] for name in _HOSTS if self.environ.get(name)), "")
         slices = ",".join(f"grpc://{host.strip()}" for host in hosts.split(",")) if hosts else ""
-        named = self._environ.get(_ENDPOINTS) or slices or self._environ.get(_NAME) or self._from_config()
+        named = self.environ.get(_ENDPOINTS) or slices or self.environ.get(_NAME) or self._from_config()
         if not named:
             raise ClusterSpecError(
                 f"no TPU is named: tpu is {tpu!r}, and the environment has none of {_ENDPOINTS}, {', '.join(_HOSTS)}, "
@@ -173,7 +173,7 @@ class TPUClusterResolver(ClusterResolver):
         return named
 
     def _from_config(self) -> str:
-        text = self._environ.get(_CONFIG)
+        text = self.environ.get(_CONFIG)
         if not text:
             return ""
         try:
@@ -188,8 +188,8 @@ class TPUClusterResolver(ClusterResolver):
 
     def _ask(self) -> list[str]:
         service = self._service or make_service("tpu", "v1", self._credentials, self._discovery_url)
-        project = self._project or metadata("project/project-id", self._environ)
-        zone = self._zone or metadata("instance/zone", self._environ).rpartition("/")[2]
+        project = self._project or metadata("project/project-id", self.environ)
+        zone = self._zone or metadata("instance/zone", self.environ).rpartition("/")[2]
         name = f"projects/{project}/locations/{zone}/nodes/{self._tpu}"
         try:
             node = service.projects().locations().nodes().get(name=name).execute()
