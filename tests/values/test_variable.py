@@ -10,7 +10,7 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, StrategyMixError, TraceError, VariableError
-from jaxtribute.values.stored import lent
+from jaxtribute.values.lending import lent
 from replicas import components, execute, here, ident, mirrored, one_device, variable
 
 ONES = np.ones(3, np.float32)

@@ -19,9 +19,9 @@ from jax.sharding import Sharding
 from orbax.checkpoint import type_handlers
 
 from jaxtribute.checkpoint.forms import Host
-from jaxtribute.values.stored import Lease
+from jaxtribute.values.lending import Lease
 
-_BATCH_BYTES = 32 << 20
+_BATCH_BYTES = 16 << 20
 """Arrays that are written or read together; more at a time is not faster."""
 _SHARE_BYTES = 1 << 20
 """From this size on, processes that have the same array write a part of it each."""
@@ -31,15 +31,18 @@ _ocp = cast(Any, ocp)
 
 
 class _Borrowed:
-    """An array on loan, as a leaf of Orbax's tree."""
+    """An array on loan, as a leaf of Orbax's tree; `place` is its place among all."""
 
-    def __init__(self, lease: Lease) -> None:
-        self.lease = lease
-        self.shape, self.dtype, self.nbytes = lease.array.shape, lease.array.dtype, lease.array.nbytes
+    def __init__(self, lease: Lease, place: int) -> None:
+        self.lease, self.place = lease, place
+        self.shape, self.dtype, self.nbytes = lease.shape, lease.dtype, lease.nbytes
 
 
 class _BorrowedHandler(_handlers.ArrayHandler):
-    """Writes borrowed arrays a few at a time, and gives each back as soon as it is in its file."""
+    """Writes borrowed arrays a few at a time, and gives each back as soon as it is in its file.
+
+    It begins with the last: a step that comes meanwhile copies what it writes from the first on, so the two meet.
+    """
 
     def __init__(self) -> None:
         super().__init__(
@@ -55,10 +58,12 @@ class _BorrowedHandler(_handlers.ArrayHandler):
 
     async def serialize(self, values: Sequence[_Borrowed], infos: Sequence[Any], args: Any = None) -> Sequence[Any]:
         """Writes all of `values`; nothing is left to wait for."""
-        for batch in batches([value.nbytes for value in values]):
-            chosen = values[batch]
-            arrays = [value.lease.array for value in chosen]
-            for commit in await super().serialize(arrays, infos[batch], args[batch]):
+        order = sorted(range(len(values)), key=lambda i: -values[i].place)
+        for batch in batches([values[i].nbytes for i in order]):
+            chosen = [values[i] for i in order[batch]]
+            arrays = [value.lease.take() for value in chosen]
+            params = [infos[i] for i in order[batch]], [args[i] for i in order[batch]]
+            for commit in await super().serialize(arrays, *params):
                 commit.result()
             del arrays
             for value in chosen:
@@ -100,7 +105,10 @@ def write(directory: Path, arrays: Mapping[str, Lease | Host]) -> None:
       directory: a folder that exists, the same for all processes.
       arrays: the same names in every process; loans are given back, also if it fails.
     """
-    tree = {name: _Borrowed(one) if isinstance(one, Lease) else one for name, one in arrays.items()}
+    tree = {
+        name: _Borrowed(one, place) if isinstance(one, Lease) else one
+        for place, (name, one) in enumerate(arrays.items())
+    }
 
     async def run() -> None:
         for commit in await _handler().async_save(epath.Path(directory), args=_ocp.args.PyTreeSave(tree)):

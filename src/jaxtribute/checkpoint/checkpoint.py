@@ -169,6 +169,11 @@ class Checkpoint:
             self._background.wait()
         return str(target)
 
+    @property
+    def saving(self) -> bool:
+        """Whether a save is under way."""
+        return self._background.busy
+
     def wait(self) -> None:
         """Waits until the save that is under way is complete.
 

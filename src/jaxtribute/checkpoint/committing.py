@@ -21,7 +21,7 @@ from jaxtribute.checkpoint.forms import Host
 from jaxtribute.cluster import runtime
 from jaxtribute.cluster.runtime import Cluster
 from jaxtribute.errors import CheckpointError, ConfigError
-from jaxtribute.values.stored import Lease
+from jaxtribute.values.lending import Lease
 
 STATE = "state"
 """The folder of a checkpoint that holds its arrays."""

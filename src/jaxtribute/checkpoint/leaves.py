@@ -11,8 +11,8 @@ import numpy as np
 from jax.sharding import Sharding
 
 from jaxtribute.checkpoint.forms import ROWS, VALUE, Host, Spec, dtype_of, spec_of, to_rows, to_value
+from jaxtribute.values.lending import Lease
 from jaxtribute.values.mesh import own
-from jaxtribute.values.stored import Lease
 from jaxtribute.values.variable import Variable
 
 
@@ -55,8 +55,9 @@ class VariableLeaf:
     def snapshot(self) -> Lease | Host:
         """Its array, on loan."""
         lease = self._variable.lease()
-        if jax.process_count() > 1 and lease.array.is_fully_addressable:
-            host = np.asarray(lease.array).copy()  # a variable of no strategy, which every process has
+        array = self._variable.stored
+        if jax.process_count() > 1 and array.is_fully_addressable:
+            host = np.asarray(array).copy()  # a variable of no strategy, which every process has
             lease.give_back()
             return host
         return lease

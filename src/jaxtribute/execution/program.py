@@ -14,8 +14,9 @@ from jax.sharding import Sharding
 from jaxtribute.execution.capture import Capture, Constant, is_constant
 from jaxtribute.execution.central.program import CentralProgram
 from jaxtribute.execution.frames import escape_error
+from jaxtribute.values.lending import lent
 from jaxtribute.values.mesh import ReplicaMesh, own, put
-from jaxtribute.values.stored import lent, updating
+from jaxtribute.values.stored import updating
 from jaxtribute.values.variable import Variable
 
 spread: set[int] = set()
@@ -186,10 +187,29 @@ class Program:
                 variable.bind(array.addressable_shards[0].data.copy())
                 spread.discard(id(variable))
 
+    @property
+    def jitted(self) -> Any:
+        """The function of donated variables, kept variables and arguments that `jax.jit` made, for looking at."""
+        return self._jitted
+
     def lower(self, leaves: Sequence[Any]) -> Any:
         """The program lowered for `leaves`, for looking at; runs nothing."""
         donated, kept = [v.peek() for v in self.donated], [v.peek() for v in self.kept]
         return self._jitted.lower(donated, kept, leaves)
+
+
+def program_of(
+    first: Capture,
+    retrace: Callable[[Sequence[Any]], Capture],
+    home: ReplicaMesh | None,
+    given: Sequence[int] = (),
+) -> Callable[[Sequence[Any]], Any]:
+    """The program of a traced function: a `Program`, unless it touches variables that other processes hold."""
+    touched = (*first.frame.inputs, *first.frame.written, *first.frame.operations)
+    owners = (getattr(entry, "variable", entry) for entry in touched)
+    kinds = (variable.policy.program for variable in owners if isinstance(variable, Variable))
+    kind = next((kind for kind in kinds if kind is not None), None) or Program
+    return kind(first, retrace, home, given)
 
 
 def _unwrapped(value: Any) -> Any:
