@@ -7,3 +7,5 @@ from jaxtribute.collectives.options import CommunicationImplementation as Commun
 from jaxtribute.collectives.options import CommunicationOptions as CommunicationOptions
 from jaxtribute.strategies.base import ValueContext as ValueContext
 from jaxtribute.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
+from jaxtribute.strategies.older import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+from jaxtribute.strategies.older import TPUStrategy as TPUStrategy

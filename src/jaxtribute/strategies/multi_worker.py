@@ -10,7 +10,7 @@ import jax
 
 from jaxtribute.cluster import runtime
 from jaxtribute.collectives.cross_device_ops import CrossDeviceOps
-from jaxtribute.collectives.options import CommunicationImplementation, CommunicationOptions
+from jaxtribute.collectives.options import CommunicationOptions
 from jaxtribute.collectives.summation import AutoSum, Summation
 from jaxtribute.config import prepare_cpu_backend
 from jaxtribute.devices import default_devices
@@ -116,24 +116,6 @@ class MultiWorkerMirroredStrategy(Strategy):
     def cluster_resolver(self) -> Any:
         """What describes the cluster. Source: `tf.distribute.Strategy.cluster_resolver`."""
         return self._resolver
-
-
-class OlderMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy):
-    """`MultiWorkerMirroredStrategy` with its older arguments.
-
-    Args:
-      communication: which library carries collectives; accepted for compatibility.
-      cluster_resolver: as there.
-
-    Source: `tf.distribute.experimental.MultiWorkerMirroredStrategy`.
-    """
-
-    def __init__(
-        self,
-        communication: CommunicationImplementation = CommunicationImplementation.AUTO,
-        cluster_resolver: ClusterResolver | None = None,
-    ) -> None:
-        super().__init__(cluster_resolver, CommunicationOptions(implementation=communication))
 
 
 def join(resolver: ClusterResolver, timeout_s: float | None) -> Cluster | None:

@@ -107,24 +107,6 @@ class TPUStrategy(Strategy):
         return tensor
 
 
-class OlderTPUStrategy(TPUStrategy):
-    """`TPUStrategy` with its older arguments.
-
-    Args:
-      tpu_cluster_resolver: as there.
-      device_assignment: as `experimental_device_assignment` there.
-
-    Source: `tf.distribute.experimental.TPUStrategy`.
-    """
-
-    def __init__(
-        self,
-        tpu_cluster_resolver: ClusterResolver | None = None,
-        device_assignment: Sequence[str | jax.Device] | None = None,
-    ) -> None:
-        super().__init__(tpu_cluster_resolver, device_assignment)
-
-
 def _mesh(cluster: Cluster | None, assignment: Sequence[str | jax.Device] | None) -> ReplicaMesh:
     """The replicas' devices: those assigned, or all TPU devices."""
     if assignment is not None:

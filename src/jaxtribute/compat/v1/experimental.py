@@ -8,6 +8,8 @@ from jaxtribute.collectives.options import CommunicationImplementation as Commun
 from jaxtribute.collectives.options import CommunicationOptions as CommunicationOptions
 from jaxtribute.compat.absent import explain_absent
 from jaxtribute.compat.v1.strategy import CentralStorageStrategy as CentralStorageStrategy
+from jaxtribute.compat.v1.strategy import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+from jaxtribute.compat.v1.strategy import TPUStrategy as TPUStrategy
 
 
 def __getattr__(name: str) -> Any:

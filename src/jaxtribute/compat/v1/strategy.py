@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from jaxtribute.strategies import base, central_storage, mirrored, one_device
+import jax
+
+from jaxtribute.strategies import base, central_storage, mirrored, older, one_device
 from jaxtribute.strategies.legacy import warn_deprecated
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
+    from jaxtribute.cluster.resolvers.base import ClusterResolver
     from jaxtribute.input import DistributedDataset, InputContext, InputOptions
 
 
@@ -62,6 +65,42 @@ class OneDeviceStrategy(Strategy, one_device.OneDeviceStrategy):
 
 class CentralStorageStrategy(Strategy, central_storage.CentralStorageStrategy):
     """As `jd.CentralStorageStrategy`. Source: `tf.compat.v1.distribute.experimental.CentralStorageStrategy`."""
+
+
+class MultiWorkerMirroredStrategy(Strategy, older.MultiWorkerMirroredStrategy):
+    """As `jd.experimental.MultiWorkerMirroredStrategy`.
+
+    Source: `tf.compat.v1.distribute.experimental.MultiWorkerMirroredStrategy`.
+    """
+
+
+class TPUStrategy(Strategy, older.TPUStrategy):
+    """As `jd.experimental.TPUStrategy`.
+
+    Args:
+      tpu_cluster_resolver: as there.
+      steps_per_run: what the attribute shall say; only the program itself reads it.
+      device_assignment: as there.
+
+    Source: `tf.compat.v1.distribute.experimental.TPUStrategy`.
+    """
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: ClusterResolver | None = None,
+        steps_per_run: int | None = None,
+        device_assignment: Sequence[str | jax.Device] | None = None,
+    ) -> None:
+        super().__init__(tpu_cluster_resolver, device_assignment)
+        self._steps_per_run = 1 if steps_per_run is None else steps_per_run
+
+    @property
+    def steps_per_run(self) -> int:
+        """How many steps a program should make before it looks at results; 1 by default.
+
+        Source: `tf.compat.v1.distribute.experimental.TPUStrategy.steps_per_run`.
+        """
+        return self._steps_per_run
 
 
 def get_loss_reduction() -> ReduceOp:
