@@ -6,11 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.errors import ArgumentError, ContextError
 from jaxtribute.values.operators import operand
+from jaxtribute.values.variable import Variable
 
 
 def compute_average_loss(
@@ -68,6 +70,35 @@ def compute_average_loss(
         loss = loss * weight
     mean = loss.sum() / jnp.maximum(count, jnp.ones_like(count)).astype(loss.dtype)
     return jnp.where(count == 0, jnp.zeros_like(mean), mean)
+
+
+def embedding_lookup(params: Any, ids: Any) -> jax.Array:
+    """Returns rows of a table of embeddings.
+
+    Of a variable on parameter servers only these rows travel, each once, in a compiled step as in any other code; and
+    its gradient (`jd.grad`) is a `jd.IndexedSlices` of these rows, which `jd.Optimizer` applies to them alone.
+
+    Args:
+      params: the table, a variable or an array of shape `(rows, ...)`.
+      ids: the rows, an integer array of any shape. In a compiled step over parameter servers they must not depend on
+        variables.
+
+    Returns:
+      An array of shape `(*ids.shape, ...)`.
+
+    Raises:
+      ArgumentError: ids that are no integers; of a variable on parameter servers also rows that it does not have.
+      TraceError: inside `jax.jit`, `lax.scan` or the like, of a variable on parameter servers.
+
+    Source: `tf.nn.embedding_lookup`.
+    """
+    ids = operand(ids)
+    ids = ids if isinstance(ids, jax.Array) else np.asarray(ids)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ArgumentError(f"ids have dtype {ids.dtype}. HINT: pass integers, ids.astype('int32').")
+    if isinstance(params, Variable):
+        return params.policy.lookup(params, ids, contexts.current())
+    return jnp.take(jnp.asarray(operand(params)), ids, axis=0)
 
 
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:

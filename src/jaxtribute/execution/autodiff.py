@@ -13,6 +13,7 @@ from jaxtribute.context import Context, entered
 from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.execution.frames import OverlayFrame
 from jaxtribute.execution.nests import flatten, is_array
+from jaxtribute.execution.row_gradients import RowsNeeded, differentiate_by_rows
 from jaxtribute.values.variable import Variable
 
 
@@ -54,7 +55,9 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = Fa
 
         def loss(values: Sequence[Any]) -> Any:
             seen = {leaf: make(value) for leaf, (_, make), value in zip(leaves, pairs, values, strict=True)}
-            overlay = OverlayFrame(frame, seen)
+            return under(OverlayFrame(frame, seen))
+
+        def under(overlay: OverlayFrame) -> Any:
             with entered(Context(context.strategy, context.replica, overlay)):
                 result = fn(*args, **kwargs)
             written[:] = overlay.written
@@ -64,7 +67,10 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = Fa
             return value, (aux, list(overlay.written.values()))
 
         call = jax.checkpoint(loss, policy=_keep_all_but_wholes) if regathers else loss
-        (value, (aux, writes)), grads = jax.value_and_grad(call, has_aux=True)([value for value, _ in pairs])
+        try:
+            (value, (aux, writes)), grads = jax.value_and_grad(call, has_aux=True)([value for value, _ in pairs])
+        except RowsNeeded:
+            (value, (aux, writes)), grads = differentiate_by_rows(under, frame, leaves)
         for variable, new in zip(written, writes, strict=True):
             frame.set(variable, new)
         whole = [leaf.policy.gradient(leaf, grad, context) for leaf, grad in zip(leaves, grads, strict=True)]

@@ -139,6 +139,8 @@ class TracedFrame(_Derived):
         self.inputs: list[Variable] = []
         self.written: dict[Variable, None] = {}
         self.created: list[Variable] = []
+        self.operations: list[Any] = []
+        """What the program sends to other processes that hold variables."""
 
     def get(self, variable: Variable) -> Any:
         """The variable's value so far: a tracer."""
@@ -155,6 +157,9 @@ class TracedFrame(_Derived):
         if current_trace() is not self.trace:
             raise escape_error(variable)
         self.get(variable)
+        if variable.policy.remote:
+            variable.policy.changed(self, variable, value)
+            return
         if not self.local and variable.policy.parameter_device is not None:
             value = state_p.bind(value)
         self.values[variable] = value
@@ -185,14 +190,18 @@ class OverlayFrame(_Derived):
         super().__init__()
         self.local, self.traced = below.local, below.traced
         self.trace = current_trace()
-        self._below = below
+        self.below = below
         self._values = {variable: array for variable, (array, _) in values.items()}
         self._derived.update({variable: pair for variable, pair in values.items() if pair[1] is not None})
         self.written: dict[Variable, Any] = {}
 
     def get(self, variable: Variable) -> Any:
         """The overlaid value, or that of the frame below."""
-        return self._values[variable] if variable in self._values else self._below.get(variable)
+        return self._values[variable] if variable in self._values else self.below.get(variable)
+
+    def overlays(self, variable: Variable) -> bool:
+        """Whether the function sees another value of `variable`."""
+        return variable in self._values
 
     def set(self, variable: Variable, value: Any) -> None:
         """Keeps `value` for what follows; the differentiated function hands it out at its end."""
@@ -204,12 +213,12 @@ class OverlayFrame(_Derived):
     def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
         """`make` of the overlaid value, or what the frame below makes of its own."""
         if variable not in self._values:
-            return self._below.derive(variable, make)
+            return self.below.derive(variable, make)
         return self.once(variable, self._values[variable], make)
 
     def create(self, make: Callable[[], Variable]) -> Variable:
         """Makes the variable as the frame below does."""
-        return self._below.create(make)
+        return self.below.create(make)
 
 
 def lift(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

@@ -21,7 +21,7 @@ from jaxtribute.errors import ArgumentTypeError, VariableError
 from jaxtribute.execution.capture import Capture, capture
 from jaxtribute.execution.feeds import FedPrograms, Feed
 from jaxtribute.execution.frames import EagerFrame
-from jaxtribute.execution.program import Program
+from jaxtribute.execution.program import program_of
 from jaxtribute.execution.ragged import NotSplittable
 from jaxtribute.execution.signature import InputSignature
 from jaxtribute.execution.uncompiled import uncompiled
@@ -159,9 +159,9 @@ class Function(Generic[P, R]):
         key = tree, statics, context.strategy, context.replica is None
         if key not in self._fed:
 
-            def compile_(call: Callable[[Sequence[Any]], Any], leaves: Sequence[Any]) -> Program:
+            def compile_(call: Callable[[Sequence[Any]], Any], leaves: Sequence[Any]) -> Any:
                 first = self._traced(call, context, leaves)
-                return Program(first, lambda _: first, context.strategy.extended.home)
+                return program_of(first, lambda _: first, context.strategy.extended.home)
 
             with self._lock:
                 self._fed.setdefault(key, FedPrograms(compile_, self._call(tree, statics), self.__name__))
@@ -180,7 +180,7 @@ class Function(Generic[P, R]):
             self._note_numbers(tree, statics)
             if key not in self._programs:
                 given = _places(self._donate, tree, statics)
-                self._programs[key] = Program(trace(leaves), trace, context.strategy.extended.home, given)
+                self._programs[key] = program_of(trace(leaves), trace, context.strategy.extended.home, given)
             return self._programs[key]
 
     def _traced(

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import Sharding
 
+from jaxtribute.collectives.listing import listed
 from jaxtribute.execution.capture import Capture, Constant, is_constant
 from jaxtribute.execution.central.program import CentralProgram
 from jaxtribute.execution.frames import escape_error
@@ -43,8 +44,10 @@ class Program:
         retrace: Callable[[Sequence[Any]], Capture],
         home: ReplicaMesh | None,
         given: Sequence[int] = (),
+        name: str = "a compiled function",
     ) -> None:
         self._retrace = retrace
+        self.name = name
         self._home = home
         self._given = frozenset(given)
         """The places among the leaves of arguments whose memory the program may take over."""
@@ -71,6 +74,7 @@ class Program:
         shardings = None if any(sharding is None for sharding in state) else (state, None)
         self._donated_ids = frozenset(id(variable) for variable in self.donated)
         self._pending = capture
+        self._closed = capture.closed
         central = next((v.policy for v in (*self.donated, *self.kept) if v.policy.parameter_device is not None), None)
         if central is not None and central.mesh is not None and central.parameter_device is not None:
             self.mesh, self._given = self.mesh or central.mesh, frozenset()
@@ -119,11 +123,18 @@ class Program:
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Runs one step: puts the variables in, takes their new values back, returns the results."""
+        if self.mesh is not None and self.mesh.peers is not None:
+            self.mesh.entering(self.name, lambda: self._collectives(leaves))
         with updating:
             state, result = self._step(leaves)
         if self.mesh is not None:
-            self.mesh.throttle(state or result)
+            self.mesh.throttle(result if self.mesh.peers is not None and jax.tree.leaves(result) else state or result)
         return jax.tree.map(_unwrapped, result, is_leaf=is_constant) if self._constants else result
+
+    def _collectives(self, leaves: Sequence[Any]) -> list[str]:
+        """What the program does, for workers to compare: its arguments and its collectives."""
+        shapes = [f"argument {leaf.dtype}{list(leaf.shape)}" for leaf in leaves if hasattr(leaf, "dtype")]
+        return [*shapes, *listed(self._closed.jaxpr)]
 
     def _step(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
         if self._loose and (self.mesh is not None or spread):

@@ -6,21 +6,27 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
 
 from jaxtribute import context as contexts
+from jaxtribute.collectives.manual import all_reduce
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, StrategyMixError
+from jaxtribute.optimizer.accumulation import Accumulation, Kind, make_accumulation
 from jaxtribute.optimizer.slicing import Slice
 from jaxtribute.optimizer.slots import Slots, make_slots
-from jaxtribute.optimizer.updates import sliced_update, whole_update
+from jaxtribute.optimizer.updates import guarded_update, sliced_update, whole_update
 from jaxtribute.values.distributed import PerReplica
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.operators import operand
 from jaxtribute.values.policies import MirroredPolicy, ShardedPolicy
+from jaxtribute.values.scatter import IndexedSlices
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
+    from jaxtribute.precision import LossScale
     from jaxtribute.strategies.base import Strategy
 
 _LARGE_BYTES = 1 << 20
@@ -42,9 +48,18 @@ class Optimizer:
         reduce-scattered and the new values gathered. `"auto"` shards variables of 1 MiB and more over 4 replicas and
         more, where it is not slower. The result is the same for every transformation; those that mix the elements
         of an array (other than by a reduction of all of them, as in a norm) gather their slots for the computation.
+      accumulate_steps: how many calls of `apply_gradients` make one update. The others only add up each
+        replica's own gradients: no replica waits for another until the last call of a cycle reduces the sums. An
+        update is what one call with the examples of all would have done. `FullyShardedStrategy` reduce-scatters
+        in each call and adds up slices, and `CentralStorageStrategy` reduces in each call, so that no device
+        holds more than it would without accumulation.
+      accumulate_op: MEAN where the calls' losses are each divided by the size of their own batch, SUM where they are
+        divided by that of the whole cycle.
+      loss_scale: the loss scale of mixed precision; see `jd.precision`. Updates by gradients that are not finite are
+        left out.
 
     Raises:
-      ArgumentError: no variables, or one twice; an unknown `shard_update`.
+      ArgumentError: no variables, or one twice; an unknown `shard_update`; `accumulate_steps` below 1.
       ArgumentTypeError: `transform` is no Optax transformation.
       StrategyMixError: variables of different strategies.
 
@@ -57,6 +72,9 @@ class Optimizer:
         variables: Any,
         *,
         shard_update: bool | Literal["auto"] = "auto",
+        accumulate_steps: int = 1,
+        accumulate_op: Literal["MEAN", "SUM"] = "MEAN",
+        loss_scale: LossScale | None = None,
     ) -> None:
         self._transform = transform
         self._variables: tuple[Variable, ...] = tuple(
@@ -66,18 +84,32 @@ class Optimizer:
         _check_variables(self._variables)
         self._strategy: Strategy = self._variables[0].distribute_strategy
         self._mesh = self._strategy.extended.mesh
+        self._slots: Slots
+        self._sliced: frozenset[int]
+        self._elsewhere = self._strategy.extended.optimizer_elsewhere(transform, self._variables)
+        if self._elsewhere is not None:
+            self._slots, self._sliced = self._elsewhere.slots, frozenset()
+            return
         stored = {i for i, variable in enumerate(self._variables) if isinstance(variable.policy, ShardedPolicy)}
         chosen = self._choose(shard_update)
-        self._slots: Slots = make_slots(transform, self._variables, chosen | stored)
+        self._slots = make_slots(transform, self._variables, chosen | stored)
         # A variable that is stored whole and has no slots of its shape has nothing to shard.
-        self._sliced: frozenset[int] = chosen.intersection(self._slots.owners) | stored
+        self._sliced = chosen.intersection(self._slots.owners) | stored
         self._update = whole_update(transform, self._slots)
+        self._state = self._slots.variables
+        if loss_scale is not None:
+            self._update = guarded_update(self._update, loss_scale)
+            self._state = (*self._state, *loss_scale.variables)
         self._eager_update = jax.jit(self._update)
+        self._accumulation: Accumulation | None = None
+        if _checked_cycle(accumulate_steps, accumulate_op) > 1:
+            mean = ReduceOp.parse(accumulate_op) is ReduceOp.MEAN
+            self._accumulation = make_accumulation(self._strategy, self._variables, accumulate_steps, mean)
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """The slots, which a checkpoint must keep besides the variables themselves."""
-        return self._slots.variables
+        """What a checkpoint must keep besides the variables themselves: slots, loss scale, accumulated gradients."""
+        return (*self._state, *(self._accumulation.variables if self._accumulation is not None else ()))
 
     @property
     def trainable_variables(self) -> tuple[Variable, ...]:
@@ -91,10 +123,12 @@ class Optimizer:
 
     def __repr__(self) -> str:
         names = ", ".join(variable.name for variable in self._variables)
-        return f"<jd.Optimizer of {names}; {len(self._slots.variables)} slots, {len(self._sliced)} variables sharded>"
+        cycle = "" if self._accumulation is None else f", {self._accumulation.steps} calls an update"
+        slots = len(self._slots.variables)
+        return f"<jd.Optimizer of {names}; {slots} slots, {len(self._sliced)} variables sharded{cycle}>"
 
     def apply_gradients(self, grads_and_vars: Any, reduce_op: ReduceOp | str | None = "SUM") -> None:
-        """Reduces gradients over the replicas and updates the variables.
+        """Reduces gradients over the replicas and updates the variables; with `accumulate_steps`, now and then.
 
         All replicas must call it. In cross-replica context per-replica gradients are reduced and all others
         taken as they are.
@@ -116,14 +150,14 @@ class Optimizer:
         context = self._context()
         replica = context.replica
         alone = self._mesh.size == 1 and (context.frame.traced or not context.frame.local)
-        if replica is None or alone:
-            self._apply_reduced([self._reduced(grad, op) for grad in grads], context)
-        elif not context.frame.traced:
+        if replica is not None and not alone and not context.frame.traced:
             replica.merge_call(self._merged, (grads, op))
-        elif self._sliced:
-            self._apply_sliced(grads, op, context)
+        elif self._accumulation is not None:
+            self._accumulate(self._accumulation, grads, op, context)
+        elif replica is None or alone:
+            self._apply([self._reduced(grad, op) for grad in grads], None, context)
         else:
-            self._apply_whole(grads if op is None else replica.all_reduce(op, grads), context)
+            self._apply(grads, op, context)
 
     def _context(self) -> contexts.Context:
         """The context in force; outside every scope, the cross-replica context of the variables' own strategy."""
@@ -184,7 +218,13 @@ class Optimizer:
 
     def _merged(self, strategy: Strategy, grads: list[Any], op: ReduceOp | None) -> None:
         """All replicas' gradients at once, outside any compiled program."""
-        self._apply_reduced([self._joined(grad, op) for grad in grads], contexts.current())
+        context = contexts.current()
+        if self._accumulation is None:
+            self._apply([self._joined(grad, op) for grad in grads], None, context)
+            return
+        unreduced = [isinstance(grad, PerReplica) and op is not None for grad in grads]
+        grads = [grad if own else self._joined(grad, op) for grad, own in zip(grads, unreduced, strict=True)]
+        self._accumulate(self._accumulation, grads, op, context)
 
     def _joined(self, grad: Any, op: ReduceOp | None) -> Any:
         """One gradient out of what a `merge_call` makes of all replicas' gradients."""
@@ -196,42 +236,93 @@ class Optimizer:
         grad = operand(grad)  # the same array on every replica
         return grad * np.asarray(self._mesh.size, grad.dtype) if op is ReduceOp.SUM else grad
 
-    def _apply_reduced(self, grads: Sequence[Any], context: contexts.Context) -> None:
-        if self._sliced and context.frame.local:
-            self._apply_sliced(grads, None, context)
-        else:
-            self._apply_whole(grads, context)
+    def _apply(self, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context) -> None:
+        """Updates by this replica's gradients, which `op` reduces, or by reduced ones."""
+        self._keep(self._updated(grads, op, self._held(context), context), context)
 
-    def _apply_whole(self, grads: Sequence[Any], context: contexts.Context) -> None:
-        frame = context.frame
-        slots = [slot.policy.whole(slot, context) for slot in self._slots.variables]
-        params = [variable.policy.whole(variable, context) for variable in self._variables]
-        grads = [variable.policy.admit(grad) for variable, grad in zip(self._variables, grads, strict=True)]
-        update = self._update if frame.traced else self._eager_update
-        results = update(grads, slots, params)
-        for variable, value in zip((*self._variables, *self._slots.variables), results, strict=True):
-            variable.policy.store(variable, value, context)
+    def _accumulate(
+        self, accumulation: Accumulation, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context
+    ) -> None:
+        """Adds gradients to the sums, and at the end of a cycle reduces those and updates."""
+        frame, several = context.frame, self._mesh.size > 1
+        rows = ReduceOp.SUM if frame.local and several and Kind.WHOLE not in accumulation.kinds else None
+        dtypes = [variable.dtype for variable in self._variables]
 
-    def _apply_sliced(self, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context) -> None:
+        def finish(sums: list[Any], held: list[Any]) -> tuple[list[Any], list[Any]]:
+            cycle = accumulation.cycle(sums, dtypes, context)
+            return [jnp.zeros_like(total) for total in sums], self._updated(cycle, rows, held, context)
+
+        sums, held = accumulation.added(grads, op, context), self._held(context)
+        calls = frame.get(accumulation.count) + np.int32(1)
+        last = calls >= np.int32(accumulation.steps)
+        if frame.traced:
+            sums, held = lax.cond(last, finish, lambda sums, held: (sums, held), sums, held)
+            self._keep(held, context)
+        elif last:
+            sums, held = finish(sums, held)
+            self._keep(held, context)
+        for variable, total in zip(accumulation.sums, sums, strict=True):
+            frame.set(variable, total)
+        frame.set(accumulation.count, jnp.where(last, jnp.zeros_like(calls), calls))
+
+    def _in_slices(self, context: contexts.Context) -> bool:
+        """Whether one replica's program updates slices."""
+        return bool(self._sliced) and context.frame.local
+
+    def _held(self, context: contexts.Context) -> list[Any]:
+        """The arrays of the variables and their slots: as they are stored, or whole."""
+        variables = (*self._variables, *self._state)
+        if self._in_slices(context):
+            return [context.frame.get(variable) for variable in variables]
+        return [variable.policy.whole(variable, context) for variable in variables]
+
+    def _keep(self, arrays: Sequence[Any], context: contexts.Context) -> None:
+        """Stores what `_updated` made of what `_held` gave."""
+        in_slices = self._in_slices(context)
+        for variable, value in zip((*self._variables, *self._state), arrays, strict=True):
+            if in_slices:
+                context.frame.set(variable, value)
+            else:
+                variable.policy.store(variable, value, context)
+
+    def _updated(
+        self, grads: Sequence[Any], op: ReduceOp | None, held: Sequence[Any], context: contexts.Context
+    ) -> list[Any]:
+        """The new arrays of the variables and their slots, from those that `_held` gave."""
+        count, replicas = len(self._variables), self._mesh.size
         idle = () if op is None or context.replica is None else context.replica.idle
-        frame = context.frame
-        pieces, params = (
-            [Slice(frame.get(v), v.shape) if v.policy.split else frame.get(v) for v in variables]
-            for variables in (self._slots.variables, self._variables)
-        )
-        results = sliced_update(self._update, self._sliced, self._mesh.size, grads, pieces, params, op, idle)
-        for variable, value in zip((*self._variables, *self._slots.variables), results, strict=True):
-            frame.set(variable, value)
+        if self._in_slices(context):
+            pieces = [
+                Slice(array, variable.shape) if variable.policy.split else array
+                for array, variable in zip(held, (*self._variables, *self._state), strict=True)
+            ]
+            params, slots = pieces[:count], pieces[count:]
+            return sliced_update(self._update, self._sliced, replicas, grads, slots, params, op, idle)
+        if op is not None:
+            grads = all_reduce(grads, op, replicas, self._strategy.extended.summation(None), idle)
+        grads = [variable.policy.admit(grad) for variable, grad in zip(self._variables, grads, strict=True)]
+        update = self._update if context.frame.traced else self._eager_update
+        return update(grads, list(held[count:]), list(held[:count]))
 
 
 def _is_pair(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and len(cast("Any", value)) == 2 and isinstance(value[1], Variable)
 
 
+def _checked_cycle(steps: Any, op: Any) -> int:
+    if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1:
+        raise ArgumentError(f"accumulate_steps is {steps!r}. HINT: pass how many calls make one update, 1 or more.")
+    if op not in ("MEAN", "SUM"):
+        raise ArgumentError(f"accumulate_op is {op!r}. HINT: pass 'MEAN' or 'SUM'.")
+    return int(steps)
+
+
 def _checked(grad: Any, variable: Variable) -> Any:
     if grad is None:
         raise ArgumentError(f"the gradient of {variable.name} is None. HINT: pass zeros, or leave the variable out.")
     grad = operand(grad)
+    if isinstance(grad, IndexedSlices) and variable.policy.remote:
+        return grad
     shape = jax.numpy.shape(grad.values[0] if isinstance(grad, PerReplica) else grad)
     if shape != variable.shape:
         raise ShapeError(

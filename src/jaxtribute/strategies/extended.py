@@ -43,6 +43,9 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
     Source: `tf.distribute.StrategyExtended`.
     """
 
+    variable_kind: type[Variable] = Variable
+    """What `jd.Variable(...)` makes in the strategy's scope."""
+
     def __init__(self, mesh: ReplicaMesh, cross_device_ops: CrossDeviceOps | None = None) -> None:
         self._mesh = mesh
         if cross_device_ops is not None:
@@ -102,6 +105,10 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         if synchronization is VariableSynchronization.ON_READ:
             return OnReadPolicy(self.mesh), synchronization
         return MirroredPolicy(self.mesh), VariableSynchronization.ON_WRITE
+
+    def optimizer_elsewhere(self, transform: Any, variables: Sequence[Variable]) -> Any:
+        """What updates variables that other processes hold, with its slots; None where `Optimizer` does it itself."""
+        del transform, variables
 
     def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Calls `fn` on each replica; what `Strategy.run` does once its checks are passed.

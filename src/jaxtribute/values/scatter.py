@@ -114,7 +114,7 @@ class ScatterMethods:
         context.strategy.extended.check_variable(variable)
         if context.strategy.is_default and variable.distribute_strategy is not context.strategy:
             context = contexts.Context(variable.distribute_strategy, None, context.frame)
-        indices, values = _checked(variable, delta)
+        indices, values = checked_rows(variable, delta)
         frame, policy = context.frame, variable.policy
         if not policy.shared:
             _scatter_own(variable, indices, values, how, context)
@@ -128,7 +128,7 @@ class ScatterMethods:
         return self
 
 
-def _checked(variable: Variable, delta: IndexedSlices) -> tuple[Any, Any]:
+def checked_rows(variable: Variable, delta: IndexedSlices) -> tuple[Any, Any]:
     """The indices and rows, once they are known to fit."""
     if not isinstance(delta, IndexedSlices):
         raise ArgumentTypeError(

@@ -24,10 +24,13 @@ class _Creation(type):
     """Lets the current context make the variable: replicas that create one in step must share it."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        def make() -> Any:
-            return super(_Creation, cls).__call__(*args, **kwargs)
+        context = contexts.current()
+        kind = context.strategy.extended.variable_kind if cls is Variable else cls
 
-        return contexts.current().frame.create(make)
+        def make() -> Any:
+            return type.__call__(kind, *args, **kwargs)
+
+        return context.frame.create(make)
 
 
 class Variable(ScatterMethods, ArrayOperators, StoredArray, metaclass=_Creation):

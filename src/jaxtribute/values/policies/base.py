@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
@@ -46,6 +47,10 @@ class Policy(ABC):
     form: str = "value"
     """What the global array is, for checkpoints: the `value`, the `flat` value padded at its end, or `rows` of values,
     one a replica."""
+    remote: bool = False
+    """Whether the value is in another process, which is sent operations on it; see `changed`."""
+    program: Any = None
+    """What runs compiled functions over such variables, where `execution.program.Program` cannot."""
     parameter_device: jax.Device | None = None
     """The one device that stores the value and computes its updates, where replicas run on others."""
     regathers: bool = False
@@ -80,6 +85,14 @@ class Policy(ABC):
     def store(self, variable: Variable, value: Any, context: Context) -> None:
         """Replaces the whole value by one of the variable's shape, already checked, the same on all replicas."""
         context.frame.set(variable, value)
+
+    def changed(self, frame: Any, variable: Variable, value: Any) -> None:
+        """Takes the new value that a program being traced gives a `remote` variable."""
+        raise NotImplementedError
+
+    def lookup(self, variable: Any, ids: Any, context: Context) -> Any:
+        """The rows `ids` of the value, of shape `(*ids.shape, *variable.shape[1:])`."""
+        return jnp.take(self.read(variable, context), ids, axis=0)
 
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
         """The shape of the piece that one replica holds."""
