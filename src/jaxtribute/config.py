@@ -4,6 +4,7 @@
 |---|---|---|
 | `JAXTRIBUTE_CPU_DEVICES` | when `jaxtribute` is imported | as `set_logical_cpu_devices(n)` |
 | `JAXTRIBUTE_TUNE_ALLOCATOR` | when CPU devices are set up | `0` leaves the C allocator alone |
+| `JAXTRIBUTE_DEBUG` | at each program over several workers | `collectives` is `debug_collectives(True)` |
 """
 
 import operator
@@ -12,10 +13,17 @@ from typing import SupportsIndex
 
 from jaxtribute import allocator, backend
 from jaxtribute.backend import prepare_cpu_backend
+from jaxtribute.cluster.ledger import debug_collectives
 from jaxtribute.devices import alias_devices
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ConfigError
 
-__all__ = ["alias_devices", "apply_environment", "prepare_cpu_backend", "set_logical_cpu_devices"]
+__all__ = [
+    "alias_devices",
+    "apply_environment",
+    "debug_collectives",
+    "prepare_cpu_backend",
+    "set_logical_cpu_devices",
+]
 
 CPU_DEVICES = "JAXTRIBUTE_CPU_DEVICES"
 

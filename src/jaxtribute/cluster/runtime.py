@@ -4,6 +4,7 @@
 |---|---|
 | `JAXTRIBUTE_BIND_ADDRESS` | host:port where the coordination service listens, instead of its address in the spec |
 | `JAXTRIBUTE_SILENCE_S` | seconds without a sign of life after which a worker is lost; 20 by default |
+| `JAXTRIBUTE_TIMEOUT_S` | seconds that a step or a wait for another worker may take; 600 by default |
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 from jaxtribute import allocator, backend
+from jaxtribute.callers import caller
+from jaxtribute.cluster import ledger
 from jaxtribute.cluster.addresses import Address
 from jaxtribute.cluster.failures import Failure
 from jaxtribute.cluster.roster import Roster, can_connect
+from jaxtribute.cluster.steps import StepLog
 from jaxtribute.cluster.watch import Watch, say
 from jaxtribute.errors import ClusterError, ConfigError, DeadlineError
 
 BIND = "JAXTRIBUTE_BIND_ADDRESS"
 SILENCE = "JAXTRIBUTE_SILENCE_S"
+TIMEOUT = "JAXTRIBUTE_TIMEOUT_S"
 EXIT_CODE = 70
 """How a worker ends whose cluster has failed elsewhere (EX_SOFTWARE)."""
 _SPEAK_EVERY_S = 10.0
@@ -44,18 +49,25 @@ _config = cast(Any, jax.config)
 class Cluster:
     """The cluster that this process belongs to: its members, a key-value store and barriers. Made by `connect`."""
 
-    def __init__(self, roster: Roster, store: Any, silence_s: float) -> None:
+    def __init__(self, roster: Roster, store: Any, silence_s: float, timeout_s: float) -> None:
         self.roster = roster
         self.store = store
         """JAX's client of the coordination service."""
-        self.report: dict[str, Any] = {}
-        """What this worker tells the others of itself with each sign of life."""
-        self.watch = Watch(store, roster, silence_s, self._end, lambda: dict(self.report))
-        self.timeout_s = 600.0
-        """Seconds to wait for another worker in an exchange."""
+        self.steps = StepLog()
+        self.watch = Watch(store, roster, silence_s, self._end, self.steps)
+        self.timeout_s = timeout_s
         self._barriers: dict[str, int] = {}
         self._exchanges = 0
         self._numbers: Counter[str] = Counter()
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds that a step, an exchange or a wait for data may take before it is an error."""
+        return self.watch.deadline_s
+
+    @timeout_s.setter
+    def timeout_s(self, value: float) -> None:
+        self.watch.deadline_s = value
 
     @property
     def rank(self) -> int:
@@ -99,9 +111,10 @@ class Cluster:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise ClusterError(f"the coordination service failed: {str(error).splitlines()[0]}") from error
             if time.monotonic() > deadline:
+                there = "" if of is None else f"\n{self.watch.whereabouts([of])}"
                 raise DeadlineError(
                     f"{self.names[self.rank]} waited {timeout_s:g} s for {whom} to set {key!r}. "
-                    "HINT: see that worker's output; all workers must run the same program."
+                    f"HINT: see that worker's output; all workers must run the same program.{there}"
                 )
 
     def try_get(self, key: str) -> str | None:
@@ -140,7 +153,7 @@ class Cluster:
             here = {int(key.rpartition("/")[2]) for key in self.list(f"{place}/")}
             return [rank for rank in range(self.workers) if rank not in here]
 
-        await_workers(self.roster, absent, f"at the barrier {name!r}", timeout_s, self.check)
+        await_workers(self.roster, absent, f"at the barrier {name!r}", timeout_s, self.check, self.watch.whereabouts)
         if number > 1:  # all are here, so all have left the one before
             self.delete(f"jaxtribute/barrier/{name}/{number - 1}/{self.rank}")
 
@@ -157,17 +170,40 @@ class Cluster:
         """
         number, self._exchanges = self._exchanges, self._exchanges + 1
         place = f"jaxtribute/exchange/{number}"
-        self.set(f"{place}/{self.rank}", json.dumps([what, text]))
+        self.set(f"{place}/{self.rank}", json.dumps([what, text, caller()]))
         told = [json.loads(self.get(f"{place}/{rank}", self.timeout_s, of=rank)) for rank in range(self.workers)]
         if number:  # all are here, so all have read what came before
             self.delete(f"jaxtribute/exchange/{number - 1}/{self.rank}")
         if len({one[0] for one in told}) > 1:
-            lines = "\n".join(f"  {name}: {one[0]}" for name, one in zip(self.names, told, strict=True))
+            lines = "\n".join(f"  {name}: {one[0]}, at {one[2]}" for name, one in zip(self.names, told, strict=True))
             raise ClusterError(
                 f"the workers do different things, in their {number}th exchange:\n{lines}\n"
                 "HINT: all workers must run the same program; look for a condition that depends on the worker."
             )
         return [one[1] for one in told]
+
+    def entering(self, name: str, collectives: Callable[[], Sequence[str]]) -> None:
+        """Notes that a program over all workers is about to be handed to the devices.
+
+        Args:
+          name: what it does.
+          collectives: lists its collectives; asked only where the ledger is on.
+
+        Raises:
+          ClusterError: another worker failed, or with the ledger on it is about to do something else.
+        """
+        self.check()
+        self.steps.entering(name)
+        if ledger.enabled():
+            ledger.compare(self, name, collectives())
+
+    def dispatched(self, result: Any) -> None:
+        """Notes that the program was handed over, to be watched until `result` is there."""
+        self.steps.dispatched(result)
+
+    def waited(self, seconds: float) -> None:
+        """Notes time spent waiting for the devices."""
+        self.steps.waited_s += seconds
 
     def number(self, kind: str) -> int:
         """The next number for something that all workers make in the same order, from 0."""
@@ -246,7 +282,7 @@ def connect(spec: Any, task_type: str, task_id: int, *, timeout_s: float = 300.0
         )
     _prepare(roster)
     _start(roster, timeout_s)
-    cluster = Cluster(roster, distributed.global_state.client, _silence_s())
+    cluster = Cluster(roster, distributed.global_state.client, _seconds(SILENCE, 20.0), _seconds(TIMEOUT, 600.0))
     cluster.watch.start()
     atexit.register(leave)
     _report_exceptions(cluster)
@@ -279,6 +315,7 @@ def await_workers(
     where: str,
     timeout_s: float,
     check: Callable[[], None] = lambda: None,
+    whereabouts: Callable[[Sequence[int]], str] = lambda _: "",
 ) -> None:
     """Waits until no worker is absent, and says every 10 s for whom it waits.
 
@@ -288,6 +325,7 @@ def await_workers(
       where: what they are missing from, for the message.
       timeout_s: seconds to wait.
       check: raises if waiting is in vain.
+      whereabouts: tells where workers are.
 
     Raises:
       DeadlineError: some did not come; it names them.
@@ -300,7 +338,7 @@ def await_workers(
         if now - start > timeout_s:
             raise DeadlineError(
                 f"{roster.names[roster.rank]} waited {timeout_s:g} s {where} for {roster.named(missing)}. "
-                "HINT: see whether they run and whether their output shows an error."
+                f"HINT: see whether they run and whether their output shows an error.\n{whereabouts(missing)}".rstrip()
             )
         if now - spoken > _SPEAK_EVERY_S:
             spoken = now
@@ -320,14 +358,14 @@ def _await_leaving(cluster: Cluster) -> None:
     await_workers(cluster.roster, still_here, "at the end of the program", float("inf"), cluster.check)
 
 
-def _silence_s() -> float:
-    text = os.environ.get(SILENCE, "20")
+def _seconds(variable: str, default: float) -> float:
+    text = os.environ.get(variable, str(default))
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if value < 1:
-        raise ConfigError(f"{SILENCE}={text!r} is no number of seconds from 1 up. HINT: unset it for 20.")
+        raise ConfigError(f"{variable}={text!r} is no number of seconds from 1 up. HINT: unset it for {default:g}.")
     return value
 
 

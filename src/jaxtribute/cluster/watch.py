@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
+from jaxtribute.callers import main_thread, stack
 from jaxtribute.cluster.failures import Failure
+from jaxtribute.cluster.steps import StepLog, described
 
 if TYPE_CHECKING:
     from jaxtribute.cluster.roster import Roster
 
 ROOT = "jaxtribute/watch"
+STACKS = "jaxtribute/stacks/"
 _PULSE_S = 0.5
 _SUSPICIOUS_S = 3.0
 """Silence after which a worker is lost once a collective has broken."""
 _DEPARTURE_S = 5.0
+_ANSWER_S = 1.0
+"""How long the service may take to be told of a failure."""
 
 
 class Store(Protocol):
@@ -46,8 +52,8 @@ class Watch:
       store: the coordination service's client.
       roster: the workers.
       silence_s: seconds without a pulse after which a worker is lost.
-      on_failure: called once, in the thread that watches, with the first failure of another worker.
-      report: called for each pulse; what it returns travels along, for messages about stuck workers.
+      on_failure: called once, in a thread that watches, with the first failure of another worker.
+      steps: what this worker is doing, which each pulse tells the others.
     """
 
     def __init__(
@@ -56,10 +62,12 @@ class Watch:
         roster: Roster,
         silence_s: float,
         on_failure: Callable[[Failure], None],
-        report: Callable[[], dict[str, Any]] = dict,
+        steps: StepLog,
     ) -> None:
         self._store, self._roster, self._silence_s = store, roster, silence_s
-        self._on_failure, self._report = on_failure, report
+        self._on_failure, self._steps = on_failure, steps
+        self.deadline_s = math.inf
+        """Seconds after which a step that has not finished is an error."""
         self._rank = roster.rank
         self._stop = threading.Event()
         self._heard = dict.fromkeys(range(len(roster.members)), time.monotonic())
@@ -69,6 +77,7 @@ class Watch:
         """The workers whose programs have ended well."""
         self.failure: Failure | None = None
         """The first failure that is known, of this worker or another."""
+        self._shown = False
         self._threads = [
             threading.Thread(target=target, name=f"jaxtribute-{name}", daemon=True)
             for name, target in (("pulse", self._pulse), ("watch", self._check))
@@ -86,9 +95,23 @@ class Watch:
             if thread is not threading.current_thread():
                 thread.join(5 * _PULSE_S)
 
-    def reports(self) -> dict[int, dict[str, Any]]:
-        """What each worker last said of itself."""
-        return {rank: json.loads(pulse)["report"] for rank, pulse in sorted(self._pulses.items())}
+    def report(self, rank: int) -> dict[str, Any]:
+        """What a worker last said of itself; empty before its first pulse."""
+        pulse = self._pulses.get(rank)
+        return {} if pulse is None else json.loads(pulse)["report"]
+
+    def whereabouts(self, ranks: Sequence[int]) -> str:
+        """Where workers are, with the stacks of their main threads; asks them, and waits at most 1.5 s."""
+        stacks: dict[int, str] = {}
+        deadline = time.monotonic() + 3 * _PULSE_S
+        with suppress(RuntimeError):
+            self._store.key_value_set(f"{ROOT}/asked/{self._rank}", "", True)
+            while len(stacks) < len(ranks) and time.monotonic() < deadline:
+                time.sleep(_PULSE_S / 5)
+                told = {int(key.rpartition("/")[2]): text for key, text in self._store.key_value_dir_get(STACKS)}
+                stacks = {rank: told[rank] for rank in ranks if rank in told}
+        lines = [f"{self._roster.names[rank]}: {described(self.report(rank))}" for rank in ranks]
+        return "\n".join(f"{line}\n{stacks.get(rank, '')}".rstrip() for line, rank in zip(lines, ranks, strict=True))
 
     def publish(self, failure: Failure) -> None:
         """Tells the others of a failure.
@@ -97,8 +120,7 @@ class Watch:
           failure: what happened; one that is known already is kept instead.
         """
         self.failure = self.failure or failure
-        with suppress(RuntimeError):  # the service may be gone, and with it those who could read
-            self._store.key_value_set(f"{ROOT}/failure/{self._rank}", self.failure.encode(), True)
+        self._tell("failure", self.failure.encode())
 
     def cause(self, error: BaseException) -> Failure:
         """Why this worker's program raised: another worker's failure, if a collective broke because of it.
@@ -120,10 +142,21 @@ class Watch:
     def depart(self) -> None:
         """Tells the others that this process ends after a failure; the coordinator, whose end is theirs, waits."""
         deadline = time.monotonic() + _DEPARTURE_S
+        self._tell("gone")
         with suppress(RuntimeError):
-            self._store.key_value_set(f"{ROOT}/gone/{self._rank}", "", True)
             while self._rank == 0 and time.monotonic() < deadline and not self._all_gone():
                 time.sleep(_PULSE_S / 5)
+
+    def _tell(self, kind: str, text: str = "") -> None:
+        """Sets a key if the service is still there; where the network is cut, a call may not return for minutes."""
+
+        def set_key() -> None:
+            with suppress(RuntimeError):
+                self._store.key_value_set(f"{ROOT}/{kind}/{self._rank}", text, True)
+
+        thread = threading.Thread(target=set_key, name="jaxtribute-tell", daemon=True)
+        thread.start()
+        thread.join(_ANSWER_S)
 
     def leave(self) -> None:
         """Tells the others that this worker's program has ended well."""
@@ -140,7 +173,7 @@ class Watch:
         while not self._stop.is_set():
             count += 1
             try:
-                pulse = json.dumps({"count": count, "report": self._report()})
+                pulse = json.dumps({"count": count, "report": self._steps.report()})
                 self._store.key_value_set(f"{ROOT}/pulse/{self._rank}", pulse, True)
                 self._read(self._store.key_value_dir_get(f"{ROOT}/"))
                 self._answered = time.monotonic()
@@ -155,6 +188,7 @@ class Watch:
         now = time.monotonic()
         left: set[int] = set()
         failures: list[Failure] = []
+        asked = False
         for key, value in entries:
             kind, rank = key.split("/")[-2:]
             if kind == "pulse" and self._pulses.get(int(rank)) != value:
@@ -164,7 +198,11 @@ class Watch:
                 left.add(int(rank))
             elif kind == "failure":
                 failures.append(Failure.decode(value))
+            asked = asked or kind == "asked"
         self.left = frozenset(left)
+        if asked and not self._shown:
+            self._shown = True
+            self._store.key_value_set(f"{STACKS}{self._rank}", stack(main_thread()), True)
         if failures and self.failure is None:
             # The one that names itself is the cause; others may have failed because of it.
             failures.sort(key=lambda one: one.rank != one.reporter)
@@ -178,6 +216,8 @@ class Watch:
             if silent_s > self._silence_s and self._rank != 0:
                 self._fail(Failure(0, f"was lost: no answer for {silent_s:.0f} s", "", self._rank))
                 return
+            if self._check_steps(now):
+                return
             lost = [
                 rank
                 for rank, heard in self._heard.items()
@@ -186,6 +226,23 @@ class Watch:
             if lost and silent_s < self._silence_s / 2:
                 self._fail(Failure(lost[0], f"was lost: no pulse for {self._silence_s:.0f} s", "", self._rank))
                 return
+
+    def _check_steps(self, now: float) -> bool:
+        """Ends the program where a step is past its deadline, and says which worker holds it up."""
+        oldest = self._steps.oldest()
+        if oldest is None or now - oldest.start < self.deadline_s:
+            return False
+        others = [rank for rank in range(len(self._roster.members)) if rank != self._rank]
+        behind = min(others, key=lambda rank: self.report(rank).get("step", 0), default=self._rank)
+        if self.report(behind).get("step", 0) > oldest.number:
+            behind = self._rank
+        summary = (
+            f"holds up step {oldest.number} of {oldest.name}, which {self._roster.names[self._rank]} has waited "
+            f"{now - oldest.start:.0f} s for"
+        )
+        everyone = [behind, *(rank for rank in range(len(self._roster.members)) if rank != behind)]
+        self._fail(Failure(behind, summary, self.whereabouts(everyone), self._rank))
+        return True
 
     def _fail(self, failure: Failure) -> None:
         if self.failure is None:

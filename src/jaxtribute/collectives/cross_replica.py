@@ -95,6 +95,8 @@ def reduce_many(values: Sequence[PerReplica], op: ReduceOp, summation: Summation
                 f"{[getattr(part, 'shape', part) for part in value.values]}. HINT: reduce to equal shapes first."
             )
     scalars = tuple(value.scalar for value in values)
+    if not isinstance(values[0].data, Tracer):
+        mesh.entering(f"all_reduce of {len(values)} values", lambda: _described(op, [value.data for value in values]))
     totals = _reduce_mapped([value.data for value in values], scalars, op, values[0].idle, summation, mesh)
     if not isinstance(totals[0], Tracer):
         mesh.throttle(totals)
@@ -210,10 +212,19 @@ class _Layout:
 
 def _call(kernel: Any, data: Any, *args: Any) -> Any:
     """Runs a jitted kernel; outside a trace, bounds what is in flight on the mesh (its last argument)."""
+    mesh: ReplicaMesh = args[-1]
+    if not isinstance(data, Tracer):
+        mesh.entering(kernel.__name__.strip("_"), lambda: _described(*args[:-1], [data]))
     result = kernel(data, *args)
     if not isinstance(result, Tracer):
-        args[-1].throttle(result)
+        mesh.throttle(result)
     return result
+
+
+def _described(*what: Any) -> list[str]:
+    """A reduction or gather in words, for workers to compare."""
+    arrays = [f"{array.dtype}{list(array.shape)}" for array in what[-1]]
+    return [*map(str, what[:-1]), *arrays]
 
 
 def _everywhere(array: Any, mesh: ReplicaMesh) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
+from jaxtribute.callers import caller
 from jaxtribute.errors import ContextError
 from jaxtribute.execution.workers import Signal, Workers
 
@@ -88,7 +88,7 @@ class Rendezvous:
           ContextError: another replica came to a different meeting, or ended without any.
         """
         replica = self._replicas[index]
-        replica.meeting, replica.payload, replica.place = meeting, payload, _caller()
+        replica.meeting, replica.payload, replica.place = meeting, payload, caller()
         replica.state = _State.PARKED
         self._merge = merge
         self._pass_on()
@@ -172,12 +172,3 @@ class Rendezvous:
             + "\n".join(lines)
             + "\nHINT: call collectives and merge_call on every replica, outside conditions that depend on the replica."
         )
-
-
-def _caller() -> str:
-    """File and line of the user's code that led here."""
-    for frame, line in traceback.walk_stack(None):
-        name = frame.f_globals.get("__name__", "")
-        if not name.startswith(("jaxtribute.", "jax.", "threading")):
-            return f"{frame.f_code.co_filename}:{line}"
-    return "an unknown place"

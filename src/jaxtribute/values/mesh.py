@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -59,6 +60,18 @@ class Peers(Protocol):
           what: names the call, the same in all processes.
           text: what this process tells the others.
         """
+        ...
+
+    def entering(self, name: str, collectives: Callable[[], Sequence[str]], /) -> None:
+        """Called before a program is handed to the devices of all processes."""
+        ...
+
+    def dispatched(self, result: Any, /) -> None:
+        """Called when it was handed over."""
+        ...
+
+    def waited(self, seconds: float, /) -> None:
+        """Called after a wait for the devices."""
         ...
 
 
@@ -173,7 +186,17 @@ class ReplicaMesh:
         pieces = {shard.device: shard.data for shard in array.addressable_shards}
         return [pieces[device] for device in self.local_devices]
 
+    def entering(self, name: str, collectives: Callable[[], Sequence[str]]) -> None:
+        """Tells the other workers' watchers what this one is about to run on all replicas, if there are any."""
+        if self.peers is not None:
+            self.peers.entering(name, collectives)
+
     def throttle(self, result: Any) -> None:
         """Waits for `result` at every 16th call, where unbounded dispatch could starve the device's threads."""
+        if self.peers is not None:
+            self.peers.dispatched(result)
         if self._bounded and not next(self._calls) % _STEPS_IN_FLIGHT:
+            start = time.monotonic()
             jax.block_until_ready(result)
+            if self.peers is not None:
+                self.peers.waited(time.monotonic() - start)

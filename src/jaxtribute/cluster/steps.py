@@ -1,0 +1,88 @@
+"""What this worker is doing: its steps in flight, and where its time goes."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxtribute.callers import located, main_thread
+
+_KEPT = 64
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A step that has been handed to the devices and may not have finished.
+
+    Attributes:
+      number: counts the steps of this worker, from 1.
+      name: what it is a step of.
+      start: when it was handed over, in seconds of `time.monotonic`.
+      result: an array that the step makes.
+    """
+
+    number: int
+    name: str
+    start: float
+    result: Any
+
+    def landed(self) -> bool:
+        """Whether the step has finished, or a later one that uses what it made stands for it."""
+        try:
+            return self.result.is_deleted() or self.result.is_ready()
+        except RuntimeError:
+            return True
+
+
+class StepLog:
+    """The steps of this worker. Written by the thread that trains, read by the one that watches."""
+
+    def __init__(self) -> None:
+        self._flights: deque[Flight] = deque(maxlen=_KEPT)
+        self.number = 0
+        self.name = "start"
+        self.input_s = 0.0
+        """Seconds spent waiting for input."""
+        self.waited_s = 0.0
+        """Seconds spent waiting for the devices, and so for other workers."""
+
+    def entering(self, name: str) -> None:
+        """A step begins to be handed over."""
+        self.number += 1
+        self.name = name
+
+    def dispatched(self, result: Any) -> None:
+        """The step was handed over."""
+        leaf = next((x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)), None)
+        if leaf is not None:
+            self._flights.append(Flight(self.number, self.name, time.monotonic(), leaf))
+
+    def oldest(self) -> Flight | None:
+        """The step that has been in flight for longest, if any is."""
+        while self._flights:
+            first = self._flights[0]
+            if not first.landed():
+                return first
+            self._flights.popleft()
+        return None
+
+    def report(self) -> dict[str, Any]:
+        """What the other workers are told with each sign of life."""
+        return {
+            "step": self.number,
+            "name": self.name,
+            "where": located(main_thread()),
+            "input_s": round(self.input_s, 3),
+            "waited_s": round(self.waited_s, 3),
+        }
+
+
+def described(report: dict[str, Any]) -> str:
+    """A worker's report in words."""
+    if not report:
+        return "nothing is known of it"
+    return f"last seen in step {report['step']} of {report['name']}, at {report['where']}"
