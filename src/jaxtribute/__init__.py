@@ -2,6 +2,7 @@
 
 from importlib import import_module as _import_module
 from importlib.metadata import version as _version
+from os import environ as _environ
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
@@ -53,6 +54,8 @@ _default.install()
 _keras.install()
 # Before user code can start a backend; this starts none.
 config.apply_environment()
+if "JAXTRIBUTE_FAULTS" in _environ:
+    _import_module(f"{__name__}.testing.faults").apply_environment()
 
 _LAZY = {
     "AutoShardPolicy": "input",

@@ -1,0 +1,105 @@
+"""A step that computes the same everywhere passes; what depends on the strategy is shown."""
+
+from collections.abc import Generator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
+from jaxtribute.testing import assert_strategy_invariant
+
+ROWS = np.arange(10, dtype=np.float32)
+
+
+def training(strategy: jd.Strategy) -> Generator[Any]:
+    """Three steps over batches of 4, 4 and 2 rows."""
+    with strategy.scope():
+        weight = jd.Variable(1.0, name="weight", aggregation=jd.VariableAggregation.SUM)
+
+    def replica(rows: Any) -> Any:
+        weight.assign_sub(0.01 * rows.sum())
+        return rows * weight.read_value()
+
+    @jd.function
+    def step(batch: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica, args=(batch,)), axis=0)
+
+    dataset = strategy.experimental_make_numpy_dataset(ROWS).batch(4)
+    for batch in strategy.experimental_distribute_dataset(dataset):
+        yield {"total": step(batch), "weight": weight}
+
+
+def replicas(strategy: jd.Strategy) -> dict[str, Any]:
+    return {"same": 1.0, "replicas": jnp.float32(strategy.num_replicas_in_sync)}
+
+
+def test_a_program_that_is_invariant() -> None:
+    assert_strategy_invariant(training, devices=(1, 2, 3, 100))
+
+
+def test_a_program_that_is_invariant_over_processes() -> None:
+    one = {"OneDeviceStrategy": lambda: jd.OneDeviceStrategy("CPU:0")}
+    assert_strategy_invariant(training, strategies=one, workers=[(2, 1)])
+
+
+def test_the_first_difference_is_shown() -> None:
+    words = (
+        r"\['replicas'\] in the result depends on the strategy: 2.0 with MirroredStrategy, 2 device\(s\), 1.0 with One"
+    )
+    with pytest.raises(AssertionError, match=words):
+        assert_strategy_invariant(replicas, devices=(1, 2))
+
+
+def test_the_step_and_the_element_are_shown() -> None:
+    def program(strategy: jd.Strategy) -> Generator[Any]:
+        yield np.zeros((2, 2))
+        yield np.array([[0.0, 1.0], [strategy.num_replicas_in_sync, 3.0]])
+
+    with pytest.raises(AssertionError) as caught:
+        assert_strategy_invariant(program, devices=(2,))
+    assert str(caught.value) == (
+        "the value at step 2 of 2 depends on the strategy: 2.0 with MirroredStrategy, 2 device(s), "
+        "1.0 with OneDeviceStrategy at [1, 0], the first of 1 of 4 elements that differ:\n"
+        "[[0.0, 1.0], [2.0, 3.0]]\n[[0.0, 1.0], [1.0, 3.0]]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (lambda s: np.zeros(s.num_replicas_in_sync), r"float64\[2\] with .*, float64\[1\] with One"),
+        (lambda s: dict.fromkeys(range(s.num_replicas_in_sync), 0), r"gives \['\[0\]', '\[1\]'\], and"),
+        (lambda s: (0 for _ in range(s.num_replicas_in_sync)), "takes 2 steps, OneDeviceStrategy 1"),
+    ],
+)
+def test_other_differences(program: Any, words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        assert_strategy_invariant(program, devices=(2,))
+
+
+def test_small_floating_point_types_and_tolerances() -> None:
+    def program(strategy: jd.Strategy) -> Any:
+        return jnp.bfloat16(1 + strategy.num_replicas_in_sync / 64)
+
+    assert_strategy_invariant(program, devices=(2,), rtol=0.1)
+    with pytest.raises(AssertionError, match="with OneDeviceStrategy"):
+        assert_strategy_invariant(program, devices=(2,), rtol=1e-4)
+
+
+def test_values_of_replicas_cannot_be_compared() -> None:
+    def program(strategy: jd.Strategy) -> Any:
+        return {"x": strategy.run(lambda: jnp.zeros(2))}
+
+    with pytest.raises(ArgumentTypeError, match=r"\['x'\] has a part on each replica"):
+        assert_strategy_invariant(program, strategies={"a": lambda: jd.MirroredStrategy(["CPU:0", "CPU:1"])} | TWO)
+
+
+TWO = {"b": lambda: jd.MirroredStrategy(["CPU:0", "CPU:1"])}
+
+
+def test_there_must_be_something_to_compare() -> None:
+    with pytest.raises(ArgumentError, match="leaves nothing to compare"):
+        assert_strategy_invariant(replicas, devices=(99,))
