@@ -1,0 +1,75 @@
+"""Two machines in one: network namespaces that a virtual cable joins. It takes the rights of root."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+TIMEOUT_S = 10
+
+
+class NoRightsError(Exception):
+    """This process may not make network namespaces; the message says why."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A network namespace.
+
+    Attributes:
+        name: its name, and that of its end of the cable.
+        address: its IP address; nothing else reaches it.
+    """
+
+    name: str
+    address: str
+
+    def start(self, arguments: list[str], env: dict[str, str], output: IO[str]) -> "subprocess.Popen[str]":
+        """Starts Python in the namespace; what it prints, on stderr too, goes to `output`."""
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.name, sys.executable, "-X", "faulthandler", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | env,
+            text=True,
+            start_new_session=True,
+        )
+
+    def unplug(self) -> None:
+        """Takes the cable out: packets are lost, and nobody is told."""
+        _ip("-n", self.name, "link", "set", self.name, "down")
+
+
+@contextmanager
+def two_machines() -> Generator[tuple[Machine, Machine]]:
+    """Two machines that reach each other, and nothing else.
+
+    Raises:
+        NoRightsError: this process may not make them.
+    """
+    if not sys.platform.startswith("linux") or shutil.which("ip") is None:
+        raise NoRightsError("there is no `ip` command (iproute2) here")
+    number = os.getpid()
+    first = Machine(f"jda{number}", f"10.213.{number % 256}.1")
+    second = Machine(f"jdb{number}", f"10.213.{number % 256}.2")
+    with ExitStack() as made:
+        for machine in (first, second):
+            _ip("netns", "add", machine.name)
+            made.callback(_ip, "netns", "del", machine.name)  # and its cable
+        _ip("-n", first.name, "link", "add", first.name, "type", "veth", "peer", second.name, "netns", second.name)
+        for machine in (first, second):
+            _ip("-n", machine.name, "addr", "add", f"{machine.address}/24", "dev", machine.name)
+            _ip("-n", machine.name, "link", "set", machine.name, "up")
+            _ip("-n", machine.name, "link", "set", "lo", "up")
+        yield first, second
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if done.returncode:
+        raise NoRightsError(f"`ip {' '.join(arguments)}` failed: {done.stderr.strip()}")
