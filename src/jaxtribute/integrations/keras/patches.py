@@ -6,19 +6,26 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from keras.src import backend
 from keras.src.backend.config import is_nnx_enabled
 from keras.src.backend.jax import nn
-from keras.src import backend
 from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
+from keras.src.layers import BatchNormalization
 from keras.src.losses import loss
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+from keras.src.trainers.trainer import Trainer
 
 from jaxtribute import context as contexts
 from jaxtribute.errors import ConfigError
 from jaxtribute.integrations.keras import trainer
 from jaxtribute.integrations.keras.data import adapted
-from jaxtribute.integrations.keras.share import whole_batch_gradients, whole_batch_losses, whole_batch_moments
+from jaxtribute.integrations.keras.share import (
+    synchronizable,
+    whole_batch_gradients,
+    whole_batch_losses,
+    whole_batch_moments,
+)
 from jaxtribute.integrations.keras.variables import new_variable
 
 Method = Callable[..., Any]
@@ -44,16 +51,17 @@ def patch() -> None:
         )
     _replace(backend.Variable, "__new__", staticmethod(new_variable))
     _replace(JAXTrainer, "__init__", _remembering(JAXTrainer.__init__))
-    _replace(JAXTrainer, "compile", _in_scope(JAXTrainer.compile))
+    _replace(Trainer, "compile", _in_scope(Trainer.compile))  # where Keras looks whether a model has its own
     for name in _IN_SCOPE:
         _replace(JAXTrainer, name, _in_scope(getattr(JAXTrainer, name)))
     for name, make in _MAKERS.items():
         _replace(JAXTrainer, f"make_{name}", _making(getattr(JAXTrainer, f"make_{name}"), name, make))
-    _replace(JAXTrainer, "_get_jax_state", _stateless(JAXTrainer._get_jax_state))
+    _replace(JAXTrainer, "_get_jax_state", _stateless(JAXTrainer._get_jax_state))  # pyright: ignore[reportPrivateUsage]
     _replace(JAXEpochIterator, "__init__", _adapting(JAXEpochIterator.__init__))
-    _replace(JAXEpochIterator, "_get_iterator", _on_host(JAXEpochIterator._get_iterator))
+    _replace(JAXEpochIterator, "_get_iterator", _on_host(JAXEpochIterator._get_iterator))  # pyright: ignore[reportPrivateUsage]
     _replace(loss, "reduce_weighted_values", whole_batch_losses(loss.reduce_weighted_values))
     _replace(nn, "moments", whole_batch_moments(nn.moments))
+    _replace(BatchNormalization, "__init__", synchronizable(BatchNormalization.__init__))
     for optimizer in (BaseOptimizer, LossScaleOptimizer):
         _replace(optimizer, "stateless_apply", whole_batch_gradients(optimizer.stateless_apply))
 
@@ -133,4 +141,3 @@ def _on_host(original: Method) -> Method:
         return self.data_adapter.get_jax_iterator()
 
     return method
-

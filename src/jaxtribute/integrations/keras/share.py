@@ -7,6 +7,7 @@ examples (a sum, a mean over weights or over what a mask leaves) is scaled here 
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -14,8 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
+from jaxtribute import context as contexts
 from jaxtribute.execution.replica_context import ReplicaContext
 from jaxtribute.values.enums import ReduceOp
 
@@ -47,8 +50,10 @@ class Share:
         return self.context.num_replicas_in_sync == 1
 
     def sum(self, values: Any) -> Any:
-        """A nest of arrays, added up over the replicas."""
-        return values if self.alone else self.context.all_reduce(ReduceOp.SUM, values)
+        """A nest of arrays, added up over the replicas; one without examples adds nothing."""
+        if self.alone:
+            return values
+        return self.context.all_reduce(ReduceOp.SUM, values if self.rows else jax.tree.map(jnp.zeros_like, values))
 
 
 class _Current(threading.local):
@@ -88,7 +93,7 @@ def whole_batch_losses(original: Callable[..., Any]) -> Callable[..., Any]:
         if share is None or share.alone or not share.total or jnp.ndim(values) == 0:
             return loss
         if reduction == "sum":
-            return loss / share.weight if share.rows else loss
+            return loss / (share.weight or 1.0)
         if reduction == "mean_with_sample_weight" and (mask is not None or sample_weight is not None):
             divisor = original(jnp.ones_like(values), sample_weight=sample_weight, mask=mask, reduction="sum")
         elif reduction in ("sum_over_batch_size", "mean") and mask is not None:
@@ -120,6 +125,18 @@ def whole_batch_moments(original: Callable[..., Any]) -> Callable[..., Any]:
         return mean.astype(x.dtype), variance.astype(x.dtype)
 
     return moments
+
+
+def synchronizable(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`BatchNormalization.__init__`, which takes `synchronized=True` in a strategy's scope."""
+
+    def init(self: Any, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
+        scoped = not contexts.current().strategy.is_default
+        original(self, *args, synchronized=synchronized and not scoped, **kwargs)
+        self.synchronized = synchronized
+
+    init.__signature__ = inspect.signature(original)  # pyright: ignore[reportFunctionMemberAccess] (Keras reads it)
+    return init
 
 
 def whole_batch_gradients(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -60,7 +60,7 @@ def train_step(model: Any, lists: Lists) -> Step:
     own = type(model).train_step is not JAXTrainer.train_step
 
     def step(batch: Any, total: int) -> tuple[list[Any], Logs]:
-        share = _share(batch, total)
+        share, batch = _share(batch, total)
         before = [_values(part) for part in (lists.trainable, lists.layers, lists.optimizer, lists.metrics)]
         trainable, layers, optimizer, metrics = before
         start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
@@ -84,7 +84,7 @@ def test_step(model: Any, lists: Lists) -> Step:
     """A replica's evaluation step."""
 
     def step(batch: Any, total: int) -> tuple[list[Any], Logs]:
-        share = _share(batch, total)
+        share, batch = _share(batch, total)
         trainable, layers, metrics = map(_values, (lists.trainable, lists.layers, lists.metrics))
         start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
         with entered(share):
@@ -101,20 +101,26 @@ def predict_step(model: Any, lists: Lists) -> Step:
     """A replica's prediction; it changes nothing."""
 
     def step(batch: Any, total: int) -> tuple[list[Any], Any]:
-        share = _share(batch, total)
+        share, batch = _share(batch, total)
         trainable, layers = map(_values, (lists.trainable, lists.layers))
         with entered(share):
             outputs, _ = model.predict_step((trainable, start_of_layers(lists.layers, layers, share)), batch)
+        if not share.rows:
+            outputs = jax.tree.map(lambda leaf: leaf[:0], outputs)
         return [None for _ in lists.all], outputs
 
     return step
 
 
-def _share(batch: Any, total: int) -> Share:
+def _share(batch: Any, total: int) -> tuple[Share, Any]:
+    """The replica's share, and its batch: made-up examples if it has none, which go into nothing that is reduced."""
     context = contexts.current().replica
     if context is None:
         raise ContextError("a Keras step runs in a replica context only. HINT: call model.fit, which enters one.")
-    return Share(context, rows_of(batch), total)
+    share = Share(context, rows_of(batch), total)
+    if not share.rows:
+        batch = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), batch)
+    return share, batch
 
 
 def _values(variables: Sequence[Any]) -> State:

@@ -38,11 +38,10 @@ def remember(model: Any, strategy: Strategy) -> None:
 def strategy_of(model: Any) -> Strategy | None:
     """The strategy in whose scope a model was made or compiled, or its variables were; None for plain Keras."""
     found = model.__dict__.get(_ATTRIBUTE)
-    if found is None and getattr(model, "compiled", False):
-        tracker = next(iter(model._loss_tracker.variables), None)
-        found = getattr(tracker, "_strategy", None)
+    if found is None and getattr(model, "_loss_tracker", None) is not None:
+        found = getattr(model._loss_tracker.variables[0], "strategy", None)
     if found is None and getattr(model, "built", False):
-        found = next((v._strategy for v in model.variables if isinstance(v, StrategyVariable)), None)
+        found = next((v.strategy for v in model.weights if isinstance(v, StrategyVariable)), None)
     if found is not None:
         remember(model, found)
     return found
@@ -76,14 +75,16 @@ def _step(model: Any, strategy: Strategy, make: Callable[[Any, Lists], Step]) ->
     replica = make(model, lists)
     place = Placer(strategy)
 
+    compiled = model.jit_compile and not model.run_eagerly
+
     def step(batch: Any, total: Total) -> Any:
         values, result = strategy.run(replica, (batch, total.rows))
         for variable, value in zip(lists.all, values, strict=True):
             if value is not None:
-                variable.stored.assign(value)
+                variable.stored.assign(value if compiled else strategy.experimental_local_results(value)[0])
         return jax.tree.map(_array, result, is_leaf=_is_distributed)
 
-    run = function(step) if model.jit_compile and not model.run_eagerly else step
+    run = function(step) if compiled else step
 
     def on_batch(batch: Any) -> Any:
         placed, rows = place(batch)

@@ -29,7 +29,7 @@ class StrategyVariable(backend.Variable):
     array lies and which replica asks.
     """
 
-    _strategy: Strategy
+    strategy: Strategy
     _stored: Variable | None = None
 
     @property
@@ -60,7 +60,7 @@ class StrategyVariable(backend.Variable):
         if how is VariableAggregation.MEAN and not jnp.issubdtype(value.dtype, jnp.inexact):
             how = VariableAggregation.NONE
         frame = contexts.current().frame
-        with contexts.entered(Context(self._strategy, None, frame)):
+        with contexts.entered(Context(self.strategy, None, frame)):
             return Variable(value, trainable=self.trainable, name=self.path, aggregation=how)
 
 
@@ -70,7 +70,7 @@ def new_variable(cls: type[Any], *_: Any, **__: Any) -> Any:
     if cls is not backend.Variable or strategy.is_default:
         return object.__new__(cls)
     variable = object.__new__(StrategyVariable)
-    variable._strategy = strategy
+    variable.strategy = strategy
     return variable
 
 
@@ -80,5 +80,5 @@ def adopt(variable: Any, strategy: Strategy) -> None:
         return
     value = variable.__dict__.pop("_value")
     variable.__class__ = StrategyVariable
-    variable._strategy = strategy
+    variable.strategy = strategy
     cast("StrategyVariable", variable)._value = value  # pyright: ignore[reportPrivateUsage]
