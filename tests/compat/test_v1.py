@@ -42,6 +42,7 @@ class TestStrategies:
             lambda: v1.MirroredStrategy(["CPU:0", "CPU:1"]),
             lambda: v1.OneDeviceStrategy("/cpu:1"),
             lambda: v1.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0"),
+            lambda: v1.experimental.MultiWorkerMirroredStrategy(),
         ],
     )
     def test_are_both_of_version_1_and_of_this_library(self, make: Callable[[], v1.Strategy]) -> None:
@@ -49,6 +50,14 @@ class TestStrategies:
         assert isinstance(strategy, v1.Strategy)
         assert isinstance(strategy, jd.Strategy)
         assert strategy.extended.strategy is strategy
+
+    def test_steps_per_run_is_what_was_given(self) -> None:
+        with jd.config.alias_devices({"TPU:0": "CPU:2", "TPU:1": "CPU:3"}):
+            assert v1.experimental.TPUStrategy().steps_per_run == 1
+            strategy = v1.experimental.TPUStrategy(steps_per_run=20, device_assignment=["TPU:1"])
+            assert isinstance(strategy, (v1.Strategy, jd.experimental.TPUStrategy))
+            assert strategy.steps_per_run == 20
+            assert strategy.extended.worker_devices == ("/job:localhost/replica:0/task:0/device:TPU:1",)
 
     def test_reduce_needs_no_axis(self, strategy: v1.MirroredStrategy) -> None:
         value = strategy.run(lambda: jnp.ones(3))
@@ -68,8 +77,6 @@ class TestStrategies:
     def test_names_that_will_come_say_so(self) -> None:
         with pytest.raises(AttributeError, match="planned"):
             _ = v1.experimental.ParameterServerStrategy
-        with pytest.raises(AttributeError, match="planned"):
-            _ = v1.experimental.TPUStrategy
 
     def test_a_name_that_tensorflow_has_not_either_is_told_without_a_reason(self) -> None:
         with pytest.raises(AttributeError, match="has no 'nonsense'"):

@@ -170,7 +170,6 @@ class TestNamespace:
             (tf, "keras", "Keras 3"),
             (tf, "nonsense", "migration.md"),
             (tf.data, "nonsense", "migration.md"),
-            (tf.distribute, "Server", "planned"),
             (tf.distribute, "nonsense", "migration.md"),
             (tf.compat.v1, "Session", "no sessions"),
         ],

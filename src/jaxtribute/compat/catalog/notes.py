@@ -17,6 +17,8 @@ REMARKS: dict[str, str] = {
     "InputOptions": "It has `auto_shard_policy`, which TensorFlow keeps in the dataset's options.",
     "KubernetesClusterResolver": "A task is at its pod's address, as TensorFlow's documents say; its code takes the "
     "node's. `namespace`, `num_tasks` and `timeout_s` are new.",
+    "MultiWorkerMirroredStrategy": "One process is one worker, and joins the others when it makes the strategy; all "
+    "workers have the same number of devices. A worker that fails ends the others, with its error.",
     "NcclAllReduce": "A hint: XLA uses NCCL on GPUs by itself. It works on CPUs as well.",
     "RunOptions": "Accepted; JAX needs none of them.",
     "Server": "Chief and workers start or join the coordination service. There are no sessions. `join` returns once "
@@ -24,6 +26,8 @@ REMARKS: dict[str, str] = {
     "SlurmClusterResolver": "Ranks belong to nodes in Slurm's own order, and GPUs are shared out of those that Slurm "
     "allows. Half-set variables are an error.",
     "TFConfigClusterResolver": "What is wrong with `TF_CONFIG` is a `ClusterSpecError` that quotes it.",
+    "TPUStrategy": "A replica has one device. It has been tested with CPU devices standing in, not on a TPU.",
+    "TPUStrategy.steps_per_run": "Kept for the program to read.",
     "TPUClusterResolver": "JAX runs the program on every host of the TPU: each is its own task.",
     "TPUClusterResolver.connect": "Makes a resolver; `TPUStrategy` connects.",
     "TPUClusterResolver.set_tpu_topology": "Kept; JAX's devices know their places.",
@@ -44,18 +48,13 @@ REMARKS: dict[str, str] = {
 }
 """What is worth knowing of names that mean the same, by their last parts."""
 
-_WORKERS = "planned: training on many machines comes with a later release"
 _SERVERS = "planned: parameter servers and the coordinator come with a later release"
-_TPU = "planned: TPU strategies come with a later release"
 _PREEMPTION = "planned: checkpoints at preemption come with a later release"
 
 ABSENT: dict[str, str] = {
-    "MultiWorkerMirroredStrategy": _WORKERS,
     "ParameterServerStrategy": _SERVERS,
     "coordinator": _SERVERS,
-    "partitioners": _SERVERS,
     "rpc": _SERVERS,
-    "TPUStrategy": _TPU,
     "PreemptionCheckpointHandler": _PREEMPTION,
     "PreemptionWatcher": _PREEMPTION,
     "TerminationConfig": _PREEMPTION,

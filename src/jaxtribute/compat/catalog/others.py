@@ -22,8 +22,6 @@ ABSENT: dict[str, str] = {
     "tf.compat.v1.placeholder": "there are no graphs and no sessions: pass arguments to a function",
     "tf.compat.v1.global_variables_initializer": "variables are initialized where they are made: leave it out",
     "tf.compat.v1.train": "`jd.Optimizer(optax.sgd(0.1), variables)` takes the place of optimizers",
-    "tf.train.Checkpoint": "planned: Orbax saves pytrees today; `jd` checkpoints come with a later release",
-    "tf.train.CheckpointManager": "planned: Orbax's `CheckpointManager` does this today",
     "tf.train.Example": "read records with a library of their own, or store arrays with ArrayRecord and Grain",
     "tf.io": "read files with Python, and examples with a library of their own",
     "tf.image": "use a library of images, such as Pillow, or `jax.image`",
@@ -33,11 +31,10 @@ ABSENT: dict[str, str] = {
     "tf.numpy_function": "datasets' functions are Python already; in compiled functions use `jax.pure_callback`",
     "tf.random.Generator": "use `jax.random` with keys",
     "tf.debugging": "use Python's `assert`, or `jax.experimental.checkify` in compiled functions",
-    "tf.tpu": "planned: TPU strategies come with a later release",
+    "tf.tpu.XLAOptions": "JAX needs none",
     "tf.config.set_visible_devices": "set CUDA_VISIBLE_DEVICES, or name the devices of the strategy",
     "tf.config.experimental.ClusterDeviceFilters": "`jd.ClusterDeviceFilters`, which filters nothing: a process of JAX "
     "computes on its own devices",
-    "tf.config.experimental_connect_to_cluster": "strategies join their cluster by themselves: leave it out",
     "tf.config.experimental": "memory is set by XLA_PYTHON_CLIENT_PREALLOCATE and XLA_PYTHON_CLIENT_MEM_FRACTION",
     "tf.config.run_functions_eagerly": "use `jax.disable_jit()`",
 }
@@ -64,6 +61,13 @@ REMARKS: dict[str, str] = {
     "tf.data.Dataset.from_generator": "an iterator's position is restored by reading from the start",
     "tf.data.Dataset.with_options": "only the auto-shard policy has a meaning",
     "tf.data.Dataset.cache": "in memory only",
+    "tf.config.experimental_connect_to_cluster": "does nothing: strategies join their cluster by themselves",
+    "tf.io.gfile": "files of this machine",
+    "tf.tpu.experimental.initialize_tpu_system": "does nothing: JAX initializes TPUs by itself",
+    "tf.train.Checkpoint": "saved by Orbax, in a format of this library's; TensorFlow's checkpoints cannot be read. "
+    "Variables that are made after restore() keep their initial values. All workers write one checkpoint, where the "
+    "first one says",
+    "tf.train.CheckpointManager": "in the background, with jd.CheckpointManager; this one waits for each save",
     "tf.train.ClusterSpec": "two tasks at one address are an error",
     "tf.train.ClusterDef": "a dataclass, as are JobDef and ServerDef; there are no protocol buffers",
     "tf.shape": "known while a function is traced, as a NumPy array; an axis is never unknown",

@@ -19,6 +19,7 @@ from jaxtribute.compat.tf import math as math
 from jaxtribute.compat.tf import nest as nest
 from jaxtribute.compat.tf import nn as nn
 from jaxtribute.compat.tf import random as random
+from jaxtribute.compat.tf import tpu as tpu
 from jaxtribute.compat.tf import train as train
 from jaxtribute.compat.tf.dtypes import DType as DType
 from jaxtribute.compat.tf.dtypes import as_dtype as as_dtype
@@ -96,6 +97,7 @@ from jaxtribute.compat.tf.math import subtract as subtract
 from jaxtribute.compat.tf.math import tanh as tanh
 from jaxtribute.compat.tf.math import tensordot as tensordot
 from jaxtribute.compat.tf.modules import Module as Module
+from jaxtribute.compat.tf.specs import TensorShape as TensorShape
 from jaxtribute.compat.tf.specs import TensorSpec as TensorSpec
 from jaxtribute.compat.tf.tensors import Tensor as Tensor
 from jaxtribute.compat.tf.tensors import cast as cast

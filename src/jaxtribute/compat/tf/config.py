@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
 from jaxtribute import config
+from jaxtribute.compat.absent import explain_absent
 from jaxtribute.devices import DeviceSpec, available_devices
 from jaxtribute.errors import ArgumentError
 
@@ -73,3 +75,15 @@ def set_logical_device_configuration(
     if device.device_type != "CPU":
         raise ArgumentError(f"{device} cannot be split. HINT: JAX splits only the CPU into logical devices.")
     config.set_logical_cpu_devices(len(logical_devices))
+
+
+def experimental_connect_to_cluster(cluster_spec_or_resolver: Any, *args: Any, **kwargs: Any) -> None:
+    """Does nothing: the strategies join their cluster by themselves. TensorFlow's further arguments are accepted.
+
+    Source: `tf.config.experimental_connect_to_cluster`.
+    """
+    del cluster_spec_or_resolver, args, kwargs
+
+
+def __getattr__(name: str) -> Any:
+    raise explain_absent(__name__, "tf.config", name)

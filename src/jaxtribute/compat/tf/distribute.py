@@ -7,6 +7,7 @@ from jaxtribute import CrossDeviceOps as CrossDeviceOps
 from jaxtribute import DistributedValues as DistributedValues
 from jaxtribute import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
 from jaxtribute import MirroredStrategy as MirroredStrategy
+from jaxtribute import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from jaxtribute import NcclAllReduce as NcclAllReduce
 from jaxtribute import OneDeviceStrategy as OneDeviceStrategy
 from jaxtribute import ReduceOp as ReduceOp
@@ -15,6 +16,7 @@ from jaxtribute import ReplicaContext as ReplicaContext
 from jaxtribute import RunOptions as RunOptions
 from jaxtribute import Strategy as Strategy
 from jaxtribute import StrategyExtended as StrategyExtended
+from jaxtribute import TPUStrategy as TPUStrategy
 from jaxtribute import experimental as experimental
 from jaxtribute import experimental_set_strategy as experimental_set_strategy
 from jaxtribute import get_replica_context as get_replica_context

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxtribute.compat.absent import explain_absent
+from jaxtribute.compat.tf import gfile as gfile
 
 
 def decode_raw(input_bytes: Any, out_type: Any, little_endian: bool = True, name: str | None = None) -> Any:

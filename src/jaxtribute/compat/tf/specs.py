@@ -1,13 +1,46 @@
-"""`TensorSpec`: what an array looks like, for signatures and datasets."""
+"""`TensorSpec` and `TensorShape`: what an array looks like, for signatures and datasets."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from jaxtribute.compat.tf.dtypes import as_dtype
+
+
+class TensorShape(tuple[int | None, ...]):
+    """The lengths of an array's axes; None for any.
+
+    Args:
+      dims: the lengths.
+
+    Source: `tf.TensorShape`, of which the number of axes must be known here.
+    """
+
+    @property
+    def rank(self) -> int:
+        """The number of axes."""
+        return len(self)
+
+    ndims = rank
+
+    def as_list(self) -> list[int | None]:
+        """Returns the lengths. Source: `tf.TensorShape.as_list`."""
+        return list(self)
+
+    def num_elements(self) -> int | None:
+        """Returns the number of elements, or None if it is not known. Source: `tf.TensorShape.num_elements`."""
+        return None if None in self else math.prod(length or 0 for length in self)
+
+    def is_fully_defined(self) -> bool:
+        """Returns whether all lengths are known. Source: `tf.TensorShape.is_fully_defined`."""
+        return None not in self
+
+    def __repr__(self) -> str:
+        return f"TensorShape({list(self)})"
 
 
 @dataclass(frozen=True, init=False)

@@ -1,6 +1,7 @@
-"""`tf.train`: clusters. Optimizers and checkpoints have other names here."""
+"""`tf.train`: clusters and checkpoints. Optimizers have another name here."""
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from jaxtribute.cluster.server import ServerDef as ServerDef
 from jaxtribute.cluster.spec import ClusterDef as ClusterDef
@@ -8,6 +9,17 @@ from jaxtribute.cluster.spec import ClusterSpec as ClusterSpec
 from jaxtribute.cluster.spec import JobDef as JobDef
 from jaxtribute.compat.absent import explain_absent
 
+if TYPE_CHECKING:
+    from jaxtribute.compat.tf.checkpoints import Checkpoint as Checkpoint
+    from jaxtribute.compat.tf.checkpoints import CheckpointManager as CheckpointManager
+    from jaxtribute.compat.tf.checkpoints import CheckpointOptions as CheckpointOptions
+    from jaxtribute.compat.tf.checkpoints import latest_checkpoint as latest_checkpoint
+
+_CHECKPOINTS = {"Checkpoint", "CheckpointManager", "CheckpointOptions", "latest_checkpoint"}
+"""Names of a module that loads Orbax."""
+
 
 def __getattr__(name: str) -> Any:
+    if name in _CHECKPOINTS:
+        return getattr(import_module("jaxtribute.compat.tf.checkpoints"), name)
     raise explain_absent(__name__, "tf.train", name)

@@ -105,6 +105,15 @@ class Variable(JdVariable):
         """Returns the value as the current context sees it. Source: `tf.Variable.value`."""
         return self.read_value()
 
+    @property
+    def handle(self) -> Variable:
+        """The variable itself, which needs no handle. Source: `tf.Variable.handle`."""
+        return self
+
+    @property
+    def initializer(self) -> None:
+        """Nothing: a variable is initialized where it is made. Source: `tf.Variable.initializer`."""
+
 
 def _value(initial_value: Any, dtype: Any) -> Any:
     if callable(initial_value) and not isinstance(initial_value, ArrayOperators):

@@ -1,0 +1,121 @@
+"""`tf.train.Checkpoint` and what belongs to it: this library's, with TensorFlow's arguments and defaults."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jaxtribute import checkpoint as checkpoints
+from jaxtribute.checkpoint import committing
+from jaxtribute.checkpoint.checkpoint import RestoreStatus
+from jaxtribute.checkpoint.description import FILE, Description
+
+_TIMEOUT_S = 600.0
+
+
+def latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -> str | None:
+    """Returns the complete checkpoint of a folder that was saved last, or None where there is none.
+
+    Args:
+      checkpoint_dir: the folder.
+      latest_filename: accepted for compatibility: no file keeps a list.
+
+    Source: `tf.train.latest_checkpoint`.
+    """
+    del latest_filename
+    folder = Path(checkpoint_dir).expanduser().absolute()
+    found = [path.parent for path in folder.glob(f"*/{FILE}") if re.search(r"-\d+$", path.parent.name)]
+    return str(max(found, key=lambda path: Description.read(path).written_at)) if found else None
+
+
+class CheckpointOptions:
+    """Accepted, and without effect. Source: `tf.train.CheckpointOptions`."""
+
+    def __init__(self, **options: Any) -> None:
+        vars(self).update(options)
+
+
+class Checkpoint(checkpoints.Checkpoint):
+    """As `jd.Checkpoint`; it saves before it returns, and restores what checkpoint and program both have.
+
+    Variables that are made after a restore keep their initial values. In a cluster all workers write one checkpoint,
+    where the first worker says.
+
+    Args:
+      root: something to keep by the name `root`.
+      **kwargs: as for `jd.Checkpoint`.
+
+    Source: `tf.train.Checkpoint`.
+    """
+
+    def __init__(self, root: Any = None, **kwargs: Any) -> None:
+        super().__init__(**({} if root is None else {"root": root}), **kwargs)
+
+    def save(self, file_prefix: Any, options: Any = None, *, block: bool = True, timeout_s: float = _TIMEOUT_S) -> str:
+        """As `jd.Checkpoint.save`. Source: `tf.train.Checkpoint.save`."""
+        del options
+        return super().save(file_prefix, block=block, timeout_s=timeout_s)
+
+    def write(
+        self,
+        path: Any,
+        options: Any = None,
+        *,
+        block: bool = True,
+        timeout_s: float = _TIMEOUT_S,
+        committed: Callable[[], None] = lambda: None,
+    ) -> str:
+        """As `jd.Checkpoint.write`. Source: `tf.train.Checkpoint.write`."""
+        del options
+        cluster = committing.cluster()
+        if cluster is not None:
+            path = cluster.exchange("checkpoint path", str(Path(path).expanduser().absolute()))[0]
+        return super().write(path, block=block, timeout_s=timeout_s, committed=committed)
+
+    def restore(self, save_path: Any, options: Any = None, *, strict: bool = False) -> RestoreStatus:
+        """As `jd.Checkpoint.restore`. Source: `tf.train.Checkpoint.restore`."""
+        del options
+        return super().restore(save_path, strict=strict)
+
+    def read(self, save_path: Any, options: Any = None, *, strict: bool = False) -> RestoreStatus:
+        """As `jd.Checkpoint.read`. Source: `tf.train.Checkpoint.read`."""
+        del options
+        return super().read(save_path, strict=strict)
+
+
+class CheckpointManager(checkpoints.CheckpointManager):
+    """As `jd.CheckpointManager`; it saves before it returns. Source: `tf.train.CheckpointManager`."""
+
+    def __init__(
+        self,
+        checkpoint: checkpoints.Checkpoint,
+        directory: Any,
+        max_to_keep: int | None,
+        keep_checkpoint_every_n_hours: float | None = None,
+        checkpoint_name: str = "ckpt",
+        step_counter: Any = None,
+        checkpoint_interval: int | None = None,
+        init_fn: Callable[[], Any] | None = None,
+        *,
+        block: bool = True,
+        timeout_s: float = _TIMEOUT_S,
+    ) -> None:
+        super().__init__(
+            checkpoint,
+            directory,
+            max_to_keep,
+            keep_checkpoint_every_n_hours,
+            checkpoint_name,
+            step_counter,
+            checkpoint_interval,
+            init_fn,
+            block=block,
+            timeout_s=timeout_s,
+        )
+
+    def save(self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None) -> str | None:
+        """As `jd.CheckpointManager.save`. Source: `tf.train.CheckpointManager.save`."""
+        del options
+        return super().save(checkpoint_number, check_interval)
