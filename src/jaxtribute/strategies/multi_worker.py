@@ -14,7 +14,7 @@ from jaxtribute.collectives.options import CommunicationOptions
 from jaxtribute.collectives.summation import AutoSum, Summation
 from jaxtribute.config import prepare_cpu_backend
 from jaxtribute.devices import default_devices
-from jaxtribute.errors import ArgumentTypeError, ClusterError, ClusterSpecError
+from jaxtribute.errors import ArgumentTypeError, ClusterError
 from jaxtribute.strategies.base import Strategy
 from jaxtribute.strategies.extended import StrategyExtended
 from jaxtribute.values.mesh import ReplicaMesh
@@ -127,12 +127,7 @@ def join(resolver: ClusterResolver, timeout_s: float | None) -> Cluster | None:
     spec = resolver.cluster_spec()
     if not spec.jobs:
         return None
-    task_type, task_id = resolver.task_type, resolver.task_id
-    if task_type is None or task_id is None:
-        raise ClusterSpecError(
-            f"{type(resolver).__name__} describes the cluster {spec.as_dict()} and does not say which of its tasks "
-            f"this process is: task_type={task_type!r}, task_id={task_id!r}. HINT: set both."
-        )
+    task_type, task_id = resolver.own_task()
     cluster = runtime.connect(spec, task_type, task_id, **({} if timeout_s is None else {"timeout_s": timeout_s}))
     if timeout_s is not None:
         cluster.timeout_s = timeout_s

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+import jaxtribute as jd
 from jaxtribute.cluster_resolver import TFConfigClusterResolver
 from jaxtribute.errors import ClusterSpecError
 
@@ -76,6 +77,11 @@ def test_an_evaluator_is_outside_the_cluster() -> None:
 def test_what_is_wrong_is_quoted_with_what_is_expected(config: Any, says: str) -> None:
     with pytest.raises(ClusterSpecError, match=says):
         resolver(config).own_task()
+
+
+def test_a_strategy_says_the_same() -> None:
+    with pytest.raises(ClusterSpecError, match=r"TF_CONFIG is .*: it does not say which task this process is"):
+        jd.MultiWorkerMirroredStrategy(resolver({"cluster": TWO}))
 
 
 def test_a_master_of_a_cluster_needs_the_task() -> None:
