@@ -82,7 +82,7 @@ def inlined(closed: jex.ClosedJaxpr, replicas: int) -> jex.ClosedJaxpr:
                 opened = inner if isinstance(inner, jex.ClosedJaxpr) else jex.ClosedJaxpr(inner, ())
                 results = evaluate(opened.jaxpr, opened.consts, arguments)
             else:
-                if eqn.primitive.name not in COLLECTIVES and makes_collectives(eqn):
+                if not _is_cut(eqn) and makes_collectives(eqn):
                     raise InnerCollective(f"a collective inside {eqn.primitive.name}")
                 bound = eqn.primitive.bind(*arguments, **eqn.primitive.get_bind_params(eqn.params))
                 results = bound if eqn.primitive.multiple_results else [bound]
@@ -106,6 +106,11 @@ def makes_collectives(eqn: jex.JaxprEqn) -> bool:
     )
 
 
+def _is_cut(eqn: jex.JaxprEqn) -> bool:
+    """Whether classes meet at an equation: a collective, or a condition on which all make the same ones."""
+    return eqn.primitive.name in COLLECTIVES or (eqn.primitive.name == "cond" and makes_collectives(eqn))
+
+
 def prepare(classes: Sequence[ReplicaClass]) -> set[Number]:
     """Numbers the values of all classes and cuts their programs; returns the numbers that all have.
 
@@ -122,7 +127,12 @@ def prepare(classes: Sequence[ReplicaClass]) -> set[Number]:
             for a, b in zip(first.collectives, one.collectives, strict=True)
         )
         if not same:
+            if any(eqn.primitive.name == "cond" for eqn in (*first.collectives, *one.collectives)):
+                raise InnerCollective("a collective inside cond")
             raise NotSplittable("the classes of replicas make different collectives")
+        pairs = zip(first.collectives, one.collectives, strict=True)
+        if any(a.primitive.name == "cond" and first.number(a.invars[0]) != one.number(b.invars[0]) for a, b in pairs):
+            raise InnerCollective("a collective inside cond, on a condition that differs between replicas")
     for one in classes:
         _mark_live(one)
     return set[Number].intersection(*({*one.numbers.values(), *one.literals.values()} for one in classes))
@@ -136,7 +146,7 @@ def _number(one: ReplicaClass, index: int, numbering: Numbering) -> None:
         numbers[var] = numbering.of((source, index if source in one.shapes else None))
     segment: list[jex.JaxprEqn] = []
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in COLLECTIVES:
+        if _is_cut(eqn):
             key: Any = ("collective", len(one.collectives))
             one.collectives.append(eqn)
             one.segments.append(segment)

@@ -86,9 +86,13 @@ class Optimizer:
         self._mesh = self._strategy.extended.mesh
         self._slots: Slots
         self._sliced: frozenset[int]
+        self._accumulation: Accumulation | None = None
+        cycle = _checked_cycle(accumulate_steps, accumulate_op)
         self._elsewhere = self._strategy.extended.optimizer_elsewhere(transform, self._variables)
         if self._elsewhere is not None:
             self._slots, self._sliced = self._elsewhere.slots, frozenset()
+            self._state = self._slots.variables
+            _check_elsewhere(self._strategy, cycle, loss_scale)
             return
         stored = {i for i, variable in enumerate(self._variables) if isinstance(variable.policy, ShardedPolicy)}
         chosen = self._choose(shard_update)
@@ -101,10 +105,9 @@ class Optimizer:
             self._update = guarded_update(self._update, loss_scale)
             self._state = (*self._state, *loss_scale.variables)
         self._eager_update = jax.jit(self._update)
-        self._accumulation: Accumulation | None = None
-        if _checked_cycle(accumulate_steps, accumulate_op) > 1:
+        if cycle > 1:
             mean = ReduceOp.parse(accumulate_op) is ReduceOp.MEAN
-            self._accumulation = make_accumulation(self._strategy, self._variables, accumulate_steps, mean)
+            self._accumulation = make_accumulation(self._strategy, self._variables, cycle, mean)
 
     @property
     def variables(self) -> tuple[Variable, ...]:
@@ -148,6 +151,9 @@ class Optimizer:
         op = None if reduce_op is None else ReduceOp.parse(reduce_op)
         grads = self._ordered(grads_and_vars)
         context = self._context()
+        if self._elsewhere is not None:
+            self._elsewhere.apply(grads, context)
+            return
         replica = context.replica
         alone = self._mesh.size == 1 and (context.frame.traced or not context.frame.local)
         if replica is not None and not alone and not context.frame.traced:
@@ -317,13 +323,21 @@ def _checked_cycle(steps: Any, op: Any) -> int:
     return int(steps)
 
 
+def _check_elsewhere(strategy: Strategy, cycle: int, loss_scale: LossScale | None) -> None:
+    if cycle > 1 or loss_scale is not None:
+        raise ArgumentError(
+            f"{strategy!r} applies the gradients of each call where its variables are: accumulate_steps={cycle} and "
+            f"loss_scale={loss_scale!r} are not for it. HINT: leave them out."
+        )
+
+
 def _checked(grad: Any, variable: Variable) -> Any:
     if grad is None:
         raise ArgumentError(f"the gradient of {variable.name} is None. HINT: pass zeros, or leave the variable out.")
     grad = operand(grad)
     if isinstance(grad, IndexedSlices) and variable.policy.remote:
         return grad
-    shape = jax.numpy.shape(grad.values[0] if isinstance(grad, PerReplica) else grad)
+    shape = jnp.shape(cast("Any", grad.values[0] if isinstance(grad, PerReplica) else grad))
     if shape != variable.shape:
         raise ShapeError(
             f"the gradient of {variable.name} has shape {shape}, the variable {variable.shape}. "

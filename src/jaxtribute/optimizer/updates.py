@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from jaxtribute.collectives.manual import all_reduce, contributions, divided
 from jaxtribute.collectives.wholes import scattered
 from jaxtribute.optimizer.slicing import NotSliceable, Slice, own_slice, run_on_slices, whole
 from jaxtribute.optimizer.slots import Slots, leaves_of, optax_rules
 from jaxtribute.values.enums import ReduceOp
+
+if TYPE_CHECKING:
+    from jaxtribute.precision import LossScale
 
 Update = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
 """Maps gradients, the slots' values and the parameters to the new parameters and new slots, in one list."""
@@ -30,6 +34,34 @@ def whole_update(transform: optax.GradientTransformation, slots: Slots) -> Updat
         return [*fresh, *leaves_of(state)]
 
     return update
+
+
+def guarded_update(update: Update, scale: LossScale) -> Update:
+    """The update where the gradients are finite, and the old arrays where not; adjusts the loss scale behind the slots.
+
+    Args:
+      update: the update of parameters and slots.
+      scale: the loss scale, whose variables' values come behind the slots' and are returned behind them.
+    """
+    extra = len(scale.variables)
+
+    def guarded(grads: Sequence[Any], values: Sequence[Any], params: Sequence[Any]) -> list[Any]:
+        count = len(values) - extra
+        finite = all_finite(grads)
+        old, new = [*params, *values[:count]], update(grads, values[:count], params)
+        kept = [lax.select_n(finite, jnp.asarray(a), jnp.asarray(b)) for a, b in zip(old, new, strict=True)]
+        return [*kept, *scale.adjusted(values[count:], finite)]
+
+    return guarded
+
+
+def all_finite(nest: Any) -> jax.Array:
+    """Whether no element of a nest of arrays is infinite or NaN: a boolean scalar."""
+    bad = jnp.zeros((), jnp.int32)
+    for array in jax.tree.leaves(nest):
+        if jnp.issubdtype(array.dtype, jnp.inexact):
+            bad = bad + jnp.sum(~jnp.isfinite(array), dtype=jnp.int32)
+    return bad == 0
 
 
 def sliced_update(
@@ -87,10 +119,10 @@ def _reduce_gradients(
         given = [grad if isinstance(grad, Slice) else jnp.asarray(grad) for grad in grads]
         return [own_slice(x, replicas) if i in sliced and not isinstance(x, Slice) else x for i, x in enumerate(given)]
     results: list[Any] = list(grads)
-    small = [i for i in range(len(grads)) if i not in sliced]
+    small = [i for i, grad in enumerate(grads) if i not in sliced and not isinstance(grad, Slice)]
     for i, total in zip(small, all_reduce([grads[i] for i in small], op, replicas, idle=idle), strict=True):
         results[i] = total
-    large = sorted(sliced)
+    large = [i for i in sorted(sliced) if not isinstance(grads[i], Slice)]
     arrays, count = contributions([grads[i] for i in large], op, replicas, idle)
     for i, array in zip(large, arrays, strict=True):
         piece = scattered(array, replicas)

@@ -84,7 +84,14 @@ class Variable(ScatterMethods, ArrayOperators, StoredArray, metaclass=_Creation)
 
     @classmethod
     def with_policy(
-        cls, value: Any, policy: Policy, *, name: str, strategy: Any, shape: tuple[int, ...] | None = None
+        cls,
+        value: Any,
+        policy: Policy,
+        *,
+        name: str,
+        strategy: Any,
+        shape: tuple[int, ...] | None = None,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
     ) -> Variable:
         """Makes a variable that the library itself stores by `policy`, such as an optimizer's slot.
 
@@ -94,11 +101,14 @@ class Variable(ScatterMethods, ArrayOperators, StoredArray, metaclass=_Creation)
           name: its name.
           strategy: whose it is.
           shape: the shape of the value, if that is stored already.
+          aggregation: how the replicas' values are combined.
         """
         variable = cls.__new__(cls)
         host = _initial(value, None) if shape is None else value
         variable._name, variable._trainable, variable._policy = name, False, policy
-        variable._synchronization, variable._aggregation = VariableSynchronization.ON_WRITE, VariableAggregation.NONE
+        rows = policy.form == "rows"
+        variable._synchronization = VariableSynchronization.ON_READ if rows else VariableSynchronization.ON_WRITE
+        variable._aggregation = aggregation
         variable._strategy = strategy
         variable._shape, variable._dtype = tuple(host.shape if shape is None else shape), np.dtype(host.dtype)
         with jax.ensure_compile_time_eval():
