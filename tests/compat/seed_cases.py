@@ -16,11 +16,12 @@ class Case:
         mark: A piece of text that only this example holds.
         seeds: The texts that it is looked for in; all by default.
         gpus: Logical devices that stand for GPUs.
+        tpus: Logical devices that stand for TPU devices.
+        workers: Processes that it takes. It runs in the first; the others only make the strategy.
         prelude: Code to run first.
         why: Why it needs the prelude or the repairs; shown in the guide.
         repairs: Pieces of the block that a text has lost, with what stands there in the others.
         stops: Whether it would run for ever, and is stopped by its prelude.
-        waits_for: A name of `tf.distribute` without which it cannot run yet.
         differs: What is shown otherwise here, by the statement that shows it, with the reason.
     """
 
@@ -28,11 +29,12 @@ class Case:
     mark: str
     seeds: str = "S0 S1 S2 S3 S4"
     gpus: int = 2
+    tpus: int = 0
+    workers: int = 1
     prelude: str = ""
     why: str = ""
     repairs: tuple[tuple[str, str], ...] = ()
     stops: bool = False
-    waits_for: str = ""
     differs: dict[str, str] = field(default_factory=dict)
 
 
@@ -52,6 +54,11 @@ per_replica_result = strategy.experimental_distribute_values_from_function(
     lambda context: examples[context.replica_id_in_sync_group]
 )
 """
+_WORKERS = 'workers = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]\n'
+_PORTS = ('["localhost:12345", "localhost:23456"]', "workers")
+_PORTS_WHY = (
+    "Two processes must run it. The ports that it names may be taken: others stand in `TF_CONFIG` before it runs."
+)
 _CUT = (
     "distributed_values = (\n",
     "distributed_values = (\n  strategy.experimental_distribute_values_from_function(value_fn))\n",
@@ -64,16 +71,18 @@ CASES = (
         "E2",
         "os.environ['TF_CONFIG']",
         seeds="S3",
-        why="The copy lost two braces and the indentation of comments.",
+        workers=2,
+        prelude=_WORKERS,
+        why=f"{_PORTS_WHY} The copy lost two braces and the indentation of comments.",
         repairs=(
+            _PORTS,
             ('["localhost:34567"]\n', '["localhost:34567"]},\n'),
             ("'index': 0}\n", "'index': 0}})\n"),
             ("'worker':\n#", "'worker':\n  pass\n#"),
             ("'ps':\n#", "'ps':\n  pass\n#"),
         ),
-        waits_for="experimental.MultiWorkerMirroredStrategy",
     ),
-    Case("E2", "os.environ['TF_CONFIG']", waits_for="experimental.MultiWorkerMirroredStrategy"),
+    Case("E2", "os.environ['TF_CONFIG']", workers=2, prelude=_WORKERS, why=_PORTS_WHY, repairs=(_PORTS,)),
     Case("E3", "Dataset.range(4)"),
     Case(
         "E5",
@@ -147,12 +156,16 @@ CASES = (
     Case(
         "E22",
         "tf.distribute.TPUStrategy()",
+        gpus=0,
+        tpus=2,
         why="The copy lost the lines that make the values and the distributed value.",
         repairs=(
             ("(worker_devices[i]):\n", "(worker_devices[i]):\n    multiple_values.append(tf.constant(1.0))\n"),
-            ("= strategy.", "= strategy.experimental_distribute_values_from_function(value_fn)"),
+            (
+                "distributed_values = strategy.",
+                "distributed_values = strategy.experimental_distribute_values_from_function(value_fn)",
+            ),
         ),
-        waits_for="TPUStrategy",
     ),
     Case(
         "E23",

@@ -21,7 +21,7 @@ import jaxtribute.compat.tf as tf
 from compat.seed_blocks import Block, read_blocks
 from compat.seed_cases import CASES, Case, case_of
 from compat.seed_outputs import agree, shown, stated
-from jaxtribute.compat.catalog.entries import exists
+from compat.seed_workers import run_as_worker
 from tfrecords import write_tfrecord
 
 FOLDER = Path(os.environ.get("JAXTRIBUTE_SEEDS", Path(__file__).parents[2].parent / "shared" / "seeds"))
@@ -77,14 +77,17 @@ class TestExtraction:
             assert all(old in block.text for old, _ in case.repairs), label(block)
 
 
+def blocks(alone: bool) -> list[Block]:
+    """Those that one process runs, or those that take several."""
+    return [block for block in BLOCKS if (found := case_of(block.seed, block.text)) and alone == (found.workers == 1)]
+
+
 @needs_texts
 @pytest.mark.usefixtures("wide_types")
-@pytest.mark.parametrize("block", BLOCKS, ids=label)
+@pytest.mark.parametrize("block", blocks(alone=True), ids=label)
 def test_block_shows_what_the_document_states(block: Block, tmp_path: Path) -> None:
     case = case_of(block.seed, block.text)
     assert case is not None
-    if case.waits_for and not exists(f"jd.{case.waits_for}"):
-        pytest.skip(f"waits for {case.waits_for}")
     source = repaired(block, case)
     seen, names = execute(source, case, tmp_path)
     outputs = list(expected(source))
@@ -98,6 +101,17 @@ def test_block_shows_what_the_document_states(block: Block, tmp_path: Path) -> N
         said = "[0+4, 1+5, 2+6, 3+7]" if case.name == "E15a" else "0+1+2+3+4+5+6+7"
         assert said in block_text(block)
         assert agree(stated(said), shown(next(iter(seen.values()))[0]))
+
+
+@needs_texts
+def test_blocks_of_several_workers() -> None:
+    with jd.testing.MultiProcessRunner(workers=2, devices=2) as runner:
+        for block in blocks(alone=False):
+            case = case_of(block.seed, block.text)
+            assert case is not None
+            assert case.workers == runner.workers
+            found = runner.run(run_as_worker, (case.prelude, repaired(block, case)))
+            assert found == [("worker", 0, 4), ("worker", 1, 4)]
 
 
 def repaired(block: Block, case: Case) -> str:
@@ -166,6 +180,7 @@ def execute(source: str, case: Case, folder: Path) -> tuple[dict[str, list[Any]]
     }
     tree = ast.fix_missing_locations(Recorder().visit(ast.parse(source)))
     aliases = {f"GPU:{number}": f"CPU:{number + 1}" for number in range(case.gpus)}
+    aliases |= {f"TPU:{number}": f"CPU:{number + 1}" for number in range(case.tpus)}
     with jd.config.alias_devices(aliases), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # test_v1 counts them
         exec(compile(case.prelude, f"<prelude of {case.name}>", "exec"), names)

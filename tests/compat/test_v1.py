@@ -42,7 +42,7 @@ class TestStrategies:
             lambda: v1.MirroredStrategy(["CPU:0", "CPU:1"]),
             lambda: v1.OneDeviceStrategy("/cpu:1"),
             lambda: v1.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0"),
-            lambda: v1.experimental.MultiWorkerMirroredStrategy(),
+            v1.experimental.MultiWorkerMirroredStrategy,
         ],
     )
     def test_are_both_of_version_1_and_of_this_library(self, make: Callable[[], v1.Strategy]) -> None:

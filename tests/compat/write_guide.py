@@ -20,8 +20,6 @@ def examples_table() -> str:
     for case in CASES:
         if case.why:
             lines.append(f"| {case.name} | `{case.mark}` | {case.why} | {_code(case)} |")
-        if case.waits_for:
-            lines.append(f"| {case.name} | `{case.mark}` | Waits for `{case.waits_for}`. | |")
         lines += [f"| {case.name} | `{statement}` | {reason} | |" for statement, reason in case.differs.items()]
     return "\n".join(lines)
 
