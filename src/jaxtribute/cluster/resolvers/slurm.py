@@ -14,6 +14,8 @@ from jaxtribute.errors import ClusterSpecError
 _RANK, _TASKS, _HOSTS = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"
 _COUNTS = "SLURM_STEP_TASKS_PER_NODE"
 _NODE = "SLURMD_NODENAME"
+# Other variables of Slurm may hold secrets, such as SLURM_JWT.
+_SHOWN = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_")
 # Remembers what the node had, so that a second resolver does not share out one task's share again.
 _ALL_GPUS = "JAXTRIBUTE_SLURM_GPUS"
 
@@ -103,10 +105,10 @@ class SlurmClusterResolver(ClusterResolver):
         needed += [_COUNTS] if tasks_per_node is None else []
         missing = [name for name in needed if not self.environ.get(name)]
         if missing:
-            seen = [f"{name}={value}" for name, value in sorted(self.environ.items()) if name.startswith("SLURM")]
+            seen = [f"{name}={value}" for name, value in sorted(self.environ.items()) if name.startswith(_SHOWN)]
             raise ClusterSpecError(
                 f"a Slurm step sets {', '.join(needed)}, and {', '.join(missing)} is missing here; there is "
-                f"{', '.join(seen) or 'no variable of Slurm'}. HINT: start the program with srun (salloc and sbatch "
+                f"{', '.join(seen) or 'no step, and no job'}. HINT: start the program with srun (salloc and sbatch "
                 "alone make no step), and let a container pass on all SLURM_ variables."
             )
 
