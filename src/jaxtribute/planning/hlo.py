@@ -1,0 +1,50 @@
+"""The collectives in the text of a compiled program."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+_OPERATION = re.compile(
+    r"= (?P<shape>.+?) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+)
+_ARRAY = re.compile(r"\b(?P<dtype>pred|[a-z]+\d+\w*)\[(?P<dims>[\d,]*)\]")
+_BITS = re.compile(r"[a-z]+(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective of a step.
+
+    Attributes:
+      kind: XLA's name, such as `all-reduce`.
+      parts: bytes of each of its results on one device; XLA joins small ones into one operation.
+    """
+
+    kind: str
+    parts: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its results on one device."""
+        return sum(self.parts)
+
+
+def collectives(text: str) -> tuple[Collective, ...]:
+    """The collectives of a program, from its HLO text; one inside a loop counts once."""
+    found: list[Collective] = []
+    for line in text.splitlines():
+        match = _OPERATION.search(line)
+        if match is not None:
+            shape = match["shape"]
+            arrays = [_nbytes(one["dtype"], one["dims"]) for one in _ARRAY.finditer(shape)]
+            if "-start(" in line and len(arrays) > 1:
+                arrays = arrays[len(arrays) // 2 :]  # an asynchronous one lists its operands first
+            found.append(Collective(match["kind"], tuple(arrays)))
+    return tuple(found)
+
+
+def _nbytes(dtype: str, dims: str) -> int:
+    bits = 8 if dtype == "pred" else int((_BITS.match(dtype) or ["", "32"])[1])
+    return math.prod(int(size) for size in dims.split(",") if size) * max(bits // 8, 1)

@@ -1,0 +1,122 @@
+"""Devices and links by name, with what their makers say of them.
+
+Devices: NVIDIA's data sheets of A100 (80 GB SXM), H100, H200 and B200 (HGX), without sparsity, products of 32 bits as
+TF32, as JAX computes them by default; Google Cloud's pages on TPU v4, v5e, v5p and v6e. Links: the line rates of
+InfiniBand HDR and NDR, one port a device, and of Ethernet, one port a host. Latencies are typical, not promised.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from jaxtribute.errors import ArgumentError
+
+_LINK = re.compile(r"(?P<rate>[\d.]+)\s*GB/s(?:,\s*(?P<latency>[\d.]+)\s*us)?(?P<shared>/host)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What devices exchange data over.
+
+    Attributes:
+      name: what it is called.
+      rate: bytes a second that one device can send, while it receives as many.
+      latency: seconds for a message of no length.
+      shared: whether all devices of a host share `rate`.
+    """
+
+    name: str
+    rate: float
+    latency: float
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A kind of device.
+
+    Attributes:
+      name: what it is called.
+      half: products of 16-bit numbers, operations a second.
+      single: those of 32-bit numbers.
+      bandwidth: bytes of memory a second.
+      memory: bytes of memory.
+      link: what the devices of one host exchange data over.
+      launch: seconds that a step costs at least, whatever it computes.
+    """
+
+    name: str
+    half: float
+    single: float
+    bandwidth: float
+    memory: float
+    link: Link
+    launch: float = 50e-6
+
+
+def _nvlink(rate: float) -> Link:
+    return Link("nvlink", rate, 5e-6)
+
+
+def _ici(rate: float) -> Link:
+    return Link("ici", rate, 2e-6)
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device("a100", 312e12, 156e12, 2.039e12, 80e9, _nvlink(300e9)),
+        Device("h100", 989e12, 494e12, 3.35e12, 80e9, _nvlink(450e9)),
+        Device("h200", 989e12, 494e12, 4.8e12, 141e9, _nvlink(450e9)),
+        Device("b200", 2250e12, 1125e12, 8e12, 180e9, _nvlink(900e9)),
+        Device("tpu-v4", 275e12, 137e12, 1.228e12, 32e9, _ici(150e9)),
+        Device("tpu-v5e", 197e12, 98e12, 0.819e12, 16e9, _ici(100e9)),
+        Device("tpu-v5p", 459e12, 229e12, 2.765e12, 95e9, _ici(300e9)),
+        Device("tpu-v6e", 918e12, 459e12, 1.64e12, 32e9, _ici(200e9)),
+    )
+}
+"""Devices by the name that `--device-kind` takes."""
+
+LINKS = {
+    link.name: link
+    for link in (
+        Link("infiniband-ndr", 50e9, 8e-6),
+        Link("infiniband-hdr", 25e9, 8e-6),
+        Link("ethernet-10g", 1.25e9, 30e-6, shared=True),
+        Link("ethernet-25g", 3.125e9, 30e-6, shared=True),
+        Link("ethernet-100g", 12.5e9, 20e-6, shared=True),
+        Link("ethernet-400g", 50e9, 15e-6, shared=True),
+        _ici(100e9),
+        _nvlink(450e9),
+    )
+}
+"""Links between hosts by the name that `--link` takes."""
+
+
+def device_named(name: str) -> Device:
+    """The device of that name.
+
+    Raises:
+      ArgumentError: there is none in the table.
+    """
+    if name.lower() not in DEVICES:
+        raise ArgumentError(f"no device is called {name!r}. HINT: choose one of {', '.join(DEVICES)}.")
+    return DEVICES[name.lower()]
+
+
+def link_named(text: str) -> Link:
+    """The link of that name, or one described as `50GB/s,5us` (for each device) or `12.5GB/s,20us/host`.
+
+    Raises:
+      ArgumentError: the text is neither.
+    """
+    if text.lower() in LINKS:
+        return LINKS[text.lower()]
+    match = _LINK.fullmatch(text.strip())
+    if match is None or not float(match["rate"]):
+        raise ArgumentError(
+            f"no link is called {text!r}. HINT: choose one of {', '.join(LINKS)}, or write 50GB/s,5us (what one device "
+            "can send), or 12.5GB/s,20us/host (what all devices of a host share)."
+        )
+    return Link(text.strip(), float(match["rate"]) * 1e9, float(match["latency"] or 10) * 1e-6, bool(match["shared"]))

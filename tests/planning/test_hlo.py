@@ -1,0 +1,50 @@
+"""Collectives in the text of programs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxtribute.planning.hlo import Collective, collectives
+
+LINES = {
+    "  %all-reduce.1 = (f32[64,256]{1,0}, f32[]) all-reduce(%dot, %b), channel_id=1": Collective(
+        "all-reduce", (65536, 4)
+    ),
+    "  ROOT %ag = bf16[8,4]{1,0} all-gather(%x), dimensions={0}": Collective("all-gather", (64,)),
+    "  %s = (f32[4]{0}, f32[8]{0}) all-gather-start(%x), dimensions={0}": Collective("all-gather", (32,)),
+    "  %r = f32[16]{0} all-reduce-start(%x), channel_id=2": Collective("all-reduce", (64,)),
+    "  %r = f64[2,3]{1,0} reduce-scatter(%x), dimensions={0}": Collective("reduce-scatter", (48,)),
+    "  %p = pred[8]{0} collective-permute(%x)": Collective("collective-permute", (8,)),
+    "  %a = f8e4m3fn[10]{0} all-to-all(%x)": Collective("all-to-all", (10,)),
+}
+
+
+@pytest.mark.parametrize(("line", "expected"), list(LINES.items()))
+def test_each_kind(line: str, expected: Collective) -> None:
+    assert collectives(line) == (expected,)
+    assert expected.nbytes == sum(expected.parts)
+
+
+def test_what_is_none() -> None:
+    text = (
+        "%done = f32[8] all-gather-done(%s)\n%f = f32[8] fusion(%all-reduce.1), kind=kLoop\n%g = f32[8] gather(%x, %y)"
+    )
+    assert collectives(text) == ()
+
+
+def test_those_of_a_real_program() -> None:
+    mesh = jax.make_mesh((4,), ("r",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])
+    program = jax.jit(
+        jax.shard_map(
+            lambda x: (jax.lax.psum(x, "r"), jax.lax.all_gather(x, "r", tiled=True)),
+            mesh=mesh,
+            in_specs=jax.P("r"),
+            out_specs=jax.P(),
+            check_vma=False,
+        )
+    )
+    text = program.lower(jnp.asarray(np.zeros(8, np.float32))).compile().as_text()
+    assert text is not None
+    found = collectives(text)
+    assert sorted((one.kind, one.nbytes) for one in found) == [("all-gather", 32), ("all-reduce", 8)]

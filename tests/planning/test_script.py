@@ -1,0 +1,62 @@
+"""What is done with a script in a process of its own, done here in this one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jaxtribute as jd
+from jaxtribute.planning import script as scripts
+from jaxtribute.planning.cost import StepCost
+from jaxtribute.planning.machine import time_alone
+from planning.scripts import write
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jaxtribute.planning import machine
+
+    for module in (machine, scripts):
+        monkeypatch.setattr(module, "_LEAST_S", 0.001)
+        monkeypatch.setattr(module, "_ROUNDS", 2)
+
+
+def answer(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_cost(tmp_path: Path) -> None:
+    scripts.main("cost", str(tmp_path / "cost.json"), str(write(tmp_path)))
+    cost = StepCost.load(tmp_path / "cost.json")
+    assert (cost.name, cost.batch, cost.replicas) == ("training.py", 24, 8)
+
+
+def test_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    request = tmp_path / "request.json"
+    wanted = [["all-reduce", [2048, 4]], ["all-gather", [4096]]]
+    request.write_text(json.dumps({"devices": 2, "rows": 12, "collectives": wanted}))
+    scripts.main("parts", str(request), str(write(tmp_path)))
+    found = answer(capsys)
+    assert 0 < found["compute"] < 10
+    assert 0 <= found["collectives"] < 10
+    request.write_text(json.dumps({"devices": 1, "rows": 24, "collectives": []}))
+    scripts.main("parts", str(request), str(write(tmp_path)))
+    assert answer(capsys)["collectives"] == 0
+
+
+def test_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scripts.main("time", "-", str(write(tmp_path)))
+    found = answer(capsys)
+    assert found["batch"] == 24
+    assert 0 < found["seconds"] < 10
+
+
+def test_a_script_that_fixes_its_devices(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.write_text(path.read_text().replace("jd.MirroredStrategy()", 'jd.MirroredStrategy(["CPU:0", "CPU:1"])'))
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps({"devices": 1, "rows": 24, "collectives": []}))
+    with pytest.raises(jd.errors.ArgumentError, match=r"makes 2 replicas where it was offered one device. HINT"):
+        scripts.main("parts", str(request), str(path))
+    assert callable(time_alone)
