@@ -1,0 +1,55 @@
+"""`jaxtribute doctor`: what is installed, what is found, what is wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jaxtribute.doctor.findings import Finding
+    from jaxtribute.doctor.situation import Situation
+
+HELP = "say what is installed, which devices and which cluster are found, and what is wrong with them"
+SICK = 1
+"""Exit status: something must be put right."""
+_MARKS = ("      ", "ok    ", "WARN  ", "ERROR ")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Tells the parser what the command takes."""
+    parser.add_argument("--test", action="store_true", help="also try an all-reduce and an input over the cluster")
+    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to try (10)")
+    parser.epilog = (
+        "Run it as the program would be run: under srun, or as `jaxtribute launch --workers 2 -m jaxtribute.cli doctor "
+        "--test`. Exit status: 1 if there is an error."
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the findings as they come."""
+    from jaxtribute.doctor.findings import Level
+    from jaxtribute.doctor.situation import look
+
+    situation = look(dict(os.environ))
+    worst = Level.FACT
+    for finding in _findings(situation, arguments):
+        worst = max(worst, finding.level)
+        fix = f"\n{'':8}fix: {finding.fix}" if finding.fix else ""
+        sys.stdout.write(f"{_MARKS[finding.level]}{finding.title}: {finding.text}{fix}\n")
+        sys.stdout.flush()
+    return SICK if worst is Level.ERROR else 0
+
+
+def _findings(situation: Situation, arguments: argparse.Namespace) -> Iterator[Finding]:
+    from jaxtribute.doctor import CHECKS, rehearsal
+
+    for check in CHECKS[:-1]:
+        yield from check(situation)
+    # Before anything starts JAX: a cluster is joined first.
+    if arguments.test and not situation.problem:
+        yield from rehearsal.check(situation, arguments.seconds)
+    yield from CHECKS[-1](situation)
