@@ -91,7 +91,7 @@ class Checkpoint:
     _counter: list[int]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_") or hasattr(type(self), name) or name in (COUNTER, STATE):
+        if name.startswith("_") or hasattr(type(self), name) or name == COUNTER:
             raise ArgumentError(
                 f"a checkpoint cannot keep anything by the name {name!r}, which it uses itself. HINT: choose another."
             )
@@ -236,6 +236,8 @@ class Checkpoint:
 
     def _found(self) -> Found:
         found = collect(self._trackables, self._trackables.__setitem__)
+        if STATE in found.iterators:
+            raise ArgumentError(f"an iterator named {STATE!r} would be saved where the arrays are. HINT: rename it.")
         counter = self._counter
         found.leaves[COUNTER] = CellLeaf(lambda: counter[0], lambda value: counter.__setitem__(0, value))
         return found

@@ -5,7 +5,6 @@ Processes tell each other over the cluster's key-value store, never by a collect
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -28,10 +27,6 @@ STATE = "state"
 UNFINISHED = ".orbax-checkpoint-tmp"
 """What the name of a checkpoint ends with until it is complete; Orbax's own tools know it, too."""
 _REPLACED = ".replaced"
-
-numbers = itertools.count(1)
-"""Numbers what the workers agree on; they do the same in the same order."""
-
 
 def cluster() -> Cluster | None:
     """The cluster of this process, or None where it is alone.
@@ -67,8 +62,12 @@ class Save:
     description: Description
     timeout_s: float
     committed: Callable[[], None]
-    cluster: Cluster | None = field(default_factory=cluster)
-    number: int = field(default_factory=lambda: next(numbers))
+    cluster: Cluster | None = None
+    number: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        if self.cluster is not None:
+            self.number = self.cluster.number("save")
 
     @property
     def unfinished(self) -> Path:
@@ -117,8 +116,8 @@ class Save:
             ]
             failed = [f"{cluster.names[rank]}: {text}" for rank, text in enumerate(outcomes) if text]
             cluster.set(f"{key}/result", "; ".join(failed) or _outcome(self._complete))
-            for before in range(max(1, self.number - 2), self.number):  # all are here, so all have left it
-                cluster.delete(f"jaxtribute/save/{before}/")
+            if self.number:  # all are in this save, so all have left the one before
+                cluster.delete(f"jaxtribute/save/{self.number - 1}/")
         result = cluster.get(f"{key}/result", self.timeout_s, of=0)
         if result:
             raise CheckpointError(

@@ -203,7 +203,7 @@ class CheckpointManager:
         cluster = committing.cluster()
         if cluster is None:
             return path
-        key = f"jaxtribute/latest/{next(committing.numbers)}"
+        key = f"jaxtribute/latest/{cluster.number('latest')}"
         if cluster.rank == 0:
             cluster.set(key, path or "")
         return cluster.get(key, self._timeout_s, of=0) or None
@@ -229,10 +229,8 @@ class CheckpointManager:
 
     def _entries(self) -> list[tuple[int, float]]:
         """The checkpoints that stay for good, with their times."""
-        try:
-            entries: dict[str, Any] = json.loads((self._directory / _STATE).read_text())
-        except FileNotFoundError:
-            return []
+        state = self._directory / _STATE
+        entries: dict[str, Any] = json.loads(state.read_text()) if state.is_file() else {}
         return [(int(number), float(at)) for number, at in entries.get(self._name, [])]
 
     def _recalled(self) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras  # pyright: ignore[reportMissingImports]
 
-from jaxtribute.checkpoint.leaves import CellLeaf, Leaf
+from jaxtribute.checkpoint.leaves import CellLeaf, Leaf, VariableLeaf
 from jaxtribute.checkpoint.models.base import Key, register
 
 _keras: Any = keras
@@ -26,10 +26,14 @@ def _leaves(root: Any) -> Iterator[tuple[Key, Leaf]]:
 def _numbered(prefix: Key, variables: Any) -> Iterator[tuple[Key, Leaf]]:
     """Names that do not depend on how many models were made before, as Keras's own paths do."""
     for place, variable in enumerate(variables):
-        yield (*prefix, f"{place}_{variable.name}"), _leaf(variable)
+        name = variable.name.rpartition("_")[2] if prefix else variable.name
+        yield (*prefix, f"{place}_{name}"), _leaf(variable)
 
 
 def _leaf(variable: Any) -> Leaf:
+    stored = getattr(variable, "stored", None)  # under a strategy
+    if stored is not None:
+        return VariableLeaf(stored)
     return CellLeaf(lambda: variable.value, variable.assign)
 
 

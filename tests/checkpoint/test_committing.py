@@ -1,0 +1,102 @@
+"""A checkpoint is complete or it is not there, whenever the program ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import jaxtribute as jd
+from jaxtribute.checkpoint import committing
+from jaxtribute.errors import CheckpointError, ConfigError, DeadlineError
+from processes import run_python
+
+_PROGRAM = """
+    import os, signal, sys
+    import jaxtribute as jd
+    from jaxtribute.checkpoint import arrays
+
+    value = jd.Variable(0)
+    checkpoints = jd.CheckpointManager(jd.Checkpoint(v=value), sys.argv[1])
+    checkpoints.restore_or_initialize()
+    value.assign_add(1)
+    if sys.argv[2] == "kill":
+        arrays.merge = lambda directory: os.kill(os.getpid(), signal.SIGKILL)
+    checkpoints.save()
+"""
+
+
+def test_a_program_that_ends_in_a_save(tmp_path: Path) -> None:
+    run_python(_PROGRAM, str(tmp_path), "end")  # waits for it
+    run_python(_PROGRAM, str(tmp_path), "kill", status=-9)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt-1", "ckpt-2.orbax-checkpoint-tmp"]
+    value = jd.Variable(0)
+    checkpoints = jd.CheckpointManager(jd.Checkpoint(v=value), tmp_path, block=True)
+    assert checkpoints.restore_or_initialize() == str(tmp_path / "ckpt-1")
+    assert int(value) == 1
+    checkpoints.save()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt-1", "ckpt-2"]
+
+
+class Peers:
+    """A cluster of two, as the first worker sees it, whose other worker has said what it will."""
+
+    def __init__(self, says: dict[str, str], rank: int = 0) -> None:
+        self.rank, self.workers, self.names = rank, 2, ("worker 0", "worker 1")
+        self.says = says
+        self.deleted: list[str] = []
+        self._number = -1
+
+    def number(self, kind: str) -> int:
+        assert kind == "save"
+        self._number += 1
+        return self._number
+
+    def set(self, key: str, value: str) -> None:
+        self.says[key] = value
+
+    def get(self, key: str, timeout_s: float, *, of: int) -> str:
+        if key not in self.says:
+            raise DeadlineError(f"waited {timeout_s:g} s for {self.names[of]} to set {key!r}")
+        return self.says[key]
+
+    def delete(self, key: str) -> None:
+        self.deleted.append(key)
+
+
+def checkpoint(monkeypatch: pytest.MonkeyPatch, peers: Peers) -> tuple[jd.Checkpoint, jd.Variable]:
+    monkeypatch.setattr(committing, "cluster", lambda: peers)
+    value = jd.Variable(1.0)
+    return jd.Checkpoint(v=value), value
+
+
+def test_the_first_of_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = Peers({"jaxtribute/save/0/written/1": "", "jaxtribute/save/1/written/1": "OSError: disk full"})
+    saved, _ = checkpoint(monkeypatch, peers)
+    saved.save(tmp_path / "ckpt", block=True)
+    assert peers.says["jaxtribute/save/0/result"] == ""
+    with pytest.raises(CheckpointError, match=r"ckpt-2 was not saved: worker 1: OSError: disk full\. HINT"):
+        saved.save(tmp_path / "ckpt", block=True)
+    assert peers.deleted == ["jaxtribute/save/0/"]
+    with pytest.raises(DeadlineError, match="waited 3 s for worker 1"):
+        saved.save(tmp_path / "ckpt", block=True, timeout_s=3)
+    assert not (tmp_path / "ckpt-2").exists()
+    assert not (tmp_path / "ckpt-3").exists()
+
+
+def test_the_second_of_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: dict[str, Any] = {"jaxtribute/save/0/made": "OSError: disk full", "jaxtribute/save/0/result": "worker 0: it"}
+    peers = Peers(said, rank=1)
+    saved, _ = checkpoint(monkeypatch, peers)
+    with pytest.raises(CheckpointError, match="worker 0: it"):
+        saved.save(tmp_path / "ckpt", block=True)
+    assert said["jaxtribute/save/0/written/1"] == "OSError: disk full"
+
+
+def test_processes_that_do_not_know_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert committing.cluster() is None
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ConfigError, match=r"one of 2 processes .* HINT"):
+        committing.cluster()

@@ -1,0 +1,124 @@
+"""Arrays on loan to saves: when a step may have the memory, and what the save then reads."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+from jaxtribute.values import lending
+from jaxtribute.values.lending import Lease, lent
+
+
+def made(value: float = 1.0) -> jd.Variable:
+    return jd.Variable(np.full(3, value, np.float32))
+
+
+def test_a_lease_that_is_given_back_leaves_no_trace() -> None:
+    variable = made()
+    lease = variable.lease()
+    assert id(variable) in lent
+    assert lease.take() is variable.stored
+    lease.give_back()
+    assert id(variable) not in lent
+    array = variable.stored
+    assert variable.donation() is array
+
+
+def test_a_step_that_comes_first_gets_the_array_and_the_lease_a_copy() -> None:
+    variable = made()
+    lease, array = variable.lease(), variable.stored
+    assert variable.donation() is array
+    assert id(variable) not in lent
+    array.delete()
+    np.testing.assert_array_equal(lease.take(), [1, 1, 1])
+    lease.give_back()
+
+
+def test_a_step_that_comes_while_the_array_is_read_gets_a_copy() -> None:
+    variable = made()
+    lease = variable.lease()
+    taken = lease.take()
+    mine = variable.donation()
+    assert mine is not taken
+    mine.delete()
+    np.testing.assert_array_equal(taken, [1, 1, 1])
+    lease.give_back()
+    assert id(variable) not in lent
+
+
+@pytest.mark.parametrize("user_first", [False, True])
+def test_an_array_that_the_user_holds_stays_lent(user_first: bool) -> None:
+    variable = made()
+    if user_first:
+        held = variable.peek()
+        lease = variable.lease()
+    else:
+        lease = variable.lease()
+        held = variable.peek()
+    lease.give_back()
+    assert id(variable) in lent
+    variable.donation().delete()
+    np.testing.assert_array_equal(held, [1, 1, 1])
+
+
+def test_two_saves_at_a_time_keep_it_lent_until_the_next_step() -> None:
+    variable = made()
+    first, second = variable.lease(), variable.lease()
+    first.give_back()
+    assert id(variable) in lent
+    variable.donation().delete()
+    np.testing.assert_array_equal(second.take(), [1, 1, 1])
+    second.give_back()
+
+
+def test_a_write_ends_the_loan() -> None:
+    variable = made()
+    lease = variable.lease()
+    variable.assign(np.zeros(3, np.float32))
+    assert id(variable) not in lent
+    np.testing.assert_array_equal(lease.take(), [1, 1, 1])
+    lease.give_back()
+    assert id(variable) not in lent
+
+
+def test_a_variable_that_is_gone_leaves_no_trace() -> None:
+    variable = made()
+    key, lease = id(variable), variable.lease()
+    del variable
+    assert key not in lent
+    lease.give_back()
+
+
+@pytest.mark.parametrize("shape", [(), (6,), (4, 2)])
+def test_a_copy_holds_what_is_on_all_devices(shape: tuple[int, ...]) -> None:
+    strategy = jd.MirroredStrategy(["cpu:0", "cpu:1"])
+    value = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+    with strategy.scope():
+        variables = [
+            jd.Variable(value),
+            jd.Variable(
+                value,
+                synchronization=jd.VariableSynchronization.ON_READ,
+                aggregation=jd.VariableAggregation.SUM,
+            ),
+        ]
+    for variable in variables:
+        whole = np.asarray(variable.stored)
+        lease = variable.lease()
+        assert lease.let_go()
+        np.testing.assert_array_equal(lease.take(), whole)
+        lease.give_back()
+        assert not lease.let_go()
+
+
+def test_an_empty_array_and_one_of_another_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = Lease(jnp.zeros((0, 3)))
+    assert lease.let_go()
+    assert lease.take().shape == (0, 3)
+    elsewhere = Lease(jnp.ones(2))
+    monkeypatch.setattr(lending, "_elsewhere", lambda array: True)
+    assert not elsewhere.let_go()
+    assert isinstance(elsewhere.take(), jax.Array)
