@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ def with_meeting(nodes: int, job: Callable[[Meeting, Address], Awaitable[Any]]) 
     async def run() -> Any:
         address = free()
         meeting = Meeting(address, nodes)
-        await meeting.open()
+        await meeting.open(5.0)
         try:
             return await asyncio.wait_for(job(meeting, address), 20)
         finally:
@@ -142,3 +143,30 @@ def test_a_machine_that_talks_nonsense_is_dropped(capsys: pytest.CaptureFixture[
 
     with_meeting(2, babble)
     assert "machine 1 said what no launcher says" in capsys.readouterr().err
+
+
+def test_a_name_that_is_not_known_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "RETRY_S", 0.01)
+    asked: list[str] = []
+    look_up = socket.getaddrinfo
+
+    def from_the_third_time(host: str, *args: Any, **more: Any) -> Any:
+        if host != "pod-0.job":
+            return look_up(host, *args, **more)
+        asked.append(host)
+        if len(asked) < 3:
+            raise socket.gaierror("not known")
+        return look_up("127.0.0.1", *args, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", from_the_third_time)
+
+    async def open_(patience_s: float) -> str:
+        meeting = Meeting(Address("pod-0.job", free().port), 2)
+        await meeting.open(patience_s)
+        await meeting.close(0)
+        return meeting.host
+
+    assert asyncio.run(open_(20.0)) == "127.0.0.1"
+    asked.clear()
+    with pytest.raises(ClusterError, match=r"cannot listen at pod-0.job:\d+: not known"):
+        asyncio.run(open_(0.0))

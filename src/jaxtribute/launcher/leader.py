@@ -71,7 +71,7 @@ class Leader:
         if self._options.nodes > 1:
             assert self._options.coordinator is not None
             self._meeting = Meeting(Address.parse(self._options.coordinator), self._options.nodes)
-            await self._meeting.open()
+            await self._meeting.open(self._options.join_timeout_s)
             host = self._meeting.host
         self._local = LocalNode(self._options, host)
         try:

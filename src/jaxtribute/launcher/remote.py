@@ -16,6 +16,7 @@ from jaxtribute.launcher.wire import LONGEST, Line
 
 HELLO_S = 10.0
 """How long a connection may stay silent before it says which machine it is."""
+RETRY_S = 0.5
 
 
 class RemoteNode:
@@ -84,16 +85,19 @@ class Meeting:
         self._tasks: set[asyncio.Task[None]] = set()
         self.host = ""
 
-    async def open(self) -> None:
+    async def open(self, patience_s: float) -> None:
         """Starts to listen.
+
+        Args:
+            patience_s: Seconds to wait for its name: Kubernetes publishes that of a pod only once the pod runs.
 
         Raises:
             ClusterError: The address is not one of this machine, or taken.
         """
+        end = asyncio.get_running_loop().time() + patience_s
         try:
             # One address, so that the machines all know this one by the same.
-            found = socket.getaddrinfo(self._address.host, self._address.port, type=socket.SOCK_STREAM)
-            self.host = str(found[0][4][0])
+            self.host = await _look_up(self._address, end)
             self._server = await asyncio.start_server(self._meet, self.host, self._address.port, limit=LONGEST)
         except OSError as error:
             raise ClusterError(
@@ -144,3 +148,16 @@ class Meeting:
             del self.present[number]
         self.changed.set()
         await line.close()
+
+
+async def _look_up(address: Address, end: float) -> str:
+    """The first address that a name stands for."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            return str(found[0][4][0])
+        except socket.gaierror:
+            if loop.time() > end:
+                raise
+            await asyncio.sleep(RETRY_S)
