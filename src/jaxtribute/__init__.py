@@ -14,6 +14,7 @@ from jaxtribute import errors as errors
 from jaxtribute import experimental as experimental
 from jaxtribute import extending as extending
 from jaxtribute import nn as nn
+from jaxtribute import precision as precision
 from jaxtribute.cluster.spec import ClusterDeviceFilters as ClusterDeviceFilters
 from jaxtribute.cluster.spec import ClusterSpec as ClusterSpec
 from jaxtribute.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
@@ -66,17 +67,19 @@ _LAZY = {
     "InputContext": "input",
     "InputOptions": "input",
     "InputReplicationMode": "input",
+    "ParameterServerStrategy": "strategies.parameter_server",
     "Server": "cluster.server",
     "latest_checkpoint": "checkpoint",
     "shard_hint": "input",
 }
 """Names that are found when they are asked for, and in which module: those load Grain, Orbax or more."""
 
-_LAZY_MODULES = {"cluster_resolver", "testing"}
+_LAZY_MODULES = {"cluster_resolver", "coordinator", "testing"}
 """Modules of the public face that are loaded when they are asked for."""
 
 if _TYPE_CHECKING:
     from jaxtribute import cluster_resolver as cluster_resolver
+    from jaxtribute import coordinator as coordinator
     from jaxtribute import testing as testing
     from jaxtribute.checkpoint import Checkpoint as Checkpoint
     from jaxtribute.checkpoint import CheckpointManager as CheckpointManager
@@ -89,6 +92,7 @@ if _TYPE_CHECKING:
     from jaxtribute.input import InputOptions as InputOptions
     from jaxtribute.input import InputReplicationMode as InputReplicationMode
     from jaxtribute.input import shard_hint as shard_hint
+    from jaxtribute.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
 
 
 def __getattr__(name: str) -> _Any:
