@@ -17,6 +17,7 @@ Each error also inherits the builtin that Python code would expect at that place
     ├── ClusterSpecError     (ValueError)    a cluster that is described wrongly: spec, TF_CONFIG, environment
     ├── ClusterError         (RuntimeError)  a cluster that cannot be joined, or lost a worker
     ├── DeadlineError        (TimeoutError)  a wait that outlived its deadline; says for whom it waited
+    ├── CancelledError       (RuntimeError)  a scheduled function that did not run, as another one failed
     ├── MissingLibraryError  (ImportError)   a library of an extra that is not installed
     ├── ProcessFailedError   (RuntimeError)  a process of a job on this machine that raised or died
     └── CheckpointError      (RuntimeError)  a checkpoint that could not be written or read
@@ -78,6 +79,10 @@ class ClusterSpecError(JaxtributeError, ValueError):
 
 class ClusterError(JaxtributeError, RuntimeError):
     """A cluster cannot be joined, or it lost a worker."""
+
+
+class CancelledError(JaxtributeError, RuntimeError):
+    """A scheduled function did not run, as another one failed before. Source: `tf.errors.CancelledError`."""
 
 
 class DeadlineError(JaxtributeError, TimeoutError):

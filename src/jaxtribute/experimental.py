@@ -1,5 +1,9 @@
 """`jd.experimental`: the names of `tf.distribute.experimental`."""
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 from jaxtribute import partitioners as partitioners
 from jaxtribute.collectives.options import CollectiveCommunication as CollectiveCommunication
 from jaxtribute.collectives.options import CollectiveHints as CollectiveHints
@@ -9,3 +13,22 @@ from jaxtribute.strategies.base import ValueContext as ValueContext
 from jaxtribute.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
 from jaxtribute.strategies.older import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from jaxtribute.strategies.older import TPUStrategy as TPUStrategy
+
+_LAZY = {"ParameterServerStrategy": "strategies.parameter_server"}
+_LAZY_MODULES = {"coordinator"}
+
+if _TYPE_CHECKING:
+    from jaxtribute import coordinator as coordinator
+    from jaxtribute.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _LAZY_MODULES:
+        return _import_module(f"jaxtribute.{name}")
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    return getattr(_import_module(f"jaxtribute.{_LAZY[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY, *_LAZY_MODULES})

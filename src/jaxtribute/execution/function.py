@@ -62,6 +62,16 @@ class Function(Generic[P, R]):
         """The function that was decorated."""
         return self._python_function
 
+    @property
+    def input_signature(self) -> Any:
+        """What the arguments must fit, if anything."""
+        return self._signature
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """Positions of the arguments that are donated."""
+        return self._donate
+
     def experimental_get_tracing_count(self) -> int:
         """How many times the Python function has been traced. Source: `tf.function`."""
         return self._traces
@@ -161,7 +171,7 @@ class Function(Generic[P, R]):
 
             def compile_(call: Callable[[Sequence[Any]], Any], leaves: Sequence[Any]) -> Any:
                 first = self._traced(call, context, leaves)
-                return program_of(first, lambda _: first, context.strategy.extended.home)
+                return program_of(first, lambda _: first, context.strategy.extended.home, name=self.__name__)
 
             with self._lock:
                 self._fed.setdefault(key, FedPrograms(compile_, self._call(tree, statics), self.__name__))
@@ -180,7 +190,9 @@ class Function(Generic[P, R]):
             self._note_numbers(tree, statics)
             if key not in self._programs:
                 given = _places(self._donate, tree, statics)
-                self._programs[key] = program_of(trace(leaves), trace, context.strategy.extended.home, given)
+                self._programs[key] = program_of(
+                    trace(leaves), trace, context.strategy.extended.home, given, self.__name__
+                )
             return self._programs[key]
 
     def _traced(

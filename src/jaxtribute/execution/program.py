@@ -44,10 +44,10 @@ class Program:
         retrace: Callable[[Sequence[Any]], Capture],
         home: ReplicaMesh | None,
         given: Sequence[int] = (),
-        name: str = "a compiled function",
     ) -> None:
         self._retrace = retrace
-        self.name = name
+        self.name = ""
+        """What messages call it."""
         self._home = home
         self._given = frozenset(given)
         """The places among the leaves of arguments whose memory the program may take over."""
@@ -214,13 +214,17 @@ def program_of(
     retrace: Callable[[Sequence[Any]], Capture],
     home: ReplicaMesh | None,
     given: Sequence[int] = (),
+    name: str = "",
 ) -> Callable[[Sequence[Any]], Any]:
     """The program of a traced function: a `Program`, unless it touches variables that other processes hold."""
     touched = (*first.frame.inputs, *first.frame.written, *first.frame.operations)
     owners = (getattr(entry, "variable", entry) for entry in touched)
     kinds = (variable.policy.program for variable in owners if isinstance(variable, Variable))
     kind = next((kind for kind in kinds if kind is not None), None) or Program
-    return kind(first, retrace, home, given)
+    program = kind(first, retrace, home, given)
+    if isinstance(program, Program):
+        program.name = name
+    return program
 
 
 def _unwrapped(value: Any) -> Any:

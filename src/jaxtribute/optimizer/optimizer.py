@@ -88,9 +88,10 @@ class Optimizer:
         self._sliced: frozenset[int]
         self._accumulation: Accumulation | None = None
         cycle = _checked_cycle(accumulate_steps, accumulate_op)
-        self._elsewhere = self._strategy.extended.optimizer_elsewhere(transform, self._variables)
-        if self._elsewhere is not None:
-            self._slots, self._sliced = self._elsewhere.slots, frozenset()
+        self.elsewhere = self._strategy.extended.optimizer_elsewhere(transform, self._variables)
+        """What updates variables of other processes; None where this object does."""
+        if self.elsewhere is not None:
+            self._slots, self._sliced = self.elsewhere.slots, frozenset()
             self._state = self._slots.variables
             _check_elsewhere(self._strategy, cycle, loss_scale)
             return
@@ -108,6 +109,11 @@ class Optimizer:
         if cycle > 1:
             mean = ReduceOp.parse(accumulate_op) is ReduceOp.MEAN
             self._accumulation = make_accumulation(self._strategy, self._variables, cycle, mean)
+
+    @property
+    def transform(self) -> optax.GradientTransformation:
+        """The Optax transformation."""
+        return self._transform
 
     @property
     def variables(self) -> tuple[Variable, ...]:
@@ -151,8 +157,8 @@ class Optimizer:
         op = None if reduce_op is None else ReduceOp.parse(reduce_op)
         grads = self._ordered(grads_and_vars)
         context = self._context()
-        if self._elsewhere is not None:
-            self._elsewhere.apply(grads, context)
+        if self.elsewhere is not None:
+            self.elsewhere.apply(grads, context)
             return
         replica = context.replica
         alone = self._mesh.size == 1 and (context.frame.traced or not context.frame.local)

@@ -86,7 +86,7 @@ def make_slots(transform: optax.GradientTransformation, variables: Sequence[Vari
     ]
     arrays = _stored_state(init, stored, policies)
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]]
-    names = _names(paths, [None if owner is None else variables[owner].name for owner in owners])
+    names = slot_names(paths, [None if owner is None else variables[owner].name for owner in owners])
     slots = [
         Variable.with_policy(array, policy, name=name, strategy=strategy, shape=leaf.shape if policy.split else None)
         for array, policy, name, leaf in zip(arrays, policies, names, leaves, strict=True)
@@ -123,7 +123,7 @@ def _with_key_data(state: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(state), leaves_of(state))
 
 
-def _names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:
+def slot_names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:
     """What Optax calls each slot (`mu`, `trace`, `count`), behind the name of the variable that it belongs to."""
     seen: dict[str, int] = {}
     names: list[str] = []

@@ -62,7 +62,7 @@ class Variable(ScatterMethods, ArrayOperators, StoredArray, metaclass=_Creation)
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
     ) -> None:
-        value = _initial(initial_value, dtype)
+        value = initial_array(initial_value, dtype)
         strategy = contexts.current().strategy
         if aggregation is VariableAggregation.MEAN and not jax.numpy.issubdtype(value.dtype, np.inexact):
             raise ArgumentError(
@@ -104,7 +104,7 @@ class Variable(ScatterMethods, ArrayOperators, StoredArray, metaclass=_Creation)
           aggregation: how the replicas' values are combined.
         """
         variable = cls.__new__(cls)
-        host = _initial(value, None) if shape is None else value
+        host = initial_array(value, None) if shape is None else value
         variable._name, variable._trainable, variable._policy = name, False, policy
         rows = policy.form == "rows"
         variable._synchronization = VariableSynchronization.ON_READ if rows else VariableSynchronization.ON_WRITE
@@ -254,7 +254,7 @@ def _shown(variable: Variable, suffix: str, value: Any) -> str:
     return f"<jd.Variable '{name}{suffix}:0' shape={variable.shape} dtype={variable.dtype.name}, numpy={text}>"
 
 
-def _initial(value: Any, dtype: Any) -> Any:
+def initial_array(value: Any, dtype: Any) -> Any:
     """The initial value as a strongly typed array on the host or a device."""
     with jax.ensure_compile_time_eval():
         if callable(value) and not isinstance(value, ArrayOperators):

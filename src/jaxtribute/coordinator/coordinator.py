@@ -1,0 +1,217 @@
+"""`ClusterCoordinator`: schedules functions on the workers of a cluster."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+import numpy as np
+
+from jaxtribute.coordinator import pickling
+from jaxtribute.coordinator.closures import Definition
+from jaxtribute.coordinator.dataset import PerWorkerDataset, check_dataset_fn
+from jaxtribute.coordinator.remote_value import RemoteValue
+from jaxtribute.coordinator.results import NotPlainError, encode
+from jaxtribute.errors import ArgumentTypeError
+from jaxtribute.values.variable import Variable
+
+if TYPE_CHECKING:
+    from jaxtribute.strategies.base import Strategy
+
+_DEFINITIONS = 1024
+
+
+class ClusterCoordinator:
+    """Runs functions on the workers of a `jd.ParameterServerStrategy`, each on any that is free.
+
+    A function whose worker dies runs again on another one; what it had sent to parameter servers is not applied twice.
+    The first error that a function raises is raised by the next `schedule` or `join`, and functions that have not
+    started by then do not run. After that the coordinator can be used again.
+
+    Args:
+      strategy: the strategy.
+
+    Raises:
+      ArgumentTypeError: another strategy.
+
+    Source: `tf.distribute.coordinator.ClusterCoordinator`.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        cluster = getattr(strategy.extended, "cluster", None)
+        if cluster is None:
+            raise ArgumentTypeError(
+                f"ClusterCoordinator was given {strategy!r}. HINT: pass a jd.ParameterServerStrategy."
+            )
+        from jaxtribute.coordinator.cluster import Cluster
+
+        self._strategy, self._cluster = strategy, cast("Cluster", cluster)
+        self._queue = self._cluster.queue
+        self._numbers = itertools.count(1)
+        self._definitions: OrderedDict[Any, tuple[Definition, Any]] = OrderedDict()
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy. Source: `tf.distribute.coordinator.ClusterCoordinator.strategy`."""
+        return self._strategy
+
+    def schedule(self, fn: Callable[..., Any], args: Any = None, kwargs: Any = None) -> RemoteValue:
+        """Runs a function on a worker, some time, and returns at once.
+
+        A `jd.function` is compiled on the worker: one request to each server brings the variables that it reads, one
+        takes its updates. Any other function runs as Python there. What it closes over is copied to the worker when it
+        is first scheduled, but for variables, optimizers, the strategy and other compiled functions.
+
+        Args:
+          fn: the function.
+          args: its positional arguments, a tuple or list: arrays, numbers, strings, nests of them, and iterators of
+            `create_per_worker_dataset`. Anything else is copied to the worker when it is first passed.
+          kwargs: its keyword arguments.
+
+        Returns:
+          What will be its result.
+
+        Raises:
+          ArgumentTypeError: `fn` is no function, or something that cannot be on a worker.
+          Exception: what an earlier function raised.
+
+        Source: `tf.distribute.coordinator.ClusterCoordinator.schedule`.
+        """
+        if not callable(fn):
+            raise ArgumentTypeError(f"schedule was given {fn!r} of type {type(fn).__name__}. HINT: pass a function.")
+        leaves, tree = jax.tree.flatten((tuple(args or ()), dict(kwargs or {})), is_leaf=_is_whole)
+        arrays: list[Any] = []
+        plain: list[Any] = []
+        constants: list[Any] = []
+        for leaf in leaves:
+            try:
+                if isinstance(leaf, Variable):
+                    raise NotPlainError
+                plain.append(encode(_fetched(leaf), arrays))
+                constants.append(_PLACE)
+            except NotPlainError:
+                constants.append(leaf)
+        arrays = [
+            np.array(array) if isinstance(array, np.ndarray) and array.flags.writeable else array for array in arrays
+        ]
+        return self._queue.put(self._definition(fn, tree, constants), plain, arrays)
+
+    def _definition(self, fn: Callable[..., Any], tree: Any, constants: Sequence[Any]) -> Definition:
+        key = fn, tree, tuple(id(constant) for constant in constants)
+        found = self._definitions.get(key)
+        if found is None:
+            blob = pickling.dumps(
+                (
+                    fn,
+                    _Arguments(
+                        tree,
+                        [c if c is not _PLACE else None for c in constants],
+                        [i for i, c in enumerate(constants) if c is _PLACE],
+                    ),
+                )
+            )
+            # The constants are kept, so that their ids stay theirs.
+            found = self._definitions[key] = Definition(next(self._numbers), blob), constants
+            if len(self._definitions) > _DEFINITIONS:
+                self._definitions.popitem(last=False)
+        return found[0]
+
+    def join(self) -> None:
+        """Waits until all scheduled functions have ended.
+
+        Raises:
+          Exception: what the first function that failed raised; those that had not started did not run.
+          ClusterError: a parameter server is lost, or there is no worker.
+
+        Source: `tf.distribute.coordinator.ClusterCoordinator.join`.
+        """
+        self._queue.join()
+
+    def done(self) -> bool:
+        """Returns whether all scheduled functions have ended.
+
+        Raises:
+          Exception: what the first function that failed raised.
+
+        Source: `tf.distribute.coordinator.ClusterCoordinator.done`.
+        """
+        return self._queue.done()
+
+    def fetch(self, val: Any) -> Any:
+        """Waits for the results in a nest of `RemoteValue`s and returns the nest with them.
+
+        Source: `tf.distribute.coordinator.ClusterCoordinator.fetch`.
+        """
+        return jax.tree.map(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, val)
+
+    def create_per_worker_dataset(self, dataset_fn: Any) -> PerWorkerDataset:
+        """Makes a dataset on each worker, when a function there first uses it.
+
+        Args:
+          dataset_fn: makes the dataset; called on each worker, and again on one that was restarted. A dataset itself
+            is copied to each worker.
+
+        Returns:
+          What `iter` makes an iterator of, to be passed to `schedule`.
+
+        Source: `tf.distribute.coordinator.ClusterCoordinator.create_per_worker_dataset`.
+        """
+        return PerWorkerDataset(check_dataset_fn(dataset_fn))
+
+    def save(self, directory: str | None = None) -> Path:
+        """Keeps what all servers hold, for `restore`: variables, slots, and which functions have been applied.
+
+        Each server writes its own part. Updates of functions that have ended are in it; `join` first, so that of all
+        others none is. The last two are kept.
+
+        Args:
+          directory: where, on a disk that all servers see; by default where it was the last time, at first a folder
+            that goes with the strategy.
+
+        Returns:
+          The folder written.
+        """
+        return self._cluster.save(directory)
+
+    def restore(self, path: str | None = None) -> None:
+        """Goes on after a parameter server was lost: waits for the new one and brings back what was saved last.
+
+        All servers go back to that state, so that what they hold fits together; functions that were running are
+        forgotten.
+
+        Args:
+          path: a folder that `save` returned, by default the last.
+
+        Raises:
+          ClusterError: nothing was saved.
+          DeadlineError: the server does not come back.
+        """
+        self._cluster.restore(path)
+
+
+class _Arguments:
+    """Puts a call's arguments together: those that travel each time, and the constants."""
+
+    def __init__(self, tree: Any, constants: list[Any], places: list[int]) -> None:
+        self.tree, self.constants, self.places = tree, constants, places
+
+    def __call__(self, values: Sequence[Any]) -> Any:
+        leaves = list(self.constants)
+        for place, value in zip(self.places, values, strict=True):
+            leaves[place] = value
+        return self.tree.unflatten(leaves)
+
+
+_PLACE = object()
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Variable)
+
+
+def _fetched(value: Any) -> Any:
+    return value.fetch() if isinstance(value, RemoteValue) else value

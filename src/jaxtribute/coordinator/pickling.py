@@ -1,0 +1,174 @@
+"""Functions on their way to workers, through Ray: what belongs to the cluster travels as a reference.
+
+A variable, the strategy, an optimizer and a dataset of each worker are found again by their numbers, so that a function
+that closes over a model meets the worker's own view of the same variables. Everything else travels by value, functions
+and classes of the user's own modules included: they need not be importable on the workers.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import cloudpickle
+
+from jaxtribute.coordinator.variable import Description, ServerVariable
+from jaxtribute.errors import ArgumentTypeError
+from jaxtribute.execution.function import Function
+from jaxtribute.optimizer import Optimizer
+from jaxtribute.values.variable import Variable
+
+if TYPE_CHECKING:
+    from jaxtribute.strategies.base import Strategy
+
+
+class Home(Protocol):
+    """Where references are found again: a worker."""
+
+    strategy: Strategy
+
+    def variable(self, description: Description) -> ServerVariable:
+        """The variable of that description."""
+        ...
+
+    def function(self, key: int, python_function: Any, signature: Any, donated: Any) -> Function[..., Any]:
+        """The compiled function of that number."""
+        ...
+
+    def optimizer(self, remote: Any, transform: Any, variables: Any) -> Optimizer:
+        """The optimizer of that number."""
+        ...
+
+    def resource(self, key: int, blob: bytes) -> Any:
+        """What a function makes once on each worker."""
+        ...
+
+
+class _Local(threading.local):
+    home: Home | None = None
+
+
+_local = _Local()
+
+
+class ByReference:
+    """Base of what is a reference on its way to a worker."""
+
+    def reference(self) -> tuple[Any, tuple[Any, ...]]:
+        """The function that finds it on the worker, and its arguments."""
+        raise NotImplementedError
+
+
+def live_here(home: Home | None) -> None:
+    """Says where the calling thread finds references."""
+    _local.home = home
+
+
+def home() -> Home:
+    """Where the calling thread finds references.
+
+    Raises:
+      ArgumentTypeError: it is no worker's.
+    """
+    if _local.home is None:
+        raise ArgumentTypeError("this object belongs to a worker. HINT: schedule functions on the coordinator only.")
+    return _local.home
+
+
+def find_variable(description: Description) -> ServerVariable:
+    """A variable on this worker."""
+    return home().variable(description)
+
+
+def find_strategy() -> Strategy:
+    """The strategy on this worker."""
+    return home().strategy
+
+
+def find_function(key: int, python_function: Any, signature: Any, donated: Any) -> Function[..., Any]:
+    """A compiled function on this worker."""
+    return home().function(key, python_function, signature, donated)
+
+
+def find_optimizer(remote: Any, transform: Any, variables: Any) -> Optimizer:
+    """An optimizer on this worker."""
+    return home().optimizer(remote, transform, variables)
+
+
+def find_resource(key: int, blob: bytes) -> Any:
+    """What was made once on this worker."""
+    return home().resource(key, blob)
+
+
+def dumps(value: Any) -> bytes:
+    """Pickles `value` for a worker.
+
+    Raises:
+      ArgumentTypeError: it holds what cannot be on a worker; the message says what.
+    """
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer, protocol=5).dump(value)
+    except (TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, ArgumentTypeError):
+            raise
+        raise ArgumentTypeError(
+            f"a function or what it uses cannot be sent to workers: {error}. HINT: it closes over something that "
+            "belongs to this process, such as a lock or an open file; make it inside the function."
+        ) from error
+    return buffer.getvalue()
+
+
+def loads(blob: bytes) -> Any:
+    """The inverse of `dumps`, on a worker; only for what came through Ray."""
+    return cloudpickle.loads(blob)
+
+
+class _Pickler(cloudpickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if isinstance(obj, ServerVariable):
+            return find_variable, (obj.description,)
+        if isinstance(obj, Variable):
+            raise ArgumentTypeError(
+                f"{obj.name} was not made in the strategy's scope, so that it is on no parameter server, and a worker "
+                "would change a copy of it. HINT: create it in `with strategy.scope():`."
+            )
+        if isinstance(obj, ByReference):
+            return obj.reference()
+        if kind is Function:
+            return _function(obj)
+        if kind is Optimizer and obj.elsewhere is not None:
+            return find_optimizer, (obj.elsewhere, obj.transform, obj.trainable_variables)
+        inherited = cast("Any", super())
+        if isinstance(obj, FunctionType) and _of_user(obj.__module__):
+            return cast("Any", self)._dynamic_function_reduce(obj)
+        return inherited.reducer_override(obj)
+
+
+def _function(function: Function[..., Any]) -> tuple[Any, tuple[Any, ...]]:
+    python_function = function.python_function
+    owner = getattr(python_function, "__self__", None)
+    if owner is not None:
+        return getattr, (owner, python_function.__name__)
+    return find_function, (id(function), python_function, function.input_signature, function.donated)
+
+
+_LIBRARIES = tuple(
+    str(Path(path).resolve()) for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+)
+_OWN = str(Path(__file__).resolve().parents[1])
+
+
+def _of_user(name: str | None) -> bool:
+    """Whether a module is neither Python's, an installed library's nor this one, so that a worker may not have it."""
+    path = getattr(sys.modules.get(name or ""), "__file__", None)
+    if path is None:
+        return False
+    resolved = str(Path(path).resolve())
+    return not resolved.startswith((*_LIBRARIES, _OWN))

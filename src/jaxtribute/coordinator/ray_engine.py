@@ -1,0 +1,193 @@
+"""Processes of a cluster as Ray actors: placed by resources, restarted by Ray when they end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import Any
+
+import ray
+
+from jaxtribute.coordinator.engines import Back, Lost, make_task
+from jaxtribute.coordinator.server_task import TaskSettings
+from jaxtribute.coordinator.transport import Endpoint, own_host
+from jaxtribute.errors import DeadlineError
+
+_THREADS = 4
+_STORE_BYTES = 100 << 20
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "JAXTRIBUTE_RAY_TASK": "1",
+}
+
+
+class TaskActor:
+    """One task in a process of its own."""
+
+    def __init__(self, role: str, index: int, settings: TaskSettings, remote: bool, *arguments: Any) -> None:
+        host = own_host() if remote else None
+        self._task = make_task(role, index, settings, host, *arguments)
+        self._thread = threading.Thread(target=self._task.run, name=f"jaxtribute-{role}-{index}", daemon=True)
+        self._thread.start()
+
+    def endpoint(self) -> Endpoint:
+        """Where it can be reached."""
+        return self._task.endpoint
+
+    def pid(self) -> int:
+        """The process."""
+        return os.getpid()
+
+    def define(self, key: int, blob: bytes) -> None:
+        """Brings code."""
+        self._task.define(key, blob)
+
+    def take(self, closure: int) -> Any:
+        """A result of a worker."""
+        return self._task.take(closure)
+
+    def serve(self) -> None:
+        """Returns when the task has ended: whoever waits for it notices that."""
+        self._thread.join()
+
+    def stop(self) -> None:
+        """Ends the task."""
+        self._task.stop()
+
+
+class RayEngine:
+    """The tasks as Ray actors.
+
+    Args:
+      settings: what all tasks are told.
+      address: of the Ray cluster; None for a local one of this process, unless it is connected to one already.
+      remote: whether tasks may be on other machines.
+      resources: a custom resource that the node of each task offers, as `jd.Server` gives it.
+    """
+
+    def __init__(
+        self, settings: TaskSettings, address: str | None = None, *, remote: bool = False, resources: bool = False
+    ) -> None:
+        self._settings, self._remote, self._resources = settings, remote, resources
+        self._owns = not ray.is_initialized()
+        if self._owns:
+            connect(address, settings.folder)
+        self.host = own_host() if remote else None
+        self._actors: dict[tuple[str, int], Any] = {}
+        self._arguments: dict[tuple[str, int], tuple[Any, ...]] = {}
+        self._stopping = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def launch(self, role: str, index: int, *arguments: Any) -> None:
+        """Starts an actor."""
+        options: dict[str, Any] = {
+            "num_cpus": 0,
+            "max_restarts": -1,
+            "max_concurrency": _THREADS,
+            "runtime_env": {"env_vars": _variables(role)},
+        }
+        if self._resources and role in ("ps", "worker"):
+            options["resources"] = {resource_of(role, index): 1}
+        actor: Any = ray.remote(TaskActor)
+        self._actors[role, index] = actor.options(**options).remote(
+            role, index, self._settings, self._remote, *arguments
+        )
+
+    def endpoint(self, role: str, index: int, timeout_s: float) -> Endpoint:
+        """Where a task can be reached, once it runs.
+
+        Raises:
+          DeadlineError: it does not run in time.
+        """
+        try:
+            return ray.get(self._actors[role, index].endpoint.remote(), timeout=timeout_s)
+        except ray.exceptions.GetTimeoutError:
+            raise DeadlineError(
+                f"{role} {index} has not started within {timeout_s:.0f} s. HINT: does a node of the Ray cluster offer "
+                f"what it needs{f' ({resource_of(role, index)})' if self._resources else ''}? See `ray status`."
+            ) from None
+
+    def define(self, role: str, index: int, key: int, blob: bytes) -> None:
+        """Brings code to a task."""
+        self._actors[role, index].define.remote(key, blob)
+
+    def take(self, index: int, closure: int) -> Any:
+        """A worker's result; None if the worker is gone."""
+        with contextlib.suppress(ray.exceptions.RayError):
+            return ray.get(self._actors["worker", index].take.remote(closure), timeout=60)
+        return None
+
+    def pid(self, role: str, index: int) -> int:
+        """The process of a task."""
+        return ray.get(self._actors[role, index].pid.remote(), timeout=60)
+
+    def watch(self, lost: Lost, back: Back) -> None:
+        """Begins to watch."""
+        self._watcher = threading.Thread(target=self._watch, args=(lost, back), name="jaxtribute-watch", daemon=True)
+        self._watcher.start()
+
+    def _watch(self, lost: Lost, back: Back) -> None:
+        serving = {actor.serve.remote(): task for task, actor in self._actors.items()}
+        returning: dict[Any, tuple[str, int]] = {}
+        while not self._stopping.is_set():
+            ready, _ = ray.wait([*serving, *returning], num_returns=1, timeout=0.2)
+            for ref in ready:
+                if self._stopping.is_set():
+                    return
+                if ref in serving:
+                    role, index = serving.pop(ref)
+                    lost(role, index)
+                    returning[self._ask(role, index)] = role, index
+                    continue
+                role, index = returning.pop(ref)
+                try:
+                    endpoint = ray.get(ref)
+                except ray.exceptions.RayError:
+                    self._stopping.wait(0.2)  # Ray is starting it again
+                    returning[self._ask(role, index)] = role, index
+                    continue
+                serving[self._actors[role, index].serve.remote()] = role, index
+                back(role, index, endpoint if isinstance(endpoint, Endpoint) else None)
+
+    def _ask(self, role: str, index: int) -> Any:
+        actor = self._actors[role, index]
+        return (actor.pid if role == "worker" else actor.endpoint).remote()
+
+    def stop(self) -> None:
+        """Ends all actors, and Ray if this object started it."""
+        self._stopping.set()
+        if self._watcher is not None:
+            self._watcher.join()
+        for actor in self._actors.values():
+            ray.kill(actor)
+        self._actors.clear()
+        if self._owns:
+            ray.shutdown()
+
+
+def connect(address: str | None, folder: str) -> None:
+    """Joins a Ray cluster, or starts a small one on this machine that is gone with this process."""
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+    if address is not None:
+        ray.init(address, **options)
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(
+        num_cpus=1,
+        object_store_memory=_STORE_BYTES,
+        include_dashboard=False,
+        _temp_dir=f"{folder}/ray",
+        **options,
+    )
+
+
+def resource_of(role: str, index: int) -> str:
+    """The Ray resource that the node of a task offers."""
+    return f"jaxtribute-{role}-{index}"
+
+
+def _variables(role: str) -> dict[str, str]:
+    # Servers compute on the CPU; each process is one of several on its machine.
+    return {**_ENVIRONMENT, "JAX_PLATFORMS": "cpu"} if role != "worker" else dict(_ENVIRONMENT)

@@ -1,0 +1,38 @@
+"""A server's state in a file: an uncompressed NumPy archive, and its header as JSON inside."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxtribute.coordinator.wire import Header
+
+
+def write(path: Path, header: Header, arrays: Sequence[Any]) -> None:
+    """Writes a state so that `path` never names half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    specs = [[np.asarray(array).dtype.name, np.shape(array)] for array in arrays]
+    text = json.dumps({"header": header, "specs": specs})
+    # Bytes: NumPy's format does not know element types such as bfloat16.
+    flat = {f"a{i}": np.ascontiguousarray(array).reshape(-1).view(np.uint8) for i, array in enumerate(arrays)}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        np.savez(file, allow_pickle=False, header=np.array(text), **flat)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read(path: Path) -> tuple[Header, list[np.ndarray[Any, Any]]]:
+    """Reads what `write` wrote."""
+    with np.load(path, allow_pickle=False) as archive:
+        described = json.loads(str(archive["header"]))
+        arrays = [
+            archive[f"a{i}"].view(np.dtype(name)).reshape(shape) for i, (name, shape) in enumerate(described["specs"])
+        ]
+    return described["header"], arrays

@@ -1,0 +1,56 @@
+"""Starting a cluster's processes for a resolver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxtribute.coordinator.cluster import Cluster
+from jaxtribute.coordinator.engines import Engine, ThreadEngine
+from jaxtribute.coordinator.server_task import TaskSettings
+from jaxtribute.coordinator.transport import Folder, Keys
+from jaxtribute.errors import ArgumentError
+
+
+def start_cluster(resolver: Any, address: str | None, **options: Any) -> Cluster:
+    """Starts the servers and workers that a resolver describes, on Ray.
+
+    Args:
+      resolver: a cluster resolver, or a map of job names to addresses.
+      address: of a Ray cluster.
+      options: those of `Cluster`.
+
+    Raises:
+      ArgumentError: there are no servers or no workers.
+    """
+    servers, workers = tasks_of(resolver)
+    from jaxtribute.coordinator.ray_engine import RayEngine
+
+    remote = address is not None
+    folder = Folder()
+    settings = TaskSettings(folder.path, Keys.make() if remote else None)
+    engine: Engine = RayEngine(settings, address, remote=remote)
+    return Cluster(engine, folder, settings, servers=servers, workers=workers, **options)
+
+
+def start_in_threads(servers: int, workers: int, **options: Any) -> Cluster:
+    """A cluster whose servers and workers are threads of this process: for tests, and for debugging."""
+    folder = Folder()
+    settings = TaskSettings(folder.path)
+    return Cluster(ThreadEngine(settings), folder, settings, servers=servers, workers=workers, **options)
+
+
+def tasks_of(resolver: Any) -> tuple[int, int]:
+    """How many servers and workers a resolver describes.
+
+    Raises:
+      ArgumentError: none.
+    """
+    spec = resolver.cluster_spec() if hasattr(resolver, "cluster_spec") else resolver
+    jobs: dict[str, Any] = spec.as_dict() if hasattr(spec, "as_dict") else dict(spec)
+    counts = len(jobs.get("ps", ())), len(jobs.get("worker", ()))
+    if not all(counts):
+        raise ArgumentError(
+            f"the cluster has {counts[0]} parameter servers and {counts[1]} workers: {jobs}. "
+            "HINT: give the cluster spec the jobs 'ps' and 'worker', with at least one task each."
+        )
+    return counts

@@ -1,0 +1,242 @@
+"""Carrying messages: ZeroMQ within a machine over a private folder, between machines over TCP with CURVE keys."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+_BUFFER = 4 << 20
+_LINGER_MS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The CURVE keys of one cluster: one pair for those who are called, one for those who call.
+
+    They are made by the coordinator and reach the other processes through Ray alone.
+    """
+
+    called_public: bytes
+    called_secret: bytes
+    caller_public: bytes
+    caller_secret: bytes
+
+    @classmethod
+    def make(cls) -> Keys:
+        """New keys."""
+        return cls(*zmq.curve_keypair(), *zmq.curve_keypair())
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a process can be reached.
+
+    Attributes:
+      path: its socket's file, for processes that see the same folder.
+      tcp: its address for all others, `tcp://host:port`; empty where the cluster is one machine.
+    """
+
+    path: str
+    tcp: str = ""
+
+    def plain(self) -> dict[str, str]:
+        """As a map of strings, for a message."""
+        return asdict(self)
+
+
+class Folder:
+    """A private folder for the sockets of one machine's processes; removed by `close`."""
+
+    def __init__(self) -> None:
+        self.path = tempfile.mkdtemp(prefix="jd-")  # readable by this user alone
+
+    def close(self) -> None:
+        """Removes the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class Hub:
+    """The called side: answers any number of links.
+
+    Args:
+      folder: a private folder for the socket's file.
+      keys: the cluster's keys, with `host` the address under which other machines reach this one; without them only
+        processes of this machine can call.
+    """
+
+    def __init__(self, folder: str, keys: Keys | None = None, host: str | None = None) -> None:
+        self._context = zmq.Context(io_threads=1)
+        self._auth: ThreadAuthenticator | None = None
+        path = str(Path(folder) / uuid.uuid4().hex[:12])
+        self._local = self._socket(zmq.ROUTER)
+        self._local.bind(f"ipc://{path}")
+        self._sockets = [self._local]
+        tcp = ""
+        if keys is not None and host is not None:
+            tcp = self._listen(keys, host)
+        self.endpoint = Endpoint(path, tcp)
+        name = f"inproc://{uuid.uuid4().hex}"
+        self._waking, self._ringing = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
+        self._waking.bind(name)
+        self._ringing.connect(name)
+        self._ring_lock = threading.Lock()
+        self._poller = zmq.Poller()
+        for socket in (*self._sockets, self._waking):
+            self._poller.register(socket, zmq.POLLIN)
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        _tune(socket)
+        return socket
+
+    def _listen(self, keys: Keys, host: str) -> str:
+        self._auth = ThreadAuthenticator(self._context)
+        self._auth.start()
+        self._auth.configure_curve_callback("*", credentials_provider=_Known(keys.caller_public))
+        remote = self._socket(zmq.ROUTER)
+        remote.curve_server = True
+        remote.curve_publickey, remote.curve_secretkey = keys.called_public, keys.called_secret
+        port = remote.bind_to_random_port(f"tcp://{host}")
+        self._sockets.append(remote)
+        return f"tcp://{host}:{port}"
+
+    def receive(self, timeout_s: float | None) -> list[tuple[Any, list[Any]]]:
+        """All messages that have come: the route for the answer, and the frames. Waits for one, or for `wake`."""
+        ready = dict(self._poller.poll(None if timeout_s is None else timeout_s * 1e3))
+        found: list[tuple[Any, list[Any]]] = []
+        if self._waking in ready:
+            _drain(self._waking)
+        for socket in self._sockets:
+            if socket in ready:
+                found.extend(((socket, frames[0].bytes), frames[1:]) for frames in _all(socket))
+        return found
+
+    def send(self, route: Any, frames: Sequence[Any]) -> None:
+        """Answers; a caller that is gone is no error."""
+        socket, identity = route
+        with contextlib.suppress(zmq.ZMQError):
+            socket.send_multipart([identity, *frames], copy=False)
+
+    def wake(self) -> None:
+        """Ends a `receive` of another thread."""
+        with self._ring_lock, contextlib.suppress(zmq.ZMQError):
+            self._ringing.send(b"", zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Closes the sockets; what is unsent has a moment to leave."""
+        if self._auth is not None:
+            self._auth.stop()
+        with self._ring_lock:
+            for socket in (*self._sockets, self._waking, self._ringing):
+                socket.close(_LINGER_MS)
+        self._context.term()
+        Path(self.endpoint.path).unlink(missing_ok=True)
+
+
+class Link:
+    """The calling side: one connection to a hub, for one thread at a time.
+
+    Args:
+      endpoint: the hub's.
+      keys: the cluster's keys, for a hub on another machine.
+    """
+
+    def __init__(self, endpoint: Endpoint, keys: Keys | None = None) -> None:
+        self.endpoint = endpoint
+        self._context = zmq.Context(io_threads=1)
+        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        _tune(self.socket)
+        if endpoint.path and Path(endpoint.path).exists():
+            self.socket.connect(f"ipc://{endpoint.path}")
+            return
+        if keys is not None:
+            self.socket.curve_serverkey = keys.called_public
+            self.socket.curve_publickey, self.socket.curve_secretkey = keys.caller_public, keys.caller_secret
+        self.socket.connect(endpoint.tcp or f"ipc://{endpoint.path}")
+
+    def send(self, frames: Sequence[Any]) -> None:
+        """Sends a message; it is kept while the connection is being made."""
+        self.socket.send_multipart(frames, copy=False)
+
+    def receive(self, timeout_s: float) -> list[Any] | None:
+        """The frames of the next message, or None after `timeout_s` seconds."""
+        if not self.socket.poll(timeout_s * 1e3):
+            return None
+        return self.socket.recv_multipart(copy=False)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self.socket.close(_LINGER_MS)
+        self._context.term()
+
+
+class _Known:
+    """Admits the callers that hold the cluster's key."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether `key`, in binary, is the known one."""
+        del domain
+        return cast("bytes", zmq.utils.z85.encode(key)) == self._key
+
+
+def own_host() -> str:
+    """The address under which Ray's other nodes know this one."""
+    import ray
+
+    return ray.util.get_node_ip_address()
+
+
+def deadline(seconds: float) -> Callable[[], float]:
+    """A function that tells how many seconds are left, at least 0."""
+    end = time.monotonic() + seconds
+    return lambda: max(0.0, end - time.monotonic())
+
+
+@contextlib.contextmanager
+def environment(**variables: str) -> Generator[None]:
+    """Environment variables that hold inside a `with` block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _tune(socket: zmq.Socket[bytes]) -> None:
+    socket.setsockopt(zmq.SNDHWM, 0)  # a full queue would block or drop; requests are bounded by who waits for them
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.SNDBUF, _BUFFER)
+    socket.setsockopt(zmq.RCVBUF, _BUFFER)
+
+
+def _all(socket: zmq.Socket[bytes]) -> Generator[list[Any]]:
+    while True:
+        try:
+            yield socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return
+
+
+def _drain(socket: zmq.Socket[bytes]) -> None:
+    for _ in _all(socket):
+        pass

@@ -1,0 +1,236 @@
+"""The loop of one worker: closures in, results out, with the worker's own view of the cluster's variables."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+
+from jaxtribute.coordinator import pickling
+from jaxtribute.coordinator.access import Access
+from jaxtribute.coordinator.client import Client, ServerLostError
+from jaxtribute.coordinator.results import NotPlainError, decode, encode
+from jaxtribute.coordinator.server_task import TaskSettings
+from jaxtribute.coordinator.transport import Endpoint, Link, deadline
+from jaxtribute.coordinator.variable import Description, ServerVariable
+from jaxtribute.coordinator.wire import Header, pack, unpack
+from jaxtribute.errors import ClusterError, DeadlineError, OutOfRangeError
+from jaxtribute.execution.function import Function
+from jaxtribute.optimizer import Optimizer
+
+_LOG = logging.getLogger(__name__)
+_POLL_S = 0.2
+
+
+class _Here(threading.local):
+    index: int | None = None
+
+
+_here = _Here()
+
+
+def current_worker_index() -> int | None:
+    """The number of the worker that runs the calling function; None elsewhere.
+
+    Source: `tf.distribute.coordinator.experimental_get_current_worker_index`.
+    """
+    return _here.index
+
+
+class WorkerTask:
+    """A worker, wherever it runs: `run` serves until `stop`.
+
+    Args:
+      index: its number.
+      settings: the cluster's.
+      coordinator: where the coordinator is called.
+      staleness: how many of its own pushes the values that it computes with may be behind.
+      timeout_s: how long a server may take to answer.
+    """
+
+    def __init__(
+        self, index: int, settings: TaskSettings, coordinator: Endpoint, staleness: int, timeout_s: float
+    ) -> None:
+        self._index, self._timeout_s = index, timeout_s
+        self._settings, self._coordinator = settings, coordinator
+        self._staleness = staleness
+        self._blobs: dict[int, bytes] = {}
+        self._arrived = threading.Condition()
+        self._odd: dict[int, Any] = {}
+        self._stopping = threading.Event()
+        self._inbox: deque[tuple[Header, list[Any]]] = deque()
+        self._calls: dict[int, Any] = {}
+        self._variables: dict[int, ServerVariable] = {}
+        self._functions: dict[int, Function[..., Any]] = {}
+        self._optimizers: dict[int, Optimizer] = {}
+        self._resources: dict[int, Any] = {}
+        self._running: tuple[int, int] = (0, 0)
+        self._pushes = 0
+        self._floor = 0
+
+    # What Ray, or a test, calls from other threads.
+
+    def define(self, key: int, blob: bytes) -> None:
+        """Takes a function with the structure of its arguments."""
+        with self._arrived:
+            self._blobs[key] = blob
+            self._arrived.notify_all()
+
+    def take(self, closure: int) -> Any:
+        """A result, or an error, that is no plain structure."""
+        return self._odd.pop(closure, None)
+
+    def stop(self) -> None:
+        """Ends `run`, after what is running."""
+        self._stopping.set()
+
+    # References of pickled functions.
+
+    def variable(self, description: Description) -> ServerVariable:
+        """The variable of that description."""
+        found = self._variables.get(description.key)
+        if found is None:
+            found = self._variables[description.key] = ServerVariable.described(description, self.strategy)
+        return found
+
+    def function(self, key: int, python_function: Any, signature: Any, donated: Any) -> Function[..., Any]:
+        """The compiled function of that number."""
+        if key not in self._functions:
+            self._functions[key] = Function(python_function, signature, donated)
+        return self._functions[key]
+
+    def optimizer(self, remote: Any, transform: Any, variables: Any) -> Optimizer:
+        """The optimizer of that number."""
+        if remote.key not in self._optimizers:
+            self.strategy.extended.known_optimizer = remote
+            self._optimizers[remote.key] = Optimizer(transform, variables)
+        return self._optimizers[remote.key]
+
+    def resource(self, key: int, blob: bytes) -> Any:
+        """What a function makes once on each worker."""
+        if key not in self._resources:
+            self._resources[key] = pickling.loads(blob)()
+        return self._resources[key]
+
+    # The loop.
+
+    def run(self) -> None:
+        """Serves until `stop`."""
+        from jaxtribute.strategies.parameter_server import ParameterServerStrategy
+
+        self._link = Link(self._coordinator, self._settings.keys)
+        self._client = Client(self._settings.keys, self._timeout_s, self._check)
+        access = Access(self._client, self._token)
+        access.staleness, access.next_is = self._staleness, self._next_is
+        self.strategy = ParameterServerStrategy.of_worker(access)
+        pickling.live_here(self)
+        _here.index = self._index
+        try:
+            self._link.send(pack({"t": "hello", "w": self._index}))
+            while not self._stopping.is_set():
+                message = self._next(_POLL_S)
+                if message is not None:
+                    self._handle(*message)
+        finally:
+            pickling.live_here(None)
+            _here.index = None
+            self._client.close()
+            self._link.close()
+
+    def _next(self, timeout_s: float) -> tuple[Header, list[Any]] | None:
+        if self._inbox:
+            return self._inbox.popleft()
+        frames = self._link.receive(timeout_s)
+        return None if frames is None else unpack(frames)
+
+    def _drain(self) -> None:
+        """Takes what has come meanwhile."""
+        while (frames := self._link.receive(0)) is not None:
+            self._inbox.append(unpack(frames))
+
+    def _check(self) -> None:
+        """Ends a wait for a server that is not there any more."""
+        self._drain()
+        if self._stopping.is_set() or any(header["t"] in ("servers", "stop") for header, _ in self._inbox):
+            raise ServerLostError("a parameter server was restarted while it was waited for. HINT: try again.")
+
+    def _next_is(self) -> bool:
+        """Whether the next thing to do is the same function again."""
+        self._drain()
+        return bool(self._inbox) and self._inbox[0][0].get("d") == self._running[1]
+
+    def _token(self) -> Header:
+        self._pushes += 1
+        return {"once": [self._running[0], self._pushes], "floor": self._floor}
+
+    def _handle(self, header: Header, arrays: Sequence[Any]) -> None:
+        if header["t"] == "stop":
+            self._stopping.set()
+        elif header["t"] == "servers":
+            self._client.connect([Endpoint(**server) for server in header["servers"]], header["epoch"])
+        else:
+            self._run(header, arrays)
+
+    def _run(self, header: Header, arrays: Sequence[Any]) -> None:
+        key = header["c"]
+        self._running, self._pushes, self._floor = (key, header["d"]), 0, header["f"]
+        reply: Header = {"t": "done", "w": self._index, "c": key}
+        values: list[Any] = []
+        start = time.perf_counter()
+        try:
+            function, arguments = self._call(header["d"])
+            with self.strategy.scope():
+                args, kwargs = arguments([decode(plain, iter_) for iter_ in [iter(arrays)] for plain in header["v"]])
+                result = function(*args, **kwargs)
+            self._encode(key, result, reply, values)
+            reply |= {"ok": 1, "s": time.perf_counter() - start}
+        except ServerLostError:
+            reply["lost"] = 1
+        except BaseException as error:  # noqa: BLE001 (the coordinator raises it)
+            self._fail(key, error, reply)
+        self._link.send(pack(reply, values))
+
+    def _encode(self, key: int, result: Any, reply: Header, values: list[Any]) -> None:
+        try:
+            reply["v"] = encode(result, values)
+        except NotPlainError:
+            values.clear()
+            cloudpickle.dumps(result)  # it is the user's function that must fail, not the coordinator
+            self._odd[key] = result
+            reply["odd"] = 1
+
+    def _fail(self, key: int, error: BaseException, reply: Header) -> None:
+        if isinstance(error, StopIteration):
+            error = OutOfRangeError("the data of this worker has ended. HINT: repeat() it, or schedule fewer steps.")
+        trace = "".join(traceback.format_exception(error))
+        reply |= {"ok": 0, "error": f"{type(error).__name__}: {error}", "trace": trace}
+        try:
+            error.__traceback__ = error.__cause__ = error.__context__ = None
+            cloudpickle.loads(cloudpickle.dumps(error))
+        except Exception:  # noqa: BLE001 (its text has to do)
+            return
+        self._odd[key] = error
+        reply["odd"] = 1
+
+    def _call(self, key: int) -> tuple[Any, Callable[[list[Any]], Any]]:
+        """The function and what puts its arguments together."""
+        if key not in self._calls:
+            left = deadline(self._timeout_s)
+            with self._arrived:
+                if not self._arrived.wait_for(lambda: key in self._blobs, left()):
+                    raise DeadlineError(
+                        f"worker {self._index} has waited {self._timeout_s} s for a function that Ray should have "
+                        "brought. HINT: is the connection to the coordinator's node up?"
+                    )
+                blob = self._blobs.pop(key)
+            function, arguments = pickling.loads(blob)
+            if not callable(function):
+                raise ClusterError(f"{function!r} was scheduled. HINT: schedule a function.")
+            self._calls[key] = function, arguments
+        return self._calls[key]
