@@ -14,10 +14,7 @@ from processes import run_python
 
 HERE = Path(__file__).parent
 RECORDED: dict[str, dict[str, Any]] = json.loads((HERE / "tensorflow.json").read_text())
-NEEDS = {
-    "multi_worker": ["MultiWorkerMirroredStrategy"],
-    "parameter_server": ["ParameterServerStrategy", "coordinator", "cluster_resolver"],
-}
+NEEDS = {"parameter_server": ["ParameterServerStrategy", "coordinator", "cluster_resolver"]}
 TOLERANCE = 1e-4
 
 
@@ -45,6 +42,19 @@ def close(seen: dict[str, Any], recorded: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["custom_loop", "central_storage"])
 def test_program_ends_with_the_loss_of_tensorflow(name: str, tmp_path: Path) -> None:
     close(last_line(run_python(migrated(name, tmp_path))), RECORDED[name])
+
+
+def test_workers_end_with_the_losses_of_tensorflow(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = migrated("multi_worker", tmp_path)
+    capfd.readouterr()
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    assert main(["launch", "--workers", "2", "--devices-per-worker", "1", str(program)]) == 0
+    results = dict(line.split(" ", 1) for line in capfd.readouterr().out.split("\n") if "losses" in line)
+    assert sorted(results) == ["[0]", "[1]"]
+    for output in results.values():
+        close(json.loads(output), RECORDED["multi_worker"])
 
 
 @pytest.mark.parametrize("name", sorted(NEEDS))

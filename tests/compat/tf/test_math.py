@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -80,3 +81,26 @@ def test_variables_are_operands() -> None:
     variable = jd.Variable([3.0, 4.0])
     assert float(tf.norm(variable)) == 5.0
     assert tf.multiply(variable, 2.0).tolist() == [6.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "slope"),
+    [
+        (tf.abs, 0.0),
+        (lambda x: tf.maximum(x, 0.0), 1.0),
+        (lambda x: tf.minimum(x, 0.0), 1.0),
+        (lambda x: tf.clip_by_value(x, 0.0, 1.0), 1.0),
+        (tf.nn.relu, 0.0),
+        (tf.nn.leaky_relu, np.float32(0.2)),
+        (lambda x: tf.nn.sigmoid_cross_entropy_with_logits(labels=1.0, logits=x), -0.5),
+    ],
+)
+def test_gradients_at_zero_are_those_of_tensorflow(function: Any, slope: float) -> None:
+    assert float(jax.grad(function)(0.0)) == slope
+
+
+def test_what_is_no_number_stays_so() -> None:
+    nan = float("nan")
+    for found in (tf.maximum(nan, 1.0), tf.maximum(1.0, nan), tf.minimum(nan, 1.0), tf.minimum(1.0, nan), tf.abs(nan)):
+        assert np.isnan(found)
+    assert tf.abs([-3, 2]).tolist() == [3, 2]

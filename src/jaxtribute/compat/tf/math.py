@@ -46,6 +46,21 @@ def _reduction(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return call
 
 
+# The gradient where two branches meet is TensorFlow's: JAX's is 1 for |x| at 0, and half for each of two equal maxima.
+
+
+def _abs(x: Any) -> Any:
+    return x * jnp.sign(x) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.abs(x)
+
+
+def _maximum(x: Any, y: Any) -> Any:
+    return jnp.where((x >= y) | (x != x), x, y)
+
+
+def _minimum(x: Any, y: Any) -> Any:
+    return jnp.where((x <= y) | (x != x), x, y)
+
+
 def _sum(x: Any, axis: Any, keepdims: bool) -> Any:
     return jnp.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
 
@@ -59,7 +74,7 @@ def _prod(x: Any, axis: Any, keepdims: bool) -> Any:
     return jnp.prod(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
 
 
-abs = _unary(jnp.abs, "abs")
+abs = _unary(_abs, "abs")
 ceil = _unary(jnp.ceil, "ceil")
 cos = _unary(jnp.cos, "cos")
 exp = _unary(jnp.exp, "exp")
@@ -94,8 +109,8 @@ less = _binary(jnp.less, "less")
 less_equal = _binary(jnp.less_equal, "less_equal")
 logical_and = _binary(jnp.logical_and, "logical_and")
 logical_or = _binary(jnp.logical_or, "logical_or")
-maximum = _binary(jnp.maximum, "maximum")
-minimum = _binary(jnp.minimum, "minimum")
+maximum = _binary(_maximum, "maximum")
+minimum = _binary(_minimum, "minimum")
 multiply = _binary(jnp.multiply, "multiply")
 not_equal = _binary(jnp.not_equal, "not_equal")
 pow = _binary(jnp.power, "pow")
@@ -138,7 +153,7 @@ def add_n(inputs: Any, name: str | None = None) -> Any:
 def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
     """Limits each element. Source: `tf.clip_by_value`."""
     del name
-    return jnp.clip(as_tensor(t), number_or_tensor(clip_value_min), number_or_tensor(clip_value_max))
+    return _minimum(_maximum(as_tensor(t), number_or_tensor(clip_value_min)), number_or_tensor(clip_value_max))
 
 
 def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False, name: str | None = None) -> Any:

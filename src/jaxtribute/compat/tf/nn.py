@@ -24,7 +24,8 @@ def relu(features: Any, name: str | None = None) -> Any:
 def leaky_relu(features: Any, alpha: float = 0.2, name: str | None = None) -> Any:
     """Returns `features`, times `alpha` where negative. Source: `tf.nn.leaky_relu`."""
     del name
-    return jax.nn.leaky_relu(as_tensor(features), alpha)
+    x = as_tensor(features)
+    return jnp.where(x > 0, x, alpha * x)
 
 
 def elu(features: Any, name: str | None = None) -> Any:
@@ -116,7 +117,7 @@ def sigmoid_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None
     """Returns one loss an element, of the shape of `logits`. Source: `tf.nn.sigmoid_cross_entropy_with_logits`."""
     del name
     labels, logits = as_tensor(labels), as_tensor(logits)
-    return jnp.maximum(logits, 0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+    return jax.nn.softplus(logits) - logits * labels
 
 
 def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None) -> Any:
