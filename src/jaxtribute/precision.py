@@ -157,7 +157,7 @@ class LossScale(ABC):
             result = fn(*args, **kwargs)
             value = jnp.asarray(result[0] if has_aux else result)
             # A scaled loss of half precision would soon be infinite.
-            return value.astype(jnp.promote_types(value.dtype, jnp.float32)) * self.value, result
+            return _full(value) * self.value, result
 
         def call(*args: Any, **kwargs: Any) -> Any:
             (_, result), grads = value_and_grad(scaled, variables, has_aux=True)(*args, **kwargs)
@@ -244,9 +244,14 @@ def _times(nest: Any, factor: Any) -> Any:
         if not jnp.issubdtype(array.dtype, jnp.floating):
             return leaf
         # In float16 the factor itself may be too large.
-        return (array.astype(jnp.promote_types(array.dtype, jnp.float32)) * factor).astype(array.dtype)
+        return (_full(array) * factor).astype(array.dtype)
 
     return jax.tree.map(one, nest)
+
+
+def _full(array: jax.Array) -> jax.Array:
+    """The array in single precision at least."""
+    return array.astype(jnp.float32) if array.dtype.itemsize < np.dtype(np.float32).itemsize else array
 
 
 def _dtype(name: str, text: str) -> Any:
