@@ -46,9 +46,13 @@ def test_an_error_is_logged_at_once_and_raised_once(caplog: pytest.LogCaptureFix
 def test_at_the_end_of_the_program_all_saves_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     saves, go = Background(), threading.Event()
     idle = Background()
-    saves.start(lambda: go.wait(60) and None)
+
+    def save() -> None:
+        assert go.wait(60)
+
+    saves.start(save)
     threading.Timer(0.05, go.set).start()
-    background._settle_all()
+    background.settle_all()
     assert not saves.busy
     saves.wait()
     idle.settle()

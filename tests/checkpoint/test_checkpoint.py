@@ -64,7 +64,13 @@ def test_local_values_of_the_replicas_come_back_on_as_many_replicas(tmp_path: Pa
 
     two = STRATEGIES["mirrored 2"]()
     variable = rows(two)
-    two.run(lambda: variable.assign(jd.get_replica_context().replica_id_in_sync_group.astype(jnp.float32) + 1))
+
+    def write() -> None:
+        context = jd.get_replica_context()
+        assert context is not None
+        variable.assign(context.replica_id_in_sync_group.astype(jnp.float32) + 1)
+
+    two.run(write)
     jd.Checkpoint(v=variable).write(tmp_path / "rows", block=True)
     again, more = rows(STRATEGIES["mirrored 2"]()), rows(STRATEGIES["mirrored 4"]())
     jd.Checkpoint(v=again).read(tmp_path / "rows")
@@ -81,7 +87,7 @@ def test_plain_orbax_reads_it(tmp_path: Path) -> None:
         found = checkpointer.restore(path / "state")
     kernel = np.asarray(program.model["kernel"].read_value())
     np.testing.assert_array_equal(found["model.kernel"], kernel)
-    np.testing.assert_array_equal(v1.load(path)["model.kernel"], kernel)
+    np.testing.assert_array_equal(v1.load(str(path))["model.kernel"], kernel)
     assert found["step"] == 5
     described = json.loads((path / "jaxtribute.json").read_text())["values"]
     flat = described["optimizer.dense.kernel.mu"]

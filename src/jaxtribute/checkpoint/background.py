@@ -64,7 +64,8 @@ class Background:
             thread.join()
 
 
-def _settle_all() -> None:
+def settle_all() -> None:
+    """Waits for all saves, at the end of the program."""
     for one in list(_running):
         one.settle()
 
@@ -72,4 +73,4 @@ def _settle_all() -> None:
 # Not `atexit`, which comes after the threads that Orbax writes with have been told to end: what is registered last
 # is called first.
 import_module("concurrent.futures.thread")
-threading._register_atexit(_settle_all)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+threading._register_atexit(settle_all)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]

@@ -18,7 +18,8 @@ def test_a_program_without_these_libraries_does_not_load_them() -> None:
     run_python("""
         import sys
         import jaxtribute as jd
-                assert adapter_of(object()) is None
+        from jaxtribute.checkpoint.models import adapter_of
+        assert adapter_of(object()) is None
         assert not {"flax", "keras"} & set(sys.modules)
     """)
 
@@ -42,7 +43,7 @@ def test_flax(tmp_path: Path) -> None:
     def state(value: Any) -> list[Any]:
         leaves = jax.tree.leaves(nnx.state(value))
         return [
-            jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+            jax.random.key_data(leaf) if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
             for leaf in leaves
         ]
 

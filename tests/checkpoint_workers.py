@@ -1,0 +1,61 @@
+"""What the workers of a cluster do in the tests of checkpoints; `worker_programs` has their strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+import jaxtribute as jd
+import worker_programs
+from checkpoint_programs import Program, advance, build
+
+
+def _program() -> Program:
+    return build(worker_programs.strategy())
+
+
+def save(path: str) -> dict[str, Any]:
+    """Saves a state to `path` and returns it, with what each iterator still gives to this worker."""
+    program = _program()
+    advance(program)
+    program.checkpoint.write(path, block=True)
+    return {"state": program.state(), "rest": program.rest()}
+
+
+def restore(paths: list[str]) -> list[dict[str, Any]]:
+    """Restores each checkpoint; returns the states, each with the rows that are still to come."""
+    found: list[dict[str, Any]] = []
+    for path in paths:
+        program = _program()
+        program.checkpoint.read(path)
+        found.append({"state": program.state(), "rest": program.rest()})
+    return found
+
+
+def manage(directory: str) -> dict[str, Any]:
+    """A manager's life: saves in the background, beside steps; an error; the latest."""
+    strategy = worker_programs.strategy()
+    with strategy.scope():
+        value = jd.Variable(0.0, aggregation=jd.VariableAggregation.SUM)
+    checkpoints = jd.CheckpointManager(jd.Checkpoint(v=value), directory, max_to_keep=2)
+    first = checkpoints.restore_or_initialize()
+
+    @jd.function
+    def step() -> None:
+        strategy.run(lambda: value.assign_add(jnp.float32(1)))
+
+    for _ in range(3):
+        step()
+        checkpoints.save()
+    checkpoints.wait()
+    value.assign(0.0)
+    latest = checkpoints.restore_or_initialize()
+    kept = [path.rpartition("/")[2] for path in checkpoints.checkpoints]
+    broken = jd.Checkpoint(v=value)
+    text = ""
+    try:
+        broken.write("/dev/null/here" if worker_programs.rank() == 0 else f"{directory}/x", block=True)
+    except jd.errors.CheckpointError as error:
+        text = str(error)
+    return {"first": first, "latest": latest, "value": float(value), "kept": kept, "error": text}
