@@ -14,6 +14,7 @@ from jaxtribute.input.batches import as_batch
 from jaxtribute.input.placement import to_devices
 from jaxtribute.input.splitting import Shard
 from jaxtribute.input.steps import cut
+from jaxtribute.integrations.keras import workers
 from jaxtribute.values.distributed import PerReplica
 
 if TYPE_CHECKING:
@@ -79,8 +80,10 @@ class DistributedAdapter(DataAdapter):
         return
 
 
-def adapted(x: Any) -> Any:
-    """`x` as Keras can read it."""
+def adapted(x: Any, strategy: Strategy) -> Any:
+    """`x` as Keras can read it under `strategy`."""
+    if workers.several(strategy):
+        x = workers.sharded(x, strategy)
     return DistributedAdapter(x) if isinstance(x, (DistributedDataset, DistributedIterator)) else x
 
 

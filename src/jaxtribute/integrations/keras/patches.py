@@ -12,14 +12,15 @@ from keras.src.backend.jax import nn
 from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
 from keras.src.layers import BatchNormalization
 from keras.src.losses import loss
+from keras.src.models.model import Model
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.trainers.trainer import Trainer
 
 from jaxtribute import context as contexts
-from jaxtribute.errors import ConfigError
-from jaxtribute.integrations.keras import trainer
-from jaxtribute.integrations.keras.data import adapted
+from jaxtribute.errors import ArgumentError, ConfigError
+from jaxtribute.integrations.keras import trainer, workers
+from jaxtribute.integrations.keras.data import DistributedAdapter, adapted
 from jaxtribute.integrations.keras.share import (
     synchronizable,
     whole_batch_gradients,
@@ -30,7 +31,8 @@ from jaxtribute.integrations.keras.variables import new_variable
 
 Method = Callable[..., Any]
 
-_IN_SCOPE = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+_SHOWN = ("fit", "evaluate", "predict")
+_IN_SCOPE = (*_SHOWN, "train_on_batch", "test_on_batch", "predict_on_batch")
 _MAKERS = {
     "train_function": trainer.make_train_function,
     "test_function": trainer.make_test_function,
@@ -54,11 +56,14 @@ def patch() -> None:
     _replace(Trainer, "compile", _in_scope(Trainer.compile))  # where Keras looks whether a model has its own
     for name in _IN_SCOPE:
         _replace(JAXTrainer, name, _in_scope(getattr(JAXTrainer, name)))
+    for name in ("save", "save_weights", "export"):
+        _replace(Model, name, _written_once(getattr(Model, name)))
     for name, make in _MAKERS.items():
         _replace(JAXTrainer, f"make_{name}", _making(getattr(JAXTrainer, f"make_{name}"), name, make))
     _replace(JAXTrainer, "_get_jax_state", _stateless(JAXTrainer._get_jax_state))  # pyright: ignore[reportPrivateUsage]
     _replace(JAXEpochIterator, "__init__", _adapting(JAXEpochIterator.__init__))
     _replace(JAXEpochIterator, "_get_iterator", _on_host(JAXEpochIterator._get_iterator))  # pyright: ignore[reportPrivateUsage]
+    _replace(JAXEpochIterator, "_interrupted_warning", _expected(JAXEpochIterator._interrupted_warning))  # pyright: ignore[reportPrivateUsage]
     _replace(loss, "reduce_weighted_values", whole_batch_losses(loss.reduce_weighted_values))
     _replace(nn, "moments", whole_batch_moments(nn.moments))
     _replace(BatchNormalization, "__init__", synchronizable(BatchNormalization.__init__))
@@ -89,8 +94,21 @@ def _in_scope(original: Method) -> Method:
         strategy = trainer.strategy_of(self)
         if strategy is None:
             return original(self, *args, **kwargs)
+        if original.__name__ in _SHOWN and not workers.is_first(strategy):
+            args, kwargs = workers.silenced(original, self, args, kwargs)
         with strategy.scope():
             return original(self, *args, **kwargs)
+
+    return method
+
+
+def _written_once(original: Method) -> Method:
+    """`save` and its like: of several workers the first writes the file."""
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = trainer.strategy_of(self)
+        return original(self, *args, **kwargs) if strategy is None or workers.is_first(strategy) else None
 
     return method
 
@@ -126,9 +144,28 @@ def _adapting(original: Method) -> Method:
 
     @functools.wraps(original)
     def init(self: Any, x: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, adapted(x), *args, **kwargs)
+        strategy = contexts.current().strategy
+        if not strategy.is_default:
+            x = adapted(x, strategy)
+            if isinstance(x, DistributedAdapter) and kwargs.get("class_weight") is not None:
+                raise ArgumentError(
+                    f"class_weight={kwargs['class_weight']!r} with a dataset that is distributed already. HINT: let "
+                    "the dataset give weights as the third part of its elements: (x, y, sample_weight)."
+                )
+        original(self, x, *args, **kwargs)
 
     return init
+
+
+def _expected(original: Method) -> Method:
+    """`_interrupted_warning`: a distributed dataset, whose length is not known, may end."""
+
+    @functools.wraps(original)
+    def method(self: Any) -> None:
+        if self.steps_per_epoch or not isinstance(self.data_adapter, DistributedAdapter):
+            original(self)
+
+    return method
 
 
 def _on_host(original: Method) -> Method:
@@ -136,8 +173,11 @@ def _on_host(original: Method) -> Method:
 
     @functools.wraps(original)
     def method(self: Any) -> Iterator[Any]:
-        if contexts.current().strategy.is_default:
+        strategy = contexts.current().strategy
+        if strategy.is_default:
             return original(self)
+        if workers.several(strategy):
+            return workers.in_one_order(self.data_adapter, strategy)
         return self.data_adapter.get_jax_iterator()
 
     return method

@@ -14,6 +14,7 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 
 from jaxtribute import context as contexts
 from jaxtribute.errors import ContextError
+from jaxtribute.integrations.keras.additivity import check_additive
 from jaxtribute.integrations.keras.merging import State, contributions, merged, start_of_layers, start_of_metrics
 from jaxtribute.integrations.keras.share import Share, entered
 
@@ -70,7 +71,7 @@ def train_step(model: Any, lists: Lists) -> Step:
                 new_trainable, layer_ends, new_optimizer, metric_ends = state
                 _, layers, metrics, logs = _reduced(model, lists, before, start, (layer_ends, metric_ends), logs, share)
             else:
-                ends, logs, grads = _local_gradients(model, before, start, batch, share)
+                ends, logs, grads = _local_gradients(model, lists, before, start, batch, share)
                 grads, layers, metrics, logs = _reduced(model, lists, before, start, ends, logs, share, grads)
                 share.reduced = True
                 new_trainable, new_optimizer = model.optimizer.stateless_apply(optimizer, grads, trainable)
@@ -133,7 +134,7 @@ def _changed(before: State, after: Sequence[Any]) -> list[Any]:
 
 
 def _local_gradients(
-    model: Any, before: Sequence[State], start: tuple[State, State], batch: Any, share: Share
+    model: Any, lists: Lists, before: Sequence[State], start: tuple[State, State], batch: Any, share: Share
 ) -> tuple[tuple[State, State], Logs, list[Any]]:
     """The standard training step up to where the optimizer takes over; gradients are this replica's share."""
     trainable, _, optimizer, _ = before
@@ -147,7 +148,13 @@ def _local_gradients(
 
     (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(trainable)
     unscaled, y_pred, layers, metrics = aux
-    logs, metrics = model._update_metrics_variables(metrics, unscaled, x, y, y_pred, sample_weight)
+
+    def update(values: State) -> tuple[Logs, State]:
+        return model._update_metrics_variables(values, unscaled, x, y, y_pred, sample_weight)
+
+    if not share.alone:
+        check_additive(model, lists.metrics, metrics, lambda values: update(values)[1])
+    logs, metrics = update(metrics)
     return (layers, metrics), logs, grads
 
 

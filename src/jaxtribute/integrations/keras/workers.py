@@ -1,0 +1,109 @@
+"""Keras on several workers: who shows and writes what, and one order of the examples for all."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from keras import callbacks
+from keras.src.trainers.data_adapters import is_grain_dataset, is_tf_dataset, is_torch_dataloader
+
+from jaxtribute.errors import InputError
+
+if TYPE_CHECKING:
+    from jaxtribute.strategies.base import Strategy
+
+_WRITERS = (
+    callbacks.BackupAndRestore,
+    callbacks.CSVLogger,
+    callbacks.ModelCheckpoint,
+    callbacks.ProgbarLogger,
+    callbacks.RemoteMonitor,
+    callbacks.TensorBoard,
+)
+"""Callbacks that show or write something, and change nothing about the training."""
+
+
+def is_first(strategy: Strategy) -> bool:
+    """Whether this process is the worker that shows progress and writes files."""
+    return strategy.extended.input_context().input_pipeline_id == 0
+
+
+def several(strategy: Strategy) -> bool:
+    """Whether the strategy has more than one worker."""
+    return strategy.extended.input_context().num_input_pipelines > 1
+
+
+def silenced(method: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of `fit`, `evaluate` or `predict` for a worker that is not the first."""
+    bound = inspect.signature(method).bind(model, *args, **kwargs)
+    bound.arguments["verbose"] = 0
+    given = bound.arguments.get("callbacks")
+    if given is not None and not isinstance(given, callbacks.CallbackList):
+        listed = given if isinstance(given, (list, tuple)) else [given]
+        bound.arguments["callbacks"] = [one for one in listed if not _writes(one)]
+    return bound.args[1:], bound.kwargs
+
+
+def _writes(callback: Any) -> bool:
+    if isinstance(callback, callbacks.BackupAndRestore):
+        setattr(callback, "_save_model", _nothing)  # noqa: B010 (it restores on every worker)
+        callback.delete_checkpoint = False
+        return False
+    return isinstance(callback, _WRITERS)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def sharded(x: Any, strategy: Strategy) -> Any:
+    """A dataset whose files or records the workers can share out, as a distributed one; all else as it is."""
+    if is_grain_dataset(x) or is_tf_dataset(x) or is_torch_dataloader(x):
+        return strategy.experimental_distribute_dataset(x)
+    return x
+
+
+def in_one_order(adapter: Any, strategy: Strategy) -> Iterator[Any]:
+    """An adapter's batches, shuffled as on the first worker.
+
+    Raises:
+      InputError: a `PyDataset` that other threads shuffle.
+    """
+    iterator = adapter.get_jax_iterator()
+    if not (getattr(adapter, "_shuffle", False) or getattr(adapter, "shuffle", False)):
+        return iterator
+    if getattr(adapter, "enqueuer", None) is not None:
+        raise InputError(
+            f"{adapter.py_dataset!r} has workers={adapter.py_dataset.workers}, which would shuffle it in another order "
+            "on each worker of the strategy. HINT: pass shuffle=False, and shuffle in on_epoch_end() by a seed."
+        )
+    return _seeded(iterator, _agreed_seed(strategy))
+
+
+def _agreed_seed(strategy: Strategy) -> int:
+    """A seed that the first worker draws."""
+    peers = strategy.extended.mesh.peers
+    seed = int(np.random.randint(1 << 31))
+    return seed if peers is None else int(peers.exchange("order of Keras's examples", str(seed))[0])
+
+
+def _seeded(iterator: Iterator[Any], seed: int) -> Iterator[Any]:
+    """Runs an iterator on random numbers of its own, NumPy's and Python's."""
+    inside = np.random.RandomState(seed).get_state(), random.Random(seed).getstate()
+    while True:
+        outside = np.random.get_state(), random.getstate()
+        np.random.set_state(inside[0])
+        random.setstate(inside[1])
+        try:
+            batch = next(iterator, None)
+        finally:
+            inside = np.random.get_state(), random.getstate()
+            np.random.set_state(outside[0])
+            random.setstate(outside[1])
+        if batch is None:
+            return
+        yield batch
