@@ -16,7 +16,10 @@ class Words(FileRecords):
 
     def __init__(self, paths: list[Path]) -> None:
         super().__init__(paths, self.find)
-        self.words = [self._read(np.int64(number)).decode() for number in range(len(self))]
+        self.words = [self[np.int64(number)] for number in range(len(self))]
+
+    def __getitem__(self, index: np.int64 | int) -> str:
+        return self._read(index).decode()
 
     @staticmethod
     def find(path: str) -> tuple[Places, Places]:
@@ -41,4 +44,4 @@ def test_says_what_it_reads(tmp_path: Path) -> None:
     source = Words([tmp_path / "a"])
     assert repr(source) == f"Words(paths={[str(tmp_path / 'a')]})"
     with pytest.raises(IndexError):
-        source._read(2)
+        source[2]
