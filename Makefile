@@ -5,10 +5,10 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help check format test docs demo bench package lowest clean
+.PHONY: help check format test docs demo demo-ps bench package lowest clean
 
 help:  ## show the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "jaxtribute needs Python 3.11 or newer. HINT: install it, or run make PYTHON=/path/to/python3"; exit 1; }
@@ -30,6 +30,9 @@ test: $(READY)  ## the whole test suite, with coverage
 
 docs: $(READY)  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+demo-ps: $(READY)  ## the same with a parameter server and two workers, one of which is killed
+	$(BIN)/python examples/parameter_server.py --kill
 
 demo: $(READY)  ## train on the handwritten digits: one device, then mirrored on four
 	$(BIN)/python examples/digits.py

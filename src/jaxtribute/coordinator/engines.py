@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -34,6 +35,10 @@ class Engine(Protocol):
 
     def take(self, index: int, closure: int) -> Any:
         """A worker's result that is no plain structure."""
+        ...
+
+    def pid(self, role: str, index: int) -> int:
+        """The process of a task."""
         ...
 
     def watch(self, lost: Lost, back: Back) -> None:
@@ -82,6 +87,11 @@ class ThreadEngine:
     def take(self, index: int, closure: int) -> Any:
         """A worker's result."""
         return self._tasks["worker", index][0].take(closure)
+
+    def pid(self, role: str, index: int) -> int:
+        """This process."""
+        del role, index
+        return os.getpid()
 
     def watch(self, lost: Lost, back: Back) -> None:
         """Remembers whom `crash` tells."""

@@ -15,7 +15,7 @@ def start_cluster(resolver: Any, address: str | None, **options: Any) -> Cluster
     """Starts the servers and workers that a resolver describes, on Ray.
 
     Args:
-      resolver: a cluster resolver, or a map of job names to addresses.
+      resolver: a cluster resolver, or a map of job names to addresses, or to how many tasks.
       address: of a Ray cluster.
       options: those of `Cluster`.
 
@@ -47,7 +47,8 @@ def tasks_of(resolver: Any) -> tuple[int, int]:
     """
     spec = resolver.cluster_spec() if hasattr(resolver, "cluster_spec") else resolver
     jobs: dict[str, Any] = spec.as_dict() if hasattr(spec, "as_dict") else dict(spec)
-    counts = len(jobs.get("ps", ())), len(jobs.get("worker", ()))
+    servers, workers = (jobs.get(job, 0) for job in ("ps", "worker"))
+    counts = tuple(tasks if isinstance(tasks, int) else len(tasks) for tasks in (servers, workers))
     if not all(counts):
         raise ArgumentError(
             f"the cluster has {counts[0]} parameter servers and {counts[1]} workers: {jobs}. "

@@ -84,7 +84,8 @@ class ParameterServerStrategy(Strategy):
     The servers and workers are processes that Ray starts, on this machine if there is no Ray cluster yet.
 
     Args:
-      cluster_resolver: says how many servers (job `ps`) and workers (job `worker`) there are.
+      cluster_resolver: says how many servers (job `ps`) and workers (job `worker`) there are: a resolver, a
+        `jd.ClusterSpec`, or a map such as `{"ps": 1, "worker": 2}`.
       variable_partitioner: how variables are split along their first axis, such as
         `jd.experimental.partitioners.MinSizePartitioner`; by default each is on one server, in turn.
       address: of a Ray cluster to run on, as `ray.init` takes it.
@@ -148,6 +149,16 @@ class ParameterServerStrategy(Strategy):
         extended = self.extended
         assert isinstance(extended, ParameterServerExtended)
         return extended.cluster
+
+    def process_of(self, job: str, index: int) -> int:
+        """Returns the process id of a task on its machine, for looking at it, or for killing it in a test.
+
+        Args:
+          job: `"ps"`, `"worker"`, or `"mirror"`.
+          index: its number.
+        """
+        assert self.cluster is not None
+        return self.cluster.engine.pid(job, index)
 
     def close(self) -> None:
         """Ends the cluster's processes; without it they end with this one."""
