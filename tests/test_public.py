@@ -19,6 +19,7 @@ MODULES: dict[str, ModuleType] = {
     "jd.extending": jd.extending,
     "jd.input": jaxtribute.input,
     "jd.nn": jd.nn,
+    "jd.testing": jd.testing,
 }
 # What JAX users bring along and TensorFlow has no name for.
 OWN = {"extending", "errors", "experimental", "config", "nn"}
