@@ -9,6 +9,7 @@ from jaxtribute import errors
 BUILTINS = {
     "ArgumentError": ValueError,
     "ArgumentTypeError": TypeError,
+    "CancelledError": RuntimeError,
     "CheckpointError": RuntimeError,
     "CheckpointMismatchError": ValueError,
     "ClusterError": RuntimeError,
@@ -17,7 +18,9 @@ BUILTINS = {
     "ContextError": RuntimeError,
     "DeadlineError": TimeoutError,
     "DeviceError": ValueError,
+    "DivergenceError": RuntimeError,
     "InputError": ValueError,
+    "MissingLibraryError": ImportError,
     "OutOfRangeError": IndexError,
     "ProcessFailedError": RuntimeError,
     "ShapeError": ValueError,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -24,6 +23,12 @@ def rank() -> int:
     cluster = runtime.current()
     assert cluster is not None
     return cluster.rank
+
+
+def replica_context() -> jd.ReplicaContext:
+    context = jd.get_replica_context()
+    assert context is not None
+    return context
 
 
 def facts() -> dict[str, Any]:
@@ -70,7 +75,7 @@ def collectives(compiled: bool) -> dict[str, Any]:
     s = strategy()
 
     def step(x: Any) -> Any:
-        context = jd.get_replica_context()
+        context = replica_context()
         me = context.replica_id_in_sync_group
         return {
             "sum": context.all_reduce("sum", x),
@@ -126,7 +131,7 @@ def writes() -> dict[str, Any]:
         )
 
     def step() -> None:
-        me = jnp.asarray(jd.get_replica_context().replica_id_in_sync_group, jnp.float32)
+        me = jnp.asarray(replica_context().replica_id_in_sync_group, jnp.float32)
         total.assign_add(jnp.stack([me, jnp.float32(1)]))
         first.assign(me + jnp.float32(7))
         local.assign_add(me + jnp.float32(1))
@@ -198,7 +203,7 @@ def off_course() -> str:
     s = strategy()
     try:
         if rank() == 0:
-            s.run(lambda: jd.get_replica_context().replica_id_in_sync_group)
+            s.run(lambda: replica_context().replica_id_in_sync_group)
         else:
             with s.scope():
                 jd.Variable(1.0, name="extra")

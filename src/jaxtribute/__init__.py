@@ -10,11 +10,13 @@ from jaxtribute import config as config
 
 __version__ = _version("jaxtribute")
 
+from jaxtribute import debug as debug
 from jaxtribute import errors as errors
 from jaxtribute import experimental as experimental
 from jaxtribute import extending as extending
 from jaxtribute import nn as nn
 from jaxtribute import precision as precision
+from jaxtribute import summary as summary
 from jaxtribute.cluster.spec import ClusterDeviceFilters as ClusterDeviceFilters
 from jaxtribute.cluster.spec import ClusterSpec as ClusterSpec
 from jaxtribute.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps

@@ -16,6 +16,7 @@ Each error also inherits the builtin that Python code would expect at that place
     ├── OutOfRangeError      (IndexError)    the end of a dataset, from `get_next()`
     ├── ClusterSpecError     (ValueError)    a cluster that is described wrongly: spec, TF_CONFIG, environment
     ├── ClusterError         (RuntimeError)  a cluster that cannot be joined, or lost a worker
+    ├── DivergenceError      (RuntimeError)  copies that should be the same have drifted apart
     ├── DeadlineError        (TimeoutError)  a wait that outlived its deadline; says for whom it waited
     ├── CancelledError       (RuntimeError)  a scheduled function that did not run, as another one failed
     ├── MissingLibraryError  (ImportError)   a library of an extra that is not installed
@@ -111,3 +112,7 @@ class CheckpointError(JaxtributeError, RuntimeError):
 
 class CheckpointMismatchError(CheckpointError, ValueError):
     """A checkpoint does not fit what it is to be restored into. The message lists all that differs."""
+
+
+class DivergenceError(JaxtributeError, RuntimeError):
+    """Copies of a value that should be the same on all replicas have drifted apart."""

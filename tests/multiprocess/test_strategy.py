@@ -134,5 +134,5 @@ def test_without_a_cluster_it_is_a_strategy_of_this_process() -> None:
     strategy = jd.MultiWorkerMirroredStrategy(jd.cluster_resolver.TFConfigClusterResolver(environ={}))
     assert strategy.num_replicas_in_sync == 8
     assert strategy.extended.input_context().num_input_pipelines == 1
-    value = strategy.run(lambda: jd.get_replica_context().replica_id_in_sync_group)
+    value = strategy.run(lambda: programs.replica_context().replica_id_in_sync_group)
     assert int(strategy.reduce("SUM", value, axis=None)) == 28

@@ -110,6 +110,11 @@ class Cluster:
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise ClusterError(f"the coordination service failed: {str(error).splitlines()[0]}") from error
+            if of is not None and of in self.watch.left and self.try_get(key) is None:
+                raise ClusterError(
+                    f"{self.names[self.rank]} is in {self.steps.last}, and {whom} has ended its program after "
+                    f"{self.watch.left[of]}. HINT: every worker must make the same calls as often as the others."
+                )
             if time.monotonic() > deadline:
                 there = "" if of is None else f"\n{self.watch.whereabouts([of])}"
                 raise DeadlineError(
@@ -171,7 +176,7 @@ class Cluster:
         number, self._exchanges = self._exchanges, self._exchanges + 1
         place = f"jaxtribute/exchange/{number}"
         self.set(f"{place}/{self.rank}", json.dumps([what, text, caller()]))
-        told = [json.loads(self.get(f"{place}/{rank}", self.timeout_s, of=rank)) for rank in range(self.workers)]
+        told = [json.loads(self._told(f"{place}/{rank}", what, rank)) for rank in range(self.workers)]
         if number:  # all are here, so all have read what came before
             self.delete(f"jaxtribute/exchange/{number - 1}/{self.rank}")
         if len({one[0] for one in told}) > 1:
@@ -181,6 +186,15 @@ class Cluster:
                 "HINT: all workers must run the same program; look for a condition that depends on the worker."
             )
         return [one[1] for one in told]
+
+    def _told(self, key: str, what: str, rank: int) -> str:
+        """What a worker tells in an exchange, unless it has ended or hangs."""
+        try:
+            return self.get(key, self.timeout_s, of=rank)
+        except DeadlineError as error:
+            raise DeadlineError(
+                f"{self.names[self.rank]} waits at {what}, in {self.steps.last}, at {caller()}: {error}"
+            ) from None
 
     def entering(self, name: str, collectives: Callable[[], Sequence[str]]) -> None:
         """Notes that a program over all workers is about to be handed to the devices.
@@ -193,9 +207,11 @@ class Cluster:
           ClusterError: another worker failed, or with the ledger on it is about to do something else.
         """
         self.check()
-        self.steps.entering(name)
-        if ledger.enabled():
-            ledger.compare(self, name, collectives())
+        if not ledger.enabled():
+            self.steps.entering(name)
+            return
+        self.steps.entering(name, caller())
+        ledger.compare(self, name, collectives())
 
     def dispatched(self, result: Any) -> None:
         """Notes that the program was handed over, to be watched until `result` is there."""
@@ -218,13 +234,13 @@ class Cluster:
         """
         failure = self.watch.failure
         if failure is not None and failure.rank != self.rank:
-            raise ClusterError(f"{failure.message(self.names)}.\n{failure.details}".rstrip())
+            raise ClusterError(f"{failure.message(self.names)}\n{failure.details}".rstrip())
 
     def fail(self, error: BaseException) -> None:
         """Tells the other workers that this one's program has raised; they end within seconds."""
         cause = self.watch.cause(error)
         if cause.rank != self.rank:
-            say(f"{self.names[self.rank]} failed because {cause.message(self.names)}.")
+            say(f"{self.names[self.rank]} failed because {cause.message(self.names)}")
 
     def exit(self) -> None:
         """Ends this process at once, after a failure; JAX would wait minutes for the workers that are gone."""
@@ -237,9 +253,10 @@ class Cluster:
     def _end(self, failure: Failure) -> None:
         """Ends this process, which may be stuck in a collective, after a failure elsewhere."""
         self.watch.publish(failure)
-        say(f"{self.names[self.rank]} ends, since {failure.message(self.names)}.")
-        if failure.details and self.rank == 0 and "JAXTRIBUTE_LAUNCHER" not in os.environ:
-            say(f"its traceback:\n{failure.details}")
+        # Under the launcher each worker's own output is at hand.
+        if failure.details and (failure.reporter == self.rank or "JAXTRIBUTE_LAUNCHER" not in os.environ):
+            say(f"what is known of a failure:\n{failure.details}")
+        say(f"{self.names[self.rank]} ends, since {failure.message(self.names)}")
         threading.main_thread().join(_GRACE_S)  # its next call of the library raises, and it may clean up
         self.exit()
 

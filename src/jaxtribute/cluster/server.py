@@ -167,6 +167,6 @@ def _join(cluster: runtime.Cluster) -> None:
     while True:
         cluster.check()
         joined = {int(key.rpartition("/")[2]) for key in cluster.list(f"{_JOINED}/")}
-        if others <= joined | cluster.watch.left:
+        if others <= joined | cluster.watch.left.keys():
             return
         time.sleep(_POLL_S)

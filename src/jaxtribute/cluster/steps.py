@@ -22,7 +22,7 @@ class Flight:
       number: counts the steps of this worker, from 1.
       name: what it is a step of.
       start: when it was handed over, in seconds of `time.monotonic`.
-      result: an array that the step makes.
+      result: an array that the step makes; None while it is traced, compiled or handed over.
     """
 
     number: int
@@ -32,6 +32,8 @@ class Flight:
 
     def landed(self) -> bool:
         """Whether the step has finished, or a later one that uses what it made stands for it."""
+        if self.result is None:
+            return False
         try:
             return self.result.is_deleted() or self.result.is_ready()
         except RuntimeError:
@@ -43,32 +45,38 @@ class StepLog:
 
     def __init__(self) -> None:
         self._flights: deque[Flight] = deque(maxlen=_KEPT)
+        self._entered: Flight | None = None
         self.number = 0
         self.name = "start"
+        self.last = "no step"
+        """The step that was entered last, and from which line, where the ledger is on."""
         self.input_s = 0.0
         """Seconds spent waiting for input."""
         self.waited_s = 0.0
         """Seconds spent waiting for the devices, and so for other workers."""
 
-    def entering(self, name: str) -> None:
-        """A step begins to be handed over."""
+    def entering(self, name: str, line: str = "") -> None:
+        """A step begins to be handed over, called at a line of the user's."""
         self.number += 1
         self.name = name
+        self.last = f"step {self.number} of {name}{line and f', called at {line}'}"
+        self._entered = Flight(self.number, name, time.monotonic(), None)
 
     def dispatched(self, result: Any) -> None:
         """The step was handed over."""
+        self._entered = None
         leaf = next((x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)), None)
         if leaf is not None:
             self._flights.append(Flight(self.number, self.name, time.monotonic(), leaf))
 
     def oldest(self) -> Flight | None:
-        """The step that has been in flight for longest, if any is."""
+        """The step that has been in flight for longest, if any is; else the one that is being handed over."""
         while self._flights:
             first = self._flights[0]
             if not first.landed():
                 return first
             self._flights.popleft()
-        return None
+        return self._entered
 
     def report(self) -> dict[str, Any]:
         """What the other workers are told with each sign of life."""

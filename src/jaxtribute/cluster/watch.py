@@ -26,6 +26,8 @@ _PULSE_S = 0.5
 _SUSPICIOUS_S = 3.0
 """Silence after which a worker is lost once a collective has broken."""
 _DEPARTURE_S = 5.0
+_COMPILATION_S = 1800.0
+"""How much longer a step may take that may still be compiling, on all workers."""
 _ANSWER_S = 1.0
 """How long the service may take to be told of a failure."""
 
@@ -73,8 +75,8 @@ class Watch:
         self._heard = dict.fromkeys(range(len(roster.members)), time.monotonic())
         self._pulses: dict[int, str] = {}
         self._answered = time.monotonic()
-        self.left: frozenset[int] = frozenset()
-        """The workers whose programs have ended well."""
+        self.left: dict[int, str] = {}
+        """The workers whose programs have ended well, each with what it did last."""
         self.failure: Failure | None = None
         """The first failure that is known, of this worker or another."""
         self._shown = False
@@ -160,12 +162,13 @@ class Watch:
 
     def leave(self) -> None:
         """Tells the others that this worker's program has ended well."""
-        self._store.key_value_set(f"{ROOT}/left/{self._rank}", "", True)
+        self._store.key_value_set(f"{ROOT}/left/{self._rank}", self._steps.last, True)
 
     def _all_gone(self) -> bool:
         entries = self._store.key_value_dir_get(f"{ROOT}/")
         gone = {int(key.rpartition("/")[2]) for key, _ in entries if key.split("/")[-2] in ("gone", "left")}
-        lost = {self.failure.rank} if self.failure is not None else set[int]()
+        now = time.monotonic()
+        lost = {rank for rank, heard in self._heard.items() if now - heard > _SUSPICIOUS_S}
         return len(gone | lost) == len(self._roster.members)
 
     def _pulse(self) -> None:
@@ -186,7 +189,7 @@ class Watch:
 
     def _read(self, entries: list[tuple[str, str]]) -> None:
         now = time.monotonic()
-        left: set[int] = set()
+        left: dict[int, str] = {}
         failures: list[Failure] = []
         asked = False
         for key, value in entries:
@@ -195,11 +198,11 @@ class Watch:
                 self._pulses[int(rank)] = value
                 self._heard[int(rank)] = now
             elif kind == "left":
-                left.add(int(rank))
+                left[int(rank)] = value
             elif kind == "failure":
                 failures.append(Failure.decode(value))
             asked = asked or kind == "asked"
-        self.left = frozenset(left)
+        self.left = left
         if asked and not self._shown:
             self._shown = True
             self._store.key_value_set(f"{STACKS}{self._rank}", stack(main_thread()), True)
@@ -234,7 +237,10 @@ class Watch:
             return False
         others = [rank for rank in range(len(self._roster.members)) if rank != self._rank]
         behind = min(others, key=lambda rank: self.report(rank).get("step", 0), default=self._rank)
-        if self.report(behind).get("step", 0) > oldest.number:
+        theirs = self.report(behind).get("step", 0)
+        if oldest.result is None and theirs >= oldest.number and now - oldest.start < self.deadline_s + _COMPILATION_S:
+            return False  # all may be compiling
+        if theirs > oldest.number:
             behind = self._rank
         summary = (
             f"holds up step {oldest.number} of {oldest.name}, which {self._roster.names[self._rank]} has waited "

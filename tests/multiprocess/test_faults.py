@@ -1,0 +1,62 @@
+"""What the others say when one worker fails, hangs or goes another way: real processes under the launcher."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parents[1] / "worker_faults.py"
+
+
+def outcome(case: str, **variables: str) -> tuple[int, str, float]:
+    """Exit code, output and seconds of the faulty program with two workers."""
+    command = [sys.executable, "-m", "jaxtribute.cli", "launch", "--workers", "2", str(PROGRAM), case]
+    start = time.monotonic()
+    # The timeout is the test's deadline; the launcher takes its workers along.
+    done = subprocess.run(
+        command, check=False, env={**os.environ, **variables}, capture_output=True, text=True, timeout=90
+    )
+    return done.returncode, done.stdout + done.stderr, time.monotonic() - start
+
+
+def test_an_exception_is_told_once_with_its_rank() -> None:
+    code, text, _ = outcome("raise")
+    assert code == 1, text
+    assert text.count("raise ValueError(") == 1, text
+    assert "rank 1 ended with exit code 1: ValueError: the fault of worker 1" in text
+
+
+@pytest.mark.parametrize("case", ["stall-before", "stall-input"])
+def test_a_worker_that_hangs_is_named_with_its_stack(case: str) -> None:
+    code, text, _ = outcome(case, JAXTRIBUTE_TIMEOUT_S="3")
+    assert code != 0, text
+    waits = "holds up step" if case == "stall-before" else "waited 3 s for worker 1"
+    assert waits in text, text
+    where = text[text.index("worker 1 (127.0.0.1") :]
+    assert "last seen in step" in where, text
+    assert "forever()" in where if case == "stall-before" else "next(data)" in where, text
+
+
+@pytest.mark.parametrize("case", ["swapped", "extra"])
+def test_the_ledger_names_both_lines(case: str) -> None:
+    code, text, _ = outcome(case, JAXTRIBUTE_DEBUG="collectives", JAXTRIBUTE_TIMEOUT_S="30")
+    assert code == 1, text
+    source = PROGRAM.read_text().splitlines()
+
+    def line(mark: str) -> str:
+        return f"{PROGRAM}:{next(i for i, one in enumerate(source, 1) if mark in one)}"
+
+    if case == "swapped":
+        assert "about to run different collectives" in text, text
+        assert "of worker 0 (127.0.0.1:" in text
+        assert line("# the first sum") in text, text
+        assert line("# the second sum, too early") in text, text
+    else:
+        assert "step 41 of" in text, text
+        assert "has ended its program after step 40" in text, text
+        assert text.count(line("value = float(call(x))")) >= 2, text
