@@ -78,8 +78,7 @@ class Draws:
 
     def _draw(self, place: int) -> bool:
         try:
-            with jax.ensure_compile_time_eval():  # a trace may be under way
-                batch = self.feeds[place].draw()
+            batch = self.feeds[place].draw()
         except StopIteration:
             self.ended = place
             return False
@@ -95,8 +94,10 @@ class Draws:
         """
         if self.used < len(self.order) and self.order[self.used] != place:
             self.hand_back(self.used)  # this trace draws in another order than the last
-        if self.used == len(self.order) and (self.ended == place or not self._draw(place)):
-            raise StopIteration
+        if self.used == len(self.order):
+            with jax.ensure_compile_time_eval():  # a trace may be under way
+                if self.ended == place or not self._draw(place):
+                    raise StopIteration
         self.used += 1
         return self.batches[self.used - 1].batch
 

@@ -14,6 +14,7 @@ from jaxtribute.context import Context
 from jaxtribute.errors import ArgumentTypeError, StrategyMixError
 from jaxtribute.execution.compiled import LocalPerReplica
 from jaxtribute.execution.nests import flatten, is_distributed, map_leaves
+from jaxtribute.execution.step_loops import StepLoops
 from jaxtribute.strategies.legacy import LegacyMethods
 from jaxtribute.strategies.scope import Scope, require_cross_replica
 from jaxtribute.values.distributed import DistributedValues, Mirrored, PerReplica
@@ -80,6 +81,7 @@ class Strategy(LegacyMethods):
 
     def __init__(self, extended: StrategyExtended) -> None:
         self._extended = extended
+        self._step_loops = StepLoops()
         extended.attach(self)
 
     @property
@@ -143,6 +145,33 @@ class Strategy(LegacyMethods):
             return self._extended.call_for_each_replica(fn, args, kwargs)
         finally:
             contexts.pop()
+
+    def run_steps(self, step: Callable[[Any], Any], iterator: Any, n: int, *, steps_per_call: int = 16) -> Any:
+        """Calls `step` with the next `n` batches, several steps in one compiled program.
+
+        What it costs to start a program is paid once for up to `steps_per_call` steps; for small models that is most
+        of a step. The steps are written out one after another in the program, so it takes longer to compile.
+
+        Args:
+          step: a function of one batch, such as a `jd.function` that calls `run`; the same object in every call, or
+            it is compiled anew.
+          iterator: the iterator of a distributed dataset.
+          n: how many steps.
+          steps_per_call: how many of them make one program at most.
+
+        Returns:
+          `step`'s result, the steps along a new axis 0 of each array; fewer than `n` where the data ends.
+
+        Raises:
+          OutOfRangeError: the data has ended.
+          ArgumentError: a number of steps below 1.
+          ArgumentTypeError: an iterator of something else.
+          ShapeError: results whose shapes differ from step to step.
+
+        Source: `tf.compat.v1.distribute.StrategyExtended.experimental_run_steps_on_iterator`.
+        """
+        require_cross_replica(self, "run_steps")
+        return self._step_loops.run(step, iterator, n, steps_per_call)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | None) -> Any:
         """Reduces distributed values over the replicas, and along `axis` within each.
