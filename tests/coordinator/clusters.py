@@ -10,6 +10,10 @@ from jaxtribute.coordinator.starting import start_in_threads
 from jaxtribute.strategies.parameter_server import ParameterServerStrategy
 
 
+SHARED: dict[str, Any] = {}
+"""What scheduled functions and tests share, as they are in one process."""
+
+
 @contextmanager
 def threads(servers: int = 1, workers: int = 1, **options: Any) -> Generator[ParameterServerStrategy]:
     """The strategy of a cluster of threads."""
