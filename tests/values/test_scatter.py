@@ -121,11 +121,6 @@ def test_mistakes() -> None:
     np.testing.assert_array_equal(v.numpy(), START)
 
 
-def test_older_ways_to_read() -> None:
-    v = variable(mirrored(2), 2.0)
-    assert float(v.value()) == float(v.initialized_value()) == 2.0
-
-
 @settings(max_examples=25)
 @given(
     method=st.sampled_from(["scatter_add", "scatter_sub", "scatter_min", "scatter_max"]),

@@ -100,14 +100,6 @@ class ScatterMethods:
         """Replaces rows, each of which must come once; otherwise as `scatter_add`."""
         return self._scatter(sparse_delta, Scatter.UPDATE)
 
-    def value(self) -> Any:
-        """As `Variable.read_value`. Source: `tf.Variable.value`."""
-        return cast("Variable", self).read_value()
-
-    def initialized_value(self) -> Any:
-        """As `Variable.read_value`: a variable is initialised when it is made. Source: `tf.Variable`."""
-        return cast("Variable", self).read_value()
-
     def _scatter(self, delta: IndexedSlices, how: Scatter) -> Any:
         variable = cast("Variable", self)
         context = contexts.current()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from jaxtribute import context as contexts
 from jaxtribute.context import Context
 from jaxtribute.devices import device_name
 from jaxtribute.errors import ArgumentError, VariableError
+from jaxtribute.values.assigning import AssignMethods
 from jaxtribute.values.distributed import DistributedValues
 from jaxtribute.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute.values.operators import ArrayOperators, operand
@@ -33,7 +34,7 @@ class _Creation(type):
         return context.frame.create(make)
 
 
-class Variable(ScatterMethods, ArrayOperators, StoredArray, metaclass=_Creation):
+class Variable(AssignMethods, ScatterMethods, ArrayOperators, StoredArray, metaclass=_Creation):
     """Mutable state of a training program, placed by the strategy in whose `scope()` it is made.
 
     Args:
@@ -199,28 +200,7 @@ class Variable(ScatterMethods, ArrayOperators, StoredArray, metaclass=_Creation)
         """The variable as a `Mirrored` or `PerReplica` value, or as an array where there is one copy."""
         return self._policy.distributed(self, self._context())
 
-    # Writing.
-
-    def assign(self, value: Any) -> Variable:
-        """Replaces the value; in replica context what the replicas give is aggregated first. Returns itself.
-
-        Raises:
-          ShapeError: the shape differs from the variable's.
-          ArgumentTypeError: the dtype does not fit.
-          VariableError: replicas write a variable without aggregation, or the call stands inside `jax.jit`,
-            `jax.grad`, `lax.scan` or the like, from where a value cannot get out.
-        """
-        return self._update(value, Update.ASSIGN)
-
-    def assign_add(self, value: Any) -> Variable:
-        """Adds `value` to the value; otherwise as `assign`."""
-        return self._update(value, Update.ADD)
-
-    def assign_sub(self, value: Any) -> Variable:
-        """Subtracts `value` from the value; otherwise as `assign`."""
-        return self._update(value, Update.SUB)
-
-    def _update(self, value: Any, update: Update) -> Variable:
+    def _update(self, value: Any, update: Update) -> Self:
         context = self._context()
         context.strategy.extended.check_variable(self)
         if context.frame.local or context.frame.traced:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -25,18 +26,18 @@ def test_type_can_be_given() -> None:
 def test_is_a_variable_of_this_library() -> None:
     with jd.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         variable = tf.Variable([1.0, 2.0], name="v", trainable=False)
-    assert isinstance(variable, jd.Variable)
+    assert type(variable) is jd.Variable
+    assert isinstance(variable, tf.Variable)
+    assert not isinstance(1.0, tf.Variable)
+    assert issubclass(jd.Variable, tf.Variable)
+    assert tf.Variable.assign is jd.Variable.assign
     assert variable.name == "v:0"
     assert not variable.trainable
     assert len(variable.values) == 2
 
 
-def test_assigning_takes_tensorflows_arguments_and_returns_the_variable() -> None:
-    variable = tf.Variable(1.0)
-    assert variable.assign(2.0, use_locking=True, name="a", read_value=False) is variable
-    assert variable.assign_add(delta=3.0) is variable
-    assert variable.assign_sub(delta=1.0, read_value=True) is variable
-    assert float(variable.value()) == 4.0
+def test_is_a_value_to_jax() -> None:
+    assert jax.tree.map(lambda leaf: leaf * 2, {"a": tf.Variable(2.0)}) == {"a": 4.0}
 
 
 def test_another_variable_is_a_value() -> None:
@@ -66,8 +67,9 @@ def test_aggregation_and_synchronization() -> None:
     ],
 )
 def test_what_is_not_supported_is_an_error(options: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {"initial_value": [1.0, 2.0], **options}
     with pytest.raises(ArgumentError, match="HINT"):
-        tf.Variable(**{"initial_value": [1.0, 2.0], **options})
+        tf.Variable(**arguments)
 
 
 def test_the_right_shape_is_accepted() -> None:

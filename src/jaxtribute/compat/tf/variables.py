@@ -1,4 +1,4 @@
-"""`tf.Variable`: a `jd.Variable` with TensorFlow's types for Python numbers, and its arguments."""
+"""`tf.Variable`: a `jd.Variable`, made with TensorFlow's arguments and its types for Python numbers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,21 @@ from jaxtribute.values.operators import ArrayOperators
 from jaxtribute.values.variable import Variable as JdVariable
 
 
-class Variable(JdVariable):
-    """As `jd.Variable`; Python floats make a float32 variable, ints an int32 one.
+class _IsJaxtributes(type):
+    """What the library's variables are, `tf.Variable`s are."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, JdVariable)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, JdVariable)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(JdVariable, name)
+
+
+class Variable(metaclass=_IsJaxtributes):
+    """Makes a `jd.Variable`; Python floats make a float32 variable, ints an int32 one.
 
     Args:
       initial_value: as for `jd.Variable`.
@@ -35,8 +48,8 @@ class Variable(JdVariable):
     Source: `tf.Variable`.
     """
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         initial_value: Any = None,
         trainable: bool | None = None,
         validate_shape: bool = True,
@@ -50,7 +63,8 @@ class Variable(JdVariable):
         aggregation: VariableAggregation = VariableAggregation.NONE,
         shape: Any = None,
         experimental_enable_variable_lifting: bool = True,
-    ) -> None:
+    ) -> JdVariable:
+        """Makes the variable."""
         del caching_device, import_scope, experimental_enable_variable_lifting
         for argument, given in (
             ("validate_shape=False", not validate_shape),
@@ -63,7 +77,7 @@ class Variable(JdVariable):
                     f"tf.Variable({name or 'Variable'!r}): {argument} is not supported. "
                     "HINT: give an initial value of the final shape, and apply constraints after each update."
                 )
-        super().__init__(
+        variable = JdVariable(
             lambda: _value(initial_value, dtype),
             trainable,
             name,
@@ -71,48 +85,12 @@ class Variable(JdVariable):
             synchronization=synchronization,
             aggregation=aggregation,
         )
-        if shape is not None and tuple(shape) != self.shape:
+        if shape is not None and tuple(shape) != variable.shape:
             raise ArgumentError(
-                f"{self.name} has shape {self.shape}, but shape={tuple(shape)} was asked for. "
+                f"{variable.name} has shape {variable.shape}, but shape={tuple(shape)} was asked for. "
                 "HINT: leave shape out; a variable keeps the shape of its initial value."
             )
-
-    def assign(
-        self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
-    ) -> Variable:
-        """Replaces the value; as `jd.Variable.assign`. Source: `tf.Variable.assign`."""
-        del use_locking, name, read_value
-        super().assign(value)
-        return self
-
-    def assign_add(  # pyright: ignore[reportIncompatibleMethodOverride] (TensorFlow's name)
-        self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
-    ) -> Variable:
-        """Adds to the value; as `jd.Variable.assign_add`. Source: `tf.Variable.assign_add`."""
-        del use_locking, name, read_value
-        super().assign_add(delta)
-        return self
-
-    def assign_sub(  # pyright: ignore[reportIncompatibleMethodOverride] (TensorFlow's name)
-        self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
-    ) -> Variable:
-        """Subtracts from the value; as `jd.Variable.assign_sub`. Source: `tf.Variable.assign_sub`."""
-        del use_locking, name, read_value
-        super().assign_sub(delta)
-        return self
-
-    def value(self) -> Any:
-        """Returns the value as the current context sees it. Source: `tf.Variable.value`."""
-        return self.read_value()
-
-    @property
-    def handle(self) -> Variable:
-        """The variable itself, which needs no handle. Source: `tf.Variable.handle`."""
-        return self
-
-    @property
-    def initializer(self) -> None:
-        """Nothing: a variable is initialized where it is made. Source: `tf.Variable.initializer`."""
+        return variable
 
 
 def _value(initial_value: Any, dtype: Any) -> Any:

@@ -1,0 +1,42 @@
+"""Assignments with TensorFlow's arguments, and its older names for reading."""
+
+import inspect
+
+import jax.numpy as jnp
+import pytest
+
+import jaxtribute as jd
+from replicas import components, mirrored, variable
+
+
+def test_tensorflows_arguments_are_accepted_and_the_variable_is_returned() -> None:
+    v = jd.Variable(1.0)
+    assert v.assign(2.0, use_locking=True, name="a", read_value=False) is v
+    assert v.assign_add(3.0, True, "b", False) is v
+    assert v.assign_sub(1.0, read_value=True) is v
+    assert float(v) == 4.0
+
+
+@pytest.mark.parametrize("name", ["assign", "assign_add", "assign_sub"])
+def test_arguments_are_in_tensorflows_order(name: str) -> None:
+    parameters = inspect.signature(getattr(jd.Variable, name)).parameters
+    assert list(parameters) == ["self", "value", "use_locking", "name", "read_value"]
+
+
+def test_replicas_assign_with_them_too() -> None:
+    strategy = mirrored(2)
+    v = variable(strategy, 1.0, aggregation=jd.VariableAggregation.SUM)
+
+    @jd.function
+    def step() -> None:
+        strategy.run(lambda: v.assign_add(jnp.float32(2.0), name="add"))
+
+    step()
+    assert components(v.distributed()) == [5.0, 5.0]
+
+
+def test_older_ways_to_read() -> None:
+    v = variable(mirrored(2), 2.0)
+    assert float(v.value()) == float(v.initialized_value()) == 2.0
+    assert v.handle is v
+    assert v.initializer is None
