@@ -12,6 +12,7 @@ import pytest
 import jaxtribute as jd
 from jaxtribute.compat import v1
 from jaxtribute.compat.tf.compat.v1 import ConfigProto
+from jaxtribute.coordinator.starting import start_in_threads
 from jaxtribute.errors import ArgumentError, OutOfRangeError
 from jaxtribute.strategies.legacy_extended import StepContext
 from replicas import components
@@ -74,9 +75,16 @@ class TestStrategies:
     def test_loss_reduction_is_sum(self) -> None:
         assert v1.get_loss_reduction() is v1.ReduceOp.SUM
 
-    def test_names_that_will_come_say_so(self) -> None:
-        with pytest.raises(AttributeError, match="planned"):
-            _ = v1.experimental.ParameterServerStrategy
+    def test_parameter_servers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kind = v1.experimental.ParameterServerStrategy
+        with kind.of_cluster(start_in_threads(1, 1)) as strategy, strategy.scope():
+            assert isinstance(strategy, jd.ParameterServerStrategy)
+            assert isinstance(strategy, v1.Strategy)
+            variable = jd.Variable(2.0)
+            assert float(strategy.reduce("SUM", variable)) == 2.0
+        monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1"]}}')
+        with pytest.raises(ArgumentError, match="0 parameter servers"):
+            kind()
 
     def test_a_name_that_tensorflow_has_not_either_is_told_without_a_reason(self) -> None:
         with pytest.raises(AttributeError, match="has no 'nonsense'"):

@@ -48,13 +48,10 @@ REMARKS: dict[str, str] = {
 }
 """What is worth knowing of names that mean the same, by their last parts."""
 
-_SERVERS = "planned: parameter servers and the coordinator come with a later release"
 _PREEMPTION = "planned: checkpoints at preemption come with a later release"
 
 ABSENT: dict[str, str] = {
-    "ParameterServerStrategy": _SERVERS,
-    "coordinator": _SERVERS,
-    "rpc": _SERVERS,
+    "rpc": "planned: calls between processes come with a later release",
     "PreemptionCheckpointHandler": _PREEMPTION,
     "PreemptionWatcher": _PREEMPTION,
     "TerminationConfig": _PREEMPTION,

@@ -1,6 +1,6 @@
 """The names of `tf.compat.v1.distribute.experimental`."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxtribute.collectives.options import CollectiveCommunication as CollectiveCommunication
 from jaxtribute.collectives.options import CollectiveHints as CollectiveHints
@@ -11,6 +11,13 @@ from jaxtribute.compat.v1.strategy import CentralStorageStrategy as CentralStora
 from jaxtribute.compat.v1.strategy import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from jaxtribute.compat.v1.strategy import TPUStrategy as TPUStrategy
 
+if TYPE_CHECKING:
+    from jaxtribute.compat.v1.parameter_server import ParameterServerStrategy as ParameterServerStrategy
+
 
 def __getattr__(name: str) -> Any:
+    if name == "ParameterServerStrategy":
+        from jaxtribute.compat.v1.parameter_server import ParameterServerStrategy
+
+        return ParameterServerStrategy
     raise explain_absent(__name__, "tf.compat.v1.distribute.experimental", name)
