@@ -262,7 +262,7 @@ class ClosureQueue:
             for route, frames in self._hub.receive(1.0):
                 try:
                     self._take(route, frames)
-                except Exception:
+                except Exception:  # noqa: BLE001 (the others go on)
                     _LOG.exception("a worker's message could not be read")
             with self.changed:
                 if self._announcing:
@@ -295,6 +295,11 @@ class ClosureQueue:
             return
         if worker.route is None or worker.route[1] != route[1]:
             return  # of a worker that was given up
+        if header["t"] == "need":
+            needed = (closure.definition for closure in list(worker.running.values()))
+            for definition in {d.key: d for d in needed if d.key == header["d"]}.values():
+                worker.define(definition.key, definition.blob)
+            return
         odd = worker.take(header["c"]) if header.get("odd") else None
         with self.changed:
             closure = worker.running.pop(header["c"], None)

@@ -27,7 +27,7 @@ from jaxtribute.coordinator.engines import Engine
 from jaxtribute.coordinator.layout import Layout, Shard
 from jaxtribute.coordinator.optimizing import RemoteOptimizer, plan_parts
 from jaxtribute.coordinator.server_task import TaskSettings
-from jaxtribute.coordinator.transport import Endpoint, Folder, Hub, deadline
+from jaxtribute.coordinator.transport import Endpoint, Folder, Hub, deadline, end_idle_threads
 from jaxtribute.coordinator.variable import Description, ServerVariable, ShardInfo
 from jaxtribute.coordinator.wire import Header
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
@@ -236,6 +236,8 @@ class Cluster:
                     self._state.wait_for(lambda: not self._lost, left())
 
     def _check(self) -> None:
+        if self._failure is not None:
+            raise ServerLostError(str(self._failure))
         if self._lost:
             raise ServerLostError(_LOST.format(", ".join(map(str, sorted(self._lost)))))
 
@@ -322,6 +324,7 @@ class Cluster:
                     "HINT: does its node still run? See `ray status`."
                 )
         self.epoch += 1
+        self._failure = None
         self._activate(range(self.servers))
         self.client.connect(self.endpoints, self.epoch)
         self.client.call(
@@ -329,7 +332,6 @@ class Cluster:
         )
         if self._mirrored:
             self._activate(range(self.servers))
-        self._failure = None
         self.queue.mend()
 
 
@@ -363,3 +365,4 @@ def _close(queue: ClosureQueue, client: Client, engine: Engine, folder: Folder) 
     client.close()
     engine.stop()
     folder.close()
+    end_idle_threads()

@@ -72,8 +72,8 @@ class ThreadEngine:
         """Starts a task in a thread."""
         task = make_task(role, index, self._settings, None, *arguments)
         thread = threading.Thread(target=task.run, name=f"jaxtribute-{role}-{index}", daemon=True)
-        thread.start()
         self._tasks[role, index] = task, thread, arguments
+        thread.start()
 
     def endpoint(self, role: str, index: int, timeout_s: float) -> Endpoint:
         """Where a task can be reached."""

@@ -79,6 +79,17 @@ def record(frame: TracedFrame, operation: Operation | OptimizerOperation, values
         frame.written[part] = None
 
 
+def changed_in(frame: TracedFrame, variable: Any) -> bool:
+    """Whether a traced program has changed a variable so far."""
+    return any(isinstance(op, Operation) and op.variable is variable for op in frame.operations)
+
+
+def updated_in(frame: TracedFrame, variable: Any) -> bool:
+    """Whether an optimizer of a traced program has updated a variable so far."""
+    optimizers = (op.optimizer for op in frame.operations if isinstance(op, OptimizerOperation))
+    return any(variable in optimizer.variables for optimizer in optimizers)
+
+
 class Rows:
     """Some rows of a variable as an input of a traced program; which ones, it computes itself from other inputs.
 

@@ -139,7 +139,7 @@ class RemoteOptimizer:
     def __init__(
         self, key: int, variables: Sequence[ServerVariable], parts: Sequence[ServerPart], slots: Slots
     ) -> None:
-        self.key, self._variables, self._parts, self.slots = key, tuple(variables), tuple(parts), slots
+        self.key, self.variables, self._parts, self.slots = key, tuple(variables), tuple(parts), slots
 
     def apply(self, grads: Sequence[Any], context: contexts.Context) -> None:
         """Sends the gradients, now or at the end of the step that is being traced."""
@@ -148,16 +148,16 @@ class RemoteOptimizer:
             raise ArgumentError("apply_gradients inside a function that jd.grad differentiates. HINT: call it outside.")
         forms = [2 if isinstance(grad, IndexedSlices) else 1 for grad in grads]
         values: list[Any] = []
-        for grad, variable in zip(grads, self._variables, strict=True):
+        for grad, variable in zip(grads, self.variables, strict=True):
             if isinstance(grad, IndexedSlices):
                 values.extend((grad.indices, grad.values))
             else:
                 values.append(jax.numpy.asarray(grad).astype(variable.dtype))
         if isinstance(frame, TracedFrame):
-            record(frame, OptimizerOperation(self, forms), values, self._variables[0])
+            record(frame, OptimizerOperation(self, forms), values, self.variables[0])
             return
-        check_untraced(self._variables[0])
-        access = self._variables[0].policy.access
+        check_untraced(self.variables[0])
+        access = self.variables[0].policy.access
         with access.client.lock:
             exchange = Exchange(access.client)
             self.add_to(exchange, forms, values)
@@ -172,7 +172,7 @@ class RemoteOptimizer:
         for part in self._parts:
             arrays: list[Any] = []
             for i, shard in part.shards:
-                split = self._variables[i].layout.split
+                split = self.variables[i].layout.split
                 if forms[i] == 1:
                     arrays.append(grads[i][shard.start : shard.stop] if split else grads[i])
                     continue

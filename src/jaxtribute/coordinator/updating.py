@@ -54,7 +54,7 @@ class ShardOptimizer:
 
 
 def padded(ids: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """`ids` and `rows` with more of them, up to a power of two, so that few programs are compiled; the ids end with 0."""
+    """`ids` and `rows` with more of them, up to a power of two, so that few programs are compiled."""
     size = max(16, 1 << (len(ids) - 1).bit_length()) if len(ids) else 16
     more = size - len(ids)
     return (

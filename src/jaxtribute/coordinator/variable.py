@@ -14,7 +14,14 @@ from jaxtribute import context as contexts
 from jaxtribute.context import Context
 from jaxtribute.coordinator.client import Exchange, pulled
 from jaxtribute.coordinator.layout import Layout, Shard
-from jaxtribute.coordinator.operations import Operation, add_operation, read_rows, record
+from jaxtribute.coordinator.operations import (
+    Operation,
+    add_operation,
+    changed_in,
+    read_rows,
+    record,
+    updated_in,
+)
 from jaxtribute.coordinator.program import ServerProgram
 from jaxtribute.errors import VariableError
 from jaxtribute.execution.frames import OverlayFrame, TracedFrame, check_untraced
@@ -90,6 +97,11 @@ class ServerPolicy(Policy):
         raise NotImplementedError
 
     def read(self, variable: Variable, context: Context) -> Any:
+        if isinstance(context.frame, TracedFrame) and updated_in(context.frame, variable):
+            raise VariableError(
+                f"{variable.name} is read after apply_gradients in the same step; its parameter server has the new "
+                "value, the worker has not. HINT: read it before, or in the next step."
+            )
         return context.frame.get(variable)
 
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
@@ -125,7 +137,7 @@ class ServerPolicy(Policy):
         """The rows as a frame sees them."""
         if not isinstance(frame, TracedFrame):
             return jnp.asarray(self.access.rows(variable.layout, np.asarray(ids)))
-        if variable in frame.values:  # read as a whole, or written, by this very step
+        if changed_in(frame, variable):
             return jnp.take(frame.values[variable], ids, axis=0)
         return read_rows(frame, variable, ids)
 

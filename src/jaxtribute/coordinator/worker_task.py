@@ -26,6 +26,7 @@ from jaxtribute.optimizer import Optimizer
 
 _LOG = logging.getLogger(__name__)
 _POLL_S = 0.2
+_ASK_AGAIN_S = 1.0
 
 
 class _Here(threading.local):
@@ -223,7 +224,9 @@ class WorkerTask:
         if key not in self._calls:
             left = deadline(self._timeout_s)
             with self._arrived:
-                if not self._arrived.wait_for(lambda: key in self._blobs, left()):
+                while not self._arrived.wait_for(lambda: key in self._blobs, _ASK_AGAIN_S) and left():
+                    self._link.send(pack({"t": "need", "w": self._index, "d": key}))  # Ray had no way to us yet
+                if key not in self._blobs:
                     raise DeadlineError(
                         f"worker {self._index} has waited {self._timeout_s} s for a function that Ray should have "
                         "brought. HINT: is the connection to the coordinator's node up?"

@@ -110,10 +110,10 @@ def differentiate_by_rows(call: Loss, frame: Frame, leaves: Sequence[Variable]) 
     # Values of variables that turn out to be looked up only are never used, so that they are not fetched.
     values = {leaf: frame.get(leaf) for leaf in leaves}
 
-    def learn(values: dict[Variable, Any]) -> Any:
-        return call(LookupOverlay(frame, dict(values), lookups))[0]
+    def learn(arrays: list[Any]) -> Any:
+        return call(LookupOverlay(frame, dict(zip(leaves, arrays, strict=True)), lookups))[0]
 
-    jax.make_jaxpr(learn)(values)
+    jax.make_jaxpr(learn)([values[leaf] for leaf in leaves])
     by_rows = lookups.by_rows()
     dense = [leaf for leaf in leaves if leaf not in by_rows]
     looked_up = [(variable, shape) for variable, shape in lookups.found if variable in by_rows]

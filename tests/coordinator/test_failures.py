@@ -1,0 +1,127 @@
+"""Tasks that fail: workers, servers with and without mirrors; what was counted stays counted, once."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import optax
+import pytest
+
+import jaxtribute as jd
+from coordinator import clusters
+from coordinator.clusters import coordinated, engine_of
+from jaxtribute.errors import ClusterError
+from jaxtribute.partitioners import FixedShardsPartitioner
+
+
+def counting(coordinator: Any) -> tuple[jd.Variable, Any]:
+    """A counter, and a step that counts and trains a table beside it."""
+    with coordinator.strategy.scope():
+        count = jd.Variable(0, dtype=np.int32, name="count")
+        table = jd.Variable(np.zeros((6, 2), np.float32), name="table")
+        optimizer = jd.Optimizer(optax.sgd(1.0, momentum=0.5), [table])
+
+    @jd.function
+    def step() -> Any:
+        count.assign_add(1)
+        optimizer.apply_gradients([np.ones((6, 2), np.float32)])
+        return count.read_value()
+
+    return count, step
+
+
+def test_a_worker_that_ends_with_closures_gives_them_to_others() -> None:
+    with coordinated(workers=2) as coordinator:
+        count, step = counting(coordinator)
+        coordinator.schedule(step).fetch()
+        for _ in range(4):
+            for _ in range(10):
+                coordinator.schedule(step)
+            for index in range(2):
+                engine_of(coordinator).crash("worker", index)
+        coordinator.join()
+        assert int(count) == 41
+
+
+def test_a_closure_that_had_pushed_is_not_applied_again() -> None:
+    with coordinated() as coordinator:
+        count, step = counting(coordinator)
+        gate = clusters.SHARED["gate"] = threading.Event()
+        clusters.SHARED["entered"] = threading.Event()
+
+        def push_then_wait() -> None:
+            step()
+            clusters.SHARED["entered"].set()
+            clusters.SHARED["gate"].wait(20)
+            step()
+
+        coordinator.schedule(push_then_wait)
+        assert clusters.SHARED["entered"].wait(20)
+        crashing = threading.Thread(target=engine_of(coordinator).crash, args=("worker", 0))
+        queue = coordinator._queue  # pyright: ignore[reportPrivateUsage]
+        queue.lost(0)  # given up while it still runs
+        gate.set()
+        crashing.start()
+        crashing.join()
+        coordinator.join()
+        assert int(count) == 2
+
+
+def test_a_lost_server_is_one_clear_error_until_what_was_saved_is_restored() -> None:
+    with coordinated(servers=2, partitioner=FixedShardsPartitioner(2)) as coordinator:
+        count, step = counting(coordinator)
+        with pytest.raises(ClusterError, match=r"nothing to restore"):
+            coordinator.restore()
+        for _ in range(5):
+            coordinator.schedule(step)
+        coordinator.join()
+        coordinator.save()
+        for _ in range(3):
+            coordinator.schedule(step)
+        coordinator.join()
+        engine_of(coordinator).crash("ps", 0)
+        for _ in range(2):
+            with pytest.raises(ClusterError, match=r"parameter server 0 has ended.*HINT: coordinator.restore\(\)"):
+                coordinator.schedule(step)
+        with pytest.raises(ClusterError, match="parameter server 0"):
+            coordinator.join()
+        with pytest.raises(ClusterError, match="has lost its variables|has ended"):
+            for variable in (count, step):
+                float(variable)
+                float(variable.numpy().sum())
+        coordinator.restore()
+        assert int(count) == 5
+        for _ in range(5):
+            coordinator.schedule(step)
+        coordinator.join()
+        assert int(count) == 10
+
+
+def test_servers_with_mirrors_lose_nothing() -> None:
+    with coordinated(servers=2, workers=2, replicas=1, partitioner=FixedShardsPartitioner(2)) as coordinator:
+        count, step = counting(coordinator)
+        with coordinator.strategy.scope():
+            plain = jd.Variable(np.zeros((5, 2), np.float32), name="plain")
+        done = 0
+        for victim in [("ps", 0), ("ps", 1), ("mirror", 0), ("ps", 0)]:
+            for _ in range(6):
+                coordinator.schedule(step)
+                done += 1
+            engine_of(coordinator).crash(*victim)
+            plain.assign_add(np.ones((5, 2), np.float32))
+        coordinator.join()
+        assert int(count) == done
+        np.testing.assert_array_equal(plain.numpy(), np.full((5, 2), 4))
+
+
+def test_what_is_saved_can_be_named(tmp_path: Any) -> None:
+    with coordinated() as coordinator:
+        count, step = counting(coordinator)
+        saved = [coordinator.save(str(tmp_path))]
+        for _ in range(2):
+            coordinator.schedule(step).fetch()
+            saved.append(coordinator.save())
+        assert not saved[0].exists(), "more than two are kept"
+        coordinator.restore(str(saved[1]))
+        assert int(count) == 1
+    assert saved[1].exists()
