@@ -4,6 +4,7 @@
 |---|---|
 | `JAXTRIBUTE_BIND_ADDRESS` | host:port where the coordination service listens, instead of its address in the spec |
 | `JAXTRIBUTE_SILENCE_S` | seconds without a sign of life after which a worker is lost; 20 by default |
+| `JAXTRIBUTE_STRAGGLERS_S` | seconds between two lines on whom the workers wait for; 60 by default, 0 for none |
 | `JAXTRIBUTE_TIMEOUT_S` | seconds that a step or a wait for another worker may take; 600 by default |
 """
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jaxtribute import waits
 from jaxtribute.callers import located, main_thread
 
 _KEPT = 64
@@ -50,8 +51,6 @@ class StepLog:
         self.name = "start"
         self.last = "no step"
         """The step that was entered last, and from which line, where the ledger is on."""
-        self.input_s = 0.0
-        """Seconds spent waiting for input."""
         self.waited_s = 0.0
         """Seconds spent waiting for the devices, and so for other workers."""
 
@@ -84,7 +83,7 @@ class StepLog:
             "step": self.number,
             "name": self.name,
             "where": located(main_thread()),
-            "input_s": round(self.input_s, 3),
+            "input_s": round(waits.input_s, 3),
             "waited_s": round(self.waited_s, 3),
         }
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 
 from jaxtribute.callers import main_thread, stack
+from jaxtribute.cluster import stragglers
 from jaxtribute.cluster.failures import Failure
 from jaxtribute.cluster.steps import StepLog, described
 
@@ -80,6 +81,8 @@ class Watch:
         self.failure: Failure | None = None
         """The first failure that is known, of this worker or another."""
         self._shown = False
+        self._every_s = stragglers.interval_s()
+        self._compared: tuple[float, dict[int, dict[str, Any]]] = time.monotonic(), {}
         self._threads = [
             threading.Thread(target=target, name=f"jaxtribute-{name}", daemon=True)
             for name, target in (("pulse", self._pulse), ("watch", self._check))
@@ -215,6 +218,7 @@ class Watch:
         """Looks for silence; in a thread of its own, as a call to a service that is cut off may not return."""
         while not self._stop.wait(_PULSE_S):
             now = time.monotonic()
+            self._compare(now)
             silent_s = now - self._answered
             if silent_s > self._silence_s and self._rank != 0:
                 self._fail(Failure(0, f"was lost: no answer for {silent_s:.0f} s", "", self._rank))
@@ -229,6 +233,17 @@ class Watch:
             if lost and silent_s < self._silence_s / 2:
                 self._fail(Failure(lost[0], f"was lost: no pulse for {self._silence_s:.0f} s", "", self._rank))
                 return
+
+    def _compare(self, now: float) -> None:
+        """The coordinator says now and then whom the others wait for."""
+        then, before = self._compared
+        if self._rank != 0 or not self._every_s or now - then < self._every_s:
+            return
+        after = {rank: self.report(rank) for rank in list(self._pulses)}
+        self._compared = now, after
+        text = stragglers.line(before, after, now - then, self._roster.names)
+        if text is not None:
+            say(text)
 
     def _check_steps(self, now: float) -> bool:
         """Ends the program where a step is past its deadline, and says which worker holds it up."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from jaxtribute import context as contexts
+from jaxtribute import waits
 from jaxtribute.errors import InputError, OutOfRangeError, TraceError
 from jaxtribute.execution.feeds import Drawn, Feed
 from jaxtribute.input.batches import Tree
@@ -106,7 +108,9 @@ class DistributedIterator(Feed):
         if self._prefetcher is None:
             steps, place = self._steps, self._place
             self._prefetcher = Prefetcher(lambda: _make(steps, place), steps.close, self._buffer, self._threads)
+        start = time.monotonic()
         element, self._position = self._prefetcher.get()
+        waits.for_input(time.monotonic() - start)
         return element.join() if isinstance(element, Apart) else element
 
     def draw(self) -> Drawn:

@@ -1,0 +1,32 @@
+"""The collectives of a program in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxtribute.collectives.listing import listed
+
+
+def program(x: Any) -> Any:
+    total = lax.psum(x, "i")  # the sum
+
+    def body(carry: Any, _: None) -> tuple[Any, None]:
+        return carry + lax.all_gather(carry, "i").sum(0), None  # the gather
+
+    return lax.scan(body, total, None, length=2)[0] + lax.ppermute(x, "i", [(0, 1)])
+
+
+def test_kinds_shapes_and_lines_in_order() -> None:
+    closed = jax.make_jaxpr(program, axis_env=[("i", 2)])(jnp.ones(3))
+    found = listed(closed.jaxpr)
+    assert [text.partition(" of ")[0] for text in found] == ["psum", "all_gather", "ppermute"]
+    assert all("float32[3]" in text for text in found)
+    assert all(f" at {__file__}:" in text for text in found)
+
+
+def test_a_program_without_collectives() -> None:
+    assert listed(jax.make_jaxpr(jax.jit(lambda x: x + jnp.float32(1)))(jnp.ones(3)).jaxpr) == []
