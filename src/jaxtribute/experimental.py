@@ -14,11 +14,19 @@ from jaxtribute.strategies.central_storage import CentralStorageStrategy as Cent
 from jaxtribute.strategies.older import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from jaxtribute.strategies.older import TPUStrategy as TPUStrategy
 
-_LAZY = {"ParameterServerStrategy": "strategies.parameter_server"}
+_LAZY = {
+    "ParameterServerStrategy": "strategies.parameter_server",
+    "PreemptionCheckpointHandler": "checkpoint.preemption",
+    "PreemptionWatcher": "checkpoint.preemption",
+    "TerminationConfig": "checkpoint.preemption",
+}
 _LAZY_MODULES = {"coordinator"}
 
 if _TYPE_CHECKING:
     from jaxtribute import coordinator as coordinator
+    from jaxtribute.checkpoint.preemption import PreemptionCheckpointHandler as PreemptionCheckpointHandler
+    from jaxtribute.checkpoint.preemption import PreemptionWatcher as PreemptionWatcher
+    from jaxtribute.checkpoint.preemption import TerminationConfig as TerminationConfig
     from jaxtribute.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
 
 

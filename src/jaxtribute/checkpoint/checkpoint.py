@@ -12,15 +12,14 @@ import numpy as np
 from jaxtribute import context as contexts
 from jaxtribute.checkpoint import arrays, committing
 from jaxtribute.checkpoint.background import Background
-from jaxtribute.checkpoint.collecting import Found, collect
+from jaxtribute.checkpoint.collecting import Found, cell, collect
 from jaxtribute.checkpoint.committing import STATE, Save
 from jaxtribute.checkpoint.description import Description, Differences
 from jaxtribute.checkpoint.forms import Spec, dtype_of
-from jaxtribute.checkpoint.leaves import CellLeaf
 from jaxtribute.errors import ArgumentError, CheckpointError, CheckpointMismatchError, ContextError
 from jaxtribute.values.stored import updating
 
-COUNTER = "save_counter"
+_COUNTERS = ("save_counter", "run_counter")
 _TIMEOUT_S = 600.0
 
 
@@ -82,16 +81,16 @@ class Checkpoint:
     def __init__(self, **trackables: Any) -> None:
         object.__setattr__(self, "_trackables", {})
         object.__setattr__(self, "_background", Background())
-        object.__setattr__(self, "_counter", [0])
+        object.__setattr__(self, "_counts", dict.fromkeys(_COUNTERS, 0))
         for name, value in trackables.items():
             setattr(self, name, value)
 
     _trackables: dict[str, Any]
     _background: Background
-    _counter: list[int]
+    _counts: dict[str, int]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_") or hasattr(type(self), name) or name == COUNTER:
+        if name.startswith("_") or hasattr(type(self), name):
             raise ArgumentError(
                 f"a checkpoint cannot keep anything by the name {name!r}, which it uses itself. HINT: choose another."
             )
@@ -106,7 +105,12 @@ class Checkpoint:
     @property
     def save_counter(self) -> int:
         """How many times `save` was called, over all runs."""
-        return self._counter[0]
+        return self._counts["save_counter"]
+
+    @property
+    def run_counter(self) -> int:
+        """How many calls of `PreemptionCheckpointHandler.run` have ended, over all runs."""
+        return self._counts["run_counter"]
 
     def save(self, file_prefix: Any, *, block: bool = False, timeout_s: float = _TIMEOUT_S) -> str:
         """Saves to `{file_prefix}-{save_counter}`, counting up.
@@ -130,10 +134,10 @@ class Checkpoint:
         self._background.wait()
         return self.write(f"{file_prefix}-{self.count()}", block=block, timeout_s=timeout_s)
 
-    def count(self) -> int:
-        """Counts `save_counter` up, and returns it; for managers."""
-        self._counter[0] += 1
-        return self.save_counter
+    def count(self, counter: str = "save_counter") -> int:
+        """Counts `save_counter` or `run_counter` up, and returns it; for managers and handlers."""
+        self._counts[counter] += 1
+        return self._counts[counter]
 
     def write(
         self,
@@ -184,7 +188,7 @@ class Checkpoint:
         self._background.wait()
 
     def restore(self, save_path: Any, *, strict: bool = True) -> RestoreStatus:
-        """Restores everything, `save_counter` included.
+        """Restores everything, `save_counter` and `run_counter` included.
 
         The checkpoint may be of another strategy, and of another number of devices or workers.
 
@@ -203,25 +207,25 @@ class Checkpoint:
 
         Source: `tf.train.Checkpoint.restore`.
         """
-        return self._restore(save_path, strict, counter=True)
+        return self._restore(save_path, strict, counters=True)
 
     def read(self, save_path: Any, *, strict: bool = True) -> RestoreStatus:
-        """Restores everything but `save_counter`; otherwise as `restore`.
+        """Restores everything but `save_counter` and `run_counter`; otherwise as `restore`.
 
         Source: `tf.train.Checkpoint.read`.
         """
-        return self._restore(save_path, strict, counter=False)
+        return self._restore(save_path, strict, counters=False)
 
-    def _restore(self, save_path: Any, strict: bool, *, counter: bool) -> RestoreStatus:
+    def _restore(self, save_path: Any, strict: bool, *, counters: bool) -> RestoreStatus:
         _check_context("restore")
         self._background.wait()
         if save_path is None:
             return RestoreStatus(Path(), Differences((), (), ()))
         path = Path(save_path).expanduser().absolute()
         found, saved = self._found(), Description.read(path)
-        if not counter:
-            del found.leaves[COUNTER]
-            saved = saved.without(COUNTER)
+        for name in () if counters else _COUNTERS:
+            del found.leaves[name]
+            saved = saved.without(name)
         specs = {name: leaf.spec for name, leaf in found.leaves.items()}
         differences = Differences.between(saved, specs, found.iterators)
         if differences.unlike or (strict and differences):
@@ -238,8 +242,7 @@ class Checkpoint:
         found = collect(self._trackables, self._trackables.__setitem__)
         if STATE in found.iterators:
             raise ArgumentError(f"an iterator named {STATE!r} would be saved where the arrays are. HINT: rename it.")
-        counter = self._counter
-        found.leaves[COUNTER] = CellLeaf(lambda: counter[0], lambda value: counter.__setitem__(0, value))
+        found.leaves.update({name: cell(self._counts, name) for name in _COUNTERS})
         return found
 
     def __repr__(self) -> str:

@@ -80,7 +80,7 @@ class _Walk:
             key = (name, *map(_part, path))
             if _is_array(leaf):
                 plain += 1
-                self._add(key, _cell(cells, place))
+                self._add(key, cell(cells, place))
             elif not self._stateful(key, leaf):
                 self._attributes(key, leaf)
         if plain:
@@ -154,7 +154,8 @@ class _Walk:
 _NOT_OURS = frozenset({"jaxtribute", "jax", "jaxlib", "numpy", "optax", "grain", "orbax", "builtins"})
 
 
-def _cell(cells: list[Any], place: int) -> CellLeaf:
+def cell(cells: Any, place: Any) -> CellLeaf:
+    """The leaf of what a list or a dict has at a place."""
     return CellLeaf(lambda: cells[place], lambda value: cells.__setitem__(place, value))
 
 

@@ -28,6 +28,7 @@ UNFINISHED = ".orbax-checkpoint-tmp"
 """What the name of a checkpoint ends with until it is complete; Orbax's own tools know it, too."""
 _REPLACED = ".replaced"
 
+
 def cluster() -> Cluster | None:
     """The cluster of this process, or None where it is alone.
 
