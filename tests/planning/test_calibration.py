@@ -14,6 +14,7 @@ from jaxtribute.planning.calibration import (
     Comparison,
     Measurement,
     calibrate,
+    calibrate_processes,
     interpolated,
     is_here,
     script_cost,
@@ -27,14 +28,16 @@ from planning.test_cost import COST
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
 
-    def run_module(module: str, arguments: Sequence[str], devices: int) -> dict[str, Any]:
+    def run_module(module: str, arguments: Sequence[str], devices: int, workers: int = 1) -> dict[str, Any]:
         what, file, *rest = arguments
-        calls.append((what, devices, rest[1:]))
+        calls.append((what, devices, rest[1:]) if workers == 1 else (what, devices, rest[1:], workers))
         if what == "cost":
             COST.save(Path(file))
             return {}
         if what == "time":
-            return {"seconds": 2.0 / devices}
+            return {"seconds": 2.0 / devices / workers, "replicas": workers if "--alone" not in rest else 1}
+        if what == "exchange":
+            return {"collectives": 0.3}
         request = json.loads(Path(file).read_text())
         calls[-1] = (*calls[-1], request["rows"], request["collectives"])
         return {"compute": 1.5 / devices, "collectives": 0.1 if devices > 1 else 0.0}
@@ -60,12 +63,29 @@ def test_parts_and_the_whole_alternate(asked: list[Any], tmp_path: Path) -> None
     assert json.loads(json.dumps(found[1].as_dict()))["predicted"] == pytest.approx(0.6)
 
 
+def test_processes_with_one_device_each(asked: list[Any], tmp_path: Path) -> None:
+    found = calibrate_processes(tmp_path / "a.py", ["{devices}"], COST, 2)
+    assert found.measurement == Measurement(2, 32, 1.5, 0.3, processes=2)
+    assert found.measured == 1.0
+    assert asked == [
+        ("parts", 1, ["1"], 32, []),
+        ("parts", 1, ["1"], 32, []),
+        ("exchange", 1, ["1"], 2),
+        ("time", 1, ["1"], 2),
+    ]
+
+
+def test_processes_that_train_by_themselves(asked: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"trains 1 replica\(s\) in each of 2.*HINT: use MultiWorkerMirrored"):
+        calibrate_processes(tmp_path / "a.py", ["--alone"], COST, 2)
+
+
 def test_the_table() -> None:
     console = Console(width=120, color_system=None)
     with console.capture() as captured:
         console.print(table([Comparison(Measurement(2, 32, 0.001, 0.0005), 0.002)]))
     last = captured.get().splitlines()[-1]
-    assert last.split() == "2 32 1.000 ms 0.500 ms 1.500 ms 2.000 ms -25%".split()
+    assert last.split() == "2 1 32 1.000 ms 0.500 ms 1.500 ms 2.000 ms -25%".split()
 
 
 def test_computing_for_other_numbers_of_examples() -> None:

@@ -1,6 +1,8 @@
 """Processes that measure, and those that fail."""
 
+import subprocess
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -28,6 +30,20 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_process_gets_its_devices_and_a_pool_that_fits(module: str) -> None:
     assert machine.run_module(module, ["run"], 3) == {"devices": "3", "pool": "None"}
+
+
+def test_processes_that_form_a_cluster(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher is played by a module that prints what each of two workers would."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **options: object) -> CompletedProcess[str]:
+        commands.append(command[1:])
+        return CompletedProcess(command, 0, '[1] {"rank": 1}\n[0] noise\n[0] {"rank": 0}\n[1] the end\n', "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    answer = machine.run_module(module, ["run"], 1, workers=2)
+    assert commands == [["-m", "jaxtribute.cli", "launch", "--workers", "2", "-m", module, "run"]]
+    assert answer == {"rank": 0}
 
 
 def test_a_process_that_fails_shows_what_it_printed(module: str) -> None:

@@ -45,10 +45,18 @@ def test_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert answer(capsys)["collectives"] == 0
 
 
+def test_exchange(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a cluster it measures the devices of this process."""
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps({"collectives": [["all-reduce", [64]]]}))
+    scripts.main("exchange", str(request), str(tmp_path / "not_run.py"))
+    assert answer(capsys)["collectives"] >= 0
+
+
 def test_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scripts.main("time", "-", str(write(tmp_path)))
     found = answer(capsys)
-    assert found["batch"] == 24
+    assert (found["batch"], found["replicas"]) == (24, 8)
     assert 0 < found["seconds"] < 10
 
 

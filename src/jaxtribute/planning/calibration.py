@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,18 @@ class Measurement:
     """What was measured with so many devices.
 
     Attributes:
-      devices: how many.
+      devices: how many, in all processes.
       rows: examples on each.
       compute: seconds in which all devices, each by itself, compute a step of so many examples.
       collectives: seconds of a step's collectives, without anything else.
+      processes: how many processes have the devices.
     """
 
     devices: int
     rows: int
     compute: float
     collectives: float
+    processes: int = 1
 
     @property
     def step(self) -> float:
@@ -122,6 +125,31 @@ def measure(script: Path, arguments: Sequence[str], cost: StepCost, devices: int
     return Measurement(devices, rows, answer["compute"], answer["collectives"])
 
 
+def calibrate_processes(script: Path, arguments: Sequence[str], cost: StepCost, workers: int) -> Comparison:
+    """Predicts and measures a script's step on several processes of this machine, with one device each.
+
+    Raises:
+      ArgumentError: the script trains in each process by itself.
+      ProcessFailedError: it fails; with what it printed.
+    """
+    rows, given = slice_size(cost.batch, workers), with_devices(arguments, 1)
+    wanted = [[one.kind, list(one.parts)] for one in cost.exchanged()]
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(workers) as pool:
+        alone, together = Path(directory, "alone.json"), Path(directory, "together.json")
+        alone.write_text(json.dumps({"devices": 1, "rows": rows, "collectives": []}))
+        together.write_text(json.dumps({"collectives": wanted}))
+        answers = pool.map(lambda _: run_module(_SCRIPT, ["parts", str(alone), str(script), *given], 1), range(workers))
+        compute = max(answer["compute"] for answer in answers)
+        exchange = run_module(_SCRIPT, ["exchange", str(together), str(script)], 1, workers)["collectives"]
+    whole = run_module(_SCRIPT, ["time", "-", str(script), *given], 1, workers)
+    if whole["replicas"] != workers:
+        raise ArgumentError(
+            f"{script} trains {whole['replicas']} replica(s) in each of {workers} processes by itself. HINT: use "
+            "MultiWorkerMirroredStrategy, which joins the cluster, and is a MirroredStrategy where there is none."
+        )
+    return Comparison(Measurement(workers, rows, compute, exchange, workers), whole["seconds"])
+
+
 def interpolated(comparisons: Sequence[Comparison]) -> Measured:
     """What computing takes on one device for any number of examples, from the measurements that were made alone.
 
@@ -147,10 +175,19 @@ def is_here(device: Device) -> bool:
 def table(comparisons: Sequence[Comparison]) -> Table:
     """Predictions beside measurements."""
     result = Table(title="On this machine", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("devices", "examples on each", "compute", "collectives", "predicted", "measured", "error"):
+    for heading in (
+        "devices",
+        "processes",
+        "examples on each",
+        "compute",
+        "collectives",
+        "predicted",
+        "measured",
+        "error",
+    ):
         result.add_column(heading, justify="right")
     for one in comparisons:
         parts = one.measurement
         times = [f"{seconds * 1e3:.3f} ms" for seconds in (parts.compute, parts.collectives, parts.step, one.measured)]
-        result.add_row(str(parts.devices), f"{parts.rows:,}", *times, f"{one.error:+.0%}")
+        result.add_row(str(parts.devices), str(parts.processes), f"{parts.rows:,}", *times, f"{one.error:+.0%}")
     return result

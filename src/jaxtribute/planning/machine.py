@@ -20,19 +20,29 @@ from jaxtribute.values.mesh import own
 DEADLINE_S = 300.0
 _ROUNDS, _LEAST_S, _AT_MOST = 7, 0.1, 200
 _WAIT_EVERY = 8
+_TOGETHER = 32
+"""Calls of a round where several processes must make equally many."""
+_POOL = ("PJRT_NPROC", "JAXTRIBUTE_PJRT_NPROC")
 
 
-def run_module(module: str, arguments: Sequence[str], devices: int) -> dict[str, Any]:
+def run_module(module: str, arguments: Sequence[str], devices: int, workers: int = 1) -> dict[str, Any]:
     """Runs a module in a process with so many CPU devices, where there is no accelerator, and returns what it answers.
+
+    Args:
+      module: its last line of output is the answer, in JSON.
+      arguments: what follows its name.
+      devices: devices of each process.
+      workers: processes that form a cluster; the first one's answer counts.
 
     Raises:
       DeadlineError: it does not end in 300 s.
       ProcessFailedError: it fails.
     """
     environment = os.environ | {"JAXTRIBUTE_CPU_DEVICES": str(devices)}
-    for name in ("PJRT_NPROC", "JAXTRIBUTE_PJRT_NPROC"):
+    for name in ("TF_CONFIG", *_POOL):
         environment.pop(name, None)
-    command = [sys.executable, "-m", module, *arguments]
+    launcher = ["jaxtribute.cli", "launch", "--workers", str(workers), "-m"] if workers > 1 else []
+    command = [sys.executable, "-m", *launcher, module, *arguments]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     except subprocess.TimeoutExpired:
@@ -44,7 +54,8 @@ def run_module(module: str, arguments: Sequence[str], devices: int) -> dict[str,
             f"{module} on {devices} devices ended with {done.returncode}. HINT: run the script by itself first. It "
             f"printed:\n{done.stdout}{done.stderr}"
         )
-    return json.loads(done.stdout.splitlines()[-1])
+    lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines()]  # the launcher's mark of rank 0
+    return json.loads([line for line in lines if line.startswith("{")][-1])
 
 
 def timed(call: Callable[[], Any]) -> float:
@@ -62,6 +73,8 @@ def timed(call: Callable[[], Any]) -> float:
 
     run(2)
     count = min(max(int(_LEAST_S / max(run(2), 1e-7)), 2), _AT_MOST)
+    if jax.process_count() > 1:
+        count = _TOGETHER
     return min(run(count) for _ in range(_ROUNDS))
 
 
@@ -84,7 +97,10 @@ def time_alone(step: Step, rows: int, devices: int) -> float:
     step.lower(step.batch)  # the trace that is at hand, of the batch's own size, would serve any size once
     program = jax.jit(step.program.jitted.__wrapped__, donate_argnums=0)
     places = jax.devices()[:devices]
-    leaves = [np.resize(leaf, shape.shape) for leaf, shape in zip(step.leaves, step.resized(rows), strict=True)]
+    shapes = step.resized(rows)
+    leaves = [
+        leaf if shape is leaf else np.resize(leaf, shape.shape) for leaf, shape in zip(step.leaves, shapes, strict=True)
+    ]
     kept = [variable.stored for variable in step.program.kept]
     states = [own_all([variable.stored for variable in step.program.donated], place) for place in places]
     others = [own_all([*kept, *leaves], place) for place in places]

@@ -6,6 +6,7 @@ JAX fixes the number of devices when it starts, so that each number needs a proc
 |---|---|
 | `cost` | looks at the first step and writes its `StepCost` to the file |
 | `parts` | answers with the seconds of computing and of collectives that the file asks for |
+| `exchange` | joins the cluster and answers with the seconds of the collectives that the file asks for |
 | `time` | runs steps and answers with the seconds that one takes |
 """
 
@@ -25,8 +26,9 @@ from jaxtribute.execution.program import Program
 from jaxtribute.planning.inspection import Step, look_at_script
 from jaxtribute.planning.machine import time_alone, time_collectives
 from jaxtribute.profiling.watch import Finished, run_script, watched
+from jaxtribute.strategies.multi_worker import MultiWorkerMirroredStrategy
 
-_SKIP, _ROUNDS, _LEAST_S = 2, 7, 0.1
+_SKIP, _ROUNDS, _LEAST_S, _TOGETHER = 2, 7, 0.1, 32
 
 
 class Timer:
@@ -35,7 +37,7 @@ class Timer:
     def __init__(self) -> None:
         self._seen = 0
         self.seconds = 0.0
-        self.batch = 0
+        self.batch = self.replicas = 0
 
     def step(self, program: Program, leaves: Sequence[Any], call: Callable[[], Any]) -> Any:
         """Runs a step, or takes the time of many."""
@@ -53,9 +55,10 @@ class Timer:
             return (time.perf_counter() - start) / count
 
         run(2)
-        count = max(int(_LEAST_S / max(run(2), 1e-7)), 2)
+        count = max(int(_LEAST_S / max(run(2), 1e-7)), 2) if jax.process_count() == 1 else _TOGETHER
         self.seconds = min(run(count) for _ in range(_ROUNDS))
-        self.batch = Step(program, leaves, []).batch
+        found = Step(program, leaves, [])
+        self.batch, self.replicas = found.batch, found.replicas
         raise Finished
 
     def draw(self, call: Callable[[], Any]) -> Any:
@@ -74,7 +77,7 @@ def parts(script: Path, arguments: Sequence[str], request: dict[str, Any]) -> di
 
 
 def main(what: str, file: str, script: str, *arguments: str) -> None:
-    """Does one of the three and answers on standard output."""
+    """Does one of these and answers on standard output."""
     answer: dict[str, Any] = {}
     if what == "cost":
         look_at_script(Path(script), arguments, lambda step: step.cost(Path(script).name)).save(Path(file))
@@ -82,7 +85,11 @@ def main(what: str, file: str, script: str, *arguments: str) -> None:
         timer = Timer()
         with watched(timer):
             run_script(Path(script), arguments)
-        answer = {"seconds": timer.seconds, "batch": timer.batch}
+        answer = {"seconds": timer.seconds, "batch": timer.batch, "replicas": timer.replicas}
+    elif what == "exchange":
+        strategy = MultiWorkerMirroredStrategy()  # joins
+        wanted = json.loads(Path(file).read_text())["collectives"]
+        answer = {"collectives": time_collectives(wanted, strategy.num_replicas_in_sync)}
     else:
         answer = parts(Path(script), arguments, json.loads(Path(file).read_text()))
     sys.stdout.write("\n" + json.dumps(answer) + "\n")

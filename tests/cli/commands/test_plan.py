@@ -72,6 +72,13 @@ def test_calibration(monkeypatch: pytest.MonkeyPatch, saved: str, capsys: pytest
     monkeypatch.setattr(calibration, "calibrate", calibrate)
     assert main(["plan", "--calibrate", "--local", "2,1,2", "train.py", "--devices", "{devices}"]) == 0
     assert "On this machine" in capsys.readouterr().out
+
+    def calibrate_processes(script: Path, arguments: list[str], cost: Any, workers: int) -> Any:
+        return Comparison(Measurement(workers, 32, 0.002, 0.004, workers), 0.006)
+
+    monkeypatch.setattr(calibration, "calibrate_processes", calibrate_processes)
+    assert main(["plan", "--calibrate", "--local", "1,2", "--workers", "2", "train.py", "--devices", "{devices}"]) == 0
+    assert "6.000 ms" in capsys.readouterr().out
     monkeypatch.setattr(calibration, "is_here", lambda device: True)
     options = ["--calibrate", "--local", "1,2", "--json", "--device-kind", "h200"]
     assert main(["plan", *options, "train.py", "--devices", "{devices}"]) == 0

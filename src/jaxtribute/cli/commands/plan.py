@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--most", type=int, default=4096, metavar="N", help="how far the table goes (4096 devices)")
     add("--calibrate", action="store_true", help="measure this machine, and predict beside what is measured")
     add("--local", default="1,2,4,8", metavar="N,...", help="numbers of devices of this machine for --calibrate")
+    add("--workers", type=int, default=1, metavar="N", help="for --calibrate: N processes of one device each as well")
     add("--save", type=Path, metavar="FILE", help="write what the step costs, to plan with it elsewhere")
     add("--plot", type=Path, metavar="FILE", help="draw the scaling curve; needs jaxtribute[plot]")
     add("--json", action="store_true", help="print everything as JSON")
@@ -99,7 +100,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _known(arguments: argparse.Namespace) -> tuple[StepCost, list[Comparison]]:
     from jaxtribute.errors import ArgumentError
-    from jaxtribute.planning.calibration import calibrate, script_cost
+    from jaxtribute.planning.calibration import calibrate, calibrate_processes, script_cost
     from jaxtribute.planning.cost import StepCost
 
     saved = arguments.step.suffix == ".json"
@@ -112,7 +113,10 @@ def _known(arguments: argparse.Namespace) -> tuple[StepCost, list[Comparison]]:
             counts = [0]
         if counts[0] < 1:
             raise ArgumentError(f"--local {arguments.local!r} is no list of numbers. HINT: --local 1,2,4,8.")
-        return calibrate(arguments.step, arguments.arguments, counts)
+        cost, found = calibrate(arguments.step, arguments.arguments, counts)
+        if arguments.workers > 1:
+            found.append(calibrate_processes(arguments.step, arguments.arguments, cost, arguments.workers))
+        return cost, found
     return (StepCost.load(arguments.step) if saved else script_cost(arguments.step, arguments.arguments)), []
 
 
