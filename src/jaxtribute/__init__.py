@@ -28,7 +28,6 @@ from jaxtribute.execution.autodiff import value_and_grad as value_and_grad
 from jaxtribute.execution.function import function as function
 from jaxtribute.execution.replica_context import ReplicaContext as ReplicaContext
 from jaxtribute.integrations.keras import activation as _keras
-from jaxtribute.optimizer import Optimizer as Optimizer
 from jaxtribute.strategies import default as _default
 from jaxtribute.strategies.base import RunOptions as RunOptions
 from jaxtribute.strategies.base import Strategy as Strategy
@@ -69,12 +68,13 @@ _LAZY = {
     "InputContext": "input",
     "InputOptions": "input",
     "InputReplicationMode": "input",
+    "Optimizer": "optimizer",
     "ParameterServerStrategy": "strategies.parameter_server",
     "Server": "cluster.server",
     "latest_checkpoint": "checkpoint",
     "shard_hint": "input",
 }
-"""Names that are found when they are asked for, and in which module: those load Grain, Orbax or more."""
+"""Names that are found when they are asked for, and in which module: those load Grain, Optax, Orbax or more."""
 
 _LAZY_MODULES = {"cluster_resolver", "coordinator", "testing"}
 """Modules of the public face that are loaded when they are asked for."""
@@ -94,6 +94,7 @@ if _TYPE_CHECKING:
     from jaxtribute.input import InputOptions as InputOptions
     from jaxtribute.input import InputReplicationMode as InputReplicationMode
     from jaxtribute.input import shard_hint as shard_hint
+    from jaxtribute.optimizer import Optimizer as Optimizer
     from jaxtribute.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
 
 
