@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import numpy as np
+from jax.tree_util import tree_flatten
 
 from jaxtribute import context as contexts
 from jaxtribute.errors import OutOfRangeError, TraceError
@@ -24,7 +25,7 @@ from jaxtribute.execution.ragged import NotSplittable
 from jaxtribute.execution.uncompiled import uncompiled
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Drawn:
     """A batch taken from an iterator, and the iterator's positions around it."""
 
@@ -109,14 +110,10 @@ class Draws:
             self.ended = None
         del self.batches[start:], self.order[start:]
 
-    def leaves(self) -> list[Any]:
-        """The arrays of all batches."""
-        return jax.tree.leaves([drawn.batch for drawn in self.batches])
-
-    def signature(self) -> Any:
-        """What a program depends on: whose batches, their structures and shapes, and whose data ended."""
-        leaves, tree = jax.tree.flatten([drawn.batch for drawn in self.batches])
-        return tuple(self.order), tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves), self.ended
+    def arrays(self) -> tuple[list[Any], Any]:
+        """The arrays of all batches; and what a program depends on: whose batches, their shapes, whose data ended."""
+        leaves, tree = tree_flatten([drawn.batch for drawn in self.batches])
+        return leaves, (tuple(self.order), tree, tuple([(leaf.shape, leaf.dtype) for leaf in leaves]), self.ended)
 
 
 class Proxy(Iterator[Any]):
@@ -188,17 +185,19 @@ class FedPrograms:
         """
         draws = Draws(feeds)
         draws.prefetch(self._order)
-        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        found = self._programs.get((shapes, draws.signature()))
+        shapes = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
+        fed, signature = draws.arrays()
+        found = self._programs.get((shapes, signature))
         if found is None:
             found = self._trace(draws, leaves)
-            self._programs[shapes, draws.signature()] = found
+            fed, signature = draws.arrays()
+            self._programs[shapes, signature] = found
             if draws.ended is None:
                 self._order = list(draws.order)
         program, stops = found
         if program is None:
             return self._run_uncompiled(draws, leaves)
-        result = program([*leaves, *draws.leaves()])
+        result = program([*leaves, *fed])
         if stops:
             raise StopIteration
         return result
