@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import types
 from typing import Any
 
 import numpy as np
@@ -170,3 +171,19 @@ def test_a_worker_falls_silent() -> None:
         runner.kill()
     assert "worker 1 (127.0.0.1:" in first
     assert "no pulse for 1 s" in first
+
+
+def test_only_pulses_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = types.SimpleNamespace(written=[], key_value_dir_get=lambda _: ["found"])
+    store.key_value_set = lambda key, *_: store.written.append(key)
+    watch = types.SimpleNamespace(_store=store)
+    monkeypatch.setattr(runtime, "current", lambda: types.SimpleNamespace(watch=watch))
+    with inject(drop_heartbeats(at="here")):
+        point("here")
+    watch._store.key_value_set("jaxtribute/watch/pulse/1", "{}", True)
+    watch._store.key_value_set("jaxtribute/watch/failure/1", "{}", True)
+    assert store.written == ["jaxtribute/watch/failure/1"]
+    assert watch._store.key_value_dir_get("x") == ["found"]
+    monkeypatch.setattr(runtime, "current", lambda: None)
+    with inject(drop_heartbeats(at="here")):
+        point("here")

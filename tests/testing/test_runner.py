@@ -32,12 +32,11 @@ def remember(word: str, *, times: int = 1) -> list[str]:
     return CALLS
 
 
-def join() -> tuple[int, int, int]:
-    """Joins JAX's cluster once, with what the environment says of it."""
-    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
-    if not jax.distributed.is_initialized():
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(cluster[0], len(cluster), rank())
+def remember_start() -> None:
+    CALLS.append("start")
+
+
+def place() -> tuple[int, int, int]:
     return jax.process_index(), jax.local_device_count(), jax.device_count()
 
 
@@ -70,7 +69,7 @@ def leave_a_grandchild() -> int:
 
 def test_two_processes_form_a_cluster_and_keep_their_state(multi_process: SharedRunners) -> None:
     runner = multi_process(workers=2, devices=2)
-    assert runner.run(join) == [(0, 2, 4), (1, 2, 4)]
+    assert runner.run(place) == [(0, 2, 4), (1, 2, 4)]
     assert runner.run(remember, ("a",), {"times": 2}) == [["a", "a"]] * 2
     assert runner.run(remember, ["b"]) == [["a", "a", "b"]] * 2
     assert CALLS == []  # this process has a list of its own
@@ -113,6 +112,7 @@ def test_what_hangs_or_dies_is_killed_and_the_next_call_starts_anew() -> None:
         assert runner.run(die, lost=[1]) == ["alive", Exited(-9)]
         with pytest.raises(ProcessFailedError, match="rank 1 of 2 ended with exit code -9 in die"):
             runner.run(die)
+        assert runner.run(rank) == [0, 1]
         with pytest.raises(
             DeadlineError, match=r"(?s)ranks 0, 1 of 2 did not finish .*<lambda> within 2 s.*in <lambda>"
         ):
@@ -123,8 +123,7 @@ def test_what_hangs_or_dies_is_killed_and_the_next_call_starts_anew() -> None:
 
 
 def test_one_call_in_processes_of_its_own() -> None:
-    found = run_multi_process(rank, workers=3, devices=1, env={"MINE": "1"}, timeout_s=60)
-    assert found == [0, 1, 2]
+    assert run_multi_process(os.getenv, workers=1, env={"MINE": "1"}, args=("MINE",)) == ["1"]
 
 
 def test_the_processes_end_with_the_one_that_started_them() -> None:
@@ -148,6 +147,25 @@ def test_a_runner_has_at_least_one_process_with_one_device() -> None:
         MultiProcessRunner(0)
     with pytest.raises(ArgumentError, match="devices=-1"):
         run_multi_process(rank, devices=-1)
+
+
+def test_processes_are_set_up_before_their_first_call() -> None:
+    with MultiProcessRunner(1, None, setup=remember_start) as runner:
+        assert runner.run(remember, ("a",)) == [["start", "a"]]
+        assert runner.run(remember, ("b",)) == [["start", "a", "b"]]
+        runner.kill()
+        assert runner.run(remember, ("c",)) == [["start", "c"]]
+
+
+def test_an_interrupted_call_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with MultiProcessRunner(1) as runner:
+        monkeypatch.setattr(runner, "_collect", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(rank)
+        assert runner.pids == ()
 
 
 def test_arguments_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import pickle
 import sys
 import traceback
+import types
 from multiprocessing.connection import Connection
 
 from jaxtribute.testing.messages import Answer, Call, dump
@@ -42,7 +44,10 @@ def _prepare(call: Call) -> None:
     name, file = call.module
     if file is None or name in sys.modules or _is_found(name):
         return
-    # pytest gives test modules names under which nobody else could import them.
+    # pytest gives test modules names under which nobody else could import them, or the packages that they name.
+    for parent in itertools.accumulate(name.split(".")[:-1], lambda outer, inner: f"{outer}.{inner}"):
+        if parent not in sys.modules and not _is_found(parent):
+            sys.modules[parent] = types.ModuleType(parent)
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
@@ -58,7 +63,7 @@ def _prepare(call: Call) -> None:
 def _is_found(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, ValueError):  # its package is unknown, or none
         return False
 
 

@@ -108,6 +108,7 @@ class MultiProcessRunner:
         timeout_s: Seconds that a call may take, the start of the processes included.
         grace_s: Seconds that the others are given to finish once one rank has failed.
         env: Environment variables to set in the processes.
+        setup: What each process calls once, before its first call.
 
     Raises:
         ArgumentError: `workers` or `devices` is less than 1.
@@ -123,12 +124,14 @@ class MultiProcessRunner:
         timeout_s: float = 120.0,
         grace_s: float = 5.0,
         env: Mapping[str, str] | None = None,
+        setup: Callable[[], object] | None = None,
     ) -> None:
         for name, count in (("workers", workers), ("devices", devices)):
             if count is not None and count < 1:
                 raise ArgumentError(f"{name}={count!r} of a runner. HINT: give at least 1.")
         self.workers, self.devices = workers, devices
         self._timeout_s, self._grace_s, self._env = timeout_s, grace_s, dict(env or {})
+        self._setup, self._is_set_up = setup, False
         self._family: Family | None = None
         self._ports: ReservedPorts | None = None
         self._ranks: list[_Rank] = []
@@ -179,6 +182,9 @@ class MultiProcessRunner:
         request = encode_call(fn, tuple(args), kwargs or {})
         limit = self._timeout_s if timeout_s is None else timeout_s
         self.start()
+        if self._setup is not None and not self._is_set_up:
+            self._is_set_up = True
+            self.run(self._setup)
         for rank in self._ranks:
             rank.start = rank.output.seek(0, 2)
             _send(rank.connection, request)
@@ -234,6 +240,7 @@ class MultiProcessRunner:
         if self._ports is not None:
             self._ports.close()
         self._family, self._ports, self._ranks = None, None, []
+        self._is_set_up = False
 
     def _collect(self, limit_s: float, lost: Collection[int]) -> dict[int, Answer | Exited]:
         """The answers by rank in the order of their coming; incomplete where time ran out."""

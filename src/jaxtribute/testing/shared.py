@@ -23,14 +23,16 @@ class SharedRunners:
         self._runners: dict[tuple[int, int | None], MultiProcessRunner] = {}
 
     def __call__(self, workers: int = 2, devices: int | None = 1) -> MultiProcessRunner:
-        """The runner of that shape, which keeps the state that earlier calls left in its processes.
+        """The runner of that shape. Its processes have joined their cluster, and keep the state of earlier calls.
 
         Args:
             workers: The number of processes.
             devices: Logical CPU devices a process.
         """
         shape = workers, devices
-        runner = self._runners.pop(shape, None) or MultiProcessRunner(workers, devices, env=self.environment)
+        runner = self._runners.pop(shape, None) or MultiProcessRunner(
+            workers, devices, env=self.environment, setup=_join
+        )
         self._runners[shape] = runner  # the last one used comes last
         if len(self._runners) > KEPT:
             self._runners.pop(next(iter(self._runners))).close()
@@ -51,3 +53,10 @@ class SharedRunners:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _join() -> None:
+    """Before anything starts JAX in these processes: later it could not be done, whatever the next test needs."""
+    from jaxtribute.strategies.multi_worker import MultiWorkerMirroredStrategy
+
+    MultiWorkerMirroredStrategy()
