@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from typing import Any
 
 import jax
@@ -144,14 +143,6 @@ def test_a_service_that_fails_says_so() -> None:
 
     with pytest.raises(ClusterError, match=r"UNAVAILABLE: gone$"):
         cluster(Broken()).get("a", 1.0)
-
-
-def test_whoever_waits_says_for_whom(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(runtime, "_SPEAK_EVERY_S", 0.02)
-    came = time.monotonic() + 0.3
-    roster = Roster.of(JOBS, "worker", 0)
-    runtime.await_workers(roster, lambda: [1] if time.monotonic() < came else [], "for the start", 30.0)
-    assert "worker 0 (127.0.0.1:1) has waited 0 s for the start for worker 1 (127.0.0.1:2)" in capsys.readouterr().err
 
 
 def test_joining_after_jax_has_started() -> None:

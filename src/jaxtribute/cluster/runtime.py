@@ -30,8 +30,10 @@ from jaxtribute.callers import caller
 from jaxtribute.cluster import ledger
 from jaxtribute.cluster.addresses import Address
 from jaxtribute.cluster.failures import Failure
+from jaxtribute.cluster.keys import KeyValues
 from jaxtribute.cluster.roster import Roster, can_connect
 from jaxtribute.cluster.steps import StepLog
+from jaxtribute.cluster.waiting import await_workers
 from jaxtribute.cluster.watch import Watch, say
 from jaxtribute.errors import ClusterError, ConfigError, DeadlineError
 
@@ -40,22 +42,17 @@ SILENCE = "JAXTRIBUTE_SILENCE_S"
 TIMEOUT = "JAXTRIBUTE_TIMEOUT_S"
 EXIT_CODE = 70
 """How a worker ends whose cluster has failed elsewhere (EX_SOFTWARE)."""
-_SPEAK_EVERY_S = 10.0
 _GRACE_S = 2.0
-_POLL_S = 0.05
 
 _config = cast(Any, jax.config)
 
 
-class Cluster:
+class Cluster(KeyValues):
     """The cluster that this process belongs to: its members, a key-value store and barriers. Made by `connect`."""
 
     def __init__(self, roster: Roster, store: Any, silence_s: float, timeout_s: float) -> None:
-        self.roster = roster
-        self.store = store
-        """JAX's client of the coordination service."""
-        self.steps = StepLog()
-        self.watch = Watch(store, roster, silence_s, self._end, self.steps)
+        steps = StepLog()
+        super().__init__(roster, store, Watch(store, roster, silence_s, self._end, steps), steps)
         self.timeout_s = timeout_s
         self._barriers: dict[str, int] = {}
         self._exchanges = 0
@@ -69,76 +66,6 @@ class Cluster:
     @timeout_s.setter
     def timeout_s(self, value: float) -> None:
         self.watch.deadline_s = value
-
-    @property
-    def rank(self) -> int:
-        """This process among the workers."""
-        return self.roster.rank
-
-    @property
-    def workers(self) -> int:
-        """How many processes train together."""
-        return len(self.roster.members)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The workers as messages call them, by rank."""
-        return self.roster.names
-
-    def set(self, key: str, value: str) -> None:
-        """Sets a key, whether it was set or not."""
-        self.store.key_value_set(key, value, True)
-
-    def get(self, key: str, timeout_s: float = 300.0, *, of: int | None = None) -> str:
-        """Waits for a key and returns its value.
-
-        Args:
-          key: the key.
-          timeout_s: seconds to wait.
-          of: the worker that sets it, for the message.
-
-        Raises:
-          DeadlineError: it was not set in time.
-          ClusterError: meanwhile a worker failed.
-        """
-        deadline = time.monotonic() + timeout_s
-        whom = "another worker" if of is None else self.names[of]
-        while True:
-            self.check()
-            left = deadline - time.monotonic()
-            try:
-                return self.store.blocking_key_value_get(key, max(1, int(1000 * min(left, 1.0))))
-            except jax.errors.JaxRuntimeError as error:
-                if "DEADLINE_EXCEEDED" not in str(error):
-                    raise ClusterError(f"the coordination service failed: {str(error).splitlines()[0]}") from error
-            if of is not None and of in self.watch.left and self.try_get(key) is None:
-                raise ClusterError(
-                    f"{self.names[self.rank]} is in {self.steps.last}, and {whom} has ended its program after "
-                    f"{self.watch.left[of]}. HINT: every worker must make the same calls as often as the others."
-                )
-            if time.monotonic() > deadline:
-                there = "" if of is None else f"\n{self.watch.whereabouts([of])}"
-                raise DeadlineError(
-                    f"{self.names[self.rank]} waited {timeout_s:g} s for {whom} to set {key!r}. "
-                    f"HINT: see that worker's output; all workers must run the same program.{there}"
-                )
-
-    def try_get(self, key: str) -> str | None:
-        """The value of a key, or None if it is not set."""
-        try:
-            return self.store.key_value_try_get(key)
-        except jax.errors.JaxRuntimeError as error:
-            if "NOT_FOUND" in str(error):
-                return None
-            raise
-
-    def delete(self, key: str) -> None:
-        """Deletes a key, or all keys below it."""
-        self.store.key_value_delete(key)
-
-    def list(self, prefix: str) -> dict[str, str]:
-        """The keys below a directory, by their full names."""
-        return dict(self.store.key_value_dir_get(prefix))
 
     def barrier(self, name: str, timeout_s: float = 300.0) -> None:
         """Waits until all workers have come to the barrier of this name; it can be used again and again.
@@ -226,16 +153,6 @@ class Cluster:
         """The next number for something that all workers make in the same order, from 0."""
         self._numbers[kind] += 1
         return self._numbers[kind] - 1
-
-    def check(self) -> None:
-        """Raises what is known of a failure elsewhere.
-
-        Raises:
-          ClusterError: a worker failed or was lost.
-        """
-        failure = self.watch.failure
-        if failure is not None and failure.rank != self.rank:
-            raise ClusterError(f"{failure.message(self.names)}\n{failure.details}".rstrip())
 
     def fail(self, error: BaseException) -> None:
         """Tells the other workers that this one's program has raised; they end within seconds."""
@@ -325,44 +242,6 @@ def leave() -> None:
         cluster.exit()
     cluster.watch.stop()
     jax.distributed.shutdown()
-
-
-def await_workers(
-    roster: Roster,
-    absent: Callable[[], Sequence[int]],
-    where: str,
-    timeout_s: float,
-    check: Callable[[], None] = lambda: None,
-    whereabouts: Callable[[Sequence[int]], str] = lambda _: "",
-) -> None:
-    """Waits until no worker is absent, and says every 10 s for whom it waits.
-
-    Args:
-      roster: the workers.
-      absent: the ranks that are still missing.
-      where: what they are missing from, for the message.
-      timeout_s: seconds to wait.
-      check: raises if waiting is in vain.
-      whereabouts: tells where workers are.
-
-    Raises:
-      DeadlineError: some did not come; it names them.
-    """
-    start = time.monotonic()
-    spoken, pause = start, 0.001
-    while missing := absent():
-        check()
-        now = time.monotonic()
-        if now - start > timeout_s:
-            raise DeadlineError(
-                f"{roster.names[roster.rank]} waited {timeout_s:g} s {where} for {roster.named(missing)}. "
-                f"HINT: see whether they run and whether their output shows an error.\n{whereabouts(missing)}".rstrip()
-            )
-        if now - spoken > _SPEAK_EVERY_S:
-            spoken = now
-            say(f"{roster.names[roster.rank]} has waited {now - start:.0f} s {where} for {roster.named(missing)}")
-        time.sleep(pause)
-        pause = min(2 * pause, _POLL_S)
 
 
 def _await_leaving(cluster: Cluster) -> None:

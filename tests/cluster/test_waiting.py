@@ -1,0 +1,37 @@
+"""Waiting for workers."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from jaxtribute.cluster import waiting
+from jaxtribute.cluster.roster import Roster
+from jaxtribute.errors import DeadlineError
+
+JOBS = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
+
+
+def test_whoever_waits_says_for_whom(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(waiting, "_SPEAK_EVERY_S", 0.02)
+    came = time.monotonic() + 0.3
+    roster = Roster.of(JOBS, "worker", 0)
+    waiting.await_workers(roster, lambda: [1] if time.monotonic() < came else [], "for the start", 30.0)
+    assert "worker 0 (127.0.0.1:1) has waited 0 s for the start for worker 1 (127.0.0.1:2)" in capsys.readouterr().err
+
+
+def test_the_deadline_names_them_and_tells_where_they_are() -> None:
+    roster = Roster.of(JOBS, "worker", 0)
+    with pytest.raises(DeadlineError, match=r"for the start for worker 1 \(127\.0\.0\.1:2\)(.|\n)*asleep at \[1\]"):
+        waiting.await_workers(
+            roster, lambda: [1], "for the start", 0.05, whereabouts=lambda ranks: f"asleep at {ranks}"
+        )
+
+
+def test_a_failure_ends_the_wait() -> None:
+    def check() -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        waiting.await_workers(Roster.of(JOBS, "worker", 0), lambda: [1], "for the start", 30.0, check)
