@@ -70,7 +70,7 @@ def test_processes_with_one_device_each(asked: list[Any], tmp_path: Path) -> Non
     assert asked == [
         ("parts", 1, ["1"], 32, []),
         ("parts", 1, ["1"], 32, []),
-        ("exchange", 1, ["1"], 2),
+        ("exchange", 1, [], 2),
         ("time", 1, ["1"], 2),
     ]
 

@@ -16,6 +16,7 @@ from jaxtribute.visualize.placement import Cell, How, Placement, Row
 from jaxtribute.visualize.reading import reading
 from jaxtribute.visualize.text import shown, sizes_text
 from jaxtribute.visualize.units import bytes_text, shape_text
+from visualize.draw import DRAWINGS, IMAGES
 from visualize.test_reading import explanation
 
 
@@ -173,3 +174,10 @@ def test_shapes_sizes_and_columns() -> None:
     assert sizes_text([2, 2, 1, 0]) == "replicas 0-1: 2 each, replica 2: 1, replica 3: 0"
     assert shown(3, 8) == [0, 1, 2]
     assert shown(10, 5) == [0, 1, 2, None, 9]
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_the_documentation_shows_what_is_drawn(name: str) -> None:
+    drawn = (IMAGES / name).read_text(encoding="utf-8")
+    assert drawn == DRAWINGS[name]() + "\n", "PYTHONPATH=tests python -m visualize.draw writes it anew"
+    ET.fromstring(drawn)

@@ -57,6 +57,13 @@ class Canvas:
             f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' fill='{colour}'{anchor}{weight}>{escape(text)}</text>"
         )
 
+    def arrow(self, x: float, y: float, end: float) -> None:
+        """Draws an arrow to the right."""
+        self._grow(end, y)
+        self._shapes.append(
+            f"<path d='M{x:.1f} {y:.1f}H{end:.1f}m-6 -4l6 4l-6 4' fill='none' stroke='{_FAINT}' stroke-width='1.5'/>"
+        )
+
     def _grow(self, x: float, y: float) -> None:
         self._width, self._height = max(self._width, x), max(self._height, y)
 
