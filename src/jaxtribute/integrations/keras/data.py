@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,12 @@ class DistributedAdapter(DataAdapter):
     def partial_batch_size(self) -> None:
         """Not known."""
         return
+
+
+def readable(x: Any) -> Any:
+    """`x`, but a dataset of `jaxtribute.compat.tf` as Grain's, which Keras knows."""
+    module = sys.modules.get("jaxtribute.compat.tf.data.dataset")
+    return x.to_grain() if module is not None and isinstance(x, module.Dataset) else x
 
 
 def adapted(x: Any, strategy: Strategy) -> Any:

@@ -20,7 +20,7 @@ from keras.src.trainers.trainer import Trainer
 from jaxtribute import context as contexts
 from jaxtribute.errors import ArgumentError, ConfigError
 from jaxtribute.integrations.keras import trainer, workers
-from jaxtribute.integrations.keras.data import DistributedAdapter, adapted
+from jaxtribute.integrations.keras.data import DistributedAdapter, adapted, readable
 from jaxtribute.integrations.keras.share import (
     synchronizable,
     whole_batch_gradients,
@@ -144,7 +144,7 @@ def _adapting(original: Method) -> Method:
 
     @functools.wraps(original)
     def init(self: Any, x: Any, *args: Any, **kwargs: Any) -> None:
-        strategy = contexts.current().strategy
+        strategy, x = contexts.current().strategy, readable(x)
         if not strategy.is_default:
             x = adapted(x, strategy)
             if isinstance(x, DistributedAdapter) and kwargs.get("class_weight") is not None:

@@ -82,7 +82,12 @@ def _step(model: Any, strategy: Strategy, make: Callable[[Any, Lists], Step]) ->
         for variable, value in zip(lists.all, values, strict=True):
             if value is not None:
                 variable.stored.assign(value if compiled else strategy.experimental_local_results(value)[0])
-        return jax.tree.map(_array, result, is_leaf=_is_distributed)
+        return result if make is predict_step else jax.tree.map(_first, result, is_leaf=_is_distributed)
+
+    def _first(value: Any) -> Any:
+        if isinstance(value, Mirrored):
+            return value.data
+        return strategy.experimental_local_results(value)[0]
 
     run = function(step) if compiled else step
 
@@ -114,9 +119,7 @@ def _is_distributed(value: Any) -> bool:
     return isinstance(value, (Mirrored, PerReplica))
 
 
-def _array(value: Any) -> Any:
-    return value.data if isinstance(value, Mirrored) else value
-
-
 def _joined(value: Any, strategy: Strategy) -> Any:
+    if isinstance(value, Mirrored):
+        return value.data
     return strategy.gather(value, axis=0) if isinstance(value, PerReplica) else value

@@ -1,0 +1,98 @@
+"""Models with steps and losses of their own, and what each replica makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+from jaxtribute.errors import ContextError
+from jaxtribute.integrations.keras.steps import Lists, predict_step, rows_of
+from keras_models import X, Y, assert_same, both, classifier, keras, trained
+
+
+class OwnStep(keras.Sequential):
+    """A training step written out, without Keras's losses; one of its logs is no metric."""
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        trainable, layers, optimizer, metrics = state
+        x, y = data
+
+        def loss(values: Any) -> Any:
+            y_pred, updates = self.stateless_call(values, layers, x, training=True)
+            return keras.ops.mean(keras.ops.square(keras.ops.one_hot(y, 3) - y_pred)), updates
+
+        (value, layers), gradients = jax.value_and_grad(loss, has_aux=True)(trainable)
+        trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
+        return {"loss": value, "half": value / 2}, (trainable, layers, optimizer, metrics)
+
+
+class OwnLoss(keras.Model):
+    """A loss and a metric of the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = keras.layers.Dense(3)
+        self.mine = keras.metrics.Mean(name="mine")
+
+    def call(self, x: Any) -> Any:
+        return self.head(x)
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
+        loss = keras.ops.mean(keras.ops.square(keras.ops.one_hot(y, 3) - y_pred))
+        self.mine.update_state(loss, sample_weight=keras.ops.shape(y)[0])
+        return loss
+
+
+def build(kind: type[Any]) -> Any:
+    keras.utils.set_random_seed(0)
+    if kind is OwnStep:
+        model = OwnStep([keras.layers.Input((8,)), keras.layers.Dropout(0.0, seed=1), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1))
+    else:
+        model = OwnLoss()
+        model.compile(keras.optimizers.SGD(0.1), metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize("kind", [OwnStep, OwnLoss])
+def test_models_with_steps_of_their_own(kind: type[Any], four: jd.Strategy) -> None:
+    expected, found = both(lambda: build(kind), lambda model: trained(model, X[:10], Y[:10]), four)
+    assert {"half"} < found.keys() if kind is OwnStep else {"mine", "accuracy"} < found.keys()
+    assert_same(expected, found)
+
+
+class OwnMetric(keras.metrics.Metric):
+    """The largest logit; it does not add up."""
+
+    def __init__(self, aggregation: str = "sum") -> None:
+        super().__init__(name="largest")
+        self.largest = self.add_variable((), "zeros", aggregation=aggregation, name="value")
+
+    def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.largest.assign(keras.ops.maximum(self.largest.value, keras.ops.max(y_pred)))
+
+    def result(self) -> Any:
+        return self.largest.value
+
+
+def test_a_metric_that_does_not_add_up_is_refused(four: jd.Strategy) -> None:
+    with four.scope():
+        model = classifier(metrics=[OwnMetric()])
+    with pytest.raises(ValueError, match=r"'largest' \(OwnMetric\) does not add what it finds.*HINT: keep sums"):
+        model.fit(X, Y, batch_size=4, verbose=0)
+
+
+def test_steps_run_in_replicas_only() -> None:
+    model = classifier()
+    with pytest.raises(ContextError, match=r"HINT: call model\.fit"), jd.OneDeviceStrategy("CPU:0").scope():
+        predict_step(model, Lists.of(model))(X, 16)
+
+
+def test_what_a_batch_counts() -> None:
+    assert rows_of((X[:5], None)) == 5
+    assert rows_of({"a": np.float32(0), "b": X[:3]}) == 3
+    assert rows_of(()) == 0

@@ -1,0 +1,206 @@
+"""`fit`, `evaluate` and `predict`: what one device computes, under every strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+from jaxtribute.errors import StrategyMixError
+from jaxtribute.integrations.keras.trainer import strategy_of
+from keras_models import BATCH, WEIGHTS, X, Y, assert_same, both, classifier, crossentropy, devices, keras, trained
+
+STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
+    "OneDevice": lambda: jd.OneDeviceStrategy("CPU:5"),
+    "Mirrored": lambda: jd.MirroredStrategy(devices()),
+    "CentralStorage": lambda: jd.CentralStorageStrategy(devices()),
+    "FullySharded": lambda: jd.FullyShardedStrategy(devices()),
+}
+
+
+def everything(model: Any) -> dict[str, Any]:
+    result = trained(model, sample_weight=WEIGHTS, validation_split=0.3)
+    return result | {"predictions": model.predict(X[:7], batch_size=BATCH, verbose=0)}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    keras.backend.clear_session()
+    return everything(classifier(weighted_metrics=["accuracy"]))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_fit_evaluate_and_predict_give_what_one_device_gives(name: str, expected: dict[str, Any]) -> None:
+    strategy = STRATEGIES[name]()
+    with strategy.scope():
+        model = classifier(weighted_metrics=["accuracy"])
+    assert strategy_of(model) is strategy
+    assert_same(expected, everything(model))
+    assert model.optimizer.iterations.numpy() == 4
+
+
+def test_variables_lie_on_all_devices(four: jd.Strategy) -> None:
+    with four.scope():
+        model = classifier()
+    for variable in (*model.variables, *model.optimizer.variables):
+        assert len(variable.value.devices()) == 4
+        assert variable.stored.distribute_strategy is four
+
+
+def mixed() -> Any:
+    keras.utils.set_random_seed(0)
+    policy = keras.DTypePolicy("mixed_float16")
+    layers = [keras.layers.Input((8,)), *(keras.layers.Dense(n, dtype=policy) for n in (5, 3))]
+    model = keras.Sequential(layers)
+    model.dtype_policy = policy
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2, global_clipnorm=1.0)
+    optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**10)
+    model.compile(optimizer, crossentropy(), metrics=["accuracy"], steps_per_execution=2)
+    return model
+
+
+def test_mixed_precision_accumulation_and_several_steps_in_one_execution(four: jd.Strategy) -> None:
+    def use(model: Any) -> dict[str, Any]:
+        ends: list[int] = []
+        callback = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(batch))
+        result = trained(model, class_weight={0: 1.0, 1: 2.0, 2: 0.5}, callbacks=[callback])
+        result |= {"ends": np.asarray(ends), "scale": model.optimizer.dynamic_scale.numpy()}
+        return result | {"predictions": model.predict(X, batch_size=BATCH, verbose=0)}
+
+    expected, found = both(mixed, use, four)
+    assert_same(expected, found, 5e-3)
+    assert found["ends"].tolist() == [1, 3, 1, 3]
+
+
+def test_overflowing_gradients_are_skipped_on_all_replicas(four: jd.Strategy) -> None:
+    with four.scope():
+        model = mixed()
+    before = model.get_weights()
+    model.train_on_batch(np.full((6, 8), 6e4, np.float32), Y[:6])
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert model.optimizer.dynamic_scale.numpy() == 2.0**9
+
+
+def test_steps_run_as_python_when_asked() -> None:
+    seen: list[Any] = []
+
+    class Watched(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            if not isinstance(x, (jax.core.Tracer, keras.KerasTensor)):
+                seen.append(x.shape)
+            return x
+
+    def build() -> Any:
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.layers.Input((8,)), Watched(), keras.layers.Dense(3)])
+        model.compile("sgd", crossentropy(), run_eagerly=True)
+        return model
+
+    def use(model: Any) -> dict[str, Any]:
+        return trained(model, X[:6], Y[:6], epochs=1)
+
+    assert_same(*both(build, use, jd.MirroredStrategy(devices(2))))
+    assert (3, 8) in seen
+
+
+def test_single_batches(four: jd.Strategy) -> None:
+    def use(model: Any) -> dict[str, Any]:
+        return {
+            "train": np.asarray(model.train_on_batch(X[:6], Y[:6], class_weight={0: 1, 1: 2, 2: 3})),
+            "test": np.asarray(model.test_on_batch(X[:6], Y[:6], sample_weight=WEIGHTS[:6])),
+            "predict": model.predict_on_batch(X[:3]),
+        }
+
+    assert_same(*both(classifier, use, four))
+
+
+def test_callbacks_see_and_change_the_training(four: jd.Strategy, tmp_path: Any) -> None:
+    def use(model: Any) -> dict[str, Any]:
+        path = tmp_path / f"{id(model)}.weights.h5"
+        losses: list[float] = []
+        hidden: list[float] = []
+
+        class Watch(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                losses.append(float(logs["loss"]))
+                hidden.append(float(np.abs(self.model.get_layer("hidden").get_weights()[0]).sum()))
+
+        callbacks = [
+            keras.callbacks.EarlyStopping("loss", patience=1, min_delta=10, restore_best_weights=True),
+            keras.callbacks.LearningRateScheduler(lambda epoch, lr: lr / 2),
+            Watch(),
+            keras.callbacks.ModelCheckpoint(path, save_weights_only=True),
+        ]
+        result = trained(model, epochs=5, callbacks=callbacks)
+        assert path.exists()
+        return result | {"losses": np.asarray(losses), "hidden": np.asarray(hidden)}
+
+    expected, found = both(classifier, use, four)
+    assert_same(expected, found)
+    assert len(found["loss"]) == 2
+
+
+def test_a_model_keeps_its_strategy(four: jd.Strategy, tmp_path: Any) -> None:
+    with four.scope():
+        model = classifier()
+    model.fit(X[:6], Y[:6], batch_size=BATCH, verbose=0)
+    path = tmp_path / "model.keras"
+    model.save(path)
+    outside = keras.models.load_model(path)
+    with four.scope():
+        inside = keras.models.load_model(path)
+    assert strategy_of(outside) is None
+    assert strategy_of(inside) is four
+    assert_same(*(trained(one, X[:6], Y[:6], epochs=1) for one in (outside, inside)))
+    with pytest.raises(StrategyMixError, match="mixing"), jd.OneDeviceStrategy("CPU:0").scope():
+        inside.fit(X, Y)
+
+
+def test_what_is_made_outside_the_scope_is_brought_along(four: jd.Strategy) -> None:
+    class Lazy(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = keras.layers.Dense(3)
+
+        def call(self, x: Any) -> Any:
+            return self.head(x)
+
+    def compiled(model: Any) -> dict[str, Any]:
+        keras.utils.set_random_seed(3)
+        before = model.predict(X[:5], batch_size=4, verbose=0)  # builds it
+        model.compile(keras.optimizers.SGD(0.1), crossentropy())
+        return {"before": before, **trained(model, epochs=1)}
+
+    def build() -> Any:
+        keras.utils.set_random_seed(2)
+        return Lazy()
+
+    assert_same(*both(build, compiled, four))
+    optimizer = keras.optimizers.SGD(0.1)  # outside
+    with four.scope():
+        model = classifier(optimizer=optimizer)
+    model.fit(X, Y, batch_size=4, verbose=0)
+    assert optimizer.iterations.numpy() == 4
+
+
+def test_a_scope_alone_changes_nothing_for_models_of_plain_keras(four: jd.Strategy) -> None:
+    model = classifier()
+    model.evaluate(X, Y, batch_size=8, verbose=0)
+    assert strategy_of(model) is None
+    with four.scope():
+        layer = keras.layers.Dense(3)
+        layer.build((None, 8))
+    wrapped = keras.Sequential([keras.layers.Input((8,)), layer])
+    assert strategy_of(wrapped) is four  # its variables say so
+
+
+@pytest.fixture(autouse=True)
+def forgotten_names() -> Iterator[None]:
+    """Keras numbers the names of what it makes."""
+    keras.backend.clear_session()
+    yield
