@@ -54,6 +54,8 @@ class Worker:
     define: Callable[[int, bytes], None]
     take: Callable[[int], Any]
     route: Any = None
+    """Where it is; None while it is not there."""
+    last_route: Any = None
     running: dict[int, Closure] = field(default_factory=dict[int, Closure])
     knows: set[int] = field(default_factory=set[int])
 
@@ -198,12 +200,15 @@ class ClosureQueue:
         with self.changed:
             self.cancel(error)
             self._error, self._broken = None, error
+            self._drop_running()
+            self._aborting = True
+            self.changed.notify_all()
+        self._hub.wake()
 
     def mend(self) -> None:
         """Goes on after `break_down`."""
         with self.changed:
             self._broken = self._error = None
-            self._drop_running()
         self.announce()
 
     def _drop_running(self) -> None:
@@ -225,20 +230,26 @@ class ClosureQueue:
             self._announcing = True
         self._hub.wake()
 
-    _announcing = False
+    _announcing = _aborting = _asking = False
 
     def lost(self, index: int) -> None:
         """A worker has ended: what it was running goes to the others."""
         with self.changed:
             worker = self.workers[index]
             _LOG.info("worker %d has ended; %d functions run elsewhere", index, len(worker.running))
-            worker.route = None
+            worker.route, worker.last_route = None, worker.route or worker.last_route
             worker.knows.clear()
             self._again(list(worker.running.values()))
             worker.running.clear()
             if all(other.route is None for other in self.workers.values()):
                 self._absent_since = time.monotonic()
             self.changed.notify_all()
+        self._hub.wake()
+
+    def back(self, index: int) -> None:
+        """A worker runs again; if it said so before it was known to have ended, it is asked to say it again."""
+        del index
+        self._asking = True
         self._hub.wake()
 
     def _again(self, closures: list[Closure]) -> None:
@@ -265,16 +276,27 @@ class ClosureQueue:
                 except Exception:  # noqa: BLE001 (the others go on)
                     _LOG.exception("a worker's message could not be read")
             with self.changed:
+                if self._aborting:
+                    self._aborting = False
+                    self._tell_all(pack({"t": "abort"}))
+                if self._asking:
+                    self._asking = False
+                    for worker in self.workers.values():
+                        if worker.route is None and worker.last_route is not None:
+                            self._hub.send(worker.last_route, pack({"t": "who"}))
                 if self._announcing:
                     self._announcing = False
                     for worker in self.workers.values():
                         self._tell(worker)
                 if not self._paused:
                     self._hand_out()
+        self._tell_all(pack({"t": "stop"}))
+        self._hub.close()
+
+    def _tell_all(self, frames: list[Any]) -> None:
         for worker in self.workers.values():
             if worker.route is not None:
-                self._hub.send(worker.route, pack({"t": "stop"}))
-        self._hub.close()
+                self._hub.send(worker.route, frames)
 
     def _tell(self, worker: Worker) -> None:
         if worker.route is not None:
@@ -294,7 +316,7 @@ class ClosureQueue:
                 self._tell(worker)
             return
         if worker.route is None or worker.route[1] != route[1]:
-            return  # of a worker that was given up
+            return  # of a process that was given up
         if header["t"] == "need":
             needed = (closure.definition for closure in list(worker.running.values()))
             for definition in {d.key: d for d in needed if d.key == header["d"]}.values():

@@ -259,6 +259,7 @@ class Cluster:
     def _on_back(self, role: str, index: int, endpoint: Endpoint | None) -> None:
         """A process runs again, with nothing of what it had."""
         if role == "worker" or endpoint is None:
+            self.queue.back(index)
             return
         for key, (_, blob) in self._code.items():
             self.engine.define(role, index, key, blob)

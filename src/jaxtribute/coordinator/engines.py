@@ -30,7 +30,7 @@ class Engine(Protocol):
         ...
 
     def define(self, role: str, index: int, key: int, blob: bytes) -> None:
-        """Brings code to a task; it arrives in time, but perhaps later than messages."""
+        """Brings code to a task: to a worker some time, to a server before this returns."""
         ...
 
     def take(self, index: int, closure: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from typing import Any
@@ -12,9 +13,11 @@ import ray
 from jaxtribute.coordinator.engines import Back, Lost, make_task
 from jaxtribute.coordinator.server_task import TaskSettings
 from jaxtribute.coordinator.transport import Endpoint, own_host
-from jaxtribute.errors import DeadlineError
+from jaxtribute.errors import ClusterError, DeadlineError
 
+_LOG = logging.getLogger(__name__)
 _THREADS = 4
+_ANSWER_S = 60
 _STORE_BYTES = 100 << 20
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -111,7 +114,9 @@ class RayEngine:
 
     def define(self, role: str, index: int, key: int, blob: bytes) -> None:
         """Brings code to a task."""
-        self._actors[role, index].define.remote(key, blob)
+        brought = self._actors[role, index].define.remote(key, blob)
+        if role != "worker":
+            ray.get(brought, timeout=_ANSWER_S)
 
     def take(self, index: int, closure: int) -> Any:
         """A worker's result; None if the worker is gone."""
@@ -120,8 +125,12 @@ class RayEngine:
         return None
 
     def pid(self, role: str, index: int) -> int:
-        """The process of a task."""
-        return ray.get(self._actors[role, index].pid.remote(), timeout=60)
+        """The process of a task; waits while it is being started."""
+        while True:
+            try:
+                return ray.get(self._actors[role, index].pid.remote(), timeout=_ANSWER_S)
+            except ray.exceptions.ActorUnavailableError:
+                self._stopping.wait(0.1)
 
     def watch(self, lost: Lost, back: Back) -> None:
         """Begins to watch."""
@@ -136,20 +145,21 @@ class RayEngine:
             for ref in ready:
                 if self._stopping.is_set():
                     return
-                if ref in serving:
-                    role, index = serving.pop(ref)
-                    lost(role, index)
-                    returning[self._ask(role, index)] = role, index
+                task = serving.pop(ref, None)
+                if task is not None:
+                    lost(*task)
+                    returning[self._ask(*task)] = task
                     continue
-                role, index = returning.pop(ref)
+                task = returning.pop(ref)
                 try:
                     endpoint = ray.get(ref)
-                except ray.exceptions.RayError:
+                    serve = self._actors[task].serve.remote()
+                    back(*task, endpoint if isinstance(endpoint, Endpoint) else None)
+                    serving[serve] = task
+                except (ray.exceptions.RayError, ClusterError, DeadlineError) as error:
+                    _LOG.info("%s %d is not back yet: %s", *task, error)
                     self._stopping.wait(0.2)  # Ray is starting it again
-                    returning[self._ask(role, index)] = role, index
-                    continue
-                serving[self._actors[role, index].serve.remote()] = role, index
-                back(role, index, endpoint if isinstance(endpoint, Endpoint) else None)
+                    returning[self._ask(*task)] = task
 
     def _ask(self, role: str, index: int) -> Any:
         actor = self._actors[role, index]

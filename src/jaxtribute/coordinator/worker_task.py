@@ -27,6 +27,8 @@ from jaxtribute.optimizer import Optimizer
 _LOG = logging.getLogger(__name__)
 _POLL_S = 0.2
 _ASK_AGAIN_S = 1.0
+_ENDING = frozenset({"servers", "abort", "stop"})
+"""Messages after which a server that is waited for will not answer."""
 
 
 class _Here(threading.local):
@@ -158,7 +160,7 @@ class WorkerTask:
     def _check(self) -> None:
         """Ends a wait for a server that is not there any more."""
         self._drain()
-        if self._stopping.is_set() or any(header["t"] in ("servers", "stop") for header, _ in self._inbox):
+        if self._stopping.is_set() or any(header["t"] in _ENDING for header, _ in self._inbox):
             raise ServerLostError("a parameter server was restarted while it was waited for. HINT: try again.")
 
     def _next_is(self) -> bool:
@@ -173,9 +175,11 @@ class WorkerTask:
     def _handle(self, header: Header, arrays: Sequence[Any]) -> None:
         if header["t"] == "stop":
             self._stopping.set()
+        elif header["t"] == "who":
+            self._link.send(pack({"t": "hello", "w": self._index}))
         elif header["t"] == "servers":
             self._client.connect([Endpoint(**server) for server in header["servers"]], header["epoch"])
-        else:
+        elif header["t"] == "run":
             self._run(header, arrays)
 
     def _run(self, header: Header, arrays: Sequence[Any]) -> None:
