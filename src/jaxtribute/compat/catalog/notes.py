@@ -33,6 +33,14 @@ REMARKS: dict[str, str] = {
     "TPUClusterResolver.set_tpu_topology": "Kept; JAX's devices know their places.",
     "TPUClusterResolver.tpu_hardware_feature": "Always None.",
     "UnionResolver": "A job that two resolvers describe alike is there once; TensorFlow repeats its tasks.",
+    "PreemptionCheckpointHandler": "`cluster_resolver` is not asked: the strategy has joined its cluster. The "
+    "program ends with exit code 75, on which `jaxtribute launch --max-restarts` starts it again.",
+    "PreemptionCheckpointHandler.run": "Checks after the function, not before, so that a batch among its arguments "
+    "is not lost.",
+    "PreemptionCheckpointHandler.watch_preemption_scope": "Checks once more at its end.",
+    "PreemptionWatcher": "Hears what `PreemptionCheckpointHandler`s of the cluster announce.",
+    "PreemptionWatcher.block_until_worker_exit": "Takes a timeout.",
+    "TerminationConfig": "SIGTERM always counts, beside `termination_watcher_fn`.",
     "Strategy.configure": "There are no sessions to configure; a cluster is an error. One `DeprecationWarning`.",
     "Strategy.experimental_local_results": "Components are JAX arrays: `.devices()` tells where they are.",
     "Strategy.experimental_run": "One `DeprecationWarning`.",
@@ -48,13 +56,8 @@ REMARKS: dict[str, str] = {
 }
 """What is worth knowing of names that mean the same, by their last parts."""
 
-_PREEMPTION = "planned: checkpoints at preemption come with a later release"
-
 ABSENT: dict[str, str] = {
     "rpc": "planned: calls between processes come with a later release",
-    "PreemptionCheckpointHandler": _PREEMPTION,
-    "PreemptionWatcher": _PREEMPTION,
-    "TerminationConfig": _PREEMPTION,
 }
 """Why a name does not exist here yet, by any part of its full name."""
 
