@@ -83,8 +83,9 @@ class Rounds:
                 return -1
             cluster.check()
             if time.monotonic() > deadline:
+                absent = cluster.roster.named(missing)
                 raise DeadlineError(
-                    f"{cluster.names[cluster.rank]} waited {self._timeout_s:g} s for {cluster.roster.named(missing)}, to "
-                    "agree on the step to save at. HINT: make the PreemptionCheckpointHandler on every worker."
+                    f"{cluster.names[cluster.rank]} waited {self._timeout_s:g} s for {absent}, to agree on the step to "
+                    "save at. HINT: make the PreemptionCheckpointHandler on every worker."
                 )
             time.sleep(_POLL_S)

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from jaxtribute.errors import ArgumentError
-
-RESUME_CODE = 75
-"""The exit code of a process that has saved and asks to be started again (EX_TEMPFAIL); the launcher knows it."""
+from jaxtribute.exit_codes import RESUME as RESUME_CODE
 
 
 def exit_to_resume() -> NoReturn:
