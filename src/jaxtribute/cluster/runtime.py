@@ -25,7 +25,7 @@ import jax
 from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
-from jaxtribute import allocator, backend
+from jaxtribute import allocator, backend, exit_codes
 from jaxtribute.callers import caller
 from jaxtribute.cluster import ledger
 from jaxtribute.cluster.addresses import Address
@@ -40,8 +40,6 @@ from jaxtribute.errors import ClusterError, ConfigError, DeadlineError
 BIND = "JAXTRIBUTE_BIND_ADDRESS"
 SILENCE = "JAXTRIBUTE_SILENCE_S"
 TIMEOUT = "JAXTRIBUTE_TIMEOUT_S"
-EXIT_CODE = 70
-"""How a worker ends whose cluster has failed elsewhere (EX_SOFTWARE)."""
 _GRACE_S = 2.0
 
 _config = cast(Any, jax.config)
@@ -166,7 +164,7 @@ class Cluster(KeyValues):
         failure = self.watch.failure
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1 if failure is not None and failure.rank == self.rank else EXIT_CODE)
+        os._exit(1 if failure is not None and failure.rank == self.rank else exit_codes.ELSEWHERE)
 
     def _end(self, failure: Failure) -> None:
         """Ends this process, which may be stuck in a collective, after a failure elsewhere."""

@@ -11,8 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from jaxtribute.exit_codes import ELSEWHERE, RESUME
 from jaxtribute.launcher.family import Family, Process
-from jaxtribute.launcher.outcome import ELSEWHERE_CODE, RESUME_CODE, Kind, Outcome, exit_code, in_words
+from jaxtribute.launcher.outcome import Kind, Outcome, exit_code, in_words
 from jaxtribute.launcher.output import RankOutput
 from jaxtribute.launcher.reading import Reader, copy_size
 
@@ -125,16 +126,16 @@ class Attempt:
         self._ends.append(end)
         if code == 0 or self._failing or self._asked is not None:
             return
-        if code == RESUME_CODE:  # all of them are about to end so
+        if code == RESUME:  # all of them are about to end so
             if not self._due:
                 self._escalate((self._save_s, Signal.SIGTERM), (self._save_s + self._grace_s, Signal.SIGKILL))
             return
         self._failing = True
-        first = CAUSE_S if code == ELSEWHERE_CODE else 0.0
+        first = CAUSE_S if code == ELSEWHERE else 0.0
         self._escalate((first, Signal.SIGTERM), (first + self._grace_s, Signal.SIGKILL))
         for other, program in self._programs.items():
             # What the others say from now on comes of the failure; it is in their log files.
-            if other != rank and code != ELSEWHERE_CODE:
+            if other != rank and code != ELSEWHERE:
                 program.output.shown = False
 
     def _escalate(self, *steps: tuple[float, Signal]) -> None:
@@ -152,16 +153,16 @@ class Attempt:
         bad = [end for end in self._ends if end.code != 0]
         own = [end for end in bad if not end.ours]
         killed = sum(end.code < 0 for end in own)
-        causes = [end for end in own if end.code not in (ELSEWHERE_CODE, RESUME_CODE)]
-        causes += [end for end in own if end.code == ELSEWHERE_CODE]
+        causes = [end for end in own if end.code not in (ELSEWHERE, RESUME)]
+        causes += [end for end in own if end.code == ELSEWHERE]
         if self._asked is not None and (bad or self._asked is Signal.SIGINT):
-            saved = any(end.code == RESUME_CODE for end in own)
+            saved = any(end.code == RESUME for end in own)
             kind = Kind.PREEMPTED if saved else Kind.STOPPED
-            return Outcome(kind, RESUME_CODE if saved else 128 + self._asked)
+            return Outcome(kind, RESUME if saved else 128 + self._asked)
         if causes:
             return self._failure(causes[0], killed)
         if own:
-            return Outcome(Kind.PREEMPTED, RESUME_CODE, own[0].rank, "saved and asks to be started again")
+            return Outcome(Kind.PREEMPTED, RESUME, own[0].rank, "saved and asks to be started again")
         return Outcome(Kind.STOPPED, 128 + Signal.SIGTERM) if bad else Outcome(Kind.DONE)
 
     def _failure(self, end: _End, killed: int) -> Outcome:

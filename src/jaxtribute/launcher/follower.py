@@ -7,10 +7,11 @@ import time
 
 from jaxtribute.cluster.addresses import Address
 from jaxtribute.errors import ClusterError, DeadlineError
+from jaxtribute.exit_codes import ELSEWHERE
 from jaxtribute.launcher.attempt import Signal
 from jaxtribute.launcher.node import LocalNode, Start
 from jaxtribute.launcher.options import Options
-from jaxtribute.launcher.outcome import ELSEWHERE_CODE, Outcome
+from jaxtribute.launcher.outcome import Outcome
 from jaxtribute.launcher.output import say
 from jaxtribute.launcher.wire import Line, Message, connect
 
@@ -122,4 +123,4 @@ class Follower:
             node.stop()
             await running
         say(f"machine {self._options.node_rank} lost the launcher of machine 0 at {self._address} and ends")
-        return ELSEWHERE_CODE
+        return ELSEWHERE

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 from jaxtribute.cluster.addresses import Address
 from jaxtribute.errors import DeadlineError
+from jaxtribute.exit_codes import ELSEWHERE
 from jaxtribute.launcher.attempt import CAUSE_S, Signal
 from jaxtribute.launcher.node import LocalNode, Start
 from jaxtribute.launcher.options import Options
-from jaxtribute.launcher.outcome import ELSEWHERE_CODE, Kind, Outcome
+from jaxtribute.launcher.outcome import Kind, Outcome
 from jaxtribute.launcher.output import say
 from jaxtribute.launcher.ports import LOOPBACK
 from jaxtribute.launcher.remote import Meeting, RemoteNode
@@ -66,7 +67,7 @@ class Leader:
             DeadlineError: Machines did not come in time.
             ClusterError: The coordinator's address is not free, or none of this machine's.
         """
-        code = ELSEWHERE_CODE
+        code = ELSEWHERE
         host = LOOPBACK
         if self._options.nodes > 1:
             assert self._options.coordinator is not None
@@ -189,7 +190,7 @@ class Leader:
         """How long the other machines may go on after this end of one."""
         if outcome.kind is Kind.PREEMPTED:
             return self._options.save_s
-        return CAUSE_S if outcome.code == ELSEWHERE_CODE else 0.0
+        return CAUSE_S if outcome.code == ELSEWHERE else 0.0
 
     async def _watch_for_more(self, present: int) -> None:
         """While machines are missing, lets the job start again as soon as one more is ready."""
@@ -206,7 +207,7 @@ def worst(outcomes: Sequence[Outcome]) -> Outcome:
 
     def order(outcome: Outcome) -> int:
         if outcome.kind is Kind.FAILED:
-            return 0 if outcome.code != ELSEWHERE_CODE else 1
+            return 0 if outcome.code != ELSEWHERE else 1
         return {Kind.PREEMPTED: 2, Kind.STOPPED: 3, Kind.DONE: 4}[outcome.kind]
 
     return min(outcomes, key=order)

@@ -8,11 +8,6 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-RESUME_CODE = 75
-"""The exit code of a process that has saved and asks to be started again (EX_TEMPFAIL)."""
-ELSEWHERE_CODE = 70
-"""The exit code of a worker whose cluster failed elsewhere (EX_SOFTWARE), so that it is not the cause."""
-
 
 class Kind(StrEnum):
     """What an attempt came to."""

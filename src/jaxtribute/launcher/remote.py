@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 from jaxtribute.cluster.addresses import Address
 from jaxtribute.errors import ClusterError
+from jaxtribute.exit_codes import ELSEWHERE
 from jaxtribute.launcher.attempt import Signal
 from jaxtribute.launcher.node import Start
-from jaxtribute.launcher.outcome import ELSEWHERE_CODE, Kind, Outcome
+from jaxtribute.launcher.outcome import Kind, Outcome
 from jaxtribute.launcher.output import say
 from jaxtribute.launcher.wire import LONGEST, Line
 
@@ -62,7 +63,7 @@ class RemoteNode:
 
     def give_up(self) -> None:
         """What runs there counts as failed."""
-        self._settle(Outcome(Kind.FAILED, ELSEWHERE_CODE, words=f"machine {self.number} was lost", killed=0))
+        self._settle(Outcome(Kind.FAILED, ELSEWHERE, words=f"machine {self.number} was lost", killed=0))
 
     def _settle(self, outcome: Outcome) -> None:
         if self._outcome is not None and not self._outcome.done():
