@@ -9,7 +9,6 @@ from jaxtribute.coordinator.engines import ThreadEngine
 from jaxtribute.coordinator.starting import start_in_threads
 from jaxtribute.strategies.parameter_server import ParameterServerStrategy
 
-
 SHARED: dict[str, Any] = {}
 """What scheduled functions and tests share, as they are in one process."""
 

@@ -19,7 +19,7 @@ from jaxtribute.errors import (
     VariableError,
 )
 
-Point = namedtuple("Point", "x y")  # noqa: PYI024 (a plain class that is no plain structure)
+Point = namedtuple("Point", "x y")
 
 
 @pytest.fixture(scope="module")

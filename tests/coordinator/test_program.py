@@ -74,7 +74,9 @@ def test_one_step_function_gives_equal_losses_under_every_strategy(transform: An
         )
     np.testing.assert_allclose(scheduled, expected, atol=1e-5)
     with threads() as strategy:  # called on the coordinator itself
-        np.testing.assert_allclose(mlp_losses(strategy, lambda step, batch: step(batch), transform), expected, atol=1e-5)
+        np.testing.assert_allclose(
+            mlp_losses(strategy, lambda step, batch: step(batch), transform), expected, atol=1e-5
+        )
 
 
 def requests_of(strategy: Any) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.extend.core as jex
 import numpy as np
+from jax.core import Tracer
 
 from jaxtribute.coordinator.client import Exchange
 from jaxtribute.errors import TraceError
@@ -110,7 +111,7 @@ def read_rows(frame: TracedFrame, variable: ServerVariable, ids: Any) -> Any:
       TraceError: called inside a JAX transformation, whose ids are not known before the program runs.
     """
     trace = getattr(ids, "_trace", None)
-    if isinstance(ids, jax.core.Tracer) and trace is not frame.trace:
+    if isinstance(ids, Tracer) and trace is not frame.trace:
         raise TraceError(
             f"the rows of {variable.name} are looked up inside a JAX transformation (jax.jit, lax.scan, ...), so that "
             "they cannot be fetched before the step runs. HINT: call jd.nn.embedding_lookup in the step itself."
@@ -119,6 +120,6 @@ def read_rows(frame: TracedFrame, variable: ServerVariable, ids: Any) -> Any:
     with jex.set_current_trace(frame.trace):
         value = variable_p.bind(shape=rows.shape, dtype=rows.dtype, key=len(frame.inputs))
         frame.values[rows.ids] = jax.numpy.asarray(ids)
-    frame.inputs.append(rows)  # pyright: ignore[reportArgumentType] (an input of the program as variables are)
+    frame.inputs.append(rows)
     frame.written[rows.ids] = None
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
@@ -66,7 +66,7 @@ def plan_parts(transform: Any, variables: Sequence[ServerVariable]) -> list[Serv
             here = jax.eval_shape(transform.init, local)
         slots: list[tuple[int, int | None]] = []
         leaves = jax.tree_util.tree_leaves_with_path(here)
-        for (path, _), owner in zip(leaves, owner_of_leaves(here, local), strict=True):
+        for (path, _), owner in zip(leaves, owner_of_leaves(here, cast("Any", local)), strict=True):
             known = _path(path) if owner is None else _path((*path[:-1], jax.tree_util.SequenceKey(shards[owner][0])))
             if known not in places:
                 raise ArgumentError(

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 class Home(Protocol):
     """Where references are found again: a worker."""
 
-    strategy: Strategy
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy."""
+        ...
 
     def variable(self, description: Description) -> ServerVariable:
         """The variable of that description."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -17,9 +17,6 @@ from jaxtribute.errors import TraceError
 from jaxtribute.execution.capture import Capture, Constant, is_constant
 from jaxtribute.values.mesh import ReplicaMesh
 from jaxtribute.values.variable import Variable
-
-if TYPE_CHECKING:
-    from jaxtribute.coordinator.variable import ServerVariable
 
 
 class ServerProgram:
@@ -90,7 +87,7 @@ class Step:
         self._jitted: Any = jax.jit(jex.jaxpr_as_fun(closed))
         self._lookups = [entry for entry in self._inputs if isinstance(entry, Rows)]
         self._lookup_places = [lookups.index(entry) for entry in self._lookups]
-        self._pulled: list[ServerVariable] = [e for e in self._inputs if isinstance(e, Variable) and e.policy.remote]
+        self._pulled: list[Any] = [e for e in self._inputs if isinstance(e, Variable) and e.policy.remote]
         self._access = _access(self._inputs, self._operations)
         self._count = capture.tree.num_leaves
         self._age = 0
@@ -127,10 +124,10 @@ class Step:
             for entry in self._inputs
         ]
 
-    def _value(self, access: Access, variable: Variable) -> Any:
+    def _value(self, access: Access, variable: Any) -> Any:
         if not variable.policy.remote:
             return variable.peek()
-        return pulled(access.client, variable.layout)  # pyright: ignore[reportAttributeAccessIssue]
+        return pulled(access.client, variable.layout)
 
     def _compute(self, values: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         if self._access is None:

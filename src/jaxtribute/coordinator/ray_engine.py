@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 import ray
+from ray import exceptions
 
 from jaxtribute.coordinator.engines import Back, Lost, make_task
 from jaxtribute.coordinator.server_task import TaskSettings
@@ -106,7 +107,7 @@ class RayEngine:
         """
         try:
             return ray.get(self._actors[role, index].endpoint.remote(), timeout=timeout_s)
-        except ray.exceptions.GetTimeoutError:
+        except exceptions.GetTimeoutError:
             raise DeadlineError(
                 f"{role} {index} has not started within {timeout_s:.0f} s. HINT: does a node of the Ray cluster offer "
                 f"what it needs{f' ({resource_of(role, index)})' if self._resources else ''}? See `ray status`."
@@ -120,7 +121,7 @@ class RayEngine:
 
     def take(self, index: int, closure: int) -> Any:
         """A worker's result; None if the worker is gone."""
-        with contextlib.suppress(ray.exceptions.RayError):
+        with contextlib.suppress(exceptions.RayError):
             return ray.get(self._actors["worker", index].take.remote(closure), timeout=60)
         return None
 
@@ -129,7 +130,7 @@ class RayEngine:
         while True:
             try:
                 return ray.get(self._actors[role, index].pid.remote(), timeout=_ANSWER_S)
-            except ray.exceptions.ActorUnavailableError:
+            except exceptions.ActorUnavailableError:
                 self._stopping.wait(0.1)
 
     def watch(self, lost: Lost, back: Back) -> None:
@@ -156,7 +157,7 @@ class RayEngine:
                     serve = self._actors[task].serve.remote()
                     back(*task, endpoint if isinstance(endpoint, Endpoint) else None)
                     serving[serve] = task
-                except (ray.exceptions.RayError, ClusterError, DeadlineError) as error:
+                except (exceptions.RayError, ClusterError, DeadlineError) as error:
                     _LOG.info("%s %d is not back yet: %s", *task, error)
                     self._stopping.wait(0.2)  # Ray is starting it again
                     returning[self._ask(*task)] = task

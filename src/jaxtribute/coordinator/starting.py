@@ -48,10 +48,14 @@ def tasks_of(resolver: Any) -> tuple[int, int]:
     spec = resolver.cluster_spec() if hasattr(resolver, "cluster_spec") else resolver
     jobs: dict[str, Any] = spec.as_dict() if hasattr(spec, "as_dict") else dict(spec)
     servers, workers = (jobs.get(job, 0) for job in ("ps", "worker"))
-    counts = tuple(tasks if isinstance(tasks, int) else len(tasks) for tasks in (servers, workers))
+    counts = _count(servers), _count(workers)
     if not all(counts):
         raise ArgumentError(
             f"the cluster has {counts[0]} parameter servers and {counts[1]} workers: {jobs}. "
             "HINT: give the cluster spec the jobs 'ps' and 'worker', with at least one task each."
         )
     return counts
+
+
+def _count(tasks: Any) -> int:
+    return tasks if isinstance(tasks, int) else len(tasks)

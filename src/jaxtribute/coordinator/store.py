@@ -221,7 +221,8 @@ class _Gradient:
 
     @classmethod
     def rows(cls, ids: Array, values: Array) -> _Gradient:
-        return cls(*reversed(padded(ids, values)), len(ids))
+        where, rows = padded(ids, values)
+        return cls(rows, where, len(ids))
 
     def read(self, entry: Entry) -> Any:
         return entry.value if self.ids is None else entry.rows()[self.ids]

@@ -12,11 +12,11 @@ import uuid
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
-from zmq.utils import garbage
+from zmq.utils import garbage, z85
 
 _BUFFER = 4 << 20
 _LINGER_MS = 200
@@ -115,7 +115,7 @@ class Hub:
 
     def receive(self, timeout_s: float | None) -> list[tuple[Any, list[Any]]]:
         """All messages that have come: the route for the answer, and the frames. Waits for one, or for `wake`."""
-        ready = dict(self._poller.poll(None if timeout_s is None else timeout_s * 1e3))
+        ready = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1e3)))
         found: list[tuple[Any, list[Any]]] = []
         if self._waking in ready:
             _drain(self._waking)
@@ -173,7 +173,7 @@ class Link:
 
     def receive(self, timeout_s: float) -> list[Any] | None:
         """The frames of the next message, or None after `timeout_s` seconds."""
-        if not self.socket.poll(timeout_s * 1e3):
+        if not self.socket.poll(int(timeout_s * 1e3)):
             return None
         return self.socket.recv_multipart(copy=False)
 
@@ -192,7 +192,7 @@ class _Known:
     def callback(self, domain: str, key: bytes) -> bool:
         """Whether `key`, in binary, is the known one."""
         del domain
-        return cast("bytes", zmq.utils.z85.encode(key)) == self._key
+        return z85.encode(key) == self._key
 
 
 def end_idle_threads() -> None:

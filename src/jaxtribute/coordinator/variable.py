@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute import context as contexts
-from jaxtribute.context import Context
-from jaxtribute.coordinator.client import Exchange, pulled
 from jaxtribute.coordinator.layout import Layout, Shard
-from jaxtribute.coordinator.operations import (
-    Operation,
-    add_operation,
-    changed_in,
-    read_rows,
-    record,
-    updated_in,
-)
-from jaxtribute.coordinator.program import ServerProgram
+from jaxtribute.coordinator.operations import Operation, record
+from jaxtribute.coordinator.policy import ServerPolicy
 from jaxtribute.errors import VariableError
 from jaxtribute.execution.frames import OverlayFrame, TracedFrame, check_untraced
-from jaxtribute.execution.row_gradients import overlaid_rows
 from jaxtribute.values.enums import VariableAggregation, VariableSynchronization
-from jaxtribute.values.mesh import ReplicaMesh
-from jaxtribute.values.policies.base import Policy, Update, coerce
 from jaxtribute.values.scatter import IndexedSlices, Scatter, checked_rows
 from jaxtribute.values.variable import Variable
-
-if TYPE_CHECKING:
-    from jaxtribute.coordinator.access import Access
-
-_KINDS = {Update.ASSIGN: "assign", Update.ADD: "add", Update.SUB: "sub"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,74 +56,6 @@ class Elsewhere:
     committed: bool = False
 
 
-class ServerPolicy(Policy):
-    """Values on servers: reads pull, writes send operations.
-
-    Args:
-      mesh: the device that this process computes on.
-      access: how this process reaches the servers.
-    """
-
-    remote = True
-    program: ClassVar[Any] = ServerProgram
-
-    def __init__(self, mesh: ReplicaMesh, access: Access) -> None:
-        self._mesh = mesh
-        self.access = access
-
-    @property
-    def mesh(self) -> ReplicaMesh:
-        return self._mesh
-
-    def place(self, value: Any) -> jax.Array:
-        raise NotImplementedError
-
-    def read(self, variable: Variable, context: Context) -> Any:
-        if isinstance(context.frame, TracedFrame) and updated_in(context.frame, variable):
-            raise VariableError(
-                f"{variable.name} is read after apply_gradients in the same step; its parameter server has the new "
-                "value, the worker has not. HINT: read it before, or in the next step."
-            )
-        return context.frame.get(variable)
-
-    def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
-        assert isinstance(variable, ServerVariable)
-        value, frame = coerce(variable, value), context.frame
-        if isinstance(frame, TracedFrame):
-            record(frame, Operation(_KINDS[update], variable, 1), [value], variable)
-            frame.values[variable] = update.apply(frame.get(variable), value)
-        elif isinstance(frame, OverlayFrame):
-            frame.set(variable, update.apply(frame.get(variable), value))
-        else:
-            check_untraced(variable)
-            self.access.change(_KINDS[update], variable, [value])
-
-    def changed(self, frame: TracedFrame, variable: Variable, value: Any) -> None:
-        """A traced program that gives a variable another value sends the difference, which others' writes survive."""
-        assert isinstance(variable, ServerVariable)
-        old = frame.get(variable)
-        if variable.dtype == np.bool_:
-            record(frame, Operation("assign", variable, 1), [value], variable)
-        else:
-            record(frame, Operation("add", variable, 1), [value - old], variable)
-        frame.values[variable] = value
-
-    def lookup(self, variable: ServerVariable, ids: Any, context: Context) -> Any:
-        """The rows `ids`, which alone travel."""
-        frame = context.frame
-        if isinstance(frame, OverlayFrame):
-            return overlaid_rows(frame, variable, ids, lambda below: self.rows_in(below, variable, ids))
-        return self.rows_in(frame, variable, ids)
-
-    def rows_in(self, frame: Any, variable: ServerVariable, ids: Any) -> Any:
-        """The rows as a frame sees them."""
-        if not isinstance(frame, TracedFrame):
-            return jnp.asarray(self.access.rows(variable.layout, np.asarray(ids)))
-        if changed_in(frame, variable):
-            return jnp.take(frame.values[variable], ids, axis=0)
-        return read_rows(frame, variable, ids)
-
-
 class ServerVariable(Variable):
     """A variable on parameter servers, made by `jd.Variable` in the scope of a `jd.ParameterServerStrategy`.
 
@@ -165,7 +79,8 @@ class ServerVariable(Variable):
         strategy = contexts.current().strategy
         on_read = synchronization is VariableSynchronization.ON_READ
         trainable = not on_read if trainable is None else trainable
-        key, layout = strategy.extended.create_on_servers(initial_value, dtype)
+        extended: Any = strategy.extended
+        key, layout = extended.create_on_servers(initial_value, dtype)
         self._describe(Description(key, name or "Variable", layout, trainable, synchronization, aggregation), strategy)
 
     @classmethod
@@ -178,7 +93,7 @@ class ServerVariable(Variable):
 
     def _describe(self, description: Description, strategy: Any) -> None:
         if description.layout.split:
-            self.__class__ = ShardedVariable
+            self.__class__ = ShardedVariable  # pyright: ignore[reportAttributeAccessIssue] (it adds methods only)
         self.description = description
         self._name, self._trainable = description.name, description.trainable
         self._synchronization, self._aggregation = description.synchronization, description.aggregation
@@ -281,16 +196,6 @@ class ShardedVariable(ServerVariable):
         if not rest:
             return rows
         return rows[tuple(rest)] if np.ndim(ids) == 0 else rows[(slice(None), *rest)]
-
-
-def apply_now(exchange: Exchange, kind: str, variable: ServerVariable, values: Sequence[Any]) -> None:
-    """Puts a change with arrays that are known into a request."""
-    add_operation(exchange, kind, variable, [np.asarray(value) for value in values])
-
-
-def value_of(access: Access, layout: Layout) -> Any:
-    """A variable's value that has been pulled."""
-    return pulled(access.client, layout)
 
 
 def _value(variable: Variable) -> tuple[tuple[Any], None]:

@@ -111,7 +111,7 @@ class WorkerTask:
     def optimizer(self, remote: Any, transform: Any, variables: Any) -> Optimizer:
         """The optimizer of that number."""
         if remote.key not in self._optimizers:
-            self.strategy.extended.known_optimizer = remote
+            self.strategy.parameter_servers.known_optimizer = remote
             self._optimizers[remote.key] = Optimizer(transform, variables)
         return self._optimizers[remote.key]
 

@@ -135,9 +135,10 @@ class TracedFrame(_Derived):
         super().__init__()
         self.local = local
         self.trace = current_trace()
-        self.values: dict[Variable, Any] = {}
-        self.inputs: list[Variable] = []
-        self.written: dict[Variable, None] = {}
+        # Variables, and what else a program takes and gives: rows of variables, arrays of operations on them.
+        self.values: dict[Any, Any] = {}
+        self.inputs: list[Any] = []
+        self.written: dict[Any, None] = {}
         self.created: list[Variable] = []
         self.operations: list[Any] = []
         """What the program sends to other processes that hold variables."""

@@ -9,7 +9,8 @@ import jax
 
 from jaxtribute.config import prepare_cpu_backend
 from jaxtribute.coordinator.access import Access
-from jaxtribute.coordinator.variable import ServerPolicy, ServerVariable
+from jaxtribute.coordinator.policy import ServerPolicy
+from jaxtribute.coordinator.variable import ServerVariable
 from jaxtribute.errors import ArgumentError, VariableError
 from jaxtribute.partitioners import Partitioner
 from jaxtribute.strategies.base import Strategy
@@ -144,11 +145,16 @@ class ParameterServerStrategy(Strategy):
         return self._resolver
 
     @property
-    def cluster(self) -> Cluster | None:
-        """The cluster, on its coordinator."""
+    def parameter_servers(self) -> ParameterServerExtended:
+        """What the strategy places where."""
         extended = self.extended
         assert isinstance(extended, ParameterServerExtended)
-        return extended.cluster
+        return extended
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The cluster, on its coordinator."""
+        return self.parameter_servers.cluster
 
     def process_of(self, job: str, index: int) -> int:
         """Returns the process id of a task on its machine, for looking at it, or for killing it in a test.

@@ -1,0 +1,89 @@
+"""What reading and writing a variable on servers means in each context."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtribute.context import Context
+from jaxtribute.coordinator.operations import Operation, changed_in, read_rows, record, updated_in
+from jaxtribute.coordinator.program import ServerProgram
+from jaxtribute.errors import VariableError
+from jaxtribute.execution.frames import OverlayFrame, TracedFrame, check_untraced
+from jaxtribute.execution.row_gradients import overlaid_rows
+from jaxtribute.values.mesh import ReplicaMesh
+from jaxtribute.values.policies.base import Policy, Update, coerce
+
+if TYPE_CHECKING:
+    from jaxtribute.coordinator.access import Access
+
+_KINDS = {Update.ASSIGN: "assign", Update.ADD: "add", Update.SUB: "sub"}
+
+
+class ServerPolicy(Policy):
+    """Values on servers: reads pull, writes send operations.
+
+    Args:
+      mesh: the device that this process computes on.
+      access: how this process reaches the servers.
+    """
+
+    remote = True
+    program: ClassVar[Any] = ServerProgram
+
+    def __init__(self, mesh: ReplicaMesh, access: Access) -> None:
+        self._mesh = mesh
+        self.access = access
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        return self._mesh
+
+    def place(self, value: Any) -> jax.Array:
+        raise NotImplementedError
+
+    def read(self, variable: Any, context: Context) -> Any:
+        if isinstance(context.frame, TracedFrame) and updated_in(context.frame, variable):
+            raise VariableError(
+                f"{variable.name} is read after apply_gradients in the same step; its parameter server has the new "
+                "value, the worker has not. HINT: read it before, or in the next step."
+            )
+        return context.frame.get(variable)
+
+    def write(self, variable: Any, value: Any, update: Update, context: Context) -> None:
+        value, frame = coerce(variable, value), context.frame
+        if isinstance(frame, TracedFrame):
+            record(frame, Operation(_KINDS[update], variable, 1), [value], variable)
+            frame.values[variable] = update.apply(frame.get(variable), value)
+        elif isinstance(frame, OverlayFrame):
+            frame.set(variable, update.apply(frame.get(variable), value))
+        else:
+            check_untraced(variable)
+            self.access.change(_KINDS[update], variable, [value])
+
+    def changed(self, frame: TracedFrame, variable: Any, value: Any) -> None:
+        """A traced program that gives a variable another value sends the difference, which others' writes survive."""
+        old = frame.get(variable)
+        if variable.dtype == np.bool_:
+            record(frame, Operation("assign", variable, 1), [value], variable)
+        else:
+            record(frame, Operation("add", variable, 1), [value - old], variable)
+        frame.values[variable] = value
+
+    def lookup(self, variable: Any, ids: Any, context: Context) -> Any:
+        """The rows `ids`, which alone travel."""
+        frame = context.frame
+        if isinstance(frame, OverlayFrame):
+            return overlaid_rows(frame, variable, ids, lambda below: self.rows_in(below, variable, ids))
+        return self.rows_in(frame, variable, ids)
+
+    def rows_in(self, frame: Any, variable: Any, ids: Any) -> Any:
+        """The rows as a frame sees them."""
+        if not isinstance(frame, TracedFrame):
+            return jnp.asarray(self.access.rows(variable.layout, np.asarray(ids)))
+        if changed_in(frame, variable):
+            return jnp.take(frame.values[variable], ids, axis=0)
+        return read_rows(frame, variable, ids)
