@@ -5,8 +5,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Mapping
 from pathlib import Path
+
+from jaxtribute.testing.leaks import is_alive
 
 # What decides about devices and their pool is the test's to set, not inherited from the test process.
 _NOT_INHERITED = (
@@ -70,6 +73,18 @@ def run_python(
     if process.returncode != status:
         raise ProcessFailedError(f"the process ended with {process.returncode}, not {status}; it printed:\n{output}")
     return output
+
+
+def await_end(*pids: int, timeout: float = 20) -> None:
+    """Waits until no such process runs any more.
+
+    Raises:
+        AssertionError: One still does after `timeout` seconds.
+    """
+    end = time.monotonic() + timeout
+    while alive := [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < end, f"still alive: {alive}"
+        time.sleep(0.01)
 
 
 def _kill_with_stacks(process: "subprocess.Popen[str]") -> str:

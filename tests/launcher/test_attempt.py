@@ -11,7 +11,7 @@ import pytest
 from jaxtribute.launcher.attempt import Attempt, Program, Signal
 from jaxtribute.launcher.outcome import Kind, Outcome
 from jaxtribute.launcher.output import RankOutput
-from jaxtribute.testing.leaks import is_alive
+from processes import await_end
 
 DEAF = "trap '' TERM INT; echo ready; while :; do sleep 0.05; done"
 """A rank that hears no signal but SIGKILL."""
@@ -113,7 +113,7 @@ def test_a_failure_elsewhere_stops_the_ranks() -> None:
 def test_what_a_rank_leaves_running_ends_with_it() -> None:
     ranks = Ranks("sleep 60 & echo $!")
     assert ranks.run().kind is Kind.DONE
-    assert not is_alive(int(ranks.lines(0)[0]))
+    await_end(int(ranks.lines(0)[0]))
 
 
 def test_a_rank_may_have_a_terminal() -> None:

@@ -5,18 +5,10 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Collection
 
 from jaxtribute.launcher.family import Family
 from jaxtribute.testing.leaks import is_alive
-
-
-def await_end(pids: Collection[int]) -> None:
-    end = time.monotonic() + 10
-    while any(map(is_alive, pids)):
-        assert time.monotonic() < end
-        time.sleep(0.005)
+from processes import await_end
 
 
 def test_members_and_what_they_start_are_killed() -> None:
@@ -29,7 +21,7 @@ def test_members_and_what_they_start_are_killed() -> None:
         assert not family.wait(0.01)
         assert is_alive(grandchild)
     member.stdout.close()
-    await_end([*pids, grandchild])
+    await_end(*pids, grandchild)
     assert member.returncode == -signal.SIGKILL
     family.close()
 
@@ -60,4 +52,4 @@ def test_the_family_ends_with_its_parent_even_when_that_is_killed() -> None:
         assert all(map(is_alive, pids))
         # A signal to the whole group does not end the guardian before its time.
         parent.kill()
-    await_end(pids)
+    await_end(*pids)

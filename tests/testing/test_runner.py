@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeadlineError, P
 from jaxtribute.testing import Exited, MultiProcessRunner, run_multi_process
 from jaxtribute.testing.leaks import is_alive
 from jaxtribute.testing.shared import SharedRunners
+from processes import await_end
 
 CALLS: list[str] = []
 
@@ -119,7 +119,7 @@ def test_what_hangs_or_dies_is_killed_and_the_next_call_starts_anew() -> None:
             runner.run(lambda: threading.Event().wait(), timeout_s=2)
         (grandchild,) = set(runner.run(leave_a_grandchild)[:1])
         assert is_alive(grandchild)
-    assert not is_alive(grandchild)
+    await_end(grandchild)
 
 
 def test_one_call_in_processes_of_its_own() -> None:
@@ -136,10 +136,7 @@ def test_the_processes_end_with_the_one_that_started_them() -> None:
         assert len(pids) == 3
         assert all(map(is_alive, pids))
         program.kill()
-    end = time.monotonic() + 10
-    while any(map(is_alive, pids)):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    await_end(*pids)
 
 
 def test_a_runner_has_at_least_one_process_with_one_device() -> None:

@@ -7,7 +7,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from jaxtribute.cli.main import main
 from jaxtribute.testing.leaks import is_alive
+from processes import await_end
 
 LAUNCH = [sys.executable, "-m", "jaxtribute.cli", "launch"]
 PROGRAM = """
@@ -128,13 +128,6 @@ def launched(
             yield process
         finally:
             process.kill()
-
-
-def await_end(*pids: int) -> None:
-    end = time.monotonic() + 20
-    while any(map(is_alive, pids)):
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_ctrl_c_reaches_the_ranks_and_nothing_stays() -> None:
