@@ -17,6 +17,9 @@ from jaxtribute.compat.migrate.naming import root_of
         ("from tensorflow import data", "from jaxtribute.compat.tf import data"),
         ("from tensorflow import data as d, nest", "from jaxtribute.compat.tf import data as d, nest"),
         ("from tensorflow.data import Dataset", "from jaxtribute.compat.tf.data import Dataset"),
+        ("from tensorflow import keras", "from jaxtribute.compat.tf import keras"),
+        ("from tensorflow.keras import layers, models", "from jaxtribute.compat.tf.keras import layers, models"),
+        ("import tensorflow.keras as K", "import jaxtribute.compat.tf.keras as K"),
         (
             "from tensorflow.distribute import MirroredStrategy",
             "from jaxtribute.compat.tf.distribute import MirroredStrategy",
@@ -35,11 +38,14 @@ def test_is_rewritten(before: str, after: str) -> None:
     [
         ("import os, tensorflow as tf", "a line of its own"),
         ("import tensorflow.data", "give it a name"),
-        ("from tensorflow import keras", "Keras 3"),
-        ("from tensorflow.keras import layers", "Keras 3"),
+        ("from tensorflow import estimator", "training loop"),
+        (
+            "from tensorflow.keras.layers import Dense",
+            "from jaxtribute.compat.tf.keras import layers, and layers.Dense",
+        ),
         ("from tensorflow.python.framework import ops", "inside TensorFlow"),
         ("from tensorflow import *", "no counterpart"),
-        ("import tensorflow.keras as keras", "Keras 3"),
+        ("import tensorflow.keras.backend as K", "from jaxtribute.compat.tf.keras import backend"),
     ],
 )
 def test_is_left_with_advice(text: str, advice: str) -> None:
@@ -49,7 +55,7 @@ def test_is_left_with_advice(text: str, advice: str) -> None:
 
 
 def test_a_line_with_one_absent_name_is_left_whole() -> None:
-    report = scan("from tensorflow import data, keras\n")
+    report = scan("from tensorflow import data, estimator\n")
     assert [finding.kind for finding in report.left()] == [Kind.RENAMED, Kind.ABSENT]
 
 

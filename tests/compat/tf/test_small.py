@@ -41,6 +41,13 @@ class TestNest:
     def test_map_structure(self) -> None:
         assert tf.nest.map_structure(lambda x, y: x + y, Pair(1, [2]), Pair(10, [20])) == Pair(11, [22])
 
+    def test_variables_and_distributed_values_are_leaves(self) -> None:
+        with jd.MirroredStrategy(["CPU:0", "CPU:1"]).scope() as strategy:
+            parts = [tf.Variable(1.0), strategy.run(lambda: tf.constant(2.0))]
+        assert tf.nest.flatten({"a": parts}) == parts
+        assert tf.nest.map_structure(type, parts) == [jd.Variable, type(parts[1])]
+        assert tf.nest.pack_sequence_as([0, (1,)], parts) == [parts[0], (parts[1],)]
+
     def test_pack_sequence(self) -> None:
         assert tf.nest.pack_sequence_as({"a": 0, "b": (0, 0)}, [1, 2, 3]) == {"a": 1, "b": (2, 3)}
 
@@ -167,7 +174,7 @@ class TestNamespace:
         ("owner", "name", "advice"),
         [
             (tf, "GradientTape", "jd.value_and_grad"),
-            (tf, "keras", "Keras 3"),
+            (tf, "estimator", "training loop"),
             (tf, "nonsense", "migration.md"),
             (tf.data, "nonsense", "migration.md"),
             (tf.distribute, "nonsense", "migration.md"),

@@ -42,6 +42,9 @@ def entry_of(name: str) -> Entry:
         if path in known:
             return known[path]
         path = path.rpartition(".")[0]
+    for library, note in others.LIBRARIES.items():
+        if f"{name}.".startswith(f"{library}."):
+            return Entry(name, name, Kind.SAME, note)
     if not exists(name):
         return Entry(name, "", Kind.ABSENT, why_absent(name))
     if name in others.DIFFERENT:

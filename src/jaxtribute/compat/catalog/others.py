@@ -13,7 +13,6 @@ ABSENT: dict[str, str] = {
     "tf.gradients": _GRADIENT,
     "tf.autograph": "functions are traced as they are: write `tf.cond`, `tf.where` or `tf.while_loop` where a branch "
     "or a loop depends on an array",
-    "tf.keras": _KERAS,
     "tf.metrics": _KERAS,
     "tf.losses": _KERAS,
     "tf.optimizers": "`jd.Optimizer(optax.adam(1e-3), variables)` takes its place",
@@ -75,6 +74,12 @@ REMARKS: dict[str, str] = {
     "tf.float64": "float32 in arrays unless JAX's jax_enable_x64 is set",
 }
 """What is worth knowing of names that mean the same."""
+
+LIBRARIES: dict[str, str] = {
+    "tf.keras": "Keras 3 on its JAX backend, with `pip install 'jaxtribute[keras]'`; `fit`, `evaluate` and `predict` "
+    "run under strategies. In a loop of your own differentiate a Keras model by its `stateless_call`",
+}
+"""Names that another library stands for, which is not loaded to look into it."""
 
 METHODS: dict[str, tuple[str, str]] = {
     "experimental_run_v2": ("run", "the name of TensorFlow 2.0 and 2.1"),

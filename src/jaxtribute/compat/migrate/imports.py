@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from jaxtribute.compat.catalog.entries import Kind, exists
 from jaxtribute.compat.catalog.lookup import why_absent
+from jaxtribute.compat.catalog.others import LIBRARIES
 from jaxtribute.compat.migrate.findings import Finding, Source
 from jaxtribute.compat.migrate.naming import root_of
 
@@ -38,7 +39,7 @@ def _imports(source: Source, node: ast.Import) -> Iterator[Finding]:
         if root is None or alias.name.startswith("jaxtribute"):
             continue
         place = (node.lineno, node.col_offset + 1, alias.name)
-        if not exists(root):
+        if not _is_module(root):
             yield Finding(*place, Kind.ABSENT, _reason(root))
         elif len(node.names) > 1:
             yield Finding(*place, Kind.RENAMED, f"put it on a line of its own: import {_here(root)} as ...")
@@ -53,7 +54,7 @@ def _imports_from(source: Source, node: ast.ImportFrom, module: str) -> Iterator
     root = root_of(module)
     if root is None or module.startswith("jaxtribute"):
         return
-    missing = [alias.name for alias in node.names if alias.name == "*" or not exists(f"{root}.{alias.name}")]
+    missing = [alias.name for alias in node.names if alias.name == "*" or not _holds(root, alias.name)]
     for alias in node.names:
         place = (node.lineno, node.col_offset + 1, f"{module}.{alias.name}")
         if alias.name in missing:
@@ -70,7 +71,25 @@ def _here(root: str) -> str:
     return _HERE + root.removeprefix("tf")
 
 
+def _is_module(root: str) -> bool:
+    return root in LIBRARIES or (exists(root) if _library(root) is None else False)
+
+
+def _holds(root: str, name: str) -> bool:
+    """Whether a module that can be imported here holds a name; of other libraries it is believed."""
+    return root in LIBRARIES or f"{root}.{name}" in LIBRARIES or (_library(root) is None and exists(f"{root}.{name}"))
+
+
+def _library(name: str) -> str | None:
+    """The library that a name is in."""
+    return next((library for library in LIBRARIES if f"{name}.".startswith(f"{library}.")), None)
+
+
 def _reason(name: str) -> str:
+    library = _library(name)
+    if library is not None:
+        part = name.removeprefix(f"{library}.").partition(".")[0]
+        return f"write from {_here(library)} import {part}, and {name.removeprefix(f'{library}.')} where it is used"
     if name.startswith("tf.python"):
         return "a module inside TensorFlow: use the public name"
     return why_absent(name) or "it has no counterpart in jaxtribute.compat.tf"

@@ -5,6 +5,8 @@ what it means in TensorFlow, and what to write for names that are not here, stan
 migrate` finds the places in a program.
 """
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any
 
 from jaxtribute.compat.absent import explain_absent
@@ -135,6 +137,11 @@ from jaxtribute.compat.tf.variables import Variable as Variable
 from jaxtribute.values.enums import VariableAggregation as VariableAggregation
 from jaxtribute.values.enums import VariableSynchronization as VariableSynchronization
 
+if _TYPE_CHECKING:
+    from jaxtribute.compat.tf import keras as keras
+
 
 def __getattr__(name: str) -> Any:
+    if name == "keras":
+        return _import_module("jaxtribute.compat.tf.keras")
     raise explain_absent(__name__, "tf", name)

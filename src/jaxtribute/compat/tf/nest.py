@@ -1,4 +1,7 @@
-"""`tf.nest`: structures of lists, tuples, dictionaries and named tuples. None is a leaf, unlike in JAX's trees."""
+"""`tf.nest`: structures of lists, tuples, dictionaries and named tuples.
+
+Unlike in JAX's trees, None is a leaf, and so are variables and distributed values.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from typing import Any
 
 import jax
 
+from jaxtribute.execution.nests import is_whole
+
 
 def _is_leaf(node: Any) -> bool:
-    return node is None
+    return node is None or is_whole(node)
 
 
 def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxtribute.compat.tf.convert import as_tensor
+from jaxtribute.compat.tf.data.grain_stream import GrainStream
 from jaxtribute.compat.tf.data.options import Options
 from jaxtribute.compat.tf.data.pipelines import Indexed, Pipeline, Streamed
 from jaxtribute.compat.tf.data.transformations import Transformations, to_host
@@ -184,6 +185,11 @@ class Dataset(Sources, Transformations):
     def as_numpy_iterator(self) -> Iterator[Any]:
         """Returns an iterator over elements of NumPy arrays. Source: `tf.data.Dataset.as_numpy_iterator`."""
         return iter(self._pipeline)
+
+    def to_grain(self) -> grain.MapDataset[Any] | grain.IterDataset[Any]:
+        """Returns the Grain dataset of the same elements, for libraries that read those."""
+        pipeline = self._pipeline
+        return pipeline.dataset if isinstance(pipeline, Indexed) else GrainStream(pipeline)
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any], name: str | None = None) -> Any:
         """Combines all elements: `state = reduce_func(state, element)`. Source: `tf.data.Dataset.reduce`."""

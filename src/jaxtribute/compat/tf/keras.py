@@ -1,0 +1,18 @@
+"""`tf.keras`: Keras 3, on its JAX backend unless the environment says otherwise. Takes `jaxtribute[keras]`."""
+
+import os
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import keras as _keras
+
+from jaxtribute.strategies.scope import entering as _entering
+
+# Outside of scopes, too, Keras shall read this package's datasets.
+for _teach in tuple(_entering):
+    _teach()
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_keras, name)
