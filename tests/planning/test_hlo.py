@@ -14,7 +14,7 @@ LINES = {
     "  ROOT %ag = bf16[8,4]{1,0} all-gather(%x), dimensions={0}": Collective("all-gather", (64,)),
     "  %s = (f32[4]{0}, f32[8]{0}) all-gather-start(%x), dimensions={0}": Collective("all-gather", (32,)),
     "  %r = f32[16]{0} all-reduce-start(%x), channel_id=2": Collective("all-reduce", (64,)),
-    "  %r = f64[2,3]{1,0} reduce-scatter(%x), dimensions={0}": Collective("reduce-scatter", (48,)),
+    "  %r = f64[2,3]{1,0} reduce-scatter(%x), dimensions={0}": Collective("reduce-scatter", (96,)),
     "  %p = pred[8]{0} collective-permute(%x)": Collective("collective-permute", (8,)),
     "  %a = f8e4m3fn[10]{0} all-to-all(%x)": Collective("all-to-all", (10,)),
 }
@@ -22,7 +22,7 @@ LINES = {
 
 @pytest.mark.parametrize(("line", "expected"), list(LINES.items()))
 def test_each_kind(line: str, expected: Collective) -> None:
-    assert collectives(line) == (expected,)
+    assert collectives(line, 2) == (expected,)
     assert expected.nbytes == sum(expected.parts)
 
 
@@ -30,7 +30,7 @@ def test_what_is_none() -> None:
     text = (
         "%done = f32[8] all-gather-done(%s)\n%f = f32[8] fusion(%all-reduce.1), kind=kLoop\n%g = f32[8] gather(%x, %y)"
     )
-    assert collectives(text) == ()
+    assert collectives(text, 2) == ()
 
 
 def test_those_of_a_real_program() -> None:
@@ -46,5 +46,5 @@ def test_those_of_a_real_program() -> None:
     )
     text = program.lower(jnp.asarray(np.zeros(8, np.float32))).compile().as_text()
     assert text is not None
-    found = collectives(text)
+    found = collectives(text, 4)
     assert sorted((one.kind, one.nbytes) for one in found) == [("all-gather", 32), ("all-reduce", 8)]

@@ -33,7 +33,7 @@ def test_computing_is_bound_by_operations_or_by_memory() -> None:
     [
         ("all-reduce", 1, 4, 2 * 3 / 4 * 400 / 100),
         ("all-gather", 1, 4, 3 / 4 * 400 / 100),
-        ("reduce-scatter", 1, 4, 3 / 4 * 1600 / 100),
+        ("reduce-scatter", 1, 4, 3 / 4 * 400 / 100),
         ("all-reduce", 8, 1, 2 * 7 / 8 * 400 / 10),
         ("all-reduce", 8, 4, 2 * 3 / 4 * 400 / 100 + 2 * 7 / 8 * 100 / 10),
         ("collective-permute", 1, 4, 400 / 100),

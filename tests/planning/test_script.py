@@ -34,7 +34,7 @@ def test_cost(tmp_path: Path) -> None:
 
 def test_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     request = tmp_path / "request.json"
-    wanted = [["all-reduce", [2048, 4]], ["all-gather", [4096]]]
+    wanted = [["all-reduce", [2048, 4]], ["all-gather", [4096]], ["reduce-scatter", [4096]]]
     request.write_text(json.dumps({"devices": 2, "rows": 12, "collectives": wanted}))
     scripts.main("parts", str(request), str(write(tmp_path)))
     found = answer(capsys)

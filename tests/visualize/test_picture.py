@@ -65,6 +65,13 @@ def test_a_small_part_of_a_large_whole_is_still_seen() -> None:
     assert "█░░░░░░░  ████████" in str(Picture(Placement("", ("a", "b"), (row,))))
 
 
+def test_a_replica_without_examples(strategy: jd.MirroredStrategy) -> None:
+    (batch,) = strategy.experimental_distribute_dataset([np.zeros((1, 2), np.float32)])
+    lines = str(strategy.visualize(batch)).splitlines()
+    assert lines[2].split() == ["value", "1", "x", "2", "float32", "████████", "░░░░░░░░", "a", "part", "on", "each"]
+    assert lines[3].split()[-1] == "none"
+
+
 def test_rows_and_columns_beyond_the_limit_are_counted() -> None:
     text = str(placed(4096, rows=7))
     assert "… 2 more" in text

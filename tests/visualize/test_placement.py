@@ -67,6 +67,8 @@ def test_the_slots_of_a_sharded_update_lie_in_slices(mirrored: jd.MirroredStrate
     rows = found(mirrored, {"model": [variable], "optimizer": optimizer}).rows
     assert [row.how for row in rows] == [How.COPY, How.SPLIT]
     assert bounds(rows[1]) == [(0, 8), (8, 16), (16, 24), (24, 32)]
+    assert rows[1].kind() == "4 x 8 float32, stored flat"
+    assert rows[0].kind() == "4 x 8 float32"
 
 
 def test_a_parameter_device_gets_a_column_of_its_own() -> None:

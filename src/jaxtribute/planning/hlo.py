@@ -19,7 +19,8 @@ class Collective:
 
     Attributes:
       kind: XLA's name, such as `all-reduce`.
-      parts: bytes of each of its results on one device; XLA joins small ones into one operation.
+      parts: bytes of each of its results on one device, of its operands for a reduce-scatter; XLA joins small ones
+        into one operation.
     """
 
     kind: str
@@ -27,12 +28,12 @@ class Collective:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its results on one device."""
+        """Bytes of them all."""
         return sum(self.parts)
 
 
-def collectives(text: str) -> tuple[Collective, ...]:
-    """The collectives of a program, from its HLO text; one inside a loop counts once."""
+def collectives(text: str, replicas: int) -> tuple[Collective, ...]:
+    """The collectives of a program on so many devices, from its HLO text; one inside a loop counts once."""
     found: list[Collective] = []
     for line in text.splitlines():
         match = _OPERATION.search(line)
@@ -41,7 +42,8 @@ def collectives(text: str) -> tuple[Collective, ...]:
             arrays = [_nbytes(one["dtype"], one["dims"]) for one in _ARRAY.finditer(shape)]
             if "-start(" in line and len(arrays) > 1:
                 arrays = arrays[len(arrays) // 2 :]  # an asynchronous one lists its operands first
-            found.append(Collective(match["kind"], tuple(arrays)))
+            times = replicas if match["kind"] == "reduce-scatter" else 1
+            found.append(Collective(match["kind"], tuple(nbytes * times for nbytes in arrays)))
     return tuple(found)
 
 

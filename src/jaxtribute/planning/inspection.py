@@ -86,7 +86,7 @@ class Step:
             flops=lines[0],
             traffic=lines[1],
             memory=lines[2],
-            collectives=collectives(compiled.as_text()),
+            collectives=collectives(compiled.as_text(), self.replicas),
             parameters=sum(v.size * v.dtype.itemsize for v in trained),
             half=_HALF.search(lowered.as_text()) is not None,
             exact=exact,

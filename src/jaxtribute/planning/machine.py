@@ -145,8 +145,10 @@ def time_collectives(wanted: Sequence[tuple[str, Sequence[int]]], devices: int) 
 
 
 def _exchanged(kind: str, values: list[Any]) -> list[Any]:
-    """One collective of several arrays. Other kinds cost at most what an all-reduce of as many bytes does."""
+    """One collective of several arrays. Rare kinds cost at most what an all-reduce of as many bytes does."""
+    size = jax.lax.axis_size("replica")
+    if kind == "reduce-scatter" and all(value.size >= size for value in values):
+        return [jax.lax.psum_scatter(value[: value.size // size * size], "replica", tiled=True) for value in values]
     if kind == "all-gather":
-        size = jax.lax.axis_size("replica")
         return [jax.lax.all_gather(value[: max(value.size // size, 1)], "replica", tiled=True) for value in values]
     return list(jax.lax.psum(tuple(values), "replica"))

@@ -173,10 +173,7 @@ def collective_time(collective: Collective, cluster: Cluster) -> float:
     if cluster.size == 1:
         return 0.0
     nbytes, hosts, devices = float(collective.nbytes), cluster.hosts, cluster.devices
-    # An all-gather's result is all that is gathered, a reduce-scatter's what is left of it.
     times = 2.0 if collective.kind == "all-reduce" else 1.0
-    if collective.kind == "reduce-scatter":
-        nbytes *= cluster.size
     if collective.kind == "collective-permute":
         link = cluster.link if hosts > 1 else cluster.device.link
         return nbytes / _rate(link, devices) + link.latency

@@ -16,6 +16,7 @@ from jaxtribute.values.distributed import Mirrored, PerReplica
 from jaxtribute.values.enums import VariableSynchronization
 from jaxtribute.values.mesh import ReplicaMesh
 from jaxtribute.values.variable import Variable
+from jaxtribute.visualize.units import shape_text
 
 Bounds = tuple[tuple[int, int], ...]
 """The elements `[start, stop)` of each axis."""
@@ -48,13 +49,25 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One array, and the cell of each column; None where the device holds nothing of it."""
+    """One array, and the cell of each column; None where the device holds nothing of it.
+
+    Attributes:
+      shape: the shape that the cells' bounds refer to; of an array that is stored flat, the flat one.
+      flat: the true shape of an array that is stored flat, else None.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     how: How
     cells: tuple[Cell | None, ...]
+    flat: tuple[int, ...] | None = None
+
+    def kind(self) -> str:
+        """Shape and dtype, such as `64 x 256 float32`."""
+        if self.flat is None:
+            return f"{shape_text(self.shape)} {self.dtype}"
+        return f"{shape_text(self.flat)} {self.dtype}, stored flat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +101,7 @@ class _Found:
     dtype: str
     how: How
     parts: dict[jax.Device, Cell]
+    flat: tuple[int, ...] | None = None
 
 
 def placement(title: str, mesh: ReplicaMesh, nest: Any) -> Placement:
@@ -105,8 +119,7 @@ def placement(title: str, mesh: ReplicaMesh, nest: Any) -> Placement:
     others = {device: None for one in found for device in one.parts if device not in mesh.devices}
     devices = (*mesh.devices, *sorted(others, key=lambda device: (device.platform, device.id)))
     rows = tuple(
-        Row(one.name, one.shape, one.dtype, one.how, tuple(one.parts.get(device) for device in devices))
-        for one in found
+        Row(one.name, one.shape, one.dtype, one.how, tuple(map(one.parts.get, devices)), one.flat) for one in found
     )
     return Placement(title, tuple(map(short_name, devices)), rows)
 
@@ -122,10 +135,10 @@ def _leaves(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     """Names and leaves, variables whole, objects with variables opened."""
     stop = (Variable, PerReplica, Mirrored)
     for path, leaf in jax.tree_util.tree_flatten_with_path(nest, is_leaf=lambda value: isinstance(value, stop))[0]:
-        name = prefix + jax.tree_util.keystr(path, simple=True, separator="/")
+        name = prefix + jax.tree_util.keystr(path, simple=True, separator="/") or "value"
         inner = None if isinstance(leaf, stop) else getattr(leaf, "variables", None)
         if isinstance(inner, (list, tuple)):
-            yield from _leaves(list(cast("Sequence[Any]", inner)), f"{name}/" if name else "")
+            yield from _leaves(list(cast("Sequence[Any]", inner)), f"{name}/")
         elif isinstance(leaf, Variable):
             yield leaf.name.removesuffix(":0"), leaf
         else:
@@ -144,7 +157,7 @@ def _find(name: str, leaf: Any) -> _Found:
     if isinstance(array, (np.ndarray, np.generic, bool, int, float, complex)):
         return _Found(name, np.shape(array), np.asarray(array).dtype.name, How.HOST, {})
     raise ArgumentTypeError(
-        f"{name or 'the value'} is a {type(leaf).__name__}, which holds no array to draw. HINT: pass variables, "
+        f"{name} is a {type(leaf).__name__}, which holds no array to draw. HINT: pass variables, "
         "arrays, nests of them, an optimizer, or a dataset."
     )
 
@@ -158,7 +171,8 @@ def _variable(name: str, variable: Variable) -> _Found:
         parts = {device: Cell(whole, i, nbytes) for i, device in enumerate(mesh.devices)}
         return _Found(name, variable.shape, variable.dtype.name, How.OWN, parts)
     stored = _array(name, variable.stored)
-    return _Found(name, stored.shape, stored.dtype, How.SPLIT, stored.parts)
+    flat = variable.shape if stored.shape != variable.shape else None
+    return _Found(name, stored.shape, stored.dtype, How.SPLIT, stored.parts, flat)
 
 
 def _array(name: str, array: jax.Array) -> _Found:

@@ -7,7 +7,7 @@ from html import escape
 from jaxtribute.visualize.placement import Cell, How, Placement, Row
 from jaxtribute.visualize.reading import Bar, Reading
 from jaxtribute.visualize.text import part_text, shown, sizes_text
-from jaxtribute.visualize.units import bytes_text, shape_text
+from jaxtribute.visualize.units import bytes_text
 
 # Told apart by most people who see few colours (after Okabe and Ito), and readable under dark text.
 COLOURS = ("#8ecae6", "#f4c95d", "#8fd3a8", "#e8a5c9", "#a9b4e8", "#f0a58f", "#7fd1d1", "#d9c7a0")
@@ -87,7 +87,7 @@ def placement_svg(placement: Placement, limit: int) -> str:
     canvas = Canvas(f"Which device holds which part: {placement.title}")
     rows = placement.rows[:limit]
     left = 16 + max((text_width(row.name, 13) for row in rows), default=0) + 14
-    kinds = left + max((text_width(_kind(row), 12) for row in rows), default=0) + 14
+    kinds = left + max((text_width(row.kind(), 12) for row in rows), default=0) + 14
     places = shown(len(placement.columns), _MOST)
     names = [placement.columns[place] for place in places if place is not None]
     labels = [part_text(row, cell) for row in rows for cell in row.cells if cell is not None]
@@ -101,7 +101,7 @@ def placement_svg(placement: Placement, limit: int) -> str:
     y = 66.0
     for row in rows:
         canvas.text(16, y + 20, row.name)
-        canvas.text(left, y + 20, _kind(row), size=12, colour=_FAINT)
+        canvas.text(left, y + 20, row.kind(), size=12, colour=_FAINT)
         for place, x in zip(places, xs, strict=True):
             if place is not None:
                 _draw_cell(canvas, row, row.cells[place], (x, y, wide, 28))
@@ -116,10 +116,6 @@ def placement_svg(placement: Placement, limit: int) -> str:
             held = bytes_text(placement.bytes_per_column()[place])
             canvas.text(x + wide / 2, y + 18, held, size=12, bold=True, middle=True)
     return canvas.svg()
-
-
-def _kind(row: Row) -> str:
-    return f"{shape_text(row.shape)}  {row.dtype}"
 
 
 def _draw_cell(canvas: Canvas, row: Row, cell: Cell | None, frame: tuple[float, float, float, float]) -> None:

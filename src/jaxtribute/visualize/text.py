@@ -11,7 +11,7 @@ from rich.text import Text
 
 from jaxtribute.visualize.placement import Cell, How, Placement, Row
 from jaxtribute.visualize.reading import Bar, Reading
-from jaxtribute.visualize.units import bytes_text, shape_text
+from jaxtribute.visualize.units import bytes_text
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow")
 _WIDTH = 8
@@ -30,9 +30,8 @@ def placement_text(placement: Placement, limit: int) -> RenderableType:
         table.add_column("…" if place is None else placement.columns[place], no_wrap=True, justify="left")
     table.add_column("", no_wrap=True)
     for row in placement.rows[:limit]:
-        kind = f"{shape_text(row.shape)} {row.dtype}"
         cells = [Text("…", "dim") if place is None else _cell(row, row.cells[place]) for place in places]
-        table.add_row(row.name, Text(kind, "dim"), *cells, Text(row.how.value, "dim"))
+        table.add_row(row.name, Text(row.kind(), "dim"), *cells, Text(row.how.value, "dim"))
     if len(placement.rows) > limit:
         table.add_row(Text(f"… {len(placement.rows) - limit:,} more", "dim"))
     total = placement.bytes_per_column()
@@ -52,6 +51,8 @@ def part_text(row: Row, cell: Cell) -> str:
     """What is written on a cell: the elements of the axes that are split."""
     if row.how is How.OWN:
         return "own"
+    if not cell.nbytes and any(row.shape):
+        return "none"
     parts = [
         f"{start}:{stop}"
         for (start, stop), size in zip(cell.bounds, row.shape, strict=True)
