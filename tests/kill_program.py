@@ -70,7 +70,7 @@ def main(folder: Path, epochs: int, every: int, examples: int) -> None:
                 manager.save()
     manager.close()
     if strategy.cluster_resolver.task_id == 0:
-        arrays = {variable.name: np.asarray(variable.read_value()) for variable in [*model, seen, step]}
+        arrays: dict[str, Any] = {variable.name: np.asarray(variable.read_value()) for variable in [*model, seen, step]}
         np.savez(folder / "result.npz", **arrays)
 
 
