@@ -4,6 +4,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,30 @@ def test_a_failure_on_one_machine_stops_the_other_and_both_exit_with_its_code() 
     assert go(first.run(), second.run()) == [5, 5]
 
 
+def test_a_traceback_of_another_machine_is_shown_here_too(capfd: pytest.CaptureFixture[str]) -> None:
+    traceback = "echo 'Traceback (most recent call last):'; echo 'ValueError: boom'; exit 1"
+    first, second = machines(f'test "$index" = 2 && {{ {traceback}; }}; sleep 60')
+    assert go(first.run(), second.run()) == [1, 1]
+    captured = capfd.readouterr()
+    # The second machine, whose terminal is the same here, has shown it as it came.
+    assert captured.out.count("ValueError: boom") == 1
+    assert "the traceback of rank 2:\nTraceback (most recent call last):\nValueError: boom" in captured.err
+
+
+def test_a_machine_that_waits_can_be_told_to_leave() -> None:
+    first, second = machines("exit 0")
+    third = Follower(replace(second._options, nodes=3))  # pyright: ignore[reportPrivateUsage]
+    patient = Leader(replace(first._options, nodes=3))  # pyright: ignore[reportPrivateUsage]
+
+    async def leave() -> None:
+        await until(lambda: patient._meeting is not None and bool(patient._meeting.present))  # pyright: ignore[reportPrivateUsage]
+        third.forward(Signal.SIGTERM)
+        await until(lambda: patient._meeting is not None and not patient._meeting.present)  # pyright: ignore[reportPrivateUsage]
+        patient.forward(Signal.SIGTERM)
+
+    assert go(patient.run(), third.run(), leave()) == [143, 143, None]
+
+
 def test_ctrl_c_on_machine_0_ends_all() -> None:
     first, second = machines("sleep 60")
 
@@ -204,7 +229,7 @@ def test_machines_that_do_not_come_are_named(
     assert "waits at 127.0.0.1:" in capsys.readouterr().err
     enough = options("exit 0", nodes=2, coordinator=coordinator(), join_timeout_s=0.2, min_workers=1)
     assert go(Leader(enough).run()) == [0]
-    assert "goes on with 1 workers, without machine 1" in capsys.readouterr().err
+    assert "goes on with 1 worker(s), without machine 1" in capsys.readouterr().err
 
 
 def test_a_signal_while_waiting_for_machines_ends_it() -> None:

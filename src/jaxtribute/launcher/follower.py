@@ -28,10 +28,12 @@ class Follower:
         self._address = Address.parse(options.coordinator)
         self._node: LocalNode | None = None
         self._leaving: Signal | None = None
+        self._told_to_leave = asyncio.Event()
 
     def forward(self, number: Signal) -> None:
         """Hands a signal on to the ranks of this machine, which then leaves the job."""
         self._leaving = number
+        self._told_to_leave.set()
         if self._node is not None:
             self._node.forward(number)
 
@@ -79,11 +81,14 @@ class Follower:
     async def _follow(self, line: Line, node: LocalNode) -> int:
         running: asyncio.Task[Outcome] | None = None
         hearing = asyncio.ensure_future(line.receive())
+        leaving = asyncio.ensure_future(self._told_to_leave.wait())
         line.send({"ready": node.reserve()})
         try:
             while True:
-                waited = [hearing, *([running] if running else [])]
-                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                # Told to leave, the ranks end first, if there are any.
+                await asyncio.wait([hearing, running or leaving], return_when=asyncio.FIRST_COMPLETED)
+                if running is None and self._leaving is not None:
+                    return 128 + self._leaving
                 if hearing.done():
                     message = hearing.result()
                     if message is None:
@@ -100,6 +105,7 @@ class Follower:
                     line.send({"ready": node.reserve()})
         finally:
             hearing.cancel()
+            leaving.cancel()
             if running is not None:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)

@@ -92,7 +92,8 @@ class Leader:
             outcome = await self._attempt(nodes, addresses, restart)
             if outcome.kind is Kind.DONE:
                 return 0
-            report(outcome, self._options)
+            local = outcome.rank is not None and outcome.rank < self._workers
+            report(outcome, self._options, shown=local and (outcome.rank == 0 or not self._options.split))
             if self._asked is not None:
                 return outcome.code
             if not self._growing:
@@ -133,7 +134,7 @@ class Leader:
             enough = self._options.min_workers is not None and workers >= self._options.min_workers
             waited = time.monotonic() - start
             if enough and waited > (REJOIN_S if again else self._options.join_timeout_s):
-                say(f"goes on with {workers} workers, without {_machines(missing)}")
+                say(f"goes on with {workers} worker(s), without {_machines(missing)}")
                 return
             if waited > self._options.join_timeout_s:
                 raise DeadlineError(
@@ -213,13 +214,13 @@ def worst(outcomes: Sequence[Outcome]) -> Outcome:
     return min(outcomes, key=order)
 
 
-def report(outcome: Outcome, options: Options) -> None:
-    """Says why the job ended. A traceback that the terminal has shown is not shown again."""
+def report(outcome: Outcome, options: Options, *, shown: bool) -> None:
+    """Says why the job ended. A traceback that this terminal has shown is not shown again."""
     who = "the job" if outcome.rank is None else f"rank {outcome.rank}"
     if outcome.kind is Kind.STOPPED:
         say(f"the job was stopped (exit code {outcome.code})")
         return
-    if outcome.traceback and options.split and outcome.rank != 0:
+    if outcome.traceback and not shown:
         say(f"the traceback of {who}:\n{outcome.traceback}")
     where = f"; its output is in {options.log_dir}/rank-{outcome.rank}.log" if options.log_dir else ""
     say(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 from collections.abc import Callable
 
 from jaxtribute.launcher.attempt import Signal
@@ -42,6 +40,4 @@ async def _launch(options: Options) -> int:
 
 def become(command: tuple[str, ...], environment: dict[str, str]) -> None:
     """Turns this process into the program; does not return."""
-    with contextlib.suppress(ValueError):
-        signal.set_wakeup_fd(-1)
     os.execvpe(command[0], command, environment)
