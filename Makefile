@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help check format test docs demo demo-ps bench package lowest clean
+.PHONY: help check format test docs demo demo-ps bench soak package lowest clean
 
 help:  ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -39,6 +39,9 @@ demo: $(READY)  ## train on the handwritten digits: one device, then mirrored on
 
 bench: $(READY)  ## measure against hand-written JAX
 	$(BIN)/python -m benchmarks
+
+soak: $(READY)  ## kill workers of a training at random moments, 40 times (minutes)
+	$(BIN)/python tests/soak.py
 
 package: $(READY)  ## build wheel and sdist into dist/, and try the wheel in an environment of its own
 	rm -rf dist build/smoke
