@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -200,7 +200,6 @@ def test_a_scope_alone_changes_nothing_for_models_of_plain_keras(four: jd.Strate
 
 
 @pytest.fixture(autouse=True)
-def forgotten_names() -> Iterator[None]:
+def forgotten_names() -> None:
     """Keras numbers the names of what it makes."""
     keras.backend.clear_session()
-    yield

@@ -103,12 +103,20 @@ def _in_scope(original: Method) -> Method:
 
 
 def _written_once(original: Method) -> Method:
-    """`save` and its like: of several workers the first writes the file."""
+    """`save` and its like: of several workers the first writes the file.
+
+    It does so outside the scope, where other workers need not take part in what Keras makes for it.
+    """
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = trainer.strategy_of(self)
-        return original(self, *args, **kwargs) if strategy is None or workers.is_first(strategy) else None
+        if strategy is None:
+            return original(self, *args, **kwargs)
+        if not workers.is_first(strategy):
+            return None
+        with contexts.entered(contexts.fallback.make()):
+            return original(self, *args, **kwargs)
 
     return method
 

@@ -1,0 +1,90 @@
+"""What Keras may read from, and how it reaches the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grain
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+from jaxtribute.integrations.keras.data import DistributedAdapter, Placed, Placer, adapted
+from jaxtribute.values.distributed import PerReplica
+from keras_models import BATCH, X, Y, classifier, keras
+
+BATCHES = [(X[i : i + BATCH], Y[i : i + BATCH]) for i in range(0, len(X), BATCH)]
+
+
+class Sequence(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return len(BATCHES)
+
+    def __getitem__(self, index: int) -> Any:
+        return BATCHES[index]
+
+
+def generated() -> Iterator[Any]:
+    yield from BATCHES
+
+
+@pytest.fixture(scope="module")
+def model(four: jd.Strategy) -> Any:
+    with four.scope():
+        return classifier()
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras says so at the end of a source without length
+def test_every_source_gives_the_same(model: Any, four: jd.Strategy) -> None:
+    expected = model.evaluate(X, Y, batch_size=BATCH, verbose=0)
+    records = grain.MapDataset.source(list(zip(X, Y, strict=True))).batch(BATCH)
+    distributed = four.experimental_distribute_dataset(BATCHES)
+    sources = [Sequence(), records, records.to_iter_dataset(), distributed, distributed]  # the last one twice
+    for source in sources:
+        np.testing.assert_allclose(model.evaluate(source, verbose=0), expected, rtol=1e-6)
+    for once in (generated(), iter(distributed)):
+        np.testing.assert_allclose(model.evaluate(once, steps=len(BATCHES), verbose=0), expected, rtol=1e-6)
+
+
+def test_distributed_datasets_in_fit(model: Any, four: jd.Strategy) -> None:
+    distributed = four.experimental_distribute_dataset(BATCHES)
+    history = model.fit(distributed, validation_data=distributed, epochs=2, verbose=0).history
+    np.testing.assert_allclose(history["val_loss"][-1], model.evaluate(distributed, verbose=0)[0], rtol=1e-6)
+    endless = four.experimental_distribute_dataset(BATCHES * 3)
+    before = int(model.optimizer.iterations.numpy())
+    model.fit(iter(endless), steps_per_epoch=4, epochs=2, verbose=0)
+    assert int(model.optimizer.iterations.numpy()) - before == 8
+    with pytest.raises(ValueError, match=r"class_weight=.*HINT: let the dataset give weights"):
+        model.fit(distributed, class_weight={0: 1.0}, verbose=0)
+
+
+def test_batches_are_cut_as_tensorflow_cuts_them(four: jd.Strategy) -> None:
+    (x, y, nothing), total = Placer(four)((X[:6], Y[:6], None))
+    assert total == 6
+    assert nothing is None
+    assert [part.shape[0] for part in x.values] == [2, 2, 2, 0]
+    np.testing.assert_array_equal(np.concatenate([np.asarray(part) for part in y.values]), Y[:6])
+    (x,), total = Placer(jd.OneDeviceStrategy("CPU:3"))((X[:5],))
+    assert total == 5
+    assert [device.id for device in x.devices()] == [3]
+
+
+def test_what_is_placed_already_shows_the_shape_of_the_whole(four: jd.Strategy) -> None:
+    adapter = adapted(four.experimental_distribute_dataset([(X[:6], Y[:6]), (X[:8], Y[:8])]), four)
+    assert isinstance(adapter, DistributedAdapter)
+    assert (adapter.num_batches, adapter.batch_size, adapter.has_partial_batch, adapter.partial_batch_size) == (
+        None,
+    ) * 4
+    ragged, even = adapter.get_numpy_iterator()
+    assert [leaf.shape for leaf in ragged] == [(6, 8), (6,)]
+    assert [leaf.dtype for leaf in even] == [np.float32, np.int32]
+    assert [leaf.shape for leaf in even] == [(8, 8), (8,)]
+    placed, total = Placer(four)(even)
+    assert total == 8
+    assert all(isinstance(leaf, PerReplica) for leaf in placed)
+    alone = jd.OneDeviceStrategy("CPU:0")
+    (whole,) = next(iter(adapted(alone.experimental_distribute_dataset([(X[:3],)]), alone).get_jax_iterator()))
+    assert isinstance(whole, Placed)
+    assert whole.shape == (3, 8)
+    assert adapted(X, four) is X

@@ -1,0 +1,78 @@
+"""Keras variables in a strategy's scope."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+from jaxtribute.integrations.keras.variables import StrategyVariable, adopt
+from keras_models import keras
+
+
+def test_a_variable_is_one_of_the_strategys(four: jd.Strategy) -> None:
+    with four.scope():
+        variable = keras.Variable(np.ones((2, 3), np.float32), name="kernel")
+    assert isinstance(variable, StrategyVariable)
+    assert isinstance(variable, keras.Variable)
+    assert variable.stored.distribute_strategy is four
+    assert len(variable.value.devices()) == 4
+    variable.assign(np.full((2, 3), 2.0, np.float32))
+    variable.assign_add(np.ones((2, 3), np.float32))
+    np.testing.assert_array_equal(variable.numpy(), np.full((2, 3), 3.0))
+    np.testing.assert_array_equal(variable.stored.read_value(), np.full((2, 3), 3.0))
+    assert len(variable.value.devices()) == 4
+    assert "kernel" in variable.stored.name
+    plain = keras.Variable(1.0)
+    assert not isinstance(plain, StrategyVariable)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "found"),
+    [("mean", "float32", "MEAN"), ("mean", "int32", "NONE"), ("sum", "int32", "SUM"), ("none", "float32", "NONE")],
+)
+def test_aggregations(how: str, kind: str, found: str, four: jd.Strategy) -> None:
+    with four.scope():
+        variable = keras.Variable(np.zeros(2, kind), aggregation=how)
+    assert variable.stored.aggregation.name == found
+
+
+def test_variables_without_a_value_get_one_later(four: jd.Strategy) -> None:
+    with four.scope():
+        with keras.StatelessScope():
+            variable = keras.Variable(keras.initializers.Ones(), shape=(2,))
+            with pytest.raises(AttributeError, match="no value yet"):
+                _ = variable.stored
+            assert variable.value.tolist() == [1, 1]
+        np.testing.assert_array_equal(variable.value, [1, 1])
+    assert len(variable.value.devices()) == 4
+    setattr(variable, "_value", None)  # noqa: B010 (Keras frees memory so)
+    np.testing.assert_array_equal(variable.value, [1, 1])
+
+
+def test_replicas_read_their_own_copy(four: jd.Strategy) -> None:
+    with four.scope():
+        variable = keras.Variable(np.float32(3))
+
+    @jd.function
+    def doubled() -> Any:
+        return four.run(lambda: variable.value * 2)
+
+    assert float(doubled()) == 6
+    variable.assign(np.float32(4))
+    assert float(doubled()) == 8
+
+
+def test_adoption(four: jd.Strategy) -> None:
+    variable = keras.Variable(np.arange(3, dtype=np.int32), name="outside")
+    adopt(variable, four)
+    assert isinstance(variable, StrategyVariable)
+    assert variable.value.tolist() == [0, 1, 2]
+    assert len(variable.value.devices()) == 4
+    adopt(variable, jd.OneDeviceStrategy("CPU:0"))
+    assert variable.stored.distribute_strategy is four
+    array: Any = jax.numpy.zeros(2)
+    adopt(array, four)  # nothing of Keras
