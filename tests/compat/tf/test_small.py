@@ -34,6 +34,21 @@ class TestSpecs:
         assert not tf.TensorSpec([2], tf.int32).is_compatible_with(tf.zeros([2]))
 
 
+class TestShapes:
+    def test_what_a_shape_knows(self) -> None:
+        shape = tf.TensorShape([2, None])
+        assert (shape.rank, shape.ndims, shape.as_list()) == (2, 2, [2, None])
+        assert shape.num_elements() is None
+        assert not shape.is_fully_defined()
+        assert repr(shape) == "TensorShape([2, None])"
+        assert tf.TensorShape([2, 3]).num_elements() == 6
+        assert tf.TensorSpec(shape) == tf.TensorSpec((2, None))
+
+    def test_a_generator_takes_one(self) -> None:
+        dataset = tf.data.Dataset.from_generator(lambda: [[1.0]], tf.float32, tf.TensorShape([1]))
+        assert [element.tolist() for element in dataset.as_numpy_iterator()] == [[1.0]]
+
+
 class TestNest:
     def test_flatten_counts_none(self) -> None:
         assert tf.nest.flatten({"b": 1, "a": (None, [2])}) == [None, 2, 1]
@@ -123,6 +138,19 @@ class TestDevices:
             print(len(tf.config.list_logical_devices()))
         """)
         assert output.strip() == "3"
+
+
+class TestTpus:
+    def test_what_programs_call_first_does_nothing(self) -> None:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
+        tf.config.experimental_connect_to_cluster(resolver, make_master_device_default=False)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        tf.tpu.experimental.shutdown_tpu_system()
+
+    @pytest.mark.parametrize("owner", [tf.tpu, tf.tpu.experimental, tf.config, tf.train])
+    def test_other_names_are_explained(self, owner: Any) -> None:
+        with pytest.raises(AttributeError, match="HINT"):
+            _ = owner.nonsense
 
 
 class TestBytes:

@@ -69,9 +69,10 @@ class Checkpoint(checkpoints.Checkpoint):
     ) -> str:
         """As `jd.Checkpoint.write`. Source: `tf.train.Checkpoint.write`."""
         del options
-        cluster = committing.cluster()
+        path, cluster = Path(path).expanduser().absolute(), committing.cluster()
         if cluster is not None:
-            path = cluster.exchange("checkpoint path", str(Path(path).expanduser().absolute()))[0]
+            path.parent.mkdir(parents=True, exist_ok=True)  # which programs of TensorFlow's clean up
+            path = cluster.exchange("checkpoint path", str(path))[0]
         return super().write(path, block=block, timeout_s=timeout_s, committed=committed)
 
     def restore(self, save_path: Any, options: Any = None, *, strict: bool = False) -> RestoreStatus:
