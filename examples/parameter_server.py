@@ -72,8 +72,7 @@ def main() -> None:
         with strategy.scope():
             model = Classifier()
             optimizer = jd.Optimizer(optax.sgd(0.05, momentum=0.9), model.variables)
-        for variable in [*model.variables, *optimizer.variables]:
-            console.print(f"  {variable}", highlight=False)
+        console.print(f"{strategy} and {len(model.variables) + len(optimizer.variables)} variables on servers")
 
         def batches() -> jd.DistributedDataset:
             seed = jd.coordinator.experimental_get_current_worker_index() or 0
@@ -110,7 +109,8 @@ def main() -> None:
             speed = steps / (time.perf_counter() - start)
             right = coordinator.schedule(hits, args=(test_images, test_labels)).fetch()
             loss = np.mean(coordinator.fetch(losses))
-            console.print(f"  {epoch + 1:5} {loss:8.4f} {right / len(test_labels):10.2%} {speed:12,.0f}", highlight=False)
+            accuracy = right / len(test_labels)
+            console.print(f"  {epoch + 1:5} {loss:8.4f} {accuracy:10.2%} {speed:12,.0f}", highlight=False)
 
 
 if __name__ == "__main__":

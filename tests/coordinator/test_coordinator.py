@@ -88,10 +88,14 @@ def test_the_first_error_surfaces_once_and_cancels_what_has_not_started(
     with coordinated() as single:
         results = [single.schedule(f) for f in [fail, *[slow] * 5]]
         with pytest.raises(KeyError):
-            while True:
-                single.schedule(lambda: 0)
+            schedule_for_ever(single)
         with pytest.raises(CancelledError, match="as another"):
             single.fetch(results[1:])
+
+
+def schedule_for_ever(coordinator: jd.coordinator.ClusterCoordinator) -> None:
+    while True:
+        coordinator.schedule(lambda: 0)
 
 
 def slow() -> None:
@@ -118,14 +122,14 @@ def test_what_cannot_be_scheduled_says_why(coordinator: jd.coordinator.ClusterCo
     lock, outside = threading.Lock(), jd.Variable(1.0, name="outside")
     with pytest.raises(ArgumentTypeError, match="HINT: pass a function"):
         coordinator.schedule(3)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ArgumentTypeError, match="cannot be sent to workers: cannot pickle '_thread.lock'"):
+    with pytest.raises(ArgumentTypeError, match=r"cannot be sent to workers: cannot pickle '_thread\.lock'"):
         coordinator.schedule(lambda: lock)
     with pytest.raises(ArgumentTypeError, match="outside:0 was not made in the strategy's scope"):
         coordinator.schedule(lambda: outside + 1)
     result = coordinator.schedule(lambda: 1)
     with pytest.raises(ArgumentTypeError, match="HINT: pass its value"):
-        coordinator.schedule(lambda: result.fetch())
-    with pytest.raises(ArgumentTypeError, match="HINT: pass a jd.ParameterServerStrategy"):
+        coordinator.schedule(lambda: result.fetch() + 1)
+    with pytest.raises(ArgumentTypeError, match=r"HINT: pass a jd\.ParameterServerStrategy"):
         jd.coordinator.ClusterCoordinator(jd.get_strategy())
     coordinator.join()
 

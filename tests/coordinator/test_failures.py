@@ -85,10 +85,8 @@ def test_a_lost_server_is_one_clear_error_until_what_was_saved_is_restored() -> 
                 coordinator.schedule(step)
         with pytest.raises(ClusterError, match="parameter server 0"):
             coordinator.join()
-        with pytest.raises(ClusterError, match="has lost its variables|has ended"):
-            for variable in (count, step):
-                float(variable)
-                float(variable.numpy().sum())
+        with pytest.raises(ClusterError, match="parameter server 0"):
+            int(count)
         coordinator.restore()
         assert int(count) == 5
         for _ in range(5):

@@ -42,7 +42,9 @@ class Server:
 
     The chief and the workers of a cluster start its coordination service, or join it, as
     `MultiWorkerMirroredStrategy` does; `start` returns when all have come. Other jobs, and a task that is alone,
-    need none. No session can connect to a server, and it runs nothing by itself.
+    need none. In a cluster with parameter servers (job `ps`), `join` offers this machine to the chief, whose
+    `ParameterServerStrategy` runs the task on it, and returns when the chief has ended. No session can connect to a
+    server, and it runs nothing by itself.
 
     Args:
       server_or_cluster_def: the cluster: a `jd.ClusterSpec`, what makes one, or a `ServerDef`.
@@ -141,24 +143,14 @@ def _only(argument: str, choices: list[_T], shown: str) -> _T:
 def _start(spec: ClusterSpec, task: ServerDef) -> Callable[[], None]:
     """Starts the task, and returns what `join` calls."""
     if "ps" in spec.jobs:
-        return start_parameter_server_task(spec, task)
+        from jaxtribute.coordinator.ray_node import task_of_cluster
+
+        return task_of_cluster(spec, task)
     members = sum(spec.num_tasks(job) for job in JOBS if job in spec.jobs)
     if task.job_name not in JOBS or members == 1:
         return lambda: None
     cluster = runtime.connect(spec, task.job_name, task.task_index)
     return lambda: _join(cluster)
-
-
-def start_parameter_server_task(spec: ClusterSpec, task: ServerDef) -> Callable[[], None]:
-    """Starts a task of a cluster with parameter servers, of whichever job, and returns what `join` calls.
-
-    Raises:
-      ClusterError: always, so far.
-    """
-    raise ClusterError(
-        f"{task.job_name} {task.task_index} of {spec} belongs to a cluster with parameter servers, which Server does "
-        "not start yet. HINT: leave job 'ps' out to train in step."
-    )
 
 
 def _join(cluster: runtime.Cluster) -> None:

@@ -12,6 +12,7 @@ import ray
 from ray import exceptions
 
 from jaxtribute.coordinator.engines import Back, Lost, make_task
+from jaxtribute.coordinator.ray_node import RayNode
 from jaxtribute.coordinator.server_task import TaskSettings
 from jaxtribute.coordinator.transport import Endpoint, own_host
 from jaxtribute.errors import ClusterError, DeadlineError
@@ -68,13 +69,14 @@ class RayEngine:
       settings: what all tasks are told.
       address: of the Ray cluster; None for a local one of this process, unless it is connected to one already.
       remote: whether tasks may be on other machines.
-      resources: a custom resource that the node of each task offers, as `jd.Server` gives it.
+      node: the node of this process that holds the cluster, where each task is a `jd.Server` that offers its place.
     """
 
     def __init__(
-        self, settings: TaskSettings, address: str | None = None, *, remote: bool = False, resources: bool = False
+        self, settings: TaskSettings, address: str | None = None, *, remote: bool = False, node: RayNode | None = None
     ) -> None:
-        self._settings, self._remote, self._resources = settings, remote, resources
+        self._settings, self._remote, self._resources = settings, remote, node is not None
+        self._node = node
         self._owns = not ray.is_initialized()
         if self._owns:
             connect(address, settings.folder)
@@ -176,6 +178,8 @@ class RayEngine:
         self._actors.clear()
         if self._owns:
             ray.shutdown()
+        if self._node is not None:
+            self._node.stop()
 
 
 def connect(address: str | None, folder: str) -> None:

@@ -1,0 +1,91 @@
+"""TensorFlow's side of `benchmarks.parameter_server`: run by an interpreter that has TensorFlow."""
+
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import serve
+from benchmarks.parameter_server import CHECKED_STEPS, LARGE, RATE, alternating, batch, first_values, timed
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
+
+
+def task(cluster: str, job: str, index: int) -> None:
+    """Serves as a task of the cluster, until it is killed."""
+    tf: Any = importlib.import_module("tensorflow")
+    server = tf.distribute.Server(tf.train.ClusterSpec(json.loads(cluster)), job, index, protocol="grpc", start=True)
+    server.join()
+
+
+def main() -> None:
+    """Starts a server and two workers, and serves."""
+    cluster = {"ps": [f"localhost:{free_port()}"], "worker": [f"localhost:{free_port()}" for _ in range(2)]}
+    tasks = [
+        subprocess.Popen([sys.executable, "-m", __spec__.name, json.dumps(cluster), job, str(i)])
+        for job, addresses in cluster.items()
+        for i in range(len(addresses))
+    ]
+    tf: Any = importlib.import_module("tensorflow")
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec(cluster), rpc_layer="grpc")
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        variables = [tf.Variable(value) for value in first_values()]
+        large = tf.Variable(np.zeros(LARGE, np.float32))
+    x, y = batch()
+
+    @tf.function
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            w1, b1, w2, b2, w3, b3 = variables
+            hidden = tf.nn.relu(x @ w1 + b1)
+            logits = tf.nn.relu(hidden @ w2 + b2) @ w3 + b3
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(RATE * gradient)
+        return loss
+
+    @tf.function
+    def trivial() -> Any:
+        return 1
+
+    def losses(count: int) -> tuple[float, float]:
+        del count
+        return 0.0, [float(coordinator.schedule(step).fetch()) for _ in range(CHECKED_STEPS)][-1]
+
+    delta = tf.ones(LARGE)
+
+    def close(count: int) -> tuple[float, float]:
+        del count
+        for process in tasks:
+            process.kill()
+        return 0.0, 0.0
+
+    serve(
+        {
+            "losses": losses,
+            "step": timed(lambda: coordinator.schedule(step), coordinator.join, lambda last: float(last.fetch())),
+            "trivial": timed(lambda: coordinator.schedule(trivial), coordinator.join, lambda last: float(last.fetch())),
+            **alternating(large.numpy, lambda: large.assign_add(delta)),
+            "close": close,
+        }
+    )
+    os._exit(0)  # the coordinator's threads wait for the tasks
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        task(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    else:
+        main()

@@ -1,0 +1,155 @@
+"""This machine as a node of a Ray cluster: the chief's holds the cluster, a task's offers the place for that task."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxtribute.coordinator.transport import deadline
+from jaxtribute.errors import ClusterError, DeadlineError
+
+if TYPE_CHECKING:
+    from jaxtribute.cluster.server import ServerDef
+    from jaxtribute.cluster.spec import ClusterSpec
+
+LOCAL_CLUSTER = "JAXTRIBUTE_LOCAL_CLUSTER"
+"""Set to 1 by the launcher where the chief is to start all tasks of its cluster on this machine."""
+START_S = 300.0
+_POLL_S = 0.5
+_GONE_S = 5.0
+_STORE_BYTES = 100 << 20
+
+
+class RayNode:
+    """A Ray node of this process: it ends when it is stopped.
+
+    Args:
+      arguments: what `ray start` is told besides.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (read when the node fails)
+        # A short path: the names of Unix sockets have at most 107 characters.
+        self._folder = tempfile.TemporaryDirectory(prefix="jd-", ignore_cleanup_errors=True)
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+        command += ["--num-cpus=1", f"--object-store-memory={_STORE_BYTES}", *arguments]
+        if "--head" in arguments:
+            command += ["--include-dashboard=false", f"--temp-dir={self._folder.name}"]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    def output(self) -> str:
+        """The end of what Ray said."""
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace")[-2000:]
+
+    def stop(self) -> None:
+        """Ends it with all its processes."""
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._output.close()
+        self._folder.cleanup()
+
+
+def start_head(address: str) -> RayNode:
+    """Starts the node that holds the cluster, on the chief's address.
+
+    Raises:
+      ClusterError: Ray could not be started; the message ends with what it said.
+      DeadlineError: it does not answer.
+    """
+    host, port = _resolved(address)
+    node = RayNode(["--head", f"--node-ip-address={host}", f"--port={port}"])
+    left = deadline(START_S)
+    while not _answers(host, port):
+        if not node.alive:
+            said = node.output()
+            node.stop()
+            raise ClusterError(f"Ray could not be started on {address}. HINT: is the port free? Ray says: {said}")
+        if not left():
+            node.stop()
+            raise DeadlineError(f"Ray on {address} has not answered for {START_S:.0f} s. HINT: see `ray status`.")
+        time.sleep(_POLL_S)
+    return node
+
+
+def task_of_cluster(spec: ClusterSpec, task: ServerDef) -> Callable[[], None]:
+    """What `jd.Server.join` does for a task of a cluster with parameter servers: offers its place until the chief ends.
+
+    The chief's strategy starts the cluster; a server that is never joined, in the chief's own process, does nothing.
+    """
+    if task.job_name not in ("ps", "worker"):
+        return lambda: None
+
+    def join() -> None:
+        if "chief" not in spec.jobs:
+            raise ClusterError(
+                f"the cluster {spec} has no chief for {task.job_name} {task.task_index} to join. "
+                "HINT: add the job 'chief', whose process makes the ParameterServerStrategy."
+            )
+        _offer(spec.task_address("chief", 0), spec.task_address(task.job_name, task.task_index), task)
+
+    return join
+
+
+def _offer(chief: str, own: str, task: ServerDef) -> None:
+    from jaxtribute.coordinator.ray_engine import resource_of
+
+    host, port = _resolved(chief)
+    left = deadline(START_S)
+    while not _answers(host, port):
+        if not left():
+            raise DeadlineError(f"the chief at {chief} has not started for {START_S:.0f} s. HINT: does it run?")
+        time.sleep(_POLL_S)
+    place = json.dumps({resource_of(task.job_name, task.task_index): 1})
+    node = RayNode([f"--address={host}:{port}", f"--node-ip-address={_resolved(own)[0]}", f"--resources={place}"])
+    try:
+        gone = deadline(_GONE_S)
+        while gone():
+            if not node.alive:
+                raise ClusterError(
+                    f"Ray has ended on {own}. HINT: have all machines one token? Ray says: {node.output()}"
+                )
+            if _answers(host, port):
+                gone = deadline(_GONE_S)
+            time.sleep(_POLL_S)
+    finally:
+        node.stop()
+
+
+def _answers(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=_POLL_S):
+        return True
+    return False
+
+
+def _resolved(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return socket.gethostbyname(host), int(port)
+
+
+def owns_cluster(resolver: Any) -> str | None:
+    """The chief's address if this process is the chief of a cluster of several processes, which then holds Ray."""
+    spec = resolver.cluster_spec() if hasattr(resolver, "cluster_spec") else None
+    if spec is None or os.environ.get(LOCAL_CLUSTER) == "1":
+        return None
+    jobs: dict[str, Any] = spec.as_dict()
+    if not jobs.get("chief") or getattr(resolver, "task_type", None) != "chief":
+        return None
+    return spec.task_address("chief", 0)
