@@ -106,6 +106,13 @@ def test_planning_leaves_the_variables_as_a_step_does() -> None:
 def test_what_cannot_be_planned() -> None:
     with pytest.raises(jd.errors.ArgumentError, match=r"<lambda> ran no compiled program.*HINT: decorate it"):
         cost_of(lambda: None)
+
+    @jd.function(donate_argnums=0)
+    def functional(state: jax.Array) -> jax.Array:
+        return state + 1
+
+    with pytest.raises(jd.errors.ArgumentError, match=r"takes over 1 array.*HINT: plan it without donate_argnums"):
+        cost_of(functional, jnp.zeros(3))
     central = jd.CentralStorageStrategy(["CPU:1", "CPU:2"], parameter_device="CPU:0")
     with pytest.raises(jd.errors.ArgumentError, match=r"several programs.*HINT: plan it under MirroredStrategy"):
         cost_of(training(central), batch_of(central, 8))

@@ -56,6 +56,17 @@ def test_steps_are_programs_that_change_variables() -> None:
     assert len(counter.steps) == 3, "nobody looks any more"
 
 
+def test_a_step_may_keep_its_state_in_arguments() -> None:
+    @jd.function(donate_argnums=0)
+    def step(state: Any) -> Any:
+        return state + 1
+
+    counter = Counter()
+    with watched(counter):
+        assert float(step(step(jnp.float32(0)))) == 2
+    assert counter.steps == [[], []]
+
+
 def test_a_watcher_goes_away_when_the_script_raises() -> None:
     before = Program.__call__
     with pytest.raises(ValueError, match="mine"), watched(Counter()):

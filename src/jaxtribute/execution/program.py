@@ -203,6 +203,11 @@ class Program:
         """The function of donated variables, kept variables and arguments that `jax.jit` made, for looking at."""
         return self._jitted
 
+    @property
+    def given(self) -> frozenset[int]:
+        """The places among the leaves of arguments whose memory the program takes over."""
+        return self._given
+
     def lower(self, leaves: Sequence[Any]) -> Any:
         """The program lowered for `leaves`, for looking at; runs nothing."""
         donated, kept = [v.peek() for v in self.donated], [v.peek() for v in self.kept]

@@ -28,9 +28,17 @@ class Step:
       leaves: the arrays of its arguments.
       places: which of them hold one row an example.
       batch: how many examples those are.
+
+    Raises:
+      ArgumentError: it takes over the memory of arguments.
     """
 
     def __init__(self, program: Program, leaves: Sequence[Any], drawn: Sequence[Any]) -> None:
+        if program.given:
+            raise ArgumentError(
+                f"the step takes over {len(program.given)} array(s) of its arguments (donate_argnums), and cannot be "
+                "called again and again. HINT: plan it without donate_argnums, or with its state in jd.Variable."
+            )
         self.program, self.leaves = program, list(leaves)
         self.replicas = program.mesh.size if program.mesh is not None else 1
         rows = _rows(self.leaves, drawn)

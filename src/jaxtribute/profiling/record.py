@@ -80,7 +80,8 @@ def record(
 ) -> tuple[Breakdown, Path]:
     """Runs a script until some of its steps are recorded.
 
-    A step is a call of a `jd.function` that changes variables. The script is ended after the last one.
+    A step is a call of a `jd.function` that changes variables, or takes over arguments (`donate_argnums`). The script
+    is ended after the last one.
 
     Args:
       script: a Python program.

@@ -31,9 +31,10 @@ class Watcher(Protocol):
 
 @contextmanager
 def watched(watcher: Watcher) -> Generator[None]:
-    """Shows `watcher` every call of a compiled program that changes variables, and every batch that is drawn.
+    """Shows `watcher` every call of a compiled program that changes state, and every batch that is drawn.
 
-    Programs that change nothing, such as an evaluation, are let through. Nothing is added to any call outside.
+    State is variables, or arguments of `donate_argnums`. Programs that change nothing, such as an evaluation, are let
+    through. Nothing is added to any call outside.
     """
     from jaxtribute.input.iterator import DistributedIterator
 
@@ -41,7 +42,7 @@ def watched(watcher: Watcher) -> Generator[None]:
     advance: Any = vars(DistributedIterator)["_advance"]
 
     def step(program: Program, leaves: Sequence[Any]) -> Any:
-        if not program.donated:
+        if not program.donated and not program.given:
             return run(program, leaves)
         return watcher.step(program, leaves, lambda: run(program, leaves))
 
