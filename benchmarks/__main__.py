@@ -1,4 +1,11 @@
-"""`python -m benchmarks run --suite step --suite packing --suite large --suite memory [--json FILE]`."""
+"""The command line of all benchmarks.
+
+    python -m benchmarks list
+    python -m benchmarks run --suite digits,workers [--quick] [--save] [--json FILE] [--plots DIR] [--environments DIR]
+    python -m benchmarks environments
+
+`--save` writes each suite's figures to `benchmarks/results/SUITE.json`, from which the documentation quotes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,8 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable
+import time
+import traceback
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,29 +23,37 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import suites
+from benchmarks import environments
+from benchmarks.comparison import Comparison
 
-SUITES: dict[str, Callable[[bool], list[suites.Comparison]]] = {
-    "step": suites.step,
-    "packing": suites.packing,
-    "large": suites.large,
-    "memory": suites.memory,
-}
+RESULTS = Path(__file__).with_name("results")
 
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
-        "processor": platform.processor() or platform.machine(),
+        "processor": _processor(),
         "cores": os.cpu_count(),
+        "load": load,
         "python": platform.python_version(),
         **{name: version(name) for name in ("jax", "jaxlib", "optax", "jaxtribute")},
     }
 
 
-def show(comparisons: list[suites.Comparison]) -> None:
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def show(comparisons: list[Comparison]) -> None:
     """Prints a table: each contender's median, its range, and the library's ratio to it."""
     table = Table("problem", "contender", "median", "range", "jaxtribute / it", "bar", "met")
+    console = Console(width=150)
     for one in comparisons:
         for place, row in enumerate(one.rows):
             table.add_row(
@@ -47,30 +63,122 @@ def show(comparisons: list[suites.Comparison]) -> None:
                 f"{row.shown(row.low)} .. {row.shown(row.high)}",
                 f"{row.ratio:.3f}" if row.ratio is not None else "",
                 f"<= {row.bar:.2f}" if row.bar is not None else "",
-                "" if row.bar is None or row.ratio is None else "yes" if row.ratio <= row.bar else "no",
+                row.met,
                 end_section=place == len(one.rows) - 1,
             )
-    Console(width=140).print(table)
+    console.print(table)
+    for one in comparisons:
+        for note in one.notes:
+            console.print(f"{one.problem}: {note}")
 
 
-def main() -> None:
-    """Runs suites and reports."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks")
-    parser.add_argument("command", nargs="?", choices=["run"], default="run")
-    parser.add_argument("--suite", action="append", choices=list(SUITES), help="one or more; all by default")
-    parser.add_argument("--quick", action="store_true", help="few rounds: to see that it runs, not to quote")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    arguments = parser.parse_args()
-    names = arguments.suite or list(SUITES)
-    found: dict[str, Any] = {"command": f"python -m benchmarks {' '.join(sys.argv[1:])}", "machine": machine()}
+def plot(name: str, comparisons: list[Comparison], folder: Path) -> None:
+    """Draws the medians with their ranges, a panel a problem, where matplotlib is there."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        print("no plots: matplotlib is not installed", file=sys.stderr)
+        return
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(len(comparisons), 1, figsize=(9, 1.8 * len(comparisons) + 1), squeeze=False)
+    for one, axis in zip(comparisons, axes[:, 0], strict=True):
+        rows = [row for row in reversed(one.rows) if row.median > 0]
+        scale = 1e3 if rows and rows[0].unit == "s" else 1.0
+        medians = [row.median * scale for row in rows]
+        ranges = [
+            [(row.median - row.low) * scale for row in rows],
+            [(row.high - row.median) * scale for row in rows],
+        ]
+        axis.barh([row.name for row in rows], medians, xerr=ranges, color="tab:blue", ecolor="0.4")
+        axis.set_title(one.problem, fontsize=9)
+        axis.set_xlabel("ms" if scale > 1 else rows[0].unit if rows else "", fontsize=8)
+        axis.tick_params(labelsize=8)
+    figure.tight_layout()
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"{name}.png", dpi=110)
+    plt.close(figure)
+
+
+def measure(name: str, quick: bool, plots: Path | None) -> Any:
+    """Runs one suite, shows it, and returns its figures."""
+    from benchmarks import registry
+
+    if name in registry.MODULES:
+        return registry.MODULES[name].run(quick)
+    comparisons = registry.COMPARED[name](quick)
+    show(comparisons)
+    if plots is not None:
+        plot(name, comparisons, plots)
+    return [one.as_json() for one in comparisons]
+
+
+def run(names: list[str], arguments: argparse.Namespace) -> int:
+    """Runs suites one after the other; one that fails does not keep the others from running."""
+    command = f"python -m benchmarks {' '.join(sys.argv[1:])}"
+    everything: dict[str, Any] = {"command": command, "machine": machine()}
+    failed: list[str] = []
     for name in names:
-        comparisons = SUITES[name](arguments.quick)
-        show(comparisons)
-        found[name] = [one.as_json() for one in comparisons]
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        print(f"--- {name}", flush=True)
+        start = time.monotonic()
+        try:
+            found = measure(name, arguments.quick, arguments.plots)
+        except Exception:  # noqa: BLE001  (the next suite is to run, whatever happened in this one)
+            traceback.print_exc()
+            failed.append(name)
+            continue
+        print(f"--- {name}: {time.monotonic() - start:.0f} s", flush=True)
+        everything[name] = found
+        alone = f"python -m benchmarks run --suite {name}{' --quick' if arguments.quick else ''}"
+        if arguments.save:
+            _write(RESULTS / f"{name}.json", {"command": alone, "machine": machine(), name: found})
+        if arguments.json:
+            _write(arguments.json, everything)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _write(path: Path, found: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def main() -> int:
+    """Runs suites and reports."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", nargs="?", choices=["run", "list", "environments"], default="run")
+    parser.add_argument("--suite", action="append", help="one or more, separated by commas; all by default")
+    parser.add_argument("--quick", action="store_true", help="few rounds: to see that it runs, not to quote")
+    parser.add_argument("--json", type=Path, help="a file for all figures")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/SUITE.json")
+    parser.add_argument("--plots", type=Path, help="a folder for a picture a suite")
+    parser.add_argument(
+        "--environments", type=Path, help=f"where TensorFlow and PyTorch are; also {environments.PLACE}"
+    )
+    arguments = parser.parse_args()
+    if arguments.environments:
+        os.environ[environments.PLACE] = str(arguments.environments)
+    from benchmarks import registry
+
+    known = registry.names()
+    if arguments.command == "list":
+        for name in known:
+            print(f"{name:16} {registry.described(name)}")
+        return 0
+    if arguments.command == "environments":
+        for name in environments.names():
+            print(f"{name:16} {environments.python_of(name)}")
+        return 0
+    names = [name for group in arguments.suite or [",".join(known)] for name in group.split(",")]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        parser.error(f"no suite {', '.join(unknown)}; there are {', '.join(known)}")
+    return run(names, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Alternating measurement: each contender is a process (or part of one) that runs steps when asked.
+"""Alternating measurement: each contender is a process, or several that work together, and runs steps when asked.
 
 Timings on shared machines drift, so contenders take turns (A B A B ...) and medians and ratios are reported.
 """
@@ -7,23 +7,35 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 DEADLINE_S = 300.0
+ROOT = Path(__file__).parents[1]
+# What decides about devices is a suite's to set, not inherited from the shell.
+_NOT_INHERITED = ("JAXTRIBUTE_CPU_DEVICES", "JAX_NUM_CPU_DEVICES", "PJRT_NPROC", "XLA_FLAGS", "TF_CONFIG")
 
 
 @dataclass
 class Result:
-    """What one contender did: seconds a step for each round, and its last loss."""
+    """What one contender did: seconds a step for each round, and its losses."""
 
     name: str
     seconds: list[float] = field(default_factory=list)
+    first_loss: float = float("nan")
+    """After the first turn."""
     loss: float = float("nan")
+    """After the last turn."""
 
     @property
     def median(self) -> float:
@@ -32,35 +44,160 @@ class Result:
 
 
 class Peer:
-    """A Python process that serves `steps N` requests on its standard input; see `serve`."""
+    """A Python process that serves `steps N` requests on its standard input; see `serve`.
 
-    def __init__(self, module: str, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", module, *arguments]
+    Args:
+      module: what it runs.
+      arguments: its command line.
+      env: environment variables to set.
+      python: its interpreter; this one by default.
+    """
+
+    def __init__(
+        self, module: str, arguments: Sequence[str], env: Mapping[str, str] | None = None, python: str = sys.executable
+    ) -> None:
+        self._start([python, "-m", module, *arguments], env)
+        self.wait()
+
+    def _start(self, command: list[str], env: Mapping[str, str] | None) -> None:
+        inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+        self._buffer = b""
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            cwd=ROOT,
+            env={**inherited, "TF_CPP_MIN_LOG_LEVEL": "3", **(env or {})},
         )
+
+    def wait(self) -> None:
+        """Waits until it is ready."""
         self.names: list[str] = self._read()["names"]
 
     def steps(self, name: str, count: int) -> tuple[float, float]:
         """Runs `count` steps of contender `name`; returns seconds a step and the last loss."""
+        self.ask(name, count)
+        return self.answer()
+
+    def ask(self, name: str, count: int) -> None:
+        """Starts `count` steps of contender `name`."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"name": name, "count": count}) + "\n")
+        self._process.stdin.write(json.dumps({"name": name, "count": count}).encode() + b"\n")
         self._process.stdin.flush()
+
+    def answer(self) -> tuple[float, float]:
+        """Waits for the steps: seconds a step, and the last loss."""
         answer = self._read()
         return answer["seconds"], answer["loss"]
 
     def close(self) -> None:
         """Ends the process."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(DEADLINE_S)
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(DEADLINE_S)
+        self._log.close()
 
     def _read(self) -> dict[str, Any]:
+        """The next line that is an answer; libraries print lines of their own."""
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            line, found, self._buffer = self._buffer.partition(b"\n")
+            if not found:
+                self._buffer = line
+                self._receive(deadline)
+            elif line.startswith(b"{"):
+                return json.loads(line)
+
+    def _receive(self, deadline: float) -> None:
+        """Waits for more output."""
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the peer ended with code {self._process.wait(DEADLINE_S)}; see its output above")
-        return json.loads(line)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+        more = os.read(self._process.stdout.fileno(), 1 << 16) if ready else b""
+        self._buffer += more
+        if more:
+            return
+        what = "ended" if ready else f"did not answer in {DEADLINE_S:.0f} s"
+        self._process.kill()
+        code = self._process.wait(DEADLINE_S)
+        self._log.seek(0)
+        told = self._log.read()[-4000:].decode(errors="replace")
+        raise RuntimeError(f"the peer {self._process.args} {what} (exit code {code}):\n{told}")
+
+
+class Member(Peer):
+    """One of several processes that start together; `wait` waits for it."""
+
+    def __init__(self, module: str, arguments: Sequence[str], env: Mapping[str, str], python: str) -> None:
+        self._start([python, "-m", module, *arguments], env)
+
+
+class Group:
+    """Processes that form a cluster, each described by `TF_CONFIG`, and take every step together.
+
+    Args:
+      workers: how many.
+      module: what each runs.
+      arguments: the command line of each.
+      env: environment variables to set.
+      python: their interpreter; this one by default.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        module: str,
+        arguments: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        python: str = sys.executable,
+    ) -> None:
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(workers)]
+        self._members: list[Member] = []
+        try:
+            for rank in range(workers):
+                task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
+                own = {**(env or {}), "TF_CONFIG": json.dumps(task)}
+                self._members.append(Member(module, arguments, own, python))
+            for member in self._members:
+                member.wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def steps(self, name: str, count: int) -> tuple[float, float]:
+        """Runs `count` steps on all; returns the slowest one's seconds a step, and the loss, which must be equal."""
+        for member in self._members:
+            member.ask(name, count)
+        answers = [member.answer() for member in self._members]
+        losses = [loss for _, loss in answers]
+        assert max(losses) - min(losses) <= 1e-5 * max(map(abs, losses)), f"{name}: the workers' losses are {losses}"
+        return max(seconds for seconds, _ in answers), losses[0]
+
+    def close(self) -> None:
+        """Ends the processes, which may wait for each other to."""
+        for member in self._members:
+            if member._process.stdin is not None:
+                with suppress(BrokenPipeError):
+                    member._process.stdin.close()
+        for member in self._members:
+            member.close()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 def serve(contenders: Mapping[str, Any]) -> None:
@@ -72,7 +209,16 @@ def serve(contenders: Mapping[str, Any]) -> None:
         print(json.dumps({"seconds": seconds, "loss": loss}), flush=True)
 
 
-def alternate(contenders: Sequence[tuple[Peer, str, str]], *, steps: int, rounds: int, warmup: int = 2) -> list[Result]:
+def alternate(
+    contenders: Sequence[tuple[Peer | Group, str, str]],
+    *,
+    steps: int,
+    rounds: int,
+    warmup: int = 2,
+    check_steps: int | None = None,
+    tolerance: float = 1e-5,
+    unchecked: Sequence[str] = (),
+) -> list[Result]:
     """Lets contenders `(peer, name in the peer, label)` take turns.
 
     Args:
@@ -80,20 +226,30 @@ def alternate(contenders: Sequence[tuple[Peer, str, str]], *, steps: int, rounds
       steps: steps a turn.
       rounds: counted turns of each.
       warmup: turns of each that are not counted; the losses after them must agree.
+      check_steps: steps of the first of these turns, after which the losses must agree too; `steps` by default.
+      tolerance: how far losses may be from the first contender's, relative.
+      unchecked: labels of contenders whose maths is different on purpose.
 
     Raises:
-      AssertionError: the contenders' losses differ by more than 1e-5 (relative) after the warm-up.
+      AssertionError: the contenders' losses differ, after the first turn or at the end of the warm-up.
     """
     results = [Result(label) for _, _, label in contenders]
-    for _ in range(warmup):
-        for result, (peer, name, _) in zip(results, contenders, strict=True):
-            result.loss = peer.steps(name, steps)[1]
-    for result in results:
+
+    def check() -> None:
         first = results[0].loss
-        assert abs(result.loss - first) <= 1e-5 * max(abs(first), 1e-3), f"{result.name}: {result.loss} != {first}"
+        for result in results:
+            close = abs(result.loss - first) <= tolerance * max(abs(first), 1e-3)
+            assert close or result.name in unchecked, f"{result.name}: loss {result.loss}, not {first}"
+
+    for turn in range(warmup):
+        for result, (peer, name, _) in zip(results, contenders, strict=True):
+            result.loss = peer.steps(name, check_steps if check_steps and turn == 0 else steps)[1]
+            result.first_loss = result.loss if turn == 0 else result.first_loss
+        check()
     for _ in range(rounds):
         for result, (peer, name, _) in zip(results, contenders, strict=True):
-            result.seconds.append(peer.steps(name, steps)[0])
+            seconds, result.loss = peer.steps(name, steps)
+            result.seconds.append(seconds)
     return results
 
 

@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -133,16 +132,6 @@ def _steps(dataset: Callable[[], Any], mesh: Any) -> dict[str, Callable[[int], t
     }
 
 
-class Elsewhere(Peer):
-    """A peer in another interpreter."""
-
-    def __init__(self, python: str, module: str) -> None:
-        self._process = subprocess.Popen(
-            [python, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        self.names = self._read()["names"]
-
-
 def main() -> None:
     """Measures, and prints what it finds against the bars."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.input")
@@ -157,7 +146,7 @@ def main() -> None:
     own = Peer("benchmarks.input", ["--peer"])
     epochs = [(own, "arrays", "jaxtribute, arrays")]
     if arguments.tensorflow:
-        epochs.append((Elsewhere(arguments.tensorflow, "benchmarks.input_tensorflow"), "arrays", "TensorFlow"))
+        epochs.append((Peer("benchmarks.input_tensorflow", [], python=arguments.tensorflow), "arrays", "TensorFlow"))
     found = alternate(epochs, steps=0, rounds=arguments.rounds)
     found += alternate(
         [(own, "records", "jaxtribute, records"), (own, "records by hand", "by hand, records")],

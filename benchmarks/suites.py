@@ -1,135 +1,140 @@
-"""What is measured: problems, contenders and bars."""
+"""The suites of training steps: problems, contenders and bars."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
-from benchmarks.harness import Peer, Result, alternate, ratio
+from benchmarks.comparison import (
+    KERAS,
+    LIBRARY,
+    PLAIN,
+    PLAIN_TUNED,
+    TENSORFLOW,
+    TORCH,
+    Comparison,
+    Contender,
+    Row,
+    compare,
+)
+from benchmarks.harness import Peer
 
-
-@dataclass
-class Row:
-    """One contender's figures: seconds a step, or bytes."""
-
-    name: str
-    median: float
-    low: float
-    high: float
-    unit: str = "s"
-    ratio: float | None = None
-    """The library's median ratio to this contender, round by round."""
-    bar: float | None = None
-    """What the ratio should not exceed."""
-
-    def shown(self, value: float) -> str:
-        """The value for people."""
-        if self.unit == "bytes":
-            return f"{value / 2**20:.0f} MiB"
-        return f"{value * 1e6:.0f} us" if value < 0.01 else f"{value * 1e3:.1f} ms"
+DIGITS, LARGE = "64-256-256-10", "784-2048-2048-10"
 
 
-@dataclass
-class Comparison:
-    """The contenders at one problem, the library first."""
-
-    problem: str
-    rows: list[Row]
-
-    def as_json(self) -> dict[str, Any]:
-        """For the file of results."""
-        return asdict(self)
+def _by_hand(devices: int, bar: float | None = None) -> list[Contender]:
+    """Hand-written JAX in a process with the library's settings; the library is to be as fast as the best."""
+    bar = bar or (1.03 if devices == 1 else 1.0)
+    kinds = ["named-sharding"] if devices == 1 else ["named-sharding", "shard-map"]
+    return [Contender(kind, LIBRARY, bar) for kind in kinds]
 
 
-@dataclass
-class Contender:
-    """A step in a process with the library's CPU settings, or in a `plain` one that knows nothing of it."""
-
-    name: str
-    bar: float | None = None
-    plain: bool = False
-
-    @property
-    def label(self) -> str:
-        """The name for the table."""
-        return self.name + (", JAX's default settings" if self.plain else "")
-
-
-def compare(
-    problem: str, arguments: Sequence[str], contenders: Sequence[Contender], steps: int, rounds: int
+def _step(
+    problem: str, batch: int, devices: int, contenders: Sequence[Contender], steps: int, quick: bool, rounds: int = 15
 ) -> Comparison:
-    """Lets the contenders take turns at one problem; the first is the library."""
-    peers: dict[bool, Peer] = {}
-    try:
-        for plain in (False, True):
-            names = [one.name for one in contenders if one.plain is plain]
-            if names:
-                flags = [flag for name in names for flag in ("--contender", name)]
-                peers[plain] = Peer("benchmarks.mlp", [*arguments, *flags, *(["--plain"] if plain else [])])
-        turns = [(peers[one.plain], one.name, one.label) for one in contenders]
-        results = alternate(turns, steps=steps, rounds=rounds)
-    finally:
-        for peer in peers.values():
-            peer.close()
-    return Comparison(
-        problem,
-        [_row(one, result, results[0]) for one, result in zip(contenders, results, strict=True)],
-    )
+    arguments = ["--problem", problem, "--batch", str(batch), "--devices", str(devices)]
+    name = f"{problem}, batch {batch}, {devices} device{'s' if devices > 1 else ''}"
+    return compare(name, arguments, contenders, steps=16 if quick else steps, rounds=2 if quick else rounds)
 
 
-def _row(contender: Contender, result: Result, library: Result) -> Row:
-    against = None if result is library else ratio(library, result)
-    return Row(
-        contender.label,
-        statistics.median(result.seconds),
-        min(result.seconds),
-        max(result.seconds),
-        ratio=against,
-        bar=contender.bar,
-    )
-
-
-def _mlp(layers: str, batch: int, devices: int) -> list[str]:
-    return ["--layers", layers, "--batch", str(batch), "--devices", str(devices)]
-
-
-def step(quick: bool) -> list[Comparison]:
-    """The digits MLPs against hand-written JAX on 1, 2 and 4 devices."""
+def dispatch(quick: bool) -> list[Comparison]:
+    """A tiny model, 4-4, whose step is almost all dispatch, on 1 to 32 devices."""
     found: list[Comparison] = []
-    for layers, batch in (("64-256-10", 64), ("64-256-256-10", 256)):
-        for devices in (1, 2, 4):
-            bar = 1.05 if devices == 1 else 1.0
-            others = [Contender("named-sharding", bar)] + ([Contender("shard-map")] if devices > 1 else [])
-            contenders = [Contender("jaxtribute"), *others]
-            problem = f"{layers}, batch {batch}, {devices} device(s)"
-            rounds = 3 if quick else 31
-            found.append(compare(problem, _mlp(layers, batch, devices), contenders, 20 if quick else 200, rounds))
+    for devices in (1, 4) if quick else (1, 2, 4, 8, 32):
+        contenders = [Contender("jaxtribute"), *_by_hand(devices), Contender("jaxtribute-16")]
+        if devices <= 8:
+            contenders += [Contender("tensorflow", TENSORFLOW, 1 / 3), Contender("tensorflow-16", TENSORFLOW)]
+        if devices == 1:
+            contenders.append(Contender("torch", TORCH))
+        found.append(_step("4-4", 32, devices, contenders, 320 if devices < 32 else 64, quick))
+    return found
+
+
+def digits(quick: bool) -> list[Comparison]:
+    """The digits MLP, 64-256-256-10, on 1 to 32 devices."""
+    found: list[Comparison] = []
+    for devices in (1, 4) if quick else (1, 2, 4, 8, 32):
+        contenders = [Contender("jaxtribute"), *_by_hand(devices)]
+        if devices <= 8:
+            bars = (1 / 1.3, 1.0) if devices > 1 else (None, None)
+            contenders += [
+                Contender("tensorflow", TENSORFLOW, bars[0]),
+                Contender("tensorflow-16", TENSORFLOW, bars[1]),
+                Contender("keras.distribution", KERAS),
+            ]
+        if devices == 1:
+            contenders.append(Contender("torch", TORCH))
+        found.append(_step(DIGITS, 256, devices, contenders, 64 if devices < 32 else 32, quick))
+    return found
+
+
+def large(quick: bool) -> list[Comparison]:
+    """The 784-2048-2048-10 MLP on 1 to 8 devices, also against JAX in a process with its default settings."""
+    found: list[Comparison] = []
+    for devices in (2,) if quick else (1, 2, 4, 8):
+        contenders = [Contender("jaxtribute"), *_by_hand(devices)]
+        contenders.append(Contender("tensorflow", TENSORFLOW, 1 / 1.4 if devices > 1 else None))
+        if devices == 1:
+            contenders.append(Contender("torch", TORCH))
+        else:
+            contenders += [Contender("jaxtribute-sharded"), Contender("jaxtribute-whole")]
+            if devices <= 4:  # with more, JAX's own settings may hang
+                contenders.append(Contender("shard-map", PLAIN, 1 / 1.6))
+        found.append(_step(LARGE, 128, devices, contenders, 4, quick, 9))
+    return found
+
+
+def conv(quick: bool) -> list[Comparison]:
+    """A small conv net on 1, 2 and 4 devices."""
+    return _model("conv", 64, 32, quick)
+
+
+def transformer(quick: bool) -> list[Comparison]:
+    """A transformer block on 1, 2 and 4 devices."""
+    return _model("transformer", 16, 8, quick)
+
+
+def _model(name: str, batch: int, steps: int, quick: bool) -> list[Comparison]:
+    found: list[Comparison] = []
+    for devices in (2,) if quick else (1, 2, 4):
+        contenders = [Contender("jaxtribute"), *_by_hand(devices), Contender("tensorflow", TENSORFLOW)]
+        if devices == 1:
+            contenders.append(Contender("torch", TORCH))
+        found.append(_step(name, batch, devices, contenders, steps, quick, 11))
     return found
 
 
 def packing(quick: bool) -> list[Comparison]:
     """100 small variables on 4 devices against one collective a variable."""
-    contenders = [Contender("jaxtribute"), Contender("shard-map", 0.25), Contender("named-sharding", 0.25)]
-    problem = "100 variables of 4x4, batch 64, 4 devices"
-    return [compare(problem, _mlp("small-100", 64, 4), contenders, 10 if quick else 50, 3 if quick else 15)]
+    contenders = [
+        Contender("jaxtribute"),
+        Contender("named-sharding", LIBRARY, 0.2),
+        Contender("shard-map"),
+        Contender("shard-map-packed", LIBRARY, 1.0),
+        Contender("tensorflow", TENSORFLOW),
+    ]
+    return [_step("small-100", 64, 4, contenders, 48, quick)]
 
 
-def large(quick: bool) -> list[Comparison]:
-    """The 784-2048-2048-10 MLP against `shard_map`, in a default process and in one with the same settings."""
+def workers(quick: bool) -> list[Comparison]:
+    """2 and 4 processes of one device on the digits and the large MLP, against JAX by hand, PyTorch and TensorFlow."""
     found: list[Comparison] = []
-    for devices in (2, 4):
-        contenders = [
-            Contender("jaxtribute"),
-            Contender("shard-map", 1.03),
-            Contender("shard-map", 1 / 1.6, plain=True),
-            Contender("jaxtribute-sharded"),
-            Contender("jaxtribute-whole"),
-        ]
-        problem = f"784-2048-2048-10, batch 128, {devices} devices"
-        arguments = _mlp("784-2048-2048-10", 128, devices)
-        found.append(compare(problem, arguments, contenders, 4 if quick else 10, 3 if quick else 11))
+    for count in (2,) if quick else (2, 4):
+        for problem, batch, bar, steps in ((DIGITS, 256, 1 / 1.2, 48), (LARGE, 128, 1 / 1.3, 4)):
+            others = bar if count == 2 else None
+            contenders = [
+                Contender("jaxtribute"),
+                Contender("shard-map-packed", LIBRARY, 1.05),
+                Contender("shard-map-packed", PLAIN_TUNED, 1.05),
+                Contender("shard-map", PLAIN),
+                Contender("named-sharding", PLAIN),
+                Contender("ddp", TORCH, others),
+                Contender("tensorflow", TENSORFLOW, others),
+            ]
+            arguments = ["--problem", problem, "--batch", str(batch), "--devices", "1"]
+            rounds = 2 if quick else 11 if count == 2 else 7
+            name = f"{problem}, batch {batch}, {count} processes"
+            steps = 4 if quick else steps
+            found.append(compare(name, arguments, contenders, steps=steps, rounds=rounds, workers=count))
     return found
 
 

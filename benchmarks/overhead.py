@@ -1,0 +1,39 @@
+"""What a call of a `jd.function` costs on the host over a bare `jax.jit` call with the same state."""
+
+from __future__ import annotations
+
+import statistics
+
+from benchmarks.comparison import Comparison, Row
+from benchmarks.harness import Peer
+
+BARS_US = {10: 15.0, 1000: 60.0}
+
+
+def suite(quick: bool) -> list[Comparison]:
+    """Host-side cost of a jd.function call over bare jax.jit, with 10 and 1,000 variables."""
+    rounds = 3 if quick else 41
+    found: list[Comparison] = []
+    peer = Peer("benchmarks.peers.host_cost", [])
+    try:
+        for count, bar in BARS_US.items():
+            steps = 20 if quick else 4000 // count
+            names = f"call {count}", f"jit {count}"
+            taken: dict[str, list[float]] = {name: [] for name in names}
+            for turn in range(rounds + 2):
+                for name in names:
+                    seconds, _ = peer.steps(name, steps)
+                    if turn > 1:
+                        taken[name].append(seconds)
+            calls, jits = (taken[name] for name in names)
+            over = [(a - b) * 1e6 for a, b in zip(calls, jits, strict=True)]
+            middle = statistics.median(over)
+            rows = [
+                Row("jd.function", statistics.median(calls), min(calls), max(calls)),
+                Row("jax.jit", statistics.median(jits), min(jits), max(jits)),
+                Row("difference", middle, min(over), max(over), "us", ratio=middle / bar, bar=1.0),
+            ]
+            found.append(Comparison(f"a call with {count} variables (bar of the difference: {bar:g} us)", rows))
+    finally:
+        peer.close()
+    return found

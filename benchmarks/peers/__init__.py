@@ -1,0 +1,1 @@
+"""One process each of a library that is measured; see `benchmarks.harness`."""

@@ -1,0 +1,96 @@
+"""How the library's own cost a step grows: with variables, replicas, the size of arguments, and workers.
+
+The compiled programs are replaced by functions that answer at once, so that the library alone is measured; on several
+workers, where that cannot be, the difference to hand-written JAX in the same processes.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from benchmarks.comparison import Comparison, Row
+from benchmarks.harness import Group, Peer
+
+SIZES = {
+    "own variables": (1, 10, 100, 1000, 10_000),
+    "own width": (1, 10, 100, 1000, 10_000),
+    "own depth": (1, 10, 100, 500),
+}
+REPLICAS = (1, 4, 16, 64, 256)
+WORKERS = (1, 2, 4, 8)
+ORDER_BAR = 1.1
+"""The exponent of a power law that is no worse than linear, with room for noise."""
+
+
+def order(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """The exponent of `seconds = a + b * size ** exponent`: the slope of the logarithms, `a` taken at the first size.
+
+    Only the upper half of the sizes is fitted: the order is about what dominates in the end.
+    """
+    base = seconds[0] if len(sizes) > 2 else 0.0
+    points = [(size, taken - base) for size, taken in zip(sizes, seconds, strict=True) if taken > 1.2 * base]
+    points = points[-3:]
+    if len(points) < 2:
+        return 0.0  # it does not grow
+    logs = [(math.log(size), math.log(taken)) for size, taken in points]
+    mean_x, mean_y = (statistics.mean(column) for column in zip(*logs, strict=True))
+    return sum((x - mean_x) * (y - mean_y) for x, y in logs) / sum((x - mean_x) ** 2 for x, _ in logs)
+
+
+def _curve(title: str, sizes: Sequence[int], taken: Sequence[Sequence[float]]) -> Comparison:
+    """A row a size, and the fitted order as the last one's ratio."""
+    middles = [statistics.median(one) for one in taken]
+    rows = [Row(f"{size}", middle, min(one), max(one)) for size, middle, one in zip(sizes, middles, taken, strict=True)]
+    rows[-1].ratio, rows[-1].bar = order(sizes, middles), ORDER_BAR
+    return Comparison(title, rows, [f"order {rows[-1].ratio:.2f}: cost grows as size ** {rows[-1].ratio:.2f}"])
+
+
+def _turns(peer: Peer | Group, name: str, steps: int, rounds: int) -> list[float]:
+    peer.steps(name, 3)
+    return [peer.steps(name, steps)[0] for _ in range(rounds)]
+
+
+def suite(quick: bool) -> list[Comparison]:
+    """The library's own cost a step: variables 1 to 10,000, replicas 1 to 256, nests, workers 1 to 8; fitted orders."""
+    rounds = 3 if quick else 15
+    found: list[Comparison] = []
+    peer = Peer("benchmarks.peers.host_cost", [])
+    try:
+        for kind, sizes in SIZES.items():
+            sizes = sizes[:3] if quick else sizes
+            taken = [_turns(peer, f"{kind} {size}", max(3, 3000 // size), rounds) for size in sizes]
+            found.append(_curve(f"library's own cost by {kind.split()[1]}", sizes, taken))
+    finally:
+        peer.close()
+    taken = []
+    replicas = REPLICAS[:3] if quick else REPLICAS
+    for count in replicas:
+        peer = Peer("benchmarks.peers.host_cost", [str(count)])
+        try:
+            taken.append(_turns(peer, f"own replicas {count}", 300, rounds))
+        finally:
+            peer.close()
+    found.append(_curve("library's own cost by replicas", replicas, taken))
+    found.append(_by_workers(WORKERS[:2] if quick else WORKERS, rounds))
+    return found
+
+
+def _by_workers(counts: Sequence[int], rounds: int) -> Comparison:
+    """What a step of the library takes longer than one by hand in the same processes."""
+    arguments = ["--problem", "4-4", "--batch", "8", "--contender", "jaxtribute", "--contender", "shard-map-packed"]
+    rows: list[Row] = []
+    for count in counts:
+        module = "benchmarks.peers.jax_steps"
+        peer = Group(count, module, arguments) if count > 1 else Peer(module, arguments)
+        try:
+            peer.steps("jaxtribute", 16)
+            peer.steps("shard-map-packed", 16)
+            pairs = [(peer.steps("jaxtribute", 32)[0], peer.steps("shard-map-packed", 32)[0]) for _ in range(rounds)]
+        finally:
+            peer.close()
+        ratio = statistics.median(a / b for a, b in pairs)
+        over = [a - b for a, b in pairs]
+        rows.append(Row(f"{count}", statistics.median(over), min(over), max(over), ratio=ratio))
+    return Comparison("a step's cost over hand-written JAX by workers; ratio to it", rows)
