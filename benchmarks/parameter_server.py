@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def library() -> Mapping[str, Any]:
 
     def losses(count: int) -> tuple[float, float]:
         del count
-        return 0.0, [coordinator.schedule(step).fetch() for _ in range(CHECKED_STEPS)][-1]
+        return 0.0, float([coordinator.schedule(step).fetch() for _ in range(CHECKED_STEPS)][-1])
 
     delta = np.ones(LARGE, np.float32)
     contenders: dict[str, Any] = {
@@ -169,22 +170,6 @@ def answer(port: int) -> None:
             connection.sendall(b"k")
 
 
-class TensorFlowPeer(Peer):
-    """TensorFlow's contenders, run by its own interpreter."""
-
-    def __init__(self, interpreter: str) -> None:
-        self._process = subprocess.Popen(
-            [interpreter, "-m", "benchmarks.parameter_server_tensorflow"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=Path(__file__).parents[1],
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"},
-        )
-        self.names: list[str] = self._read()["names"]
-
-
 def main() -> None:
     """Measures and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -199,13 +184,16 @@ def main() -> None:
     steps, rounds = (100, 3) if options.quick else (400, 9)
     peers = {"jaxtribute": Peer("benchmarks.parameter_server", ["--serve", "library"])}
     if options.tensorflow:
-        peers["TensorFlow"] = TensorFlowPeer(options.tensorflow)
+        peers["TensorFlow"] = Peer(
+            "benchmarks.parameter_server_tensorflow", [], {"CUDA_VISIBLE_DEVICES": ""}, options.tensorflow
+        )
     peers["socket"] = Peer("benchmarks.parameter_server", ["--serve", "sockets"])
     try:
         table = measure(peers, steps, rounds)
     finally:
         for peer in peers.values():
-            peer.steps("close", 0)
+            with suppress(RuntimeError, BrokenPipeError):
+                peer.steps("close", 0)
             peer.close()
     print(json.dumps(table, indent=1))
     if options.json:

@@ -22,17 +22,19 @@ def free_port() -> int:
 
 
 def task(cluster: str, job: str, index: int) -> None:
-    """Serves as a task of the cluster, until it is killed."""
+    """Serves as a task of the cluster, until the process that started it has ended."""
     tf: Any = importlib.import_module("tensorflow")
     server = tf.distribute.Server(tf.train.ClusterSpec(json.loads(cluster)), job, index, protocol="grpc", start=True)
-    server.join()
+    sys.stdin.read()
+    del server
+    os._exit(0)
 
 
 def main() -> None:
     """Starts a server and two workers, and serves."""
     cluster = {"ps": [f"localhost:{free_port()}"], "worker": [f"localhost:{free_port()}" for _ in range(2)]}
     tasks = [
-        subprocess.Popen([sys.executable, "-m", __spec__.name, json.dumps(cluster), job, str(i)])
+        subprocess.Popen([sys.executable, "-m", __spec__.name, json.dumps(cluster), job, str(i)], stdin=subprocess.PIPE)
         for job, addresses in cluster.items()
         for i in range(len(addresses))
     ]
@@ -43,6 +45,7 @@ def main() -> None:
     with strategy.scope():
         variables = [tf.Variable(value) for value in first_values()]
         large = tf.Variable(np.zeros(LARGE, np.float32))
+        small = tf.Variable(0.0)
     x, y = batch()
 
     @tf.function
@@ -66,6 +69,10 @@ def main() -> None:
 
     delta = tf.ones(LARGE)
 
+    def push() -> None:
+        large.assign_add(delta)  # returns before it is done; the server does one thing after the other
+        small.assign_add(1.0).numpy()
+
     def close(count: int) -> tuple[float, float]:
         del count
         for process in tasks:
@@ -77,7 +84,7 @@ def main() -> None:
             "losses": losses,
             "step": timed(lambda: coordinator.schedule(step), coordinator.join, lambda last: float(last.fetch())),
             "trivial": timed(lambda: coordinator.schedule(trivial), coordinator.join, lambda last: float(last.fetch())),
-            **alternating(large.numpy, lambda: large.assign_add(delta)),
+            **alternating(large.numpy, push),
             "close": close,
         }
     )

@@ -18,15 +18,18 @@ _LAZY = {
     "ParameterServerStrategy": "strategies.parameter_server",
     "PreemptionCheckpointHandler": "checkpoint.preemption",
     "PreemptionWatcher": "checkpoint.preemption",
+    "SidecarEvaluator": "coordinator.sidecar",
     "TerminationConfig": "checkpoint.preemption",
 }
-_LAZY_MODULES = {"coordinator"}
+_LAZY_MODULES = {"coordinator", "rpc"}
 
 if _TYPE_CHECKING:
     from jaxtribute import coordinator as coordinator
+    from jaxtribute import rpc as rpc
     from jaxtribute.checkpoint.preemption import PreemptionCheckpointHandler as PreemptionCheckpointHandler
     from jaxtribute.checkpoint.preemption import PreemptionWatcher as PreemptionWatcher
     from jaxtribute.checkpoint.preemption import TerminationConfig as TerminationConfig
+    from jaxtribute.coordinator.sidecar import SidecarEvaluator as SidecarEvaluator
     from jaxtribute.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from ray import exceptions
 
+from jaxtribute.allocator import tune_allocator
 from jaxtribute.coordinator.engines import Back, Lost, make_task
 from jaxtribute.coordinator.ray_node import RayNode
 from jaxtribute.coordinator.server_task import TaskSettings
@@ -32,6 +33,7 @@ class TaskActor:
     """One task in a process of its own."""
 
     def __init__(self, role: str, index: int, settings: TaskSettings, remote: bool, *arguments: Any) -> None:
+        tune_allocator()  # arrays of one size come and go
         host = own_host() if remote else None
         self._task = make_task(role, index, settings, host, *arguments)
         self._thread = threading.Thread(target=self._task.run, name=f"jaxtribute-{role}-{index}", daemon=True)

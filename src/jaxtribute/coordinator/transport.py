@@ -105,7 +105,7 @@ class Hub:
     def _listen(self, keys: Keys, host: str) -> str:
         self._auth = ThreadAuthenticator(self._context)
         self._auth.start()
-        self._auth.configure_curve_callback("*", credentials_provider=_Known(keys.caller_public))
+        self._auth.configure_curve_callback("*", credentials_provider=Known(keys.caller_public))
         remote = self._socket(zmq.ROUTER)
         remote.curve_server = True
         remote.curve_publickey, remote.curve_secretkey = keys.called_public, keys.called_secret
@@ -183,7 +183,7 @@ class Link:
         self._context.term()
 
 
-class _Known:
+class Known:
     """Admits the callers that hold the cluster's key."""
 
     def __init__(self, key: bytes) -> None:

@@ -16,6 +16,7 @@ from jaxtribute.coordinator.policy import ServerPolicy
 from jaxtribute.errors import VariableError
 from jaxtribute.execution.frames import OverlayFrame, TracedFrame, check_untraced
 from jaxtribute.values.enums import VariableAggregation, VariableSynchronization
+from jaxtribute.values.lending import Lease
 from jaxtribute.values.scatter import IndexedSlices, Scatter, checked_rows
 from jaxtribute.values.variable import Variable
 
@@ -125,6 +126,16 @@ class ServerVariable(Variable):
     def peek(self) -> jax.Array:
         """The value, fetched."""
         return jnp.asarray(self.policy.access.read([self.layout])[0])
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Returns the value as a NumPy array of its own memory."""
+        if contexts.current().frame.traced:
+            return super().numpy()
+        return np.array(self.policy.access.read([self.layout])[0])
+
+    def lease(self) -> Lease:
+        """The value, fetched, for a checkpoint."""
+        return Lease(self.peek())
 
     def bind(self, array: jax.Array) -> None:
         """Replaces the value."""
