@@ -211,6 +211,9 @@ class Optimizer:
             grads = [found[variable] for variable in self._variables]
         else:
             grads = jax.tree.leaves(pairs, is_leaf=lambda leaf: leaf is None or isinstance(leaf, PerReplica))
+            present = [grad for grad in grads if grad is not None]
+            # A nest such as Equinox's has None where a module holds no array.
+            grads = present if len(present) == len(self._variables) else grads
         if len(grads) != len(self._variables):
             raise ArgumentError(
                 f"{len(grads)} gradients for {len(self._variables)} variables. "

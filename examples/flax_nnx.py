@@ -1,0 +1,70 @@
+"""Flax NNX: a module's parameters become variables; in a step the module is merged from their values.
+
+python examples/flax_nnx.py --strategy mirrored --devices 4
+"""
+
+import sys
+
+import common
+import jax
+import jax.numpy as jnp
+import optax
+from common import Arrays, Sums
+from flax import nnx
+
+import jaxtribute as jd
+
+
+class Classifier(nnx.Module):
+    """A perceptron of 64, 128 and 10 units."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.hidden = nnx.Linear(64, 128, rngs=rngs)
+        self.norm = nnx.LayerNorm(128, rngs=rngs)
+        self.output = nnx.Linear(128, 10, rngs=rngs)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """Logits of shape (images, 10) for pixels of shape (images, 64)."""
+        return self.output(nnx.silu(self.norm(self.hidden(images))))
+
+
+class Training:
+    """The module's parameters as variables, and a step that every strategy runs."""
+
+    def __init__(self, strategy: jd.Strategy) -> None:
+        self.strategy = strategy
+        self.graph, params, self.rest = nnx.split(Classifier(nnx.Rngs(0)), nnx.Param, ...)
+        with strategy.scope():
+            self.params = jax.tree.map(jd.Variable, nnx.to_pure_dict(params))
+            self.optimizer = jd.Optimizer(optax.adam(2e-3), self.params)
+        self.state = {"params": self.params, "optimizer": self.optimizer}
+
+    @jd.function
+    def step(self, batch: Arrays) -> Sums:
+        """Trains on a batch; returns sums over all of its images."""
+        return self.strategy.reduce("SUM", self.strategy.run(self.replica_step, batch), axis=0)
+
+    @jd.function
+    def test(self, batch: Arrays) -> Sums:
+        """Measures a batch; returns sums over all of its images."""
+        return self.strategy.reduce("SUM", self.strategy.run(self.measure, batch), axis=0)
+
+    def replica_step(self, images: jax.Array, labels: jax.Array) -> Sums:
+        """One replica's part of a step."""
+
+        def loss() -> tuple[jax.Array, Sums]:
+            sums = self.measure(images, labels)
+            return jd.nn.compute_average_loss(sums["losses"], global_batch_size=common.BATCH), sums
+
+        (_, sums), gradients = jd.value_and_grad(loss, self.params, has_aux=True)()
+        self.optimizer.apply_gradients(gradients)
+        return sums
+
+    def measure(self, images: jax.Array, labels: jax.Array) -> Sums:
+        """Loss and hit of each image, by the module with the variables' present values."""
+        model = nnx.merge(self.graph, jax.tree.map(jnp.asarray, self.params), self.rest)
+        return common.measured(model(images), labels)
+
+
+if __name__ == "__main__":
+    sys.exit(common.main(__doc__, Training))
