@@ -6,9 +6,12 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxtribute.errors import ClusterError, DeadlineError
 from jaxtribute.launcher import leader, remote
@@ -256,3 +259,13 @@ def test_the_worst_outcome_is_that_of_the_job() -> None:
     order = [done, stopped, preempted, consequence, cause]
     for count in range(1, len(order) + 1):
         assert worst(order[:count]) is order[count - 1]
+
+
+KINDS = [Outcome(kind, code) for kind in Kind for code in ((1, 70) if kind is Kind.FAILED else (0,))]
+
+
+@given(st.lists(st.sampled_from(KINDS), min_size=1), st.randoms())
+def test_the_worst_outcome_does_not_depend_on_the_order(outcomes: list[Outcome], random: Random) -> None:
+    shuffled = random.sample(outcomes, len(outcomes))
+    assert worst(shuffled) == worst(outcomes)
+    assert (worst(outcomes).kind is Kind.DONE) == all(one.kind is Kind.DONE for one in outcomes)

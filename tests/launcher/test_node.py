@@ -1,8 +1,11 @@
 """What each rank of a machine gets: its addresses, its share of the GPUs, its place on the terminal."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxtribute.errors import ArgumentError
 from jaxtribute.launcher.node import LocalNode, Start, gpus_of
@@ -31,8 +34,6 @@ def test_a_start_travels() -> None:
 def test_ranks_know_their_place(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import asyncio
-
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     script = 'echo "$CUDA_VISIBLE_DEVICES $JAXTRIBUTE_RESTART $JAXTRIBUTE_CPU_DEVICES"; echo "$TF_CONFIG"'
     node = LocalNode(
@@ -53,3 +54,12 @@ def test_more_gpus_than_there_are() -> None:
     assert gpus_of(1, 1, 2, {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}) == ["GPU-b"]
     with pytest.raises(ArgumentError, match=r"2 workers of 2 GPU\(s\) each need 4, and this machine shows 3"):
         gpus_of(0, 2, 2, {"CUDA_VISIBLE_DEVICES": "0,1,2"})
+
+
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 3))
+def test_gpus_are_shared_out_once_each(workers: int, each: int, more: int) -> None:
+    present = [str(number) for number in range(workers * each + more)]
+    environment = {"CUDA_VISIBLE_DEVICES": ",".join(present)}
+    shares = [gpus_of(index, each, workers, environment) for index in range(workers)]
+    assert all(len(share) == each for share in shares)
+    assert [gpu for share in shares for gpu in share] == present[: workers * each]

@@ -1,0 +1,74 @@
+"""Signals that come to a launcher."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxtribute.launcher.options import Options
+from jaxtribute.launcher.run import become, launch
+
+# Two ranks that note their starts, and save when they are told to go.
+SAVES = """
+echo "start $JAXTRIBUTE_RESTART" >> notes
+trap 'echo saved >> notes; exit 75' TERM
+test -f enough && exit 0
+while :; do sleep 0.02; done
+"""
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def notes() -> list[str]:
+    file = Path("notes")
+    return sorted(file.read_text().splitlines()) if file.exists() else []
+
+
+def launch_with(*numbers: signal.Signals, restarts: int = 0) -> int:
+    """Runs the job and sends itself signals once both ranks are there."""
+
+    def send() -> None:
+        end = time.monotonic() + 20
+        while len(notes()) < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        if signal.SIGUSR1 in numbers:
+            Path("enough").touch()
+        for number in numbers:
+            os.kill(os.getpid(), number)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        return launch(Options(command=("sh", "-c", SAVES), workers=2, grace_s=0.5, max_restarts=restarts))
+    finally:
+        sender.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_lets_the_ranks_save(number: signal.Signals) -> None:
+    assert launch_with(number, restarts=3) == 75
+    assert notes() == ["saved", "saved", "start 0", "start 0"]
+
+
+def test_sigusr1_lets_them_save_and_start_again() -> None:
+    assert launch_with(signal.SIGWINCH, signal.SIGUSR1) == 0
+    assert notes() == ["saved", "saved", "start 0", "start 0", "start 1", "start 1"]
+
+
+def test_ctrl_c_is_no_keyboard_interrupt_and_handlers_are_restored() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    assert launch_with(signal.SIGINT) == 130
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_a_process_becomes_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[object] = []
+    monkeypatch.setattr(os, "execvpe", lambda *args: called.append(args))
+    become(("prog", "x"), {"A": "1"})
+    assert called == [("prog", ("prog", "x"), {"A": "1"})]
