@@ -31,7 +31,7 @@ def _entry(full: str, here: str, path: str) -> Entry:
         return Entry(full, "", Kind.ABSENT, why_absent(full))
     if path in notes.DIFFERENT:
         return Entry(full, here, Kind.DIFFERENT, notes.DIFFERENT[path])
-    return Entry(full, here, Kind.SAME, notes.REMARKS.get(path, ""))
+    return Entry(full, here, Kind.SAME, notes.REMARKS.get(full, notes.REMARKS.get(path, "")))
 
 
 def entry_of(name: str) -> Entry:
@@ -54,12 +54,8 @@ def entry_of(name: str) -> Entry:
 
 def why_absent(full: str) -> str:
     """The reason for which a name does not exist here, or an empty string if none is known."""
-    if full in notes.WITHDRAWN:
-        return notes.WITHDRAWN[full]
-    if full in others.ABSENT:
-        return others.ABSENT[full]
-    reasons = [notes.ABSENT[part] for part in full.split(".") if part in notes.ABSENT]
-    if reasons and full.startswith(("tf.distribute", "tf.compat.v1.distribute")):
-        return reasons[0]
+    for reasons in (notes.ABSENT, others.ABSENT):
+        if full in reasons:
+            return reasons[full]
     parent = full.rpartition(".")[0]
     return others.ABSENT[parent] if parent in others.ABSENT else why_absent(parent) if parent else ""

@@ -9,7 +9,11 @@ DIFFERENT: dict[str, str] = {
 """What means something else here, by the name's last parts; it holds in version 1 as well."""
 
 REMARKS: dict[str, str] = {
+    "tf.distribute.experimental.rpc.Server": "Over ZeroMQ; any function can be registered. An address that other "
+    "machines can reach takes keys (`rpc.make_keys`), which TensorFlow has not.",
     "ClusterResolver.num_accelerators": "This process's, counted without starting JAX; other tasks have none.",
+    "Client": "Over ZeroMQ. Without a limit a call has a minute. The result has the function's own structure; "
+    "`output_specs` is not needed.",
     "DistributedIterator": "It can be checkpointed: `get_state`, `set_state`, and Orbax's protocol.",
     "DistributedValues": "One JAX array over all replicas, of one of two kinds: `jd.PerReplica`, or `jd.Mirrored` "
     "where the value is known to be the same on every replica. TensorFlow prints `PerReplica` for both.",
@@ -54,12 +58,7 @@ REMARKS: dict[str, str] = {
     "StrategyExtended.update": "In a replica function all replicas wait for each other first.",
     "StrategyExtended.experimental_run_steps_on_iterator": "A Python loop. One `DeprecationWarning`.",
 }
-"""What is worth knowing of names that mean the same, by their last parts."""
+"""What is worth knowing of names that mean the same, by their last parts or, where those are not enough, in full."""
 
-ABSENT: dict[str, str] = {
-    "rpc": "planned: calls between processes come with a later release",
-}
-"""Why a name does not exist here yet, by any part of its full name."""
-
-WITHDRAWN: dict[str, str] = {}
-"""Why a name will never exist here, by its full name."""
+ABSENT: dict[str, str] = {}
+"""Why a name does not exist here, by its full name."""
