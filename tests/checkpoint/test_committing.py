@@ -50,7 +50,7 @@ class Peers:
         self._number = -1
 
     def number(self, kind: str) -> int:
-        assert kind == "save"
+        assert kind == "checkpoint"
         self._number += 1
         return self._number
 
@@ -73,13 +73,13 @@ def checkpoint(monkeypatch: pytest.MonkeyPatch, peers: Peers) -> tuple[jd.Checkp
 
 
 def test_the_first_of_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    peers = Peers({"jaxtribute/save/0/written/1": "", "jaxtribute/save/1/written/1": "OSError: disk full"})
+    peers = Peers({"jaxtribute/save/0/0/written/1": "", "jaxtribute/save/0/1/written/1": "OSError: disk full"})
     saved, _ = checkpoint(monkeypatch, peers)
     saved.save(tmp_path / "ckpt", block=True)
-    assert peers.says["jaxtribute/save/0/result"] == ""
+    assert peers.says["jaxtribute/save/0/0/result"] == ""
     with pytest.raises(CheckpointError, match=r"ckpt-2 was not saved: worker 1: OSError: disk full\. HINT"):
         saved.save(tmp_path / "ckpt", block=True)
-    assert peers.deleted == ["jaxtribute/save/0/"]
+    assert peers.deleted == ["jaxtribute/save/0/0/"]
     with pytest.raises(DeadlineError, match="waited 3 s for worker 1"):
         saved.save(tmp_path / "ckpt", block=True, timeout_s=3)
     assert not (tmp_path / "ckpt-2").exists()
@@ -87,12 +87,15 @@ def test_the_first_of_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_second_of_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: dict[str, Any] = {"jaxtribute/save/0/made": "OSError: disk full", "jaxtribute/save/0/result": "worker 0: it"}
+    said: dict[str, Any] = {
+        "jaxtribute/save/0/0/made": "OSError: disk full",
+        "jaxtribute/save/0/0/result": "worker 0: it",
+    }
     peers = Peers(said, rank=1)
     saved, _ = checkpoint(monkeypatch, peers)
     with pytest.raises(CheckpointError, match="worker 0: it"):
         saved.save(tmp_path / "ckpt", block=True)
-    assert said["jaxtribute/save/0/written/1"] == "OSError: disk full"
+    assert said["jaxtribute/save/0/0/written/1"] == "OSError: disk full"
 
 
 def test_processes_that_do_not_know_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,9 +45,12 @@ def test_numbers_and_names_of_ones_own(tmp_path: Path) -> None:
     for number in (100, 20, jd.Variable(3)):
         checkpoints.save(checkpoint_number=number)
     (tmp_path / "m-7").mkdir()
-    (tmp_path / "m-200.orbax-checkpoint-tmp").mkdir()
+    (tmp_path / "m-200.orbax-checkpoint-tmp").mkdir()  # of a save that was killed
     (tmp_path / "other-300").mkdir()
     assert names(checkpoints.checkpoints) == ["m-3", "m-20", "m-100"]
+    checkpoints.save(checkpoint_number=4)
+    assert not (tmp_path / "m-200.orbax-checkpoint-tmp").exists()
+    assert names(checkpoints.checkpoints) == ["m-3", "m-4", "m-20", "m-100"]
     assert jd.latest_checkpoint(tmp_path) is None
     assert jd.latest_checkpoint(tmp_path, "m") == str(tmp_path / "m-100")
     assert jd.latest_checkpoint(tmp_path / "nowhere") is None

@@ -13,7 +13,7 @@ from jaxtribute import context as contexts
 from jaxtribute.checkpoint import arrays, committing
 from jaxtribute.checkpoint.background import Background
 from jaxtribute.checkpoint.collecting import Found, cell, collect
-from jaxtribute.checkpoint.committing import STATE, Save
+from jaxtribute.checkpoint.committing import STATE, Channel, Save
 from jaxtribute.checkpoint.description import Description, Differences
 from jaxtribute.checkpoint.forms import Spec, dtype_of
 from jaxtribute.errors import ArgumentError, CheckpointError, CheckpointMismatchError, ContextError
@@ -82,12 +82,14 @@ class Checkpoint:
         object.__setattr__(self, "_trackables", {})
         object.__setattr__(self, "_background", Background())
         object.__setattr__(self, "_counts", dict.fromkeys(_COUNTERS, 0))
+        object.__setattr__(self, "_channel", None)
         for name, value in trackables.items():
             setattr(self, name, value)
 
     _trackables: dict[str, Any]
     _background: Background
     _counts: dict[str, int]
+    _channel: Channel | None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_") or hasattr(type(self), name):
@@ -159,15 +161,14 @@ class Checkpoint:
         """
         _check_context("save")
         self._background.wait()
-        found = self._found()
+        found, channel = self._found(), self._agreeing()
+        positions = {name: _position(name, iterator) for name, iterator in found.iterators.items()}
+        target = Path(path).expanduser().absolute()
         with updating:  # no step in between: all values are of one moment
             specs = {name: leaf.spec for name, leaf in found.leaves.items()}
             leaves = {name: leaf.snapshot() for name, leaf in found.leaves.items() if specs[name].size}
-        positions = {name: _position(name, iterator) for name, iterator in found.iterators.items()}
-        target = Path(path).expanduser().absolute()
-        cluster = committing.cluster()
-        description = Description.of(specs, positions, cluster.workers if cluster else 1)
-        save = Save(target, leaves, positions, description, timeout_s, committed, cluster)
+        description = Description.of(specs, positions, channel.cluster.workers if channel else 1)
+        save = Save(target, leaves, positions, description, timeout_s, committed, channel)
         self._background.start(save.run)
         if block:
             self._background.wait()
@@ -238,6 +239,13 @@ class Checkpoint:
             rebuild()
         return RestoreStatus(path, differences)
 
+    def _agreeing(self) -> Channel | None:
+        """How the workers agree on this object's saves; None for one process."""
+        cluster = committing.cluster()
+        if cluster is not None and (self._channel is None or self._channel.cluster is not cluster):
+            object.__setattr__(self, "_channel", Channel(cluster))
+        return self._channel if cluster is not None else None
+
     def _found(self) -> Found:
         found = collect(self._trackables, self._trackables.__setitem__)
         if STATE in found.iterators:
@@ -251,11 +259,10 @@ class Checkpoint:
 
 def _restore_values(path: Path, found: Found, saved: Description, names: list[str]) -> None:
     """Reads and puts back a few values at a time, so that no second copy of all of them is ever held."""
-    for name in [name for name in names if not saved.values[name].size]:
+    for name in [name for name in names if not saved.values[name].size]:  # nothing is written of them
         spec = saved.values[name]
-        found.leaves[name].put(
-            np.zeros((spec.rows, *spec.shape) if spec.rows else spec.shape, dtype_of(spec.dtype)), spec
-        )
+        shape = (spec.rows, *spec.shape) if spec.rows else spec.shape
+        found.leaves[name].put(np.zeros(shape, dtype_of(spec.dtype)), spec)
     names = [name for name in names if saved.values[name].size]
     for batch in arrays.batches([_bytes(saved.values[name]) for name in names]):
         wanted = {name: found.leaves[name].placement(saved.values[name]) for name in names[batch]}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,34 @@ def cluster() -> Cluster | None:
     return found if found is not None and found.workers > 1 else None
 
 
-@dataclass
+class Channel:
+    """Where the workers agree on the saves of one checkpoint object, which come one after the other.
+
+    Args:
+      cluster: the workers.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._name = f"jaxtribute/save/{cluster.number('checkpoint')}"
+        self._count = -1
+
+    @property
+    def key(self) -> str:
+        """What the keys of the present save begin with."""
+        return f"{self._name}/{self._count}"
+
+    def begin(self) -> None:
+        """Goes on to the next save."""
+        self._count += 1
+
+    def clean(self) -> None:
+        """Forgets the save before: all workers are in this one, so they have left it."""
+        if self._count:
+            self.cluster.delete(f"{self._name}/{self._count - 1}/")
+
+
+@dataclass(frozen=True)
 class Save:
     """One save, as one process sees it.
 
@@ -55,6 +82,7 @@ class Save:
       description: what the checkpoint says of itself.
       timeout_s: how long the processes wait for each other.
       committed: called by the first process once the checkpoint is complete.
+      channel: how the processes agree; None for one alone.
     """
 
     path: Path
@@ -63,12 +91,7 @@ class Save:
     description: Description
     timeout_s: float
     committed: Callable[[], None]
-    cluster: Cluster | None = None
-    number: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
-        if self.cluster is not None:
-            self.number = self.cluster.number("save")
+    channel: Channel | None = None
 
     @property
     def unfinished(self) -> Path:
@@ -83,12 +106,12 @@ class Save:
           DeadlineError: a process did not come in time; it is named.
         """
         try:
-            if self.cluster is None:
+            if self.channel is None:
                 self._make()
                 self._write()
                 self._complete()
             else:
-                self._run_in(self.cluster)
+                self._run_in(self.channel)
         except (CheckpointError, TimeoutError):
             raise
         except Exception as error:
@@ -101,9 +124,10 @@ class Save:
                 if isinstance(one, Lease):
                     one.give_back()
 
-    def _run_in(self, cluster: Cluster) -> None:
+    def _run_in(self, channel: Channel) -> None:
         """The same in several processes: the first makes the folder, all write, the first completes it."""
-        key = f"jaxtribute/save/{self.number}"
+        channel.begin()
+        cluster, key = channel.cluster, channel.key
         first = cluster.rank == 0
         made = _outcome(self._make) if first else ""
         if first:
@@ -117,8 +141,7 @@ class Save:
             ]
             failed = [f"{cluster.names[rank]}: {text}" for rank, text in enumerate(outcomes) if text]
             cluster.set(f"{key}/result", "; ".join(failed) or _outcome(self._complete))
-            if self.number:  # all are in this save, so all have left the one before
-                cluster.delete(f"jaxtribute/save/{self.number - 1}/")
+            channel.clean()
         result = cluster.get(f"{key}/result", self.timeout_s, of=0)
         if result:
             raise CheckpointError(

@@ -209,19 +209,26 @@ class CheckpointManager:
         return cluster.get(key, self._timeout_s, of=0) or None
 
     def _prune(self) -> None:
-        """Deletes what is too old; the first worker does it, after each save."""
+        """Deletes what is too old or was never completed; the first worker does it, after each save."""
         found = _numbered(self._directory, self._name)
         old = sorted(found)[: -self._max_to_keep] if self._max_to_keep is not None else []
         for number in old:
-            written_at = Description.read(found[number]).written_at
-            if number in self._preserved:
-                continue
-            if self._every_s is not None and written_at - self._preserved_at >= self._every_s:
-                self._preserved_at = written_at
-                self._remember(number)
-                continue
-            # A name that no complete checkpoint has, in case that this is where the program ends.
-            shutil.rmtree(found[number].rename(f"{found[number]}{committing.UNFINISHED}"), ignore_errors=True)
+            if not self._stays(number, found[number]):
+                # A name that no complete checkpoint has, in case that this is where the program ends.
+                found[number].rename(f"{found[number]}{committing.UNFINISHED}")
+        for left in self._directory.glob(f"{self._name}-*{committing.UNFINISHED}"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def _stays(self, number: int, path: Path) -> bool:
+        """Whether a checkpoint is the one of its span of time."""
+        if self._every_s is None or number in self._preserved:
+            return self._every_s is not None
+        written_at = Description.read(path).written_at
+        if written_at - self._preserved_at < self._every_s:
+            return False
+        self._preserved_at = written_at
+        self._remember(number)
+        return True
 
     @property
     def _preserved(self) -> set[int]:

@@ -17,8 +17,8 @@ from jaxtribute.checkpoint import arrays
 from jaxtribute.checkpoint.committing import STATE
 from jaxtribute.checkpoint.description import Description
 from jaxtribute.checkpoint.preemption.handler import REPORT
-from jaxtribute.checkpoint.preemption.termination import RESUME_CODE
 from jaxtribute.errors import DeadlineError, JaxtributeError
+from jaxtribute.exit_codes import RESUME_CODE
 from jaxtribute.testing.faults import VARIABLE
 
 _TAIL_LINES = 30
