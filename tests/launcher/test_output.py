@@ -42,6 +42,17 @@ def test_lines_get_a_prefix(written: list[bytes]) -> None:
     assert rank.last_line() == "la"
 
 
+@pytest.mark.parametrize("prefix", [None, b""])
+def test_what_every_start_prints_is_left_to_the_log(written: list[bytes], prefix: bytes | None, tmp_path: Path) -> None:
+    log = open_log(tmp_path, 0, 0)
+    rank = RankOutput(prefix, shown=True, log=log)
+    rank.feed(b"one\n[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\ntwo\n")
+    rank.feed(b"W1120 14:3 1 service.cc:185] [9] Using experimental recoverable task feature. The default\nthree\n")
+    rank.close()
+    assert b"".join(written) == b"one\ntwo\nthree\n"
+    assert (tmp_path / "rank-0.log").read_text().count("\n") == 5
+
+
 def test_a_bare_output_is_passed_on_as_it_comes(written: list[bytes]) -> None:
     rank = RankOutput(None, shown=True, log=None)
     rank.feed(b" 10%\r 90%")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections import deque
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import IO
 KEPT_LINES = 400
 """How many of a rank's last lines are kept for the summary of a failure."""
 _TRACEBACK = b"Traceback (most recent call last):"
+_NOISE = re.compile(rb"(?m)^(\[Gloo\] Rank \d+ is connected|W\d+ .*Using experimental recoverable task feature).*\n")
+"""What the collectives and the coordination service of JAX print at every start."""
 
 
 class RankOutput:
@@ -19,7 +22,7 @@ class RankOutput:
     Args:
         prefix: What stands before each line on the terminal; `None` passes everything on as it comes.
         shown: Whether it goes to the terminal at all.
-        log: A file that all of it goes to.
+        log: A file that all of it goes to, lines of JAX's runtime that tell a user nothing too.
     """
 
     def __init__(self, prefix: bytes | None, *, shown: bool, log: IO[bytes] | None) -> None:
@@ -32,6 +35,7 @@ class RankOutput:
         if self._log is not None:
             self._log.write(data)
             self._log.flush()
+        data = _NOISE.sub(b"", data)
         if self._prefix is None and self.shown:
             write(data)
         *lines, self._rest = (self._rest + data).split(b"\n")

@@ -41,3 +41,32 @@ def test_the_test_comes_before_jax_starts(capsys: pytest.CaptureFixture[str], mo
     printed = capsys.readouterr().out
     assert "ok    test: 3.0 s\n" in printed
     assert printed.index("test:") < printed.index("devices:")
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_a_rehearsal_says_what_came_of_it(
+    well: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from jaxtribute.checkpoint import rehearsal
+
+    asked: list[object] = []
+
+    def rehearse(script: str, arguments: list[str]) -> rehearsal.Rehearsal:
+        asked.append((script, arguments))
+        problem = "" if well else "no checkpoint. HINT: make a PreemptionCheckpointHandler"
+        return rehearsal.Rehearsal(well, well, "/data/ckpt-3" if well else None, 3, problem, "the last lines\n")
+
+    monkeypatch.setattr(rehearsal, "rehearse", rehearse)
+    assert main(["doctor", "--preempt", "train.py", "--epochs", "3"]) == (0 if well else 1)
+    assert asked == [("train.py", ["--epochs", "3"])]
+    text = capsys.readouterr().out
+    if well:
+        assert "/data/ckpt-3 after 3 runs" in text
+    else:
+        assert "the last lines" in text
+        assert "HINT" in text
+
+
+def test_a_rehearsal_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--preempt"]) == 2
+    assert "HINT" in capsys.readouterr().err
