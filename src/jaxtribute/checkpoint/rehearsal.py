@@ -18,7 +18,7 @@ from jaxtribute.checkpoint.committing import STATE
 from jaxtribute.checkpoint.description import Description
 from jaxtribute.checkpoint.preemption.handler import REPORT
 from jaxtribute.errors import DeadlineError, JaxtributeError
-from jaxtribute.exit_codes import RESUME_CODE
+from jaxtribute.exit_codes import RESUME as RESUME_CODE
 from jaxtribute.testing.faults import VARIABLE
 
 _TAIL_LINES = 30
