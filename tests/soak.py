@@ -28,7 +28,7 @@ PROGRAM = Path(__file__).with_name("kill_program.py")
 EXAMPLES, EVERY, STEPS_A_START = 320, 3, 60
 """Examples of an epoch (5 steps), steps between checkpoints, and steps for each start of the job."""
 STARTING, STARTING_S, TRAINING_S = 0.2, 3.0, 5.0
-"""How many of the signals come while the job starts, and how long after its start or that of the training."""
+"""How many of the kills come while the job starts, and how long after its start or that of the training."""
 
 
 class Job:
@@ -46,7 +46,7 @@ class Job:
             text=True,
             env=os.environ | {"JAXTRIBUTE_FAULTS": slow, "JAXTRIBUTE_PREEMPTION_REPORT": str(folder / "report")},
         )
-        self.lines: list[str] = []
+        self.workers, self.lines = workers, list[str]()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -67,13 +67,13 @@ class Job:
         return 1 + sum("starts the job again" in line for line in self.lines)
 
     def trains(self) -> bool:
-        """Whether the first rank of the present start has begun to train."""
+        """Whether all ranks of the present start have begun to train."""
+        ranks = 0
         for line in reversed(self.lines):
             if "starts the job again" in line:
-                return False
-            if line.startswith("[0] pid"):
-                return True
-        return False
+                break
+            ranks += "] pid " in line
+        return ranks >= self.workers
 
     def wait(self) -> int:
         """Waits for the end."""
@@ -89,7 +89,8 @@ class Job:
 
 def disturb(job: Job, kind: signal.Signals, rng: random.Random) -> str:
     """Sends a signal to a random rank at a random moment of this start; returns when it was, or nothing at the end."""
-    begun, training = job.starts, rng.random() > STARTING
+    # A worker that is told to end before it can hear that ends at once, and there is nothing to save.
+    begun, training = job.starts, kind is signal.SIGTERM or rng.random() > STARTING
     while training and not job.trains() and job.process.poll() is None and job.starts == begun:
         time.sleep(0.01)
     time.sleep(rng.uniform(0.0, TRAINING_S if training else STARTING_S))
@@ -138,11 +139,13 @@ def soak(kind: signal.Signals, count: int, workers: int, rng: random.Random, fol
     resumed = [int(found) for found in re.findall(r"\[0\] pid \d+ starts at (\d+)", output)]
     say(f"{done} x {kind.name}, {workers} workers, {epochs} epochs of {EXAMPLES} examples; resumed at {resumed}")
     say(f"equal to the bit: {same}; every example once an epoch: {once}; {time.monotonic() - start:.0f} s")
+    saved = True
     if kind is signal.SIGTERM:
         events = [json.loads(line) for line in (rough / "report").read_text().splitlines()]
         saves = [event["runs"] for event in events if event["event"] == "saved"]
-        say(f"checkpoints at {len(saves)} preemptions, after {saves} steps; the others came while the job started")
-    return done == count and all(same.values()) and once
+        say(f"{len(saves)} checkpoints at preemptions, after {saves} steps; each was gone on from")
+        saved = len(saves) == count and set(saves) <= set(resumed)
+    return saved and done == count and all(same.values()) and once
 
 
 def say(text: str) -> None:
