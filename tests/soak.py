@@ -27,8 +27,9 @@ import psutil
 PROGRAM = Path(__file__).with_name("kill_program.py")
 EXAMPLES, EVERY, STEPS_A_START = 320, 3, 60
 """Examples of an epoch (5 steps), steps between checkpoints, and steps for each start of the job."""
-STARTING, STARTING_S, TRAINING_S = 0.2, 3.0, 5.0
-"""How many of the kills come while the job starts, and how long after its start or that of the training."""
+STARTING, STARTING_S, TRAINING_S, CHECKPOINTS = 0.2, 3.0, 1.0, 5
+"""How many of the kills come while the job starts, within how many seconds; the others come as many seconds after one
+of so many checkpoints."""
 
 
 class Job:
@@ -46,6 +47,7 @@ class Job:
             text=True,
             env=os.environ | {"JAXTRIBUTE_FAULTS": slow, "JAXTRIBUTE_PREEMPTION_REPORT": str(folder / "report")},
         )
+        self._folder = folder
         self.workers, self.lines = workers, list[str]()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -65,6 +67,11 @@ class Job:
     def starts(self) -> int:
         """How often all ranks have been started."""
         return 1 + sum("starts the job again" in line for line in self.lines)
+
+    def newest(self) -> int:
+        """The number of the newest checkpoint."""
+        found = (self._folder / "checkpoints").glob("ckpt-*")
+        return max((int(path.name[5:]) for path in found if path.name[5:].isdigit()), default=0)
 
     def trains(self) -> bool:
         """Whether all ranks of the present start have begun to train."""
@@ -91,7 +98,10 @@ def disturb(job: Job, kind: signal.Signals, rng: random.Random) -> str:
     """Sends a signal to a random rank at a random moment of this start; returns when it was, or nothing at the end."""
     # A worker that is told to end before it can hear that ends at once, and there is nothing to save.
     begun, training = job.starts, kind is signal.SIGTERM or rng.random() > STARTING
-    while training and not job.trains() and job.process.poll() is None and job.starts == begun:
+    wanted = job.newest() + rng.randint(0, CHECKPOINTS)
+    while training and not (job.trains() and job.newest() >= wanted):
+        if job.process.poll() is not None or job.starts != begun:
+            break
         time.sleep(0.01)
     time.sleep(rng.uniform(0.0, TRAINING_S if training else STARTING_S))
     ranks = job.ranks()
