@@ -19,4 +19,5 @@ from jaxtribute.values.policies import MirroredPolicy as MirroredPolicy
 from jaxtribute.values.policies import OnReadPolicy as OnReadPolicy
 from jaxtribute.values.policies import PlainPolicy as PlainPolicy
 from jaxtribute.values.policies import Policy as Policy
+from jaxtribute.values.policies import ShardedPolicy as ShardedPolicy
 from jaxtribute.values.policies import Update as Update

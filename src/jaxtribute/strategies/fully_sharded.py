@@ -10,7 +10,7 @@ from jaxtribute.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute.errors import ArgumentError
 from jaxtribute.strategies.base import Strategy
 from jaxtribute.strategies.extended import StrategyExtended
-from jaxtribute.strategies.mirrored import MirroredStrategy
+from jaxtribute.strategies.mirrored import local_mesh
 from jaxtribute.values.enums import VariableSynchronization
 from jaxtribute.values.mesh import ReplicaMesh
 from jaxtribute.values.policies import MirroredPolicy, Policy, ShardedPolicy
@@ -41,7 +41,7 @@ class FullyShardedExtended(StrategyExtended):
         return policy, synchronization
 
 
-class FullyShardedStrategy(MirroredStrategy):
+class FullyShardedStrategy(Strategy):
     """Trains as `MirroredStrategy` does, and keeps one slice of each variable and of its slots on each device.
 
     Fully sharded data parallelism (FSDP, ZeRO stage 3): a replica function that reads a variable gets it gathered from
@@ -76,6 +76,5 @@ class FullyShardedStrategy(MirroredStrategy):
     ) -> None:
         if min_bytes < 0:
             raise ArgumentError(f"min_bytes is {min_bytes}. HINT: pass 0 to shard variables of any size.")
-        super().__init__(devices, cross_device_ops)
-        mesh = self.extended.mesh
-        Strategy.__init__(self, FullyShardedExtended(mesh, cross_device_ops, min_bytes=min_bytes, regather=regather))
+        mesh = local_mesh(devices, cross_device_ops)
+        super().__init__(FullyShardedExtended(mesh, cross_device_ops, min_bytes=min_bytes, regather=regather))

@@ -35,16 +35,23 @@ class MirroredStrategy(Strategy):
         devices: Sequence[str | jax.Device] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
     ) -> None:
-        prepare_cpu_backend()
-        if isinstance(devices, str):
-            raise ArgumentTypeError(f"devices must be a list, not the string {devices!r}. HINT: [{devices!r}].")
-        chosen = distinct_devices(devices) if devices else default_devices()
-        if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
-            raise ArgumentTypeError(
-                f"cross_device_ops is {cross_device_ops!r}, a {type(cross_device_ops).__name__}. "
-                "HINT: pass an object such as jd.NcclAllReduce()."
-            )
-        super().__init__(StrategyExtended(ReplicaMesh(chosen), cross_device_ops))
+        super().__init__(StrategyExtended(local_mesh(devices, cross_device_ops), cross_device_ops))
+
+
+def local_mesh(
+    devices: Sequence[str | jax.Device] | None, cross_device_ops: CrossDeviceOps | None = None
+) -> ReplicaMesh:
+    """The devices of this machine that a strategy's arguments name, by default all; see `MirroredStrategy`."""
+    prepare_cpu_backend()
+    if isinstance(devices, str):
+        raise ArgumentTypeError(f"devices must be a list, not the string {devices!r}. HINT: [{devices!r}].")
+    chosen = distinct_devices(devices) if devices else default_devices()
+    if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
+        raise ArgumentTypeError(
+            f"cross_device_ops is {cross_device_ops!r}, a {type(cross_device_ops).__name__}. "
+            "HINT: pass an object such as jd.NcclAllReduce()."
+        )
+    return ReplicaMesh(chosen)
 
 
 def distinct_devices(devices: Sequence[str | jax.Device]) -> tuple[jax.Device, ...]:
