@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import optax
 import pytest
+import tensorboardX as tensorboardX  # before a test: it sets an environment variable
 
 import jaxtribute as jd
 from coordinator.clusters import threads

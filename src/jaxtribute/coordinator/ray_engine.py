@@ -13,7 +13,7 @@ from ray import exceptions
 
 from jaxtribute.allocator import tune_allocator
 from jaxtribute.coordinator.engines import Back, Lost, make_task
-from jaxtribute.coordinator.ray_node import RayNode
+from jaxtribute.coordinator.ray_node import AUTHENTICATION, PATIENCE, RayNode, make_token
 from jaxtribute.coordinator.server_task import TaskSettings
 from jaxtribute.coordinator.transport import Endpoint, own_host
 from jaxtribute.errors import ClusterError, DeadlineError
@@ -186,11 +186,14 @@ class RayEngine:
 
 def connect(address: str | None, folder: str) -> None:
     """Joins a Ray cluster, or starts a small one on this machine that is gone with this process."""
+    make_token()
+    os.environ.setdefault(AUTHENTICATION, "token")  # as Ray does, which says so every time
+    for name, value in {"RAY_USAGE_STATS_ENABLED": "0", **PATIENCE}.items():
+        os.environ.setdefault(name, value)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
     if address is not None:
         ray.init(address, **options)
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
         num_cpus=1,
         object_store_memory=_STORE_BYTES,

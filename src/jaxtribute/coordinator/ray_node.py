@@ -11,17 +11,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxtribute.coordinator.transport import deadline
 from jaxtribute.errors import ClusterError, DeadlineError
+from jaxtribute.launcher.family import Family
+from jaxtribute.launcher.settings import LOCAL_CLUSTER
 
 if TYPE_CHECKING:
     from jaxtribute.cluster.server import ServerDef
     from jaxtribute.cluster.spec import ClusterSpec
 
-LOCAL_CLUSTER = "JAXTRIBUTE_LOCAL_CLUSTER"
-"""Set to 1 by the launcher where the chief is to start all tasks of its cluster on this machine."""
+AUTHENTICATION = "RAY_AUTH_MODE"
+"""Ray's own variable; unless the user says otherwise, who joins a cluster must have its token."""
+PATIENCE = {"RAY_raylet_start_wait_time_s": "120"}
+"""Ray gives a busy machine 30 s."""
 START_S = 300.0
 _POLL_S = 0.5
 _GONE_S = 5.0
@@ -43,7 +48,9 @@ class RayNode:
         command += ["--num-cpus=1", f"--object-store-memory={_STORE_BYTES}", *arguments]
         if "--head" in arguments:
             command += ["--include-dashboard=false", f"--temp-dir={self._folder.name}"]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output)
+        environment = {**os.environ, AUTHENTICATION: os.environ.get(AUTHENTICATION, "token"), **PATIENCE}
+        self._family = Family()  # ends with this process, however that ends
+        self._process = self._family.start(command, environment, self._output)
 
     @property
     def alive(self) -> bool:
@@ -63,6 +70,7 @@ class RayNode:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._family.close()
         self._output.close()
         self._folder.cleanup()
 
@@ -75,6 +83,7 @@ def start_head(address: str) -> RayNode:
       DeadlineError: it does not answer.
     """
     host, port = _resolved(address)
+    make_token()
     node = RayNode(["--head", f"--node-ip-address={host}", f"--port={port}"])
     left = deadline(START_S)
     while not _answers(host, port):
@@ -87,6 +96,19 @@ def start_head(address: str) -> RayNode:
             raise DeadlineError(f"Ray on {address} has not answered for {START_S:.0f} s. HINT: see `ray status`.")
         time.sleep(_POLL_S)
     return node
+
+
+def make_token() -> None:
+    """Makes the token of this user's Ray clusters, unless there is one; only the user can read it."""
+    given = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    path = Path.home() / ".ray" / "auth_token"
+    if given or os.environ.get(AUTHENTICATION, "token") != "token":
+        return
+    if not path.exists():
+        command = [sys.executable, "-m", "ray.scripts.scripts", "get-auth-token", "--generate"]
+        subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=START_S)
+    with contextlib.suppress(OSError):
+        path.chmod(0o600)
 
 
 def task_of_cluster(spec: ClusterSpec, task: ServerDef) -> Callable[[], None]:
@@ -109,28 +131,30 @@ def task_of_cluster(spec: ClusterSpec, task: ServerDef) -> Callable[[], None]:
 
 
 def _offer(chief: str, own: str, task: ServerDef) -> None:
-    from jaxtribute.coordinator.ray_engine import resource_of
-
     host, port = _resolved(chief)
     left = deadline(START_S)
     while not _answers(host, port):
         if not left():
             raise DeadlineError(f"the chief at {chief} has not started for {START_S:.0f} s. HINT: does it run?")
         time.sleep(_POLL_S)
-    place = json.dumps({resource_of(task.job_name, task.task_index): 1})
-    node = RayNode([f"--address={host}:{port}", f"--node-ip-address={_resolved(own)[0]}", f"--resources={place}"])
+    node = _joined(host, port, own, task)
     try:
         gone = deadline(_GONE_S)
         while gone():
             if not node.alive:
-                raise ClusterError(
-                    f"Ray has ended on {own}. HINT: have all machines one token? Ray says: {node.output()}"
-                )
+                raise ClusterError(f"Ray has ended on {own}. HINT: see what it says: {node.output()}")
             if _answers(host, port):
                 gone = deadline(_GONE_S)
             time.sleep(_POLL_S)
     finally:
         node.stop()
+
+
+def _joined(host: str, port: int, own: str, task: ServerDef) -> RayNode:
+    from jaxtribute.coordinator.ray_engine import resource_of
+
+    place = json.dumps({resource_of(task.job_name, task.task_index): 1})
+    return RayNode([f"--address={host}:{port}", f"--node-ip-address={_resolved(own)[0]}", f"--resources={place}"])
 
 
 def _answers(host: str, port: int) -> bool:

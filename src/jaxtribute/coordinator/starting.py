@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxtribute.coordinator.cluster import Cluster
 from jaxtribute.coordinator.engines import Engine, ThreadEngine
-from jaxtribute.coordinator.ray_node import START_S, owns_cluster, start_head
+from jaxtribute.coordinator.ray_node import START_S, RayNode, owns_cluster, start_head
 from jaxtribute.coordinator.server_task import TaskSettings
 from jaxtribute.coordinator.transport import Folder, Keys
 from jaxtribute.errors import ArgumentError
@@ -24,16 +24,25 @@ def start_cluster(resolver: Any, address: str | None, **options: Any) -> Cluster
       ArgumentError: there are no servers or no workers.
     """
     servers, workers = tasks_of(resolver)
-    from jaxtribute.coordinator.ray_engine import RayEngine
-
     chief = owns_cluster(resolver) if address is None else None
     node = start_head(chief) if chief is not None else None
-    remote = address is not None or node is not None
+    try:
+        return _start(node, address or chief, servers, workers, **options)
+    except BaseException:
+        if node is not None:
+            node.stop()
+        raise
+
+
+def _start(node: RayNode | None, address: str | None, servers: int, workers: int, **options: Any) -> Cluster:
+    from jaxtribute.coordinator.ray_engine import RayEngine
+
+    remote = address is not None
     folder = Folder()
     settings = TaskSettings(folder.path, Keys.make() if remote else None)
     if node is not None:
         options["timeout_s"] = max(options["timeout_s"], START_S)
-    engine: Engine = RayEngine(settings, address or chief, remote=remote, node=node)
+    engine: Engine = RayEngine(settings, address, remote=remote, node=node)
     return Cluster(engine, folder, settings, servers=servers, workers=workers, **options)
 
 

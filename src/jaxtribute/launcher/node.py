@@ -16,7 +16,7 @@ from jaxtribute.launcher.options import Options
 from jaxtribute.launcher.outcome import Outcome
 from jaxtribute.launcher.output import RankOutput, open_log
 from jaxtribute.launcher.ports import ReservedPorts
-from jaxtribute.launcher.settings import rank_environment
+from jaxtribute.launcher.settings import chief_environment, rank_environment
 
 RESTART = "JAXTRIBUTE_RESTART"
 """How often the job has been started again, for its processes."""
@@ -102,6 +102,8 @@ class LocalNode:
         rank, options = start.first + index, self.options
         environment = rank_environment(start.addresses, rank, options.devices)
         environment |= {"PYTHONUNBUFFERED": "1", RESTART: str(start.restart)}
+        if options.served is not None:
+            environment |= chief_environment(start.addresses[rank], *options.served)
         if options.gpus is not None:
             environment[VISIBLE] = ",".join(gpus_of(index, options.gpus, options.workers, os.environ))
         terminal = rank == 0 and sys.stdout.isatty()

@@ -13,6 +13,7 @@ class Options:
     Attributes:
         command: The program of every rank with its arguments.
         workers: Processes on this machine.
+        served: Parameter servers and workers that the one process starts by itself; `None` for a job without servers.
         devices: Logical CPU devices a process; `None` leaves it what it finds.
         gpus: GPUs a process, of those that this machine has; `None` leaves it all.
         nodes: Machines.
@@ -29,6 +30,7 @@ class Options:
 
     command: tuple[str, ...]
     workers: int = 1
+    served: tuple[int, int] | None = None
     devices: int | None = None
     gpus: int | None = None
     nodes: int = 1

@@ -12,6 +12,8 @@ TF_CONFIG = "TF_CONFIG"
 LAUNCHER = "JAXTRIBUTE_LAUNCHER"
 """Set to 1 in a process that the launcher, or the runner of `jd.testing`, has started."""
 PLATFORMS = "JAX_PLATFORMS"
+LOCAL_CLUSTER = "JAXTRIBUTE_LOCAL_CLUSTER"
+"""Set to 1 where the chief starts all other tasks of its cluster on this machine."""
 
 
 def rank_environment(
@@ -34,6 +36,25 @@ def rank_environment(
         found[CPU_DEVICES] = str(devices)
         found.setdefault(PLATFORMS, "cpu")
     return found
+
+
+def chief_environment(address: str, servers: int, workers: int) -> dict[str, str]:
+    """What tells a process that it is the chief of servers and workers, which it starts on this machine.
+
+    Args:
+        address: `host:port` of the process.
+        servers: How many parameter servers.
+        workers: How many workers.
+    """
+    host = address.rpartition(":")[0]
+    # Nobody listens there: the places only say how many there are.
+    cluster = {
+        "chief": [address],
+        "ps": [f"{host}:{1 + i}" for i in range(servers)],
+        "worker": [f"{host}:{1 + servers + i}" for i in range(workers)],
+    }
+    task = {"type": "chief", "index": 0}
+    return {TF_CONFIG: json.dumps({"cluster": cluster, "task": task}), LOCAL_CLUSTER: "1"}
 
 
 def rank_of_this_process(environment: Mapping[str, str] | None = None) -> int:

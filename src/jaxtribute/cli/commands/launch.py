@@ -21,6 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Tells the parser what the command takes."""
     add = parser.add_argument
     add("--workers", type=_count, metavar="N", help="processes on this machine (1)")
+    add(
+        "--ps",
+        type=_count,
+        metavar="N",
+        help="parameter servers: the program is the chief, which starts them and workers",
+    )
     add("--devices-per-worker", type=_count, metavar="N", help="logical CPU devices a process")
     add("--gpus-per-worker", type=_count, metavar="N", help="GPUs a process, of those of this machine")
     add("--split", action="store_true", help=f"show rank 0 alone; the others go to log files ({LOGS}/rank-N.log)")
@@ -66,7 +72,8 @@ def _options(arguments: argparse.Namespace) -> Options:
 
     return Options(
         command=_command(arguments.program, arguments.arguments, module=arguments.module),
-        workers=arguments.workers or 1,
+        workers=1 if arguments.ps else arguments.workers or 1,
+        served=(arguments.ps, arguments.workers or 1) if arguments.ps else None,
         devices=arguments.devices_per_worker,
         gpus=arguments.gpus_per_worker,
         coordinator=arguments.coordinator,
