@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import jaxtribute as jd
+from jaxtribute.planning import machine
 from jaxtribute.planning import script as scripts
 from jaxtribute.planning.cost import StepCost
 from jaxtribute.planning.machine import time_alone
@@ -15,8 +16,6 @@ from planning.scripts import write
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jaxtribute.planning import machine
-
     for module in (machine, scripts):
         monkeypatch.setattr(module, "_LEAST_S", 0.001)
         monkeypatch.setattr(module, "_ROUNDS", 2)
@@ -43,6 +42,22 @@ def test_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     request.write_text(json.dumps({"devices": 1, "rows": 24, "collectives": []}))
     scripts.main("parts", str(request), str(write(tmp_path)))
     assert answer(capsys)["collectives"] == 0
+
+
+def test_devices_that_share_cores_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+
+    def timed(call: Any, wait_every: int = 8) -> float:
+        waits.append(wait_every)
+        call()
+        return 1.0
+
+    monkeypatch.setattr(machine, "timed", timed)
+    for cores in (1, 2):
+        monkeypatch.setattr(machine, "_cores", lambda cores=cores: cores)
+        found = scripts.parts(write(tmp_path), [], {"devices": 2, "rows": 12, "collectives": []})
+        assert found == {"compute": 1.0, "collectives": 0.0}
+    assert waits == [1, 8]
 
 
 def test_exchange(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
