@@ -7,7 +7,7 @@ import io
 import os
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from worker_programs import rank, strategy
 
 
 @contextlib.contextmanager
-def relaxed() -> Iterator[None]:
+def relaxed() -> Generator[None]:
     """JAX's own promotion: Keras is not written for the strictest."""
     names = "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion"
     before = [getattr(jax.config, name) for name in names]

@@ -30,15 +30,14 @@ DOES_NOT_ADD: dict[str, Callable[[Any], Any]] = {
     "decay": lambda v: 0.9 * v + BATCH.sum(),
     "doubled": lambda v: v + v,
     "the rest": lambda v: BATCH.sum() - v,
-    "inside jit": lambda v: jax.jit(lambda x: x * 2)(v),
+    "inside jit": jax.jit(lambda v: v * 2),
     "rounded": lambda v: (v + 1.0).astype(jnp.float16).astype(jnp.float32),
 }
 
 
 def model(variable: Any) -> Any:
     class Own:
-        name = "own"
-        variables = [variable]
+        name, variables = "own", (variable,)
 
     return SimpleNamespace(metrics=[SimpleNamespace(metrics=[Own()])])
 

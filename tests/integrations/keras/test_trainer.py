@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
+from jax.core import Tracer
 
 import jaxtribute as jd
-from jaxtribute.errors import StrategyMixError
+from jaxtribute.errors import ContextError, StrategyMixError
 from jaxtribute.integrations.keras.trainer import strategy_of
 from keras_models import BATCH, WEIGHTS, X, Y, assert_same, both, classifier, crossentropy, devices, keras, trained
 
@@ -91,7 +92,7 @@ def test_steps_run_as_python_when_asked() -> None:
 
     class Watched(keras.layers.Layer):
         def call(self, x: Any) -> Any:
-            if not isinstance(x, (jax.core.Tracer, keras.KerasTensor)):
+            if not isinstance(x, (Tracer, keras.KerasTensor)):
                 seen.append(x.shape)
             return x
 
@@ -156,7 +157,7 @@ def test_a_model_keeps_its_strategy(four: jd.Strategy, tmp_path: Any) -> None:
         inside = keras.models.load_model(path)
     assert strategy_of(outside) is None
     assert strategy_of(inside) is four
-    assert_same(*(trained(one, X[:6], Y[:6], epochs=1) for one in (outside, inside)))
+    assert_same(trained(outside, X[:6], Y[:6], epochs=1), trained(inside, X[:6], Y[:6], epochs=1))
     with pytest.raises(StrategyMixError, match="mixing"), jd.OneDeviceStrategy("CPU:0").scope():
         inside.fit(X, Y)
 
@@ -197,6 +198,15 @@ def test_a_scope_alone_changes_nothing_for_models_of_plain_keras(four: jd.Strate
         layer.build((None, 8))
     wrapped = keras.Sequential([keras.layers.Input((8,)), layer])
     assert strategy_of(wrapped) is four  # its variables say so
+
+
+def test_parameter_servers_are_refused(four: jd.Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    with four.scope():
+        model = classifier()
+    module = type("module", (), {"ParameterServerStrategy": type(four)})
+    monkeypatch.setitem(sys.modules, "jaxtribute.strategies.parameter_server", module)  # type: ignore[arg-type]
+    with pytest.raises(ContextError, match="HINT: use a synchronous strategy"):
+        model.predict(X, verbose=0)
 
 
 @pytest.fixture(autouse=True)

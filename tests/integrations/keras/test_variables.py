@@ -30,16 +30,6 @@ def test_a_variable_is_one_of_the_strategys(four: jd.Strategy) -> None:
     assert not isinstance(plain, StrategyVariable)
 
 
-@pytest.mark.parametrize(
-    ("how", "kind", "found"),
-    [("mean", "float32", "MEAN"), ("mean", "int32", "NONE"), ("sum", "int32", "SUM"), ("none", "float32", "NONE")],
-)
-def test_aggregations(how: str, kind: str, found: str, four: jd.Strategy) -> None:
-    with four.scope():
-        variable = keras.Variable(np.zeros(2, kind), aggregation=how)
-    assert variable.stored.aggregation.name == found
-
-
 def test_variables_without_a_value_get_one_later(four: jd.Strategy) -> None:
     with four.scope():
         with keras.StatelessScope():

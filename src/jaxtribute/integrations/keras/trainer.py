@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from jaxtribute.errors import ContextError
 from jaxtribute.execution.function import function
 from jaxtribute.integrations.keras.data import Placer
 from jaxtribute.integrations.keras.steps import Lists, Step, predict_step, test_step, train_step
@@ -45,6 +47,20 @@ def strategy_of(model: Any) -> Strategy | None:
     if found is not None:
         remember(model, found)
     return found
+
+
+def check_synchronous(strategy: Strategy) -> None:
+    """Checks that a strategy's replicas train in step.
+
+    Raises:
+      ContextError: it is a `ParameterServerStrategy`.
+    """
+    module = sys.modules.get("jaxtribute.strategies.parameter_server")
+    if module is not None and isinstance(strategy, module.ParameterServerStrategy):
+        raise ContextError(
+            f"Keras's fit, evaluate and predict do not run under {strategy!r}. HINT: use a synchronous strategy, or "
+            "schedule steps by a jd.coordinator.ClusterCoordinator."
+        )
 
 
 def make_train_function(model: Any, strategy: Strategy) -> Function:
