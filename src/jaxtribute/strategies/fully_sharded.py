@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxtribute.collectives.cross_device_ops import CrossDeviceOps
+from jaxtribute.collectives.options import CommunicationOptions
+from jaxtribute.config import prepare_cpu_backend
 from jaxtribute.errors import ArgumentError
 from jaxtribute.strategies.base import Strategy
-from jaxtribute.strategies.extended import StrategyExtended
 from jaxtribute.strategies.mirrored import local_mesh
+from jaxtribute.strategies.multi_worker import MultiWorkerExtended, join, worker_mesh
 from jaxtribute.values.enums import VariableSynchronization
 from jaxtribute.values.mesh import ReplicaMesh
 from jaxtribute.values.policies import MirroredPolicy, Policy, ShardedPolicy
 from jaxtribute.values.policies.sharded import SHARDED_BYTES
 
+if TYPE_CHECKING:
+    from jaxtribute.cluster.resolvers.base import ClusterResolver
+    from jaxtribute.cluster.runtime import Cluster
 
-class FullyShardedExtended(StrategyExtended):
+
+class FullyShardedExtended(MultiWorkerExtended):
     """Replicas on `mesh`, and one slice of every large variable on each.
 
     Args:
-      mesh: the device of each replica.
-      cross_device_ops: how values are reduced between devices; by default what XLA does best.
+      mesh: the device of each replica, over all workers.
+      cluster: the workers; None where there is one that belongs to no cluster.
       min_bytes: variables that are smaller have a copy on each device.
       regather: whether the backward pass gathers variables again.
     """
 
-    def __init__(
-        self, mesh: ReplicaMesh, cross_device_ops: CrossDeviceOps | None, *, min_bytes: int, regather: bool
-    ) -> None:
-        super().__init__(mesh, cross_device_ops)
+    def __init__(self, mesh: ReplicaMesh, cluster: Cluster | None, *, min_bytes: int, regather: bool) -> None:
+        super().__init__(mesh, cluster, CommunicationOptions())
         self._min_bytes, self._regather = min_bytes, regather
 
     def variable_policy(self, synchronization: VariableSynchronization) -> tuple[Policy, VariableSynchronization]:
@@ -53,28 +57,44 @@ class FullyShardedStrategy(Strategy):
     Args:
       devices: TensorFlow's names of the devices, or JAX devices, one replica each. By default (None or empty)
         all accelerators, or all (logical) CPU devices where there is none.
-      cross_device_ops: how values are reduced between devices; by default what XLA does best.
+      cluster_resolver: says who the workers are and which one this is, for slices over the devices of all of them.
+        By default this process is the only worker.
       min_bytes: variables of fewer bytes are mirrored, as gathering them costs more than it saves.
       regather: whether the backward pass of `jd.value_and_grad` gathers the variables again. If not, those that
         it needs stay gathered from the forward pass on: one all-gather less, for the memory of all of them.
 
     Raises:
       DeviceError: a device that does not exist, or one that is named twice.
-      ArgumentTypeError: a single string instead of a list, or `cross_device_ops` that are none.
-      ArgumentError: a negative `min_bytes`.
+      ArgumentTypeError: a single string instead of a list.
+      ArgumentError: a negative `min_bytes`, or devices of a cluster, all of which are taken.
+      ClusterSpecError: the cluster is described wrongly, or this process is none of its workers.
+      DeadlineError: workers did not come in time; it names them.
 
-    Source: ZeRO (Rajbhandari et al., 2020); `tf.distribute.MirroredStrategy` for the rest.
+    Source: ZeRO (Rajbhandari et al., 2020); `tf.distribute.MultiWorkerMirroredStrategy` for the rest.
     """
 
     def __init__(
         self,
         devices: Sequence[str | jax.Device] | None = None,
-        cross_device_ops: CrossDeviceOps | None = None,
+        cluster_resolver: ClusterResolver | None = None,
         *,
         min_bytes: int = SHARDED_BYTES,
         regather: bool = True,
     ) -> None:
         if min_bytes < 0:
             raise ArgumentError(f"min_bytes is {min_bytes}. HINT: pass 0 to shard variables of any size.")
-        mesh = local_mesh(devices, cross_device_ops)
-        super().__init__(FullyShardedExtended(mesh, cross_device_ops, min_bytes=min_bytes, regather=regather))
+        if devices and cluster_resolver is not None:
+            raise ArgumentError(f"devices is {devices!r} beside a cluster_resolver. HINT: a cluster's are all taken.")
+        self._resolver = cluster_resolver
+        cluster = None if cluster_resolver is None else join(cluster_resolver, None)
+        if cluster is None:
+            mesh = local_mesh(devices)
+        else:
+            prepare_cpu_backend()
+            mesh = worker_mesh(cluster, jax.devices())
+        super().__init__(FullyShardedExtended(mesh, cluster, min_bytes=min_bytes, regather=regather))
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """What describes the cluster; None where there is none."""
+        return self._resolver
