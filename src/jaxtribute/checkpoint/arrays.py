@@ -23,6 +23,8 @@ from jaxtribute.values.lending import Lease
 
 _BATCH_BYTES = 16 << 20
 """Arrays that are written or read together; more at a time is not faster."""
+_THREADS = 2
+"""For copying and for writing: they take time from the training, and each keeps memory that it has used."""
 _SHARE_BYTES = 1 << 20
 """From this size on, processes that have the same array write a part of it each."""
 
@@ -58,6 +60,11 @@ class _BorrowedHandler(_handlers.ArrayHandler):
 
     async def serialize(self, values: Sequence[_Borrowed], infos: Sequence[Any], args: Any = None) -> Sequence[Any]:
         """Writes all of `values`; nothing is left to wait for."""
+        context = _handlers.get_ts_context(
+            use_ocdbt=True, file_io_concurrency_limit=_THREADS, data_copy_concurrency_limit=_THREADS
+        )
+        for info in infos:
+            info.ts_context = context
         order = sorted(range(len(values)), key=lambda i: -values[i].place)
         for batch in batches([values[i].nbytes for i in order]):
             chosen = [values[i] for i in order[batch]]
