@@ -30,7 +30,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def run_module(module: str, arguments: Sequence[str], devices: int, workers: int = 1) -> dict[str, Any]:
         what, file, *rest = arguments
-        calls.append((what, devices, rest[1:]) if workers == 1 else (what, devices, rest[1:], workers))
+        call: tuple[Any, ...] = (what, devices, rest[1:]) if workers == 1 else (what, devices, rest[1:], workers)
+        if what == "parts":
+            request = json.loads(Path(file).read_text())
+            call = (*call, request["rows"], request["collectives"])
+        calls.append(call)  # at once: several threads may ask
         if what == "cost":
             COST.save(Path(file))
             return {}
@@ -38,8 +42,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             return {"seconds": 2.0 / devices / workers, "replicas": workers if "--alone" not in rest else 1}
         if what == "exchange":
             return {"collectives": 0.3}
-        request = json.loads(Path(file).read_text())
-        calls[-1] = (*calls[-1], request["rows"], request["collectives"])
         return {"compute": 1.5 / devices, "collectives": 0.1 if devices > 1 else 0.0}
 
     monkeypatch.setattr(calibration, "run_module", run_module)
