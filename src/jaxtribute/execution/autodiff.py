@@ -10,7 +10,7 @@ import jax
 from jaxtribute import context as contexts
 from jaxtribute.collectives.wholes import whole_p
 from jaxtribute.context import Context, entered
-from jaxtribute.errors import ArgumentTypeError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
 from jaxtribute.execution.frames import OverlayFrame
 from jaxtribute.execution.nests import flatten, is_array
 from jaxtribute.execution.row_gradients import RowsNeeded, differentiate_by_rows
@@ -25,7 +25,7 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = Fa
 
     Args:
       fn: a function of any arguments that returns a scalar, or `(scalar, aux)` with `has_aux`.
-      variables: a variable or a nest of them, of inexact dtypes.
+      variables: a variable or a nest of them, of inexact dtypes; Keras's variables of a strategy, too.
       has_aux: whether `fn` returns auxiliary data besides.
 
     Returns:
@@ -33,11 +33,18 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = Fa
       `gradients` is a nest as `variables`, each array of its variable's shape and dtype.
 
     Raises:
+      ArgumentError: there are no variables.
       ArgumentTypeError: something in `variables` is no `jd.Variable`.
 
     Source: `tf.GradientTape`, as `jax.value_and_grad`.
     """
     leaves, tree = jax.tree.flatten(variables, is_leaf=lambda leaf: isinstance(leaf, Variable))
+    if not leaves:
+        raise ArgumentError(
+            f"variables is {variables!r}, which holds none. HINT: a Keras model has none before it is built: begin it "
+            "with a keras.Input, or call model.build(shape) first."
+        )
+    leaves = [leaf if isinstance(leaf, Variable) else getattr(leaf, "stored", leaf) for leaf in leaves]
     for leaf in leaves:
         if not isinstance(leaf, Variable):
             raise ArgumentTypeError(
@@ -66,9 +73,9 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = Fa
                 aux, outline[:] = _arrays(aux)
             return value, (aux, list(overlay.written.values()))
 
-        call = jax.checkpoint(loss, policy=_keep_all_but_wholes) if regathers else loss
+        differentiate = _value_and_grad_regathering if regathers else _value_and_grad
         try:
-            (value, (aux, writes)), grads = jax.value_and_grad(call, has_aux=True)([value for value, _ in pairs])
+            (value, (aux, writes)), grads = differentiate(loss, [value for value, _ in pairs])
         except RowsNeeded:
             (value, (aux, writes)), grads = differentiate_by_rows(under, frame, leaves)
         for variable, new in zip(written, writes, strict=True):
@@ -95,6 +102,20 @@ def grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = False) -> Ca
         return (grads, value[1]) if has_aux else grads
 
     return gradients
+
+
+def _value_and_grad(loss: Callable[..., Any], values: Sequence[Any]) -> Any:
+    return jax.value_and_grad(loss, has_aux=True)(values)
+
+
+def _value_and_grad_regathering(loss: Callable[..., Any], values: Sequence[Any]) -> Any:
+    """The same, of a backward pass that gathers variables anew."""
+    try:
+        return _value_and_grad(jax.checkpoint(loss, policy=_keep_all_but_wholes), values)
+    except NotImplementedError as error:
+        if "Effects not supported" not in str(error):
+            raise
+        return _value_and_grad(loss, values)  # a function with callbacks must not run twice, so all is kept
 
 
 def _keep_all_but_wholes(primitive: Any, *_: Any, **__: Any) -> bool:

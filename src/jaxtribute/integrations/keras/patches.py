@@ -21,6 +21,7 @@ from jaxtribute import context as contexts
 from jaxtribute.errors import ArgumentError, ConfigError
 from jaxtribute.integrations.keras import trainer, workers
 from jaxtribute.integrations.keras.data import DistributedAdapter, adapted, readable
+from jaxtribute.integrations.keras.loops import initialized_now, summed_gradients
 from jaxtribute.integrations.keras.share import (
     synchronizable,
     whole_batch_gradients,
@@ -69,6 +70,10 @@ def patch() -> None:
     _replace(BatchNormalization, "__init__", synchronizable(BatchNormalization.__init__))
     for optimizer in (BaseOptimizer, LossScaleOptimizer):
         _replace(optimizer, "stateless_apply", whole_batch_gradients(optimizer.stateless_apply))
+        _replace(optimizer, "apply", summed_gradients(optimizer.apply))
+    _replace(
+        backend.Variable, "_initialize_with_initializer", initialized_now(backend.Variable._initialize_with_initializer)
+    )
 
 
 def _replace(owner: Any, name: str, new: Any) -> None:

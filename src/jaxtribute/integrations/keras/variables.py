@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-import jax.numpy as jnp
 from keras.src import backend
 
 from jaxtribute import context as contexts
 from jaxtribute.context import Context
+from jaxtribute.integrations.keras.loops import together
 from jaxtribute.values.enums import VariableAggregation
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
     from jaxtribute.strategies.base import Strategy
-
-_AGGREGATIONS = {
-    "mean": VariableAggregation.MEAN,
-    "sum": VariableAggregation.SUM,
-    "only_first_replica": VariableAggregation.ONLY_FIRST_REPLICA,
-}
 
 
 class StrategyVariable(backend.Variable):
@@ -51,17 +45,16 @@ class StrategyVariable(backend.Variable):
     def _value(self, value: Any) -> None:
         if self._stored is not None:
             if value is not None:
-                self._stored.assign(value)
+                self._stored.assign(together(self, value))
         elif value is not None:
             self._stored = self._made(value)
 
     def _made(self, value: Any) -> Variable:
-        how = _AGGREGATIONS.get(cast("str", self.aggregation), VariableAggregation.NONE)
-        if how is VariableAggregation.MEAN and not jnp.issubdtype(value.dtype, jnp.inexact):
-            how = VariableAggregation.NONE
         frame = contexts.current().frame
         with contexts.entered(Context(self.strategy, None, frame)):
-            return Variable(value, trainable=self.trainable, name=self.path, aggregation=how)
+            # What replicas write has been brought together by then, as Keras's own rules say.
+            first = VariableAggregation.ONLY_FIRST_REPLICA
+            return Variable(value, trainable=self.trainable, name=self.path, aggregation=first)
 
 
 def new_variable(cls: type[Any], *_: Any, **__: Any) -> Any:

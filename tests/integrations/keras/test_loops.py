@@ -1,0 +1,113 @@
+"""Keras models, optimizers and metrics in loops of one's own: several replicas do what one does."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+from jaxtribute.errors import ArgumentError
+from keras_models import keras
+
+ROWS, BATCH = 13, 8
+X = np.random.default_rng(0).normal(size=(ROWS, 5)).astype(np.float32)
+Y = (X.sum(1) > 0).astype(np.int32)
+
+
+class Loop:
+    """A model, its optimizer and its metrics, made in a strategy's scope; a training step over the replicas."""
+
+    def __init__(self, strategy: jd.Strategy, built: bool = True) -> None:
+        self.strategy = strategy
+        with strategy.scope():
+            keras.utils.set_random_seed(1)
+            layers = [keras.layers.Dense(6, "tanh"), keras.layers.Dense(2)]
+            self.model = keras.Sequential([keras.Input((5,)), *layers] if built else layers)
+            self.optimizer = keras.optimizers.Adam(0.05)
+            self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+            self.mean, self.accuracy = keras.metrics.Mean(), keras.metrics.SparseCategoricalAccuracy()
+        self.step = jd.function(self._step)
+
+    def _replica_step(self, x: Any, y: Any) -> Any:
+        def compute_loss() -> Any:
+            logits = self.model(x, training=True)
+            losses = self.loss(y, logits)
+            return jnp.sum(losses) / BATCH, (losses, logits)
+
+        variables = self.model.trainable_variables
+        (loss, (losses, logits)), gradients = jd.value_and_grad(compute_loss, variables, has_aux=True)()
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        self.mean.update_state(losses)
+        self.accuracy.update_state(y, logits)
+        return loss
+
+    def _step(self, batch: Any) -> Any:
+        return self.strategy.reduce("SUM", self.strategy.run(self._replica_step, args=batch), axis=None)
+
+    def run(self) -> dict[str, Any]:
+        batches = [(X[i : i + BATCH], Y[i : i + BATCH]) for i in range(0, ROWS, BATCH)]
+        losses = [float(self.step(batch)) for batch in self.strategy.experimental_distribute_dataset(batches)]
+        weights = [np.asarray(variable.value) for variable in self.model.variables]
+        metrics = [float(self.mean.result()), float(self.accuracy.result())]
+        return {"losses": losses, "weights": weights, "metrics": metrics, "steps": int(self.optimizer.iterations.value)}
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one["steps"] == other["steps"]
+    for name in ("losses", "metrics"):
+        np.testing.assert_allclose(one[name], other[name], rtol=2e-5, err_msg=name)
+    for a, b in zip(one["weights"], other["weights"], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return Loop(jd.OneDeviceStrategy("CPU:0")).run()
+
+
+def test_compiled_replicas_do_what_one_device_does(four: jd.Strategy, alone: dict[str, Any]) -> None:
+    loop = Loop(four)
+    same(loop.run(), alone)
+    assert loop.optimizer.iterations.value == 2
+    for variable in [*loop.model.variables, *loop.optimizer.variables, *loop.mean.variables]:
+        first, *others = (np.asarray(copy) for copy in variable.stored.values)
+        assert all(np.array_equal(first, other) for other in others)
+
+
+def test_eager_replicas_build_an_optimizer_once_and_sum_what_they_write() -> None:
+    two = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+    with two.scope():
+        weight, total = keras.Variable(1.0), keras.Variable(10.0, aggregation="sum", trainable=False)
+        optimizer = keras.optimizers.SGD(0.5, momentum=0.5)
+
+    def step(gradient: Any) -> None:
+        optimizer.apply_gradients([(gradient, weight)])
+        total.assign_add(gradient)
+
+    gradients = two.experimental_distribute_values_from_function(
+        lambda context: np.float32(context.replica_id_in_sync_group + 1)
+    )
+    two.run(step, args=(gradients,))
+    assert [float(copy) for copy in weight.stored.values] == [-0.5, -0.5]
+    assert [float(copy) for copy in total.stored.values] == [13.0, 13.0]
+    assert int(optimizer.iterations.value) == 1
+    assert len(optimizer.variables) == 3
+
+
+def test_a_model_that_is_built_in_the_step_says_what_to_do(four: jd.Strategy) -> None:
+    with pytest.raises(ArgumentError, match=r"holds none. HINT: a Keras model.*Input"):
+        Loop(four, built=False).run()
+
+
+def test_moving_averages_are_averaged_over_replicas(four: jd.Strategy) -> None:
+    with four.scope():
+        layer = keras.layers.BatchNormalization(momentum=0.0)
+        layer.build((None, 5))
+
+    @jd.function
+    def step(batch: Any) -> Any:
+        return four.run(lambda x: layer(x, training=True), args=(batch,))
+
+    step(next(iter(four.experimental_distribute_dataset([X[:12]]))))
+    np.testing.assert_allclose(np.asarray(layer.moving_mean.value), X[:12].mean(0), rtol=1e-5, atol=1e-6)
