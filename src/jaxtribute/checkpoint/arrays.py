@@ -23,6 +23,8 @@ from jaxtribute.values.lending import Lease
 
 _BATCH_BYTES = 16 << 20
 """Arrays that are written or read together; more at a time is not faster."""
+_CHUNK_BYTES = 128 << 20
+"""The pieces of a large array in the files, which are written and read on their own."""
 _THREADS = 2
 """For copying and for writing: they take time from the training, and each keeps memory that it has used."""
 _SHARE_BYTES = 1 << 20
@@ -69,8 +71,8 @@ class _BorrowedHandler(_handlers.ArrayHandler):
         for batch in batches([values[i].nbytes for i in order]):
             chosen = [values[i] for i in order[batch]]
             arrays = [value.lease.take() for value in chosen]
-            params = [infos[i] for i in order[batch]], [args[i] for i in order[batch]]
-            for commit in await super().serialize(arrays, *params):
+            saved = [_handlers.SaveArgs(chunk_byte_size=_CHUNK_BYTES)] * len(chosen)
+            for commit in await super().serialize(arrays, [infos[i] for i in order[batch]], saved):
                 commit.result()
             del arrays
             for value in chosen:
