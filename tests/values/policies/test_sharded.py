@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.experimental import io_callback
 
 import jaxtribute as jd
 from jaxtribute.errors import VariableError
@@ -188,3 +189,17 @@ def test_the_backward_pass_gathers_again_if_it_may(regather: bool, gathers: int)
     program = next(iter(step._programs.values()))  # pyright: ignore[reportPrivateUsage]
     text = program.lower([x.data]).as_text()  # pyright: ignore[reportFunctionMemberAccess]
     assert text.count('"stablehlo.all_gather"') == gathers
+
+
+def test_a_function_with_callbacks_runs_once() -> None:
+    v = variable(SHARDED[2], FIVE)
+    seen: list[float] = []
+
+    def loss() -> Any:
+        io_callback(lambda x: seen.append(float(x)), None, jax.lax.stop_gradient(v.read_value()).sum())
+        return (v * v).sum()
+
+    grads = execute("compiled", SHARDED[2], lambda: jd.value_and_grad(loss, v)()[1])
+    assert components(grads) == [[0, 2, 4, 6, 8]] * 2
+    jax.effects_barrier()
+    assert seen == [10, 10]

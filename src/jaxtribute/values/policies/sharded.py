@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cached_property
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.sharding import Sharding
 
 from jaxtribute.collectives import wholes
 from jaxtribute.values.distributed import Mirrored
@@ -125,7 +127,7 @@ class ShardedPolicy(Policy):
         return array[: math.prod(self._shape)].reshape(self._shape)
 
     def spread(self, array: jax.Array) -> jax.Array:
-        return self._gather(array)
+        return _gathered(array, self._shape, self.mesh.replicated)
 
     def collected(self, array: jax.Array) -> jax.Array:
         return own(wholes.flat(jnp.asarray(array), self.mesh.size), self.mesh.split)
@@ -133,7 +135,8 @@ class ShardedPolicy(Policy):
     def distributed(self, variable: Variable, context: Context) -> Any:
         return Mirrored(self.whole(variable, context), self.mesh)
 
-    @cached_property
-    def _gather(self) -> Callable[[jax.Array], jax.Array]:
-        """The whole value on every replica's device, those of other processes too."""
-        return jax.jit(self.value, out_shardings=self.mesh.replicated)
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _gathered(array: jax.Array, shape: tuple[int, ...], where: Sharding) -> jax.Array:
+    """The whole value on every replica's device, those of other processes too."""
+    return lax.with_sharding_constraint(array[: math.prod(shape)].reshape(shape), where)
