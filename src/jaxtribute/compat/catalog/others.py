@@ -76,8 +76,8 @@ REMARKS: dict[str, str] = {
 """What is worth knowing of names that mean the same."""
 
 LIBRARIES: dict[str, str] = {
-    "tf.keras": "Keras 3 on its JAX backend, with `pip install 'jaxtribute[keras]'`; models, optimizers and metrics work "
-    "under strategies, in `fit` and in loops of one's own. There `jd.value_and_grad` needs the model's variables "
+    "tf.keras": "Keras 3 on its JAX backend, with `pip install 'jaxtribute[keras]'`; models, optimizers and metrics "
+    "work under strategies, in `fit` and in loops of one's own. There `jd.value_and_grad` needs the model's variables "
     "beforehand: begin it with a `keras.Input`, so that it is built",
 }
 """Names that another library stands for, which is not loaded to look into it."""
