@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             call = (*call, request["rows"], request["collectives"])
         calls.append(call)  # at once: several threads may ask
         if what == "cost":
-            COST.save(Path(file))
+            replace(COST, replicas=1 if "--alone" in rest else COST.replicas).save(Path(file))
             return {}
         if what == "time":
-            return {"seconds": 2.0 / devices / workers, "replicas": workers if "--alone" not in rest else 1}
+            return {"seconds": 2.0 / devices / workers}
         if what == "exchange":
             return {"collectives": 0.3}
         return {"compute": 1.5 / devices, "collectives": 0.1 if devices > 1 else 0.0}
@@ -66,10 +67,13 @@ def test_parts_and_the_whole_alternate(asked: list[Any], tmp_path: Path) -> None
 
 
 def test_processes_with_one_device_each(asked: list[Any], tmp_path: Path) -> None:
-    found = calibrate_processes(tmp_path / "a.py", ["{devices}"], COST, 2)
+    script = tmp_path / "a.py"
+    script.touch()
+    found = calibrate_processes(script, ["{devices}"], 2)
     assert found.measurement == Measurement(2, 32, 1.5, 0.3, processes=2)
     assert found.measured == 1.0
     assert asked == [
+        ("cost", 1, ["1"], 2),
         ("parts", 1, ["1"], 32, []),
         ("parts", 1, ["1"], 32, []),
         ("exchange", 1, [], 2),
@@ -78,8 +82,10 @@ def test_processes_with_one_device_each(asked: list[Any], tmp_path: Path) -> Non
 
 
 def test_processes_that_train_by_themselves(asked: list[Any], tmp_path: Path) -> None:
+    script = tmp_path / "a.py"
+    script.touch()
     with pytest.raises(ArgumentError, match=r"trains 1 replica\(s\) in each of 2.*HINT: use MultiWorkerMirrored"):
-        calibrate_processes(tmp_path / "a.py", ["--alone"], COST, 2)
+        calibrate_processes(script, ["--alone"], 2)
 
 
 def test_the_table() -> None:

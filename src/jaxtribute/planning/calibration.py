@@ -76,8 +76,8 @@ def with_devices(arguments: Sequence[str], devices: int) -> list[str]:
     return [argument.replace("{devices}", str(devices)) for argument in arguments]
 
 
-def script_cost(script: Path, arguments: Sequence[str], devices: int = 2) -> StepCost:
-    """What a script's step costs, found out in a process of its own with so many devices.
+def script_cost(script: Path, arguments: Sequence[str], devices: int = 2, workers: int = 1) -> StepCost:
+    """What a script's step costs, found out in a process of its own with so many devices, or in several processes.
 
     Raises:
       ArgumentError: there is no such script.
@@ -87,7 +87,7 @@ def script_cost(script: Path, arguments: Sequence[str], devices: int = 2) -> Ste
         raise ArgumentError(f"there is no script {str(script)!r}. HINT: give a Python program, or what --save wrote.")
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory, "cost.json")
-        run_module(_SCRIPT, ["cost", str(out), str(script), *with_devices(arguments, devices)], devices)
+        run_module(_SCRIPT, ["cost", str(out), str(script), *with_devices(arguments, devices)], devices, workers)
         return StepCost.load(out)
 
 
@@ -125,14 +125,22 @@ def measure(script: Path, arguments: Sequence[str], cost: StepCost, devices: int
     return Measurement(devices, rows, answer["compute"], answer["collectives"])
 
 
-def calibrate_processes(script: Path, arguments: Sequence[str], cost: StepCost, workers: int) -> Comparison:
+def calibrate_processes(script: Path, arguments: Sequence[str], workers: int) -> Comparison:
     """Predicts and measures a script's step on several processes of this machine, with one device each.
+
+    Between processes a step may make other collectives than within one.
 
     Raises:
       ArgumentError: the script trains in each process by itself.
       ProcessFailedError: it fails; with what it printed.
     """
-    rows, given = slice_size(cost.batch, workers), with_devices(arguments, 1)
+    cost, given = script_cost(script, arguments, 1, workers), with_devices(arguments, 1)
+    if cost.replicas != workers:
+        raise ArgumentError(
+            f"{script} trains {cost.replicas} replica(s) in each of {workers} processes by itself. HINT: use "
+            "MultiWorkerMirroredStrategy, which joins the cluster, and is a MirroredStrategy where there is none."
+        )
+    rows = slice_size(cost.batch, workers)
     wanted = [[one.kind, list(one.parts)] for one in cost.exchanged()]
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(workers) as pool:
         alone, together = Path(directory, "alone.json"), Path(directory, "together.json")
@@ -142,11 +150,6 @@ def calibrate_processes(script: Path, arguments: Sequence[str], cost: StepCost, 
         compute = max(answer["compute"] for answer in answers)
         exchange = run_module(_SCRIPT, ["exchange", str(together), str(script)], 1, workers)["collectives"]
     whole = run_module(_SCRIPT, ["time", "-", str(script), *given], 1, workers)
-    if whole["replicas"] != workers:
-        raise ArgumentError(
-            f"{script} trains {whole['replicas']} replica(s) in each of {workers} processes by itself. HINT: use "
-            "MultiWorkerMirroredStrategy, which joins the cluster, and is a MirroredStrategy where there is none."
-        )
     return Comparison(Measurement(workers, rows, compute, exchange, workers), whole["seconds"])
 
 

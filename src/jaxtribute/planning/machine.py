@@ -152,6 +152,9 @@ def _exchanged(kind: str, values: list[Any]) -> list[Any]:
     size = jax.lax.axis_size("replica")
     if kind == "reduce-scatter" and all(value.size >= size for value in values):
         return [jax.lax.psum_scatter(value[: value.size // size * size], "replica", tiled=True) for value in values]
+    if kind == "collective-permute":
+        pairs = [(place, (place + 1) % size) for place in range(size)]
+        return [jax.lax.ppermute(value, "replica", pairs) for value in values]
     if kind == "all-gather":
         return [jax.lax.all_gather(value[: max(value.size // size, 1)], "replica", tiled=True) for value in values]
     return list(jax.lax.psum(tuple(values), "replica"))

@@ -37,7 +37,7 @@ class Timer:
     def __init__(self) -> None:
         self._seen = 0
         self.seconds = 0.0
-        self.batch = self.replicas = 0
+        self.batch = 0
 
     def step(self, program: Program, leaves: Sequence[Any], call: Callable[[], Any]) -> Any:
         """Runs a step, or takes the time of many."""
@@ -57,8 +57,7 @@ class Timer:
         run(2)
         count = max(int(_LEAST_S / max(run(2), 1e-7)), 2) if jax.process_count() == 1 else _TOGETHER
         self.seconds = min(run(count) for _ in range(_ROUNDS))
-        found = Step(program, leaves, [])
-        self.batch, self.replicas = found.batch, found.replicas
+        self.batch = Step(program, leaves, []).batch
         raise Finished
 
     def draw(self, call: Callable[[], Any]) -> Any:
@@ -80,12 +79,14 @@ def main(what: str, file: str, script: str, *arguments: str) -> None:
     """Does one of these and answers on standard output."""
     answer: dict[str, Any] = {}
     if what == "cost":
-        look_at_script(Path(script), arguments, lambda step: step.cost(Path(script).name)).save(Path(file))
+        cost = look_at_script(Path(script), arguments, lambda step: step.cost(Path(script).name))
+        if jax.process_index() == 0:
+            cost.save(Path(file))
     elif what == "time":
         timer = Timer()
         with watched(timer):
             run_script(Path(script), arguments)
-        answer = {"seconds": timer.seconds, "batch": timer.batch, "replicas": timer.replicas}
+        answer = {"seconds": timer.seconds, "batch": timer.batch}
     elif what == "exchange":
         strategy = MultiWorkerMirroredStrategy()  # joins
         wanted = json.loads(Path(file).read_text())["collectives"]

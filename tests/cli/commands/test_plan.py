@@ -73,7 +73,7 @@ def test_calibration(monkeypatch: pytest.MonkeyPatch, saved: str, capsys: pytest
     assert main(["plan", "--calibrate", "--local", "2,1,2", "train.py", "--devices", "{devices}"]) == 0
     assert "On this machine" in capsys.readouterr().out
 
-    def calibrate_processes(script: Path, arguments: list[str], cost: Any, workers: int) -> Any:
+    def calibrate_processes(script: Path, arguments: list[str], workers: int) -> Any:
         return Comparison(Measurement(workers, 32, 0.002, 0.004, workers), 0.006)
 
     monkeypatch.setattr(calibration, "calibrate_processes", calibrate_processes)

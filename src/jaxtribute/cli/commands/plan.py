@@ -115,7 +115,7 @@ def _known(arguments: argparse.Namespace) -> tuple[StepCost, list[Comparison]]:
             raise ArgumentError(f"--local {arguments.local!r} is no list of numbers. HINT: --local 1,2,4,8.")
         cost, found = calibrate(arguments.step, arguments.arguments, counts)
         if arguments.workers > 1:
-            found.append(calibrate_processes(arguments.step, arguments.arguments, cost, arguments.workers))
+            found.append(calibrate_processes(arguments.step, arguments.arguments, arguments.workers))
         return cost, found
     return (StepCost.load(arguments.step) if saved else script_cost(arguments.step, arguments.arguments)), []
 
