@@ -4,10 +4,23 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from jaxtribute.coordinator import ClusterCoordinator
 from jaxtribute.coordinator.engines import ThreadEngine
 from jaxtribute.coordinator.starting import start_in_threads
 from jaxtribute.strategies.parameter_server import ParameterServerStrategy
+
+
+def int32(values: Any) -> np.ndarray[Any, Any]:
+    """An array of int32."""
+    return np.asarray(values, np.int32)
+
+
+def float32(values: Any) -> np.ndarray[Any, Any]:
+    """An array of float32."""
+    return np.asarray(values, np.float32)
+
 
 SHARED: dict[str, Any] = {}
 """What scheduled functions and tests share, as they are in one process."""

@@ -10,7 +10,7 @@ import pytest
 import tensorboardX as tensorboardX  # before a test: it sets an environment variable
 
 import jaxtribute as jd
-from coordinator.clusters import threads
+from coordinator.clusters import float32, threads
 from jaxtribute.errors import DeadlineError
 from jaxtribute.partitioners import FixedShardsPartitioner
 
@@ -39,10 +39,10 @@ def test_a_split_variable_and_its_slots_are_saved_as_one(tmp_path: Path) -> None
 
 
 def test_the_evaluator_evaluates_what_comes(tmp_path: Path) -> None:
-    trained, mine = jd.Variable(np.float32(0), name="v"), jd.Variable(np.float32(-1), name="v")
+    trained, mine = jd.Variable(float32(0), name="v"), jd.Variable(np.float32(-1), name="v")
     saving = jd.CheckpointManager(jd.Checkpoint(v=trained), tmp_path / "saved", max_to_keep=5)
     evaluator = jd.experimental.SidecarEvaluator(
-        jd.Checkpoint(v=mine), lambda: {"double": mine * np.float32(2)}, tmp_path / "saved",
+        jd.Checkpoint(v=mine), lambda: {"double": mine * float32(2)}, tmp_path / "saved",
         log_dir=tmp_path / "logs", max_evaluations=2, poll_s=0.01, timeout_s=30,
     )  # fmt: skip
     trained.assign(1)

@@ -1,8 +1,7 @@
 """Scheduling: results, errors, input of each worker, what travels and what does not."""
 
 import threading
-from collections import namedtuple
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +18,10 @@ from jaxtribute.errors import (
     VariableError,
 )
 
-Point = namedtuple("Point", "x y")
+
+class Point(NamedTuple):
+    x: int
+    y: Any
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -12,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxtribute as jd
-from coordinator.clusters import coordinated, threads
+from coordinator.clusters import coordinated, float32, int32, threads
 from jaxtribute.coordinator.access import summed_rows
 from jaxtribute.errors import ArgumentError, TraceError
 from jaxtribute.partitioners import FixedShardsPartitioner
 
 ROWS, WIDTH = 40, 4
-IDS = np.int32([[3, 17, 3], [39, 0, 17]])
+IDS = int32([[3, 17, 3], [39, 0, 17]])
 
 
 def train(strategy: Any, run: Any, transform: Any, steps: int = 3) -> tuple[list[float], np.ndarray]:
@@ -97,19 +96,19 @@ def test_a_table_that_is_read_as_a_whole_besides_has_a_whole_gradient() -> None:
         @jd.function
         def step(ids: Any) -> Any:
             def loss() -> Any:
-                return jd.nn.embedding_lookup(table, ids).sum() + (table * np.float32(2)).sum()
+                return jd.nn.embedding_lookup(table, ids).sum() + (table * float32(2)).sum()
 
             return jd.grad(loss, [table])()[0]
 
-        np.testing.assert_array_equal(step(np.int32([1, 1]))[:, 0], [2, 4, 2, 2, 2])
-        eager = jd.grad(lambda: jd.nn.embedding_lookup(table, np.int32([4])).sum(), table)()
+        np.testing.assert_array_equal(step(int32([1, 1]))[:, 0], [2, 4, 2, 2, 2])
+        eager = jd.grad(lambda: jd.nn.embedding_lookup(table, int32([4])).sum(), table)()
         np.testing.assert_array_equal(eager[:, 0], [0, 0, 0, 0, 1])
 
 
 def test_rows_without_a_gradient_and_after_a_write() -> None:
     with threads() as strategy:
         with strategy.scope():
-            table, scale = jd.Variable(np.ones((5, 2), np.float32)), jd.Variable(np.float32(3))
+            table, scale = jd.Variable(np.ones((5, 2), np.float32)), jd.Variable(float32(3))
 
         @jd.function
         def step(ids: Any) -> Any:
@@ -118,24 +117,24 @@ def test_rows_without_a_gradient_and_after_a_write() -> None:
             table.assign_add(np.ones((5, 2), np.float32))
             return first.sum(), grads[0], jd.nn.embedding_lookup(table, ids).sum()
 
-        assert [float(x) for x in step(np.int32([1, 2]))] == [4, 4, 8]
+        assert [float(x) for x in step(int32([1, 2]))] == [4, 4, 8]
 
 
 def test_ids_that_are_not_known_before_the_step() -> None:
     with threads() as strategy:
         with strategy.scope():
             table = jd.Variable(np.ones((5, 2), np.float32))
-            pointer = jd.Variable(np.int32([1]))
+            pointer = jd.Variable(int32([1]))
         with pytest.raises(TraceError, match="ids that depend on variables"):
             jd.function(lambda: jd.nn.embedding_lookup(table, pointer))()
         with pytest.raises(ArgumentError, match="rows 1 to 9 were asked for"):
-            jd.function(lambda ids: jd.nn.embedding_lookup(table, ids))(np.int32([1, 9]))
+            jd.function(lambda ids: jd.nn.embedding_lookup(table, ids))(int32([1, 9]))
 
 
 def test_lookup_of_plain_arrays_and_variables() -> None:
     table = np.arange(6, dtype=np.float32).reshape(3, 2)
     np.testing.assert_array_equal(jd.nn.embedding_lookup(table, [2, 0]), table[[2, 0]])
-    np.testing.assert_array_equal(jd.nn.embedding_lookup(jd.Variable(table), np.int32([1])), table[[1]])
+    np.testing.assert_array_equal(jd.nn.embedding_lookup(jd.Variable(table), int32([1])), table[[1]])
     with pytest.raises(ArgumentError, match="HINT: pass integers"):
         jd.nn.embedding_lookup(table, [0.5])
 
@@ -144,9 +143,9 @@ def test_lookup_of_plain_arrays_and_variables() -> None:
 @given(ids=st.lists(st.integers(0, 9), max_size=30))
 def test_rows_of_the_same_id_are_added_up(ids: list[int]) -> None:
     rows = np.random.default_rng(0).normal(size=(len(ids), 3)).astype(np.float32)
-    unique, sums = summed_rows(np.int32(ids), rows)
+    unique, sums = summed_rows(int32(ids), rows)
     expected = np.zeros((10, 3), np.float32)
-    np.add.at(expected, np.int32(ids), rows)
+    np.add.at(expected, int32(ids), rows)
     assert sorted(set(ids)) == unique.tolist()
     np.testing.assert_allclose(sums, expected[unique], rtol=1e-4, atol=1e-6)
 
@@ -158,7 +157,7 @@ def test_the_compiled_step_is_traced_no_more_than_it_must() -> None:
         traces: list[int] = []
 
         @jd.function
-        def step(x: jax.Array) -> Any:
+        def step(x: Any) -> Any:
             def loss() -> Any:
                 traces.append(1)
                 return (dense * x).sum()

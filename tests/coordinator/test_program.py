@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import jaxtribute as jd
-from coordinator.clusters import coordinated, threads
+from coordinator.clusters import coordinated, float32, int32, threads
 from jaxtribute.errors import ArgumentError, TraceError
 from jaxtribute.partitioners import FixedShardsPartitioner
 
@@ -103,7 +103,7 @@ def test_a_step_is_one_pull_and_one_push_for_each_server() -> None:
             count = jd.Variable(0)
 
         @jd.function
-        def step(x: jax.Array) -> jax.Array:
+        def step(x: Any) -> jax.Array:
             for variable in variables[1:]:
                 variable.assign_sub(x)
             count.assign_add(1)
@@ -130,7 +130,7 @@ def test_a_step_sees_its_own_writes_and_keeps_those_of_others() -> None:
             middle = v.read_value()
 
             def loss() -> Any:
-                v.assign(v * np.float32(2))  # written while a function is differentiated
+                v.assign(v * float32(2))  # written while a function is differentiated
                 flag.assign(True)
                 return v.sum()
 
@@ -144,12 +144,12 @@ def test_a_step_sees_its_own_writes_and_keeps_those_of_others() -> None:
         assert bool(flag.numpy())
         other = jd.function(lambda: v.assign(ONES * 7).read_value())
         np.testing.assert_array_equal(other(), 7 * ONES)
-        v.scatter_add(jd.IndexedSlices(np.float32([1]), np.int32([1])))
+        v.scatter_add(jd.IndexedSlices(float32([1]), int32([1])))
 
         @jd.function
         def rows() -> Any:
             before = v.read_value()
-            v.scatter_update(jd.IndexedSlices(np.float32([5]), np.int32([0])))
+            v.scatter_update(jd.IndexedSlices(float32([5]), int32([0])))
             return before, v.read_value()
 
         before, after = rows()
@@ -159,13 +159,13 @@ def test_a_step_sees_its_own_writes_and_keeps_those_of_others() -> None:
 
 def test_other_shapes_and_variables_of_no_strategy() -> None:
     with threads() as strategy:
-        own = jd.Variable(np.float32(2))
+        own = jd.Variable(float32(2))
         with strategy.scope():
-            v = jd.Variable(np.float32(1))
+            v = jd.Variable(float32(1))
 
         @jd.function
-        def step(x: jax.Array) -> Any:
-            own.assign_add(np.float32(1))
+        def step(x: Any) -> Any:
+            own.assign_add(float32(1))
             return (x * v).sum() * own
 
         assert float(step(ONES)) == 9
@@ -187,7 +187,7 @@ def test_transformations_that_writes_cannot_leave() -> None:
         with pytest.raises(TraceError):
             step()
         with pytest.raises(TraceError, match="looked up inside a JAX transformation"):
-            jd.function(lambda ids: jax.lax.map(lambda i: jd.nn.embedding_lookup(v, i), ids))(np.int32([1]))
+            jd.function(lambda ids: jax.lax.map(lambda i: jd.nn.embedding_lookup(v, i), ids))(int32([1]))
 
 
 def test_eager_steps_do_the_same() -> None:
@@ -208,12 +208,12 @@ def test_eager_steps_do_the_same() -> None:
 def test_staleness_lets_a_worker_go_on_without_fetching() -> None:
     with coordinated(staleness=2) as coordinator:
         with coordinator.strategy.scope():
-            v = jd.Variable(np.float32(0))
+            v = jd.Variable(float32(0))
 
         @jd.function
         def step() -> Any:
             before = v.read_value()
-            v.assign_add(np.float32(1))
+            v.assign_add(float32(1))
             return before
 
         seen = [float(coordinator.schedule(step).fetch()) for _ in range(7)]

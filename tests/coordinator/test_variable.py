@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from coordinator.clusters import threads
+from coordinator.clusters import int32, threads
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, VariableError
 from jaxtribute.partitioners import FixedShardsPartitioner, Partitioner
 from jaxtribute.strategies.parameter_server import ParameterServerStrategy
@@ -65,7 +65,7 @@ def test_writes_reach_every_shard(table: Any) -> None:
 @pytest.mark.parametrize("how", ["add", "sub", "mul", "div", "min", "max", "update"])
 def test_scattered_writes_are_those_of_a_plain_variable(table: Any, how: str) -> None:
     plain = jd.Variable(TABLE)
-    delta = jd.IndexedSlices(np.full((3, 2), 4, np.float32), np.int32([6, 0, 3]))
+    delta = jd.IndexedSlices(np.full((3, 2), 4, np.float32), int32([6, 0, 3]))
     for variable in (table, plain):
         getattr(variable, f"scatter_{how}")(delta)
     np.testing.assert_allclose(table.numpy(), plain.numpy(), rtol=1e-6)
@@ -81,11 +81,11 @@ def test_slices_fetch_their_rows(table: Any, key: Any) -> None:
 
 
 def test_rows(table: Any) -> None:
-    ids = np.int32([[6, 0], [0, 2]])
+    ids = int32([[6, 0], [0, 2]])
     np.testing.assert_array_equal(table.sparse_read(ids), TABLE[ids])
     np.testing.assert_array_equal(jd.nn.embedding_lookup(table, ids), TABLE[ids])
     with pytest.raises(ArgumentError, match="rows 0 to 7 were asked for of a variable with 7"):
-        table.sparse_read(np.int32([0, 7]))
+        table.sparse_read(int32([0, 7]))
 
 
 def test_only_what_changed_is_fetched_again(strategy: ParameterServerStrategy, table: Any) -> None:

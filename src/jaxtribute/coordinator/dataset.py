@@ -49,7 +49,7 @@ class PerWorkerDataset(PerWorkerValues):
         self._dataset_fn = dataset_fn
         super().__init__(lambda: _distributed(dataset_fn))
 
-    def __iter__(self) -> PerWorkerValues:
+    def __iter__(self) -> PerWorkerIterator:
         dataset_fn = self._dataset_fn
         return PerWorkerIterator(lambda: iter(_distributed(dataset_fn)))
 
@@ -61,6 +61,9 @@ class PerWorkerDataset(PerWorkerValues):
 
 class PerWorkerIterator(PerWorkerValues):
     """An iterator on each worker; `next` of it works in the scheduled function only."""
+
+    def __iter__(self) -> PerWorkerIterator:
+        return self
 
     def __next__(self) -> Any:
         raise ArgumentTypeError(

@@ -13,7 +13,7 @@ from ray import exceptions
 
 from jaxtribute.allocator import tune_allocator
 from jaxtribute.coordinator.engines import Back, Lost, make_task
-from jaxtribute.coordinator.ray_node import AUTHENTICATION, PATIENCE, RayNode, make_token
+from jaxtribute.coordinator.ray_node import RayNode, resource_of
 from jaxtribute.coordinator.server_task import TaskSettings
 from jaxtribute.coordinator.transport import Endpoint, own_host
 from jaxtribute.errors import ClusterError, DeadlineError
@@ -186,10 +186,6 @@ class RayEngine:
 
 def connect(address: str | None, folder: str) -> None:
     """Joins a Ray cluster, or starts a small one on this machine that is gone with this process."""
-    make_token()
-    os.environ.setdefault(AUTHENTICATION, "token")  # as Ray does, which says so every time
-    for name, value in {"RAY_USAGE_STATS_ENABLED": "0", **PATIENCE}.items():
-        os.environ.setdefault(name, value)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
     if address is not None:
         ray.init(address, **options)
@@ -201,11 +197,6 @@ def connect(address: str | None, folder: str) -> None:
         _temp_dir=f"{folder}/ray",
         **options,
     )
-
-
-def resource_of(role: str, index: int) -> str:
-    """The Ray resource that the node of a task offers."""
-    return f"jaxtribute-{role}-{index}"
 
 
 def _variables(role: str) -> dict[str, str]:

@@ -28,6 +28,7 @@ AUTHENTICATION = "RAY_AUTH_MODE"
 PATIENCE = {"RAY_raylet_start_wait_time_s": "120"}
 """Ray gives a busy machine 30 s."""
 START_S = 300.0
+_COMMAND = [sys.executable, "-m", "ray.scripts.scripts"]
 _POLL_S = 0.5
 _GONE_S = 5.0
 _STORE_BYTES = 100 << 20
@@ -44,7 +45,7 @@ class RayNode:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (read when the node fails)
         # A short path: the names of Unix sockets have at most 107 characters.
         self._folder = tempfile.TemporaryDirectory(prefix="jd-", ignore_cleanup_errors=True)
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+        command = [*_COMMAND, "start", "--block", "--disable-usage-stats"]
         command += ["--num-cpus=1", f"--object-store-memory={_STORE_BYTES}", *arguments]
         if "--head" in arguments:
             command += ["--include-dashboard=false", f"--temp-dir={self._folder.name}"]
@@ -98,6 +99,15 @@ def start_head(address: str) -> RayNode:
     return node
 
 
+def prepare_ray() -> None:
+    """Says how Ray shall start, before it is imported; what the user has said stays."""
+    make_token()
+    if "ray" in sys.modules:
+        return  # it has read its settings
+    for name, value in {AUTHENTICATION: "token", "RAY_USAGE_STATS_ENABLED": "0", **PATIENCE}.items():
+        os.environ.setdefault(name, value)
+
+
 def make_token() -> None:
     """Makes the token of this user's Ray clusters, unless there is one; only the user can read it."""
     given = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
@@ -105,7 +115,7 @@ def make_token() -> None:
     if given or os.environ.get(AUTHENTICATION, "token") != "token":
         return
     if not path.exists():
-        command = [sys.executable, "-m", "ray.scripts.scripts", "get-auth-token", "--generate"]
+        command = [*_COMMAND, "get-auth-token", "--generate"]
         subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=START_S)
     with contextlib.suppress(OSError):
         path.chmod(0o600)
@@ -151,10 +161,13 @@ def _offer(chief: str, own: str, task: ServerDef) -> None:
 
 
 def _joined(host: str, port: int, own: str, task: ServerDef) -> RayNode:
-    from jaxtribute.coordinator.ray_engine import resource_of
-
     place = json.dumps({resource_of(task.job_name, task.task_index): 1})
     return RayNode([f"--address={host}:{port}", f"--node-ip-address={_resolved(own)[0]}", f"--resources={place}"])
+
+
+def resource_of(role: str, index: int) -> str:
+    """The Ray resource that the node of a task offers."""
+    return f"jaxtribute-{role}-{index}"
 
 
 def _answers(host: str, port: int) -> bool:

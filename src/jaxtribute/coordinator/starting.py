@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxtribute.coordinator.cluster import Cluster
 from jaxtribute.coordinator.engines import Engine, ThreadEngine
-from jaxtribute.coordinator.ray_node import START_S, RayNode, owns_cluster, start_head
+from jaxtribute.coordinator.ray_node import START_S, RayNode, owns_cluster, prepare_ray, start_head
 from jaxtribute.coordinator.server_task import TaskSettings
 from jaxtribute.coordinator.transport import Folder, Keys
 from jaxtribute.errors import ArgumentError
@@ -35,6 +35,7 @@ def start_cluster(resolver: Any, address: str | None, **options: Any) -> Cluster
 
 
 def _start(node: RayNode | None, address: str | None, servers: int, workers: int, **options: Any) -> Cluster:
+    prepare_ray()
     from jaxtribute.coordinator.ray_engine import RayEngine
 
     remote = address is not None

@@ -1,0 +1,96 @@
+"""Processes that Ray starts: some are killed while they train; programs as TensorFlow's users start them."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxtribute.cli.main import main
+from jaxtribute.cluster.server import Server
+from jaxtribute.coordinator import ray_node
+from jaxtribute.coordinator.starting import tasks_of
+from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
+from processes import run_python
+
+HERE = Path(__file__).parent
+CLUSTER = {"chief": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"], "worker": ["127.0.0.1:3"]}
+
+
+def last_line(output: str) -> dict[str, Any]:
+    return json.loads(output.strip().split("\n")[-1].removeprefix("[0] "))
+
+
+@pytest.mark.timeout(300)
+def test_training_goes_on_when_processes_are_killed() -> None:
+    arguments = ("--workers", "1", "--servers", "1", "--steps", "150")
+    result = last_line(run_python(HERE / "chaos.py", *arguments, timeout=280))
+    assert result["kills"] == 2
+    assert result["restored"] == 1
+    assert result["counted"] == result["steps"]
+
+
+@pytest.mark.timeout(200)
+def test_launch_starts_the_chief_of_a_whole_cluster(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "--ps", "1", "--workers", "2", str(HERE / "ps_program.py")]) == 0
+    result = last_line(capfd.readouterr().out)
+    assert (result["count"], result["row"], result["remote"]) == (10, 11.0, False)
+
+
+def test_a_server_joins_the_chief_or_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ClusterError, match="has no chief for ps 0 to join"):
+        Server({"ps": ["127.0.0.1:2"], "worker": ["127.0.0.1:3"]}, "ps", 0).join()
+    Server(CLUSTER, "chief", 0).join()  # it has nobody to wait for
+    monkeypatch.setattr(ray_node, "START_S", 0.1)
+    monkeypatch.setattr(ray_node, "_POLL_S", 0.01)
+    with pytest.raises(DeadlineError, match=r"the chief at 127\.0\.0\.1:1 has not started"):
+        Server(CLUSTER, "worker", 0).join()
+
+
+class Pretended:
+    """A Ray node that is none: what `RayNode` gets to start in the tests below."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+        import sys
+
+        monkeypatch.setattr(ray_node, "make_token", lambda: None)
+        monkeypatch.setattr(ray_node, "_POLL_S", 0.02)
+        monkeypatch.setattr(ray_node, "_GONE_S", 0.1)
+        monkeypatch.setattr(ray_node, "_COMMAND", [sys.executable, "-I", "-S", "-c", code])
+
+
+def test_a_node_that_ends_tells_what_ray_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    Pretended(monkeypatch, "print('no such port'); raise SystemExit(1)")
+    with pytest.raises(ClusterError, match=r"could not be started.*no such port"):
+        ray_node.start_head("127.0.0.1:1")
+    monkeypatch.setattr(ray_node, "START_S", 0.2)
+    Pretended(monkeypatch, "import time; time.sleep(60)")
+    with pytest.raises(DeadlineError, match=r"Ray on 127\.0\.0\.1:1 has not answered"):
+        ray_node.start_head("127.0.0.1:1")
+
+
+def test_a_task_offers_its_place_until_the_chief_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    Pretended(monkeypatch, "import time; time.sleep(60)")
+    with socket.create_server(("127.0.0.1", 0)) as chief:
+        cluster = {**CLUSTER, "chief": [f"127.0.0.1:{chief.getsockname()[1]}"]}
+        answers = ray_node._answers  # pyright: ignore[reportPrivateUsage]
+        calls: list[int] = []
+
+        def then_gone(host: str, port: int) -> bool:
+            calls.append(port)
+            return len(calls) < 3 and answers(host, port)
+
+        monkeypatch.setattr(ray_node, "_answers", then_gone)
+        Server(cluster, "worker", 0).join()
+        assert len(calls) > 3
+        monkeypatch.setattr(ray_node, "_answers", lambda *_: True)
+        Pretended(monkeypatch, "print('evicted')")
+        with pytest.raises(ClusterError, match=r"Ray has ended on 127\.0\.0\.1:3.*evicted"):
+            Server(cluster, "worker", 0).join()
+
+
+def test_a_cluster_needs_servers_and_workers() -> None:
+    assert tasks_of({"ps": 1, "worker": ["a", "b"]}) == (1, 2)
+    with pytest.raises(ArgumentError, match="0 parameter servers and 1 workers"):
+        tasks_of({"worker": 1})
