@@ -14,7 +14,7 @@ from jax import lax
 
 from jaxtribute.collectives.idle import kept
 from jaxtribute.collectives.manual import all_reduce, contributions, divided
-from jaxtribute.collectives.wholes import scattered
+from jaxtribute.collectives.wholes import flat, scattered, slice_size
 from jaxtribute.context import Context
 from jaxtribute.optimizer.slicing import Slice
 from jaxtribute.values.distributed import PerReplica
@@ -58,10 +58,6 @@ class Accumulation:
         """What a checkpoint must keep."""
         return (*self.sums, self.count)
 
-    def arrays(self, context: Context) -> list[Any]:
-        """The sums as the context's frame holds them."""
-        return [context.frame.get(variable) for variable in self.sums]
-
     def added(self, grads: Sequence[Any], op: ReduceOp | None, context: Context) -> list[Any]:
         """The sums' arrays after one more call.
 
@@ -71,7 +67,7 @@ class Accumulation:
           op: how they are reduced, or None if they are.
           context: the context in force; not that of a replica that runs eagerly.
         """
-        sums = self.arrays(context)
+        sums = [context.frame.get(variable) for variable in self.sums]
         give = _given_here if context.frame.local else _given_by_all
         whole = [i for i, kind in enumerate(self.kinds) if kind is Kind.WHOLE]
         mesh = context.strategy.extended.mesh
@@ -101,15 +97,43 @@ def make_accumulation(strategy: Strategy, variables: Sequence[Variable], steps: 
     """Makes the sums of `variables`, zero, and the count."""
     plain, _ = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)
     kinds = tuple(_kind(variable.policy) for variable in variables)
-    sums: list[Variable] = []
-    for variable, kind in zip(variables, kinds, strict=True):
-        zeros = np.zeros(variable.shape, _dtype(variable.dtype))
-        name = f"{variable.name.removesuffix(':0')}/accumulated"
-        policy, how = _policy(variable.policy, kind), VariableAggregation.SUM
-        sums.append(Variable.with_policy(zeros, policy, name=name, strategy=strategy, aggregation=how))
+    policies = [_policy(variable.policy, kind) for variable, kind in zip(variables, kinds, strict=True)]
+    sums = [
+        Variable.with_policy(
+            array,
+            policy,
+            name=f"{variable.name.removesuffix(':0')}/accumulated",
+            strategy=strategy,
+            shape=variable.shape if policy.split else None,
+            aggregation=VariableAggregation.SUM,
+        )
+        for variable, policy, array in zip(variables, policies, _zeros(variables, kinds, policies), strict=True)
+    ]
     policy = plain.fitted((), np.dtype(np.int32))
     count = Variable.with_policy(np.zeros((), np.int32), policy, name="accumulated_calls", strategy=strategy)
     return Accumulation(steps, mean, tuple(sums), count, kinds)
+
+
+def _zeros(variables: Sequence[Variable], kinds: Sequence[Kind], policies: Sequence[Policy]) -> list[Any]:
+    """The first sums, those of several replicas made where they stay: no device ever holds those of others."""
+    dtypes = [_dtype(variable.dtype) for variable in variables]
+    found: list[Any] = [np.zeros(v.shape, dtype) for v, dtype in zip(variables, dtypes, strict=True)]
+    parts = {i: policy.mesh for i, policy in enumerate(policies) if policy.split and policy.mesh is not None}
+
+    def zeros() -> list[Any]:
+        shapes = {
+            i: (mesh.size, *variables[i].shape)
+            if kinds[i] is Kind.ROWS
+            else (mesh.size * slice_size(variables[i].size, mesh.size),)
+            for i, mesh in parts.items()
+        }
+        return [jnp.zeros(shape, dtypes[i]) for i, shape in shapes.items()]
+
+    if parts:
+        made = jax.jit(zeros, out_shardings=[mesh.split for mesh in parts.values()])()
+        for i, array in zip(parts, made, strict=True):
+            found[i] = array
+    return found
 
 
 def _kind(policy: Policy) -> Kind:
@@ -171,8 +195,7 @@ def _given_by_all(variable: Variable, grad: Any, op: ReduceOp | None, kind: Kind
             grad = context.strategy.reduce(op, grad, axis=None)
         if kind is Kind.WHOLE:
             return jnp.asarray(variable.policy.admit(grad))
-        flat = jnp.ravel(jnp.asarray(grad))
-        return jnp.pad(flat, (0, -flat.size % mesh.size))
+        return flat(jnp.asarray(grad), mesh.size)
     if not isinstance(grad, PerReplica):
         array = jnp.asarray(grad)
         return jnp.zeros((mesh.size, *array.shape), array.dtype).at[0].set(array)
