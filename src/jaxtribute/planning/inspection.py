@@ -50,9 +50,8 @@ class Step:
         shapes = list(self.leaves)
         for place in self.places:
             leaf = self.leaves[place]
-            shapes[place] = jax.ShapeDtypeStruct(
-                (rows * self.replicas, *leaf.shape[1:]), leaf.dtype, sharding=leaf.sharding
-            )
+            whole = (rows * self.replicas, *leaf.shape[1:])
+            shapes[place] = jax.ShapeDtypeStruct(whole, leaf.dtype, sharding=getattr(leaf, "sharding", None))
         return shapes
 
     def lower(self, rows: int) -> Any:
@@ -61,13 +60,12 @@ class Step:
         Raises:
           ArgumentError: the step is not one program of XLA's.
         """
-        try:
-            return self.program.lower(self.resized(rows))
-        except AttributeError as error:
+        if not hasattr(self.program.jitted, "lower"):
             raise ArgumentError(
-                f"the step is made of several programs and cannot be planned ({error}). HINT: plan it under "
-                "MirroredStrategy; CentralStorageStrategy moves variables between its programs."
-            ) from error
+                f"the step is made of several programs ({type(self.program.jitted).__name__}) and cannot be planned. "
+                "HINT: plan it under MirroredStrategy; CentralStorageStrategy moves variables between its programs."
+            )
+        return self.program.lower(self.resized(rows))
 
     def cost(self, name: str) -> StepCost:
         """What the step costs, seen at two sizes of the batch to tell what is fixed."""

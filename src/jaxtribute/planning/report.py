@@ -33,7 +33,7 @@ def cost_text(cost: StepCost) -> str:
         f"{touched},\nholds {held} and exchanges {sent} in {len(exchanged)} collective(s)."
     )
     if not cost.exact:
-        text += "\nThe step takes no other batch size, so all of it is taken to grow with the examples."
+        text += "\nIt was seen at this batch size only, so all of it is taken to grow with the examples."
     return text
 
 
