@@ -1,5 +1,6 @@
 """Where the parts of arrays, variables and distributed values are."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,6 +81,44 @@ def test_a_parameter_device_gets_a_column_of_its_own() -> None:
     assert picture.rows[0].how is How.ONE
     assert bounds(picture.rows[0]) == [None, None, (0, 5)]
     assert picture.bytes_per_column() == (0, 0, 20)
+
+
+@pytest.mark.parametrize("make", [lambda: jd.OneDeviceStrategy("CPU:3"), jd.get_strategy])
+def test_one_replica(make: Callable[[], jd.Strategy]) -> None:
+    strategy = make()
+    with strategy.scope():
+        variable = jd.Variable(jnp.zeros((2, 3)), name="w")
+        optimizer = jd.Optimizer(optax.sgd(0.1, momentum=0.9), [variable])
+    picture = found(strategy, {"w": variable, "o": optimizer})
+    assert [row.how for row in picture.rows] == [How.ONE, How.ONE]
+    assert [row.name for row in picture.rows] == ["w/trace", "w"]
+    assert sum(picture.bytes_per_column()) == 48
+    assert picture.columns[0] == ("CPU:3" if isinstance(strategy, jd.OneDeviceStrategy) else "CPU:0")
+
+
+def test_fully_sharded_variables() -> None:
+    strategy = jd.FullyShardedStrategy(NAMES)
+    with strategy.scope():
+        large = jd.Variable(jnp.zeros((256, 64)), name="large")
+        small = jd.Variable(jnp.zeros(3), name="small")
+    picture = found(strategy, [large, small])
+    assert [row.how for row in picture.rows] == [How.SPLIT, How.COPY]
+    assert picture.rows[0].kind() == "256 x 64 float32, stored flat"
+    assert picture.bytes_per_column() == (256 * 64 * 4 // 4 + 12,) * 4
+
+
+def test_nests_keep_their_paths(mirrored: jd.MirroredStrategy) -> None:
+    nest = {"layers": [jnp.zeros(1), {"bias": jnp.zeros(2)}], "rate": 0.1}
+    assert [row.name for row in found(mirrored, nest).rows] == ["layers/0", "layers/1/bias", "rate"]
+    assert [row.name for row in found(mirrored, jnp.zeros(1)).rows] == ["value"]
+
+
+def test_nothing_to_draw(mirrored: jd.MirroredStrategy) -> None:
+    picture = found(mirrored, [])
+    assert picture.rows == ()
+    assert picture.bytes_per_column() == (0, 0, 0, 0)
+    assert "in all" in str(mirrored.visualize([]))
+    assert mirrored.visualize([]).svg().startswith("<svg")
 
 
 @given(rows=st.integers(1, 23))
