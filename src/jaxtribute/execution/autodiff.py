@@ -38,19 +38,7 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = Fa
 
     Source: `tf.GradientTape`, as `jax.value_and_grad`.
     """
-    leaves, tree = jax.tree.flatten(variables, is_leaf=lambda leaf: isinstance(leaf, Variable))
-    if not leaves:
-        raise ArgumentError(
-            f"variables is {variables!r}, which holds none. HINT: a Keras model has none before it is built: begin it "
-            "with a keras.Input, or call model.build(shape) first."
-        )
-    leaves = [leaf if isinstance(leaf, Variable) else getattr(leaf, "stored", leaf) for leaf in leaves]
-    for leaf in leaves:
-        if not isinstance(leaf, Variable):
-            raise ArgumentTypeError(
-                f"variables holds a {type(leaf).__name__}, not a jd.Variable. "
-                "HINT: for plain arrays use jax.value_and_grad on a function that takes them as arguments."
-            )
+    leaves, tree = _checked(variables)
 
     def differentiated(*args: Any, **kwargs: Any) -> Any:
         context = contexts.current()
@@ -102,6 +90,24 @@ def grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = False) -> Ca
         return (grads, value[1]) if has_aux else grads
 
     return gradients
+
+
+def _checked(variables: Any) -> tuple[list[Variable], Any]:
+    """The variables of a nest, and its structure."""
+    leaves, tree = jax.tree.flatten(variables, is_leaf=lambda leaf: isinstance(leaf, Variable))
+    if not leaves:
+        raise ArgumentError(
+            f"variables is {variables!r}, which holds none. HINT: a Keras model has none before it is built: begin it "
+            "with a keras.Input, or call model.build(shape) first."
+        )
+    leaves = [leaf if isinstance(leaf, Variable) else getattr(leaf, "stored", leaf) for leaf in leaves]
+    for leaf in leaves:
+        if not isinstance(leaf, Variable):
+            raise ArgumentTypeError(
+                f"variables holds a {type(leaf).__name__}, not a jd.Variable. "
+                "HINT: for plain arrays use jax.value_and_grad on a function that takes them as arguments."
+            )
+    return leaves, tree
 
 
 def _value_and_grad(loss: Callable[..., Any], values: Sequence[Any]) -> Any:
