@@ -221,18 +221,16 @@ class CheckpointManager:
 
     def _stays(self, number: int, path: Path) -> bool:
         """Whether a checkpoint is the one of its span of time."""
-        if self._every_s is None or number in self._preserved:
-            return self._every_s is not None
+        if any(number == kept for kept, _ in self._entries()):
+            return True
+        if self._every_s is None:
+            return False
         written_at = Description.read(path).written_at
         if written_at - self._preserved_at < self._every_s:
             return False
         self._preserved_at = written_at
         self._remember(number)
         return True
-
-    @property
-    def _preserved(self) -> set[int]:
-        return {number for number, _ in self._entries()}
 
     def _entries(self) -> list[tuple[int, float]]:
         """The checkpoints that stay for good, with their times."""

@@ -62,8 +62,8 @@ def rehearse(
 ) -> Rehearsal:
     """Runs a program under the launcher, sends SIGTERM to one of its workers, and starts it again.
 
-    The program must make a `PreemptionCheckpointHandler`. It should save to a folder for rehearsals: what it finds and
-    leaves there is not touched. The second start is told to end, too, once it has done a step.
+    The program must make a `PreemptionCheckpointHandler`, and should save to a folder for rehearsals, which is left as
+    it is at the end. The second start is told to end, too, once it has done a step.
 
     Args:
       script: a Python file.
@@ -79,35 +79,28 @@ def rehearse(
     """
     rng = random.Random(seed)
     rank, at = rng.randrange(workers), step if step is not None else rng.randint(1, 10)
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report"
 
-        def run(when: int) -> tuple[int, str, list[dict[str, Any]]]:
-            faults = [{"kind": "kill", "number": 15, "rank": rank, "step": when}]
+    def run(when: int) -> tuple[int, str, list[dict[str, Any]]]:
+        faults = [{"kind": "kill", "number": 15, "rank": rank, "step": when}]
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report"
             code, output = _launch(script, arguments, workers, devices, report, faults, timeout_s)
             events = report.read_text().splitlines() if report.exists() else []
-            report.unlink(missing_ok=True)
-            return code, output, [json.loads(line) for line in events]
+        return code, output, [json.loads(line) for line in events]
 
-        code, output, events = run(at)
-        where = f"SIGTERM to worker {rank} at step {at}"
-        saved = [event for event in events if event["event"] == "saved"]
-        if not saved:
-            return Rehearsal(False, False, None, 0, _why_not(code, events, where), output)
-        path, runs = saved[0]["checkpoint"], saved[0]["runs"]
-        problem = _unreadable(path) or _wrong_end(code, len(saved))
-        if problem:
-            return Rehearsal(not _unreadable(path), False, path, runs, problem, output)
-        _, output, events = run(1)
-    started = next((event for event in events if event["event"] == "start"), None)
-    if started is None or started["checkpoint"] != path or started["runs"] != runs:
-        found = started and f"{started['checkpoint']} after {started['runs']} runs"
-        problem = (
-            f"started again, the program began with {found or 'nothing'} instead of {path} after {runs} runs. "
-            "HINT: use the same folder in every run, and loop from handler.total_run_calls on."
-        )
+    code, output, events = run(at)
+    saved = [event for event in events if event["event"] == "saved"]
+    if not saved:
+        problem = _why_not(code, events, f"SIGTERM to worker {rank} at step {at}")
+        return Rehearsal(False, False, None, 0, problem, output)
+    path, runs = saved[0]["checkpoint"], saved[0]["runs"]
+    if problem := _unreadable(path):
+        return Rehearsal(False, False, path, runs, problem, output)
+    if problem := _wrong_end(code, len(saved)):
         return Rehearsal(True, False, path, runs, problem, output)
-    return Rehearsal(True, True, path, runs, "", output)
+    _, output, events = run(1)
+    problem = _began_elsewhere(events, path, runs)
+    return Rehearsal(True, not problem, path, runs, problem, output)
 
 
 def _launch(
@@ -167,6 +160,17 @@ def _wrong_end(code: int, saves: int) -> str:
             "it again. HINT: let the SystemExit of the handler pass."
         )
     return ""
+
+
+def _began_elsewhere(events: Sequence[dict[str, Any]], path: str, runs: int) -> str:
+    started = next((event for event in events if event["event"] == "start"), None)
+    if started is not None and (started["checkpoint"], started["runs"]) == (path, runs):
+        return ""
+    found = "nothing" if started is None else f"{started['checkpoint']} after {started['runs']} runs"
+    return (
+        f"started again, the program began with {found} instead of {path} after {runs} runs. HINT: use the same "
+        "folder in every run, and loop from handler.total_run_calls on."
+    )
 
 
 def _unreadable(path: str) -> str:
