@@ -82,8 +82,12 @@ def initialized_now(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def initialize(self: backend.Variable, initializer: Any) -> None:
-        with jax.ensure_compile_time_eval():
-            original(self, initializer)
+        @functools.wraps(initializer)
+        def now(*args: Any, **kwargs: Any) -> Any:
+            with jax.ensure_compile_time_eval():
+                return initializer(*args, **kwargs)
+
+        original(self, now)
 
     return initialize
 
