@@ -171,12 +171,13 @@ def test_each_worker_has_a_dataset_of_its_own() -> None:
 
 
 def test_a_coordinator_without_workers_says_so() -> None:
-    with coordinated(timeout_s=0.3) as coordinator:
+    with coordinated() as coordinator:
+        coordinator.schedule(lambda: 1).fetch()
         queue = coordinator._queue  # pyright: ignore[reportPrivateUsage]
         with queue.changed:
             for worker in queue.workers.values():
                 worker.route = None
-            queue._absent_since = 0.0  # pyright: ignore[reportPrivateUsage]
+            queue._absent_since, queue._patience_s = 0.0, 0.1  # pyright: ignore[reportPrivateUsage]
         coordinator.schedule(lambda: 1)
         with pytest.raises(ClusterError, match="none of the workers 0 has been there"):
             coordinator.join()

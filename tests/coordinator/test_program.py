@@ -123,6 +123,7 @@ def test_a_step_sees_its_own_writes_and_keeps_those_of_others() -> None:
         with strategy.scope():
             v = jd.Variable(ONES)
             flag = jd.Variable(False)
+            other = jd.Variable(float32(1))
 
         @jd.function
         def step() -> tuple[Any, Any]:
@@ -132,9 +133,9 @@ def test_a_step_sees_its_own_writes_and_keeps_those_of_others() -> None:
             def loss() -> Any:
                 v.assign(v * float32(2))  # written while a function is differentiated
                 flag.assign(True)
-                return v.sum()
+                return v.sum() * other
 
-            jd.grad(loss, [])()
+            jd.grad(loss, [other])()
             return middle, v.read_value()
 
         middle, after = step()
@@ -142,8 +143,8 @@ def test_a_step_sees_its_own_writes_and_keeps_those_of_others() -> None:
         np.testing.assert_array_equal(after, 4 * ONES)
         np.testing.assert_array_equal(v.numpy(), 4 * ONES)
         assert bool(flag.numpy())
-        other = jd.function(lambda: v.assign(ONES * 7).read_value())
-        np.testing.assert_array_equal(other(), 7 * ONES)
+        sevens = jd.function(lambda: v.assign(ONES * 7).read_value())
+        np.testing.assert_array_equal(sevens(), 7 * ONES)
         v.scatter_add(jd.IndexedSlices(float32([1]), int32([1])))
 
         @jd.function
