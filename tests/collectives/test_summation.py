@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from jaxtribute.collectives.marks import equal
-from jaxtribute.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum, tree_rounds
+from jaxtribute.collectives.summation import (
+    AutoSum,
+    ExchangeSum,
+    OneDeviceSum,
+    PackedSum,
+    Packs,
+    Summation,
+    TreeSum,
+    tree_rounds,
+)
 from jaxtribute.values.mesh import AXIS
 from replicas import mirrored
 
@@ -25,6 +34,7 @@ SUMS: list[Summation] = [
     TreeSum(Packs(0)),
     OneDeviceSum(),
     OneDeviceSum(2),
+    ExchangeSum(),
 ]
 
 
@@ -47,6 +57,30 @@ def test_every_replica_gets_the_sums(sums: Summation) -> None:
     whole = np.arange(15.0).reshape(3, 5).sum(0)
     for result, wanted in zip(results, [whole, whole[:2], whole[0], whole[1:3] * 2], strict=True):
         np.testing.assert_array_equal(result, np.broadcast_to(wanted, result.shape))
+
+
+@pytest.mark.parametrize("replicas", [2, 4, 8])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "complex64"])
+def test_exchanged_sums_are_equal_to_the_bit(replicas: int, dtype: str) -> None:
+    rows = np.random.default_rng(0).normal(size=(replicas, 3000)) * 20
+    x, factor = jnp.asarray(rows).astype(dtype), jnp.asarray(3.3337).astype(dtype)
+    # Products that are summed: compiled as one, they would not be rounded before.
+    (result,) = on_replicas(replicas, lambda row: ExchangeSum(0)([row * factor - row[::-1] * (factor + 1)], replicas))(
+        x
+    )
+    np.testing.assert_array_equal(result, np.broadcast_to(result[0], result.shape))
+    wanted = np.asarray(x * factor - x[:, ::-1] * (factor + 1)).astype(np.complex64).sum(0)
+    if dtype != "int8":  # which wraps around
+        np.testing.assert_allclose(np.asarray(result[0]).astype(np.complex64), wanted, rtol=0.05, atol=5)
+
+
+@pytest.mark.parametrize(("replicas", "exchanged"), [(2, True), (4, False), (3, False)])
+def test_what_is_large_is_exchanged_between_two_only(replicas: int, exchanged: bool) -> None:
+    sums = ExchangeSum(0, most_bytes=1000)
+    run = on_replicas(replicas, lambda row: sums([row], replicas))
+    jaxpr = str(jax.make_jaxpr(run)(jnp.zeros((replicas, 300), jnp.float32)))
+    assert ("ppermute" in jaxpr) == exchanged
+    assert ("psum" in jaxpr) != exchanged
 
 
 @pytest.mark.parametrize("sums", SUMS, ids=str)

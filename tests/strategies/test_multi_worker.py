@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.collectives.summation import AutoSum
+from jaxtribute.collectives.summation import AutoSum, ExchangeSum
 from jaxtribute.errors import ArgumentTypeError, ClusterError, ClusterSpecError
 from jaxtribute.strategies.multi_worker import PACKED_BYTES, MultiWorkerOps, worker_mesh
 
@@ -51,6 +51,18 @@ def test_small_arrays_travel_together() -> None:
     assert MultiWorkerOps(plain).summation(mesh, None) == AutoSum(PACKED_BYTES)
     assert MultiWorkerOps(hinted).summation(mesh, plain) == AutoSum(50)
     assert MultiWorkerOps(plain).summation(mesh, hinted) == AutoSum(50)
+
+
+def test_cpu_workers_exchange_arrays_unless_a_ring_is_asked_for() -> None:
+    def mesh(platform: str, peers: Any) -> Any:
+        return SimpleNamespace(devices=[SimpleNamespace(platform=platform)], peers=peers)
+
+    plain, ring = (jd.experimental.CommunicationOptions(implementation=kind) for kind in ("AUTO", "RING"))
+    assert MultiWorkerOps(plain).summation(mesh("cpu", object()), None) == ExchangeSum(PACKED_BYTES)
+    assert MultiWorkerOps(plain).summation(mesh("gpu", object()), None) == AutoSum(PACKED_BYTES)
+    assert MultiWorkerOps(plain).summation(mesh("cpu", None), None) == AutoSum(PACKED_BYTES)
+    assert MultiWorkerOps(ring).summation(mesh("cpu", object()), plain) == AutoSum(PACKED_BYTES)
+    assert MultiWorkerOps(plain).summation(mesh("cpu", object()), ring) == AutoSum(PACKED_BYTES)
 
 
 def test_replicas_are_ordered_by_worker_and_workers_must_have_equally_many() -> None:

@@ -76,6 +76,16 @@ def reduce_value(value: Any, op: ReduceOp, axis: int | tuple[int, ...] | None, m
     return divided(array.sum(axes, dtype=array.dtype), math.prod(array.shape[one] for one in axes))
 
 
+def reduce_leaves(values: Sequence[Any], op: ReduceOp, mesh: ReplicaMesh, summation: Summation) -> list[Any]:
+    """As `reduce_value` without an axis, for many: between workers, whose every message costs, arrays go together."""
+    whole = [value for value in values if isinstance(value, PerReplica) and not value.is_ragged]
+    if mesh.peers is None or not whole or any(value.idle != whole[0].idle for value in whole):
+        return [reduce_value(value, op, None, mesh) for value in values]
+    totals = iter(reduce_many(whole, op, summation))
+    together = {id(value) for value in whole}
+    return [next(totals).data if id(value) in together else reduce_value(value, op, None, mesh) for value in values]
+
+
 def reduce_many(values: Sequence[PerReplica], op: ReduceOp, summation: Summation | None = None) -> list[Mirrored]:
     """Reduces several per-replica values over the replicas in one program; every device gets the results.
 

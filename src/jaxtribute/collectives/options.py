@@ -10,8 +10,8 @@ from jaxtribute.errors import ArgumentError
 class CommunicationImplementation(Enum):
     """Which library carries collectives between machines.
 
-    XLA chooses by the devices: NCCL between GPUs, Gloo (rings over TCP) between CPUs, the interconnect between
-    TPUs. The members are accepted for compatibility and choose nothing.
+    XLA chooses by the devices: NCCL between GPUs, Gloo (over TCP) between CPUs, the interconnect between TPUs. Between
+    CPUs `RING` asks for Gloo's ring instead of the faster exchange in pairs; otherwise the members choose nothing.
 
     Source: `tf.distribute.experimental.CommunicationImplementation`.
     """
@@ -31,7 +31,7 @@ class CommunicationOptions:
       bytes_per_pack: how many bytes of small arrays may travel in one collective. 0 leaves it to the library.
       timeout_seconds: how long a collective between machines may take before it fails; None for no limit. Within
         one machine nothing is waited for and it has no effect.
-      implementation: accepted for compatibility; see `CommunicationImplementation`.
+      implementation: see `CommunicationImplementation`.
 
     Raises:
       ArgumentError: a negative size or time, or an unknown implementation.

@@ -80,6 +80,40 @@ class TreeSum(Summation):
 
 
 @dataclass(frozen=True)
+class ExchangeSum(Summation):
+    """Replicas exchange whole arrays in pairs, then in pairs of pairs, and so on; all add up the same.
+
+    Between processes on CPU this takes half the time of an all-reduce, whose ring has more rounds, or a quarter less
+    with four. The number of replicas must be a power of two; with others, and for dtypes that are not real numbers of
+    up to eight bytes, it is an all-reduce.
+
+    Attributes:
+      small_bytes: the largest size that is packed.
+      most_bytes: the largest size that is exchanged where there are more than two replicas.
+    """
+
+    small_bytes: int | None = None
+    most_bytes: int = 1 << 20
+
+    def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
+        """`log2(replicas)` rounds of messages a pack."""
+        return _adjoint(
+            lambda leaves: packed_map(lambda array: self._one(array, replicas), leaves, self.small_bytes), arrays
+        )
+
+    def _one(self, array: Any, replicas: int) -> Any:
+        fits = replicas == 2 or array.size * array.dtype.itemsize <= self.most_bytes
+        real = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
+        if not array.size or not fits or not real or array.dtype.itemsize > 8 or replicas & (replicas - 1):
+            return _psum(array)
+        distance = 1
+        while distance < replicas:
+            other = lax.ppermute(array, AXIS, [(replica, replica ^ distance) for replica in range(replicas)])
+            array, distance = _as_sent(array, other) + other, 2 * distance
+        return equal(array)
+
+
+@dataclass(frozen=True)
 class OneDeviceSum(Summation):
     """Everything to one replica, which adds up, and back from there.
 
@@ -201,6 +235,22 @@ def _spread(array: Any, rounds: Sequence[Pairs]) -> Any:
         receives = np.isin(np.arange(lax.axis_size(AXIS)), [to for _, to in pairs])
         array = jnp.where(jnp.asarray(receives)[lax.axis_index(AXIS)], arrived, array)
     return array
+
+
+def _as_sent(array: Any, received: Any) -> Any:
+    """`array`, rounded as the others get it.
+
+    XLA may compute it once more as part of the sum, where a product is added without being rounded first, and the
+    replicas would differ in the last bit. `n * (n + 1)` is even, which compilers do not know: so nothing is flipped,
+    but they have to make the bits.
+    """
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    bits = np.dtype(f"int{8 * array.dtype.itemsize}")
+    n = lax.bitcast_convert_type(received.reshape(-1)[0], bits)
+    zero = n * (n + bits.type(1)) & bits.type(1)
+    whole = lax.bitcast_convert_type(array, bits)
+    return lax.bitcast_convert_type(whole ^ jnp.broadcast_to(zero, whole.shape), array.dtype)
 
 
 def _psum(array: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxtribute import context as contexts
-from jaxtribute.collectives.cross_replica import gather_value, reduce_value
+from jaxtribute.collectives.cross_replica import gather_value, reduce_leaves, reduce_value
 from jaxtribute.context import Context
 from jaxtribute.errors import ArgumentTypeError, StrategyMixError
 from jaxtribute.execution.compiled import LocalPerReplica
@@ -195,14 +195,17 @@ class Strategy(LegacyMethods):
         op = ReduceOp.parse(reduce_op)
         require_cross_replica(self, "reduce")
         mesh = self._extended.mesh
+        leaves, tree = flatten(value)
+        leaves = [self._distributed(leaf) for leaf in leaves]
+        if axis is None and not any(isinstance(leaf, LocalPerReplica) for leaf in leaves):
+            return tree.unflatten(reduce_leaves(leaves, op, mesh, self._extended.summation(None)))
 
         def one(leaf: Any) -> Any:
-            leaf = self._distributed(leaf)
             if isinstance(leaf, LocalPerReplica):
                 return self._extended.reduce_local(leaf, op, axis)
             return reduce_value(leaf, op, axis, mesh)
 
-        return map_leaves(one, value)
+        return tree.unflatten([one(leaf) for leaf in leaves])
 
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenates distributed values over the replicas along `axis`.

@@ -10,8 +10,8 @@ import jax
 
 from jaxtribute.cluster import runtime
 from jaxtribute.collectives.cross_device_ops import CrossDeviceOps
-from jaxtribute.collectives.options import CommunicationOptions
-from jaxtribute.collectives.summation import AutoSum, Summation
+from jaxtribute.collectives.options import CommunicationImplementation, CommunicationOptions
+from jaxtribute.collectives.summation import AutoSum, ExchangeSum, Summation
 from jaxtribute.config import prepare_cpu_backend
 from jaxtribute.devices import default_devices
 from jaxtribute.errors import ArgumentTypeError, ClusterError
@@ -29,7 +29,9 @@ PACKED_BYTES = 1 << 20
 
 
 class MultiWorkerOps(CrossDeviceOps):
-    """What XLA does best between processes: few collectives, of arrays packed up to a megabyte.
+    """What is fastest between processes: few collectives, of arrays packed up to a megabyte.
+
+    On CPU the replicas of several workers exchange arrays in pairs, unless the hints ask for a ring.
 
     Args:
       options: the strategy's hints; those of a call take precedence.
@@ -39,9 +41,12 @@ class MultiWorkerOps(CrossDeviceOps):
         self._options = options
 
     def summation(self, mesh: ReplicaMesh, options: CommunicationOptions | None) -> Summation:
-        """An all-reduce for each large array, one for all small ones."""
-        given = options.bytes_per_pack if options is not None else 0
-        return AutoSum(given or self._options.bytes_per_pack or PACKED_BYTES)
+        """A sum for each large array, one for all small ones."""
+        hints = [one for one in (options, self._options) if one is not None]
+        small_bytes = next((one.bytes_per_pack for one in hints if one.bytes_per_pack), PACKED_BYTES)
+        ring = any(one.implementation is CommunicationImplementation.RING for one in hints)
+        on_gloo = mesh.peers is not None and mesh.devices[0].platform == "cpu"
+        return ExchangeSum(small_bytes) if on_gloo and not ring else AutoSum(small_bytes)
 
 
 class MultiWorkerExtended(StrategyExtended):
