@@ -231,3 +231,23 @@ client = rpc.Client.create("grpc", server.address)
 print(client.one_blocking())
 """
     assert run_python(program) == "1\n"
+
+
+def test_without_its_libraries_it_says_what_to_install() -> None:
+    program = """
+import sys
+sys.modules["zmq"] = sys.modules["keras"] = None
+import jaxtribute as jd
+import jaxtribute.compat.tf as tf
+from jaxtribute.compat.catalog.entries import exists
+for find in (lambda: jd.experimental.rpc, lambda: tf.keras):
+    try:
+        find()
+    except jd.errors.MissingLibraryError as error:
+        print(error)
+assert exists("jd.experimental.rpc.Client")
+assert not exists("jd.experimental.nonsense")
+"""
+    rpc_line, keras_line = run_python(program).strip().split("\n")
+    assert rpc_line == "jd.experimental.rpc needs zmq. HINT: pip install 'jaxtribute[rpc]'."
+    assert keras_line == "tf.keras needs keras. HINT: pip install 'jaxtribute[keras]'."

@@ -51,9 +51,11 @@ def resolve(path: str) -> Any:
 
 
 def exists(path: str) -> bool:
-    """Returns whether there is an object of that full name."""
+    """Returns whether there is an object of that full name; what only an extra's library can load is believed."""
     try:
         resolve(path)
     except AttributeError:
         return False
+    except ImportError:
+        return True
     return True

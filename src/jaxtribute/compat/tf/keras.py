@@ -5,7 +5,12 @@ from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
-import keras as _keras
+from jaxtribute.errors import MissingLibraryError as _MissingLibraryError
+
+try:
+    import keras as _keras
+except ModuleNotFoundError as _missing:
+    raise _MissingLibraryError(f"tf.keras needs {_missing.name}. HINT: pip install 'jaxtribute[keras]'.") from _missing
 
 from jaxtribute.strategies.scope import entering as _entering
 
