@@ -135,7 +135,7 @@ class LegacyMethods:
         """Accepts a session's configuration, which means nothing here; deprecated.
 
         Raises:
-          ArgumentError: a cluster is given, which a strategy of one machine cannot join.
+          ArgumentError: a cluster is given, which a strategy that is made already cannot join.
 
         Source: `tf.distribute.Strategy.configure`.
         """
@@ -144,6 +144,6 @@ class LegacyMethods:
         if cluster_spec is not None:
             raise ArgumentError(
                 f"configure(cluster_spec={cluster_spec!r}, task_type={task_type!r}, task_id={task_id!r}): "
-                f"{type(self).__name__} runs on one machine. HINT: use a strategy for several workers, which takes "
-                "a cluster resolver."
+                f"{type(self).__name__} joins a cluster when it is made, or none. HINT: pass a cluster resolver to "
+                "jd.MultiWorkerMirroredStrategy."
             )
