@@ -49,5 +49,6 @@ class StoredArray:
         return self._data
 
     def __del__(self) -> None:
-        if lent is not None and id(self) in lent:  # pyright: ignore[reportUnnecessaryComparison] (None at shutdown)
-            lending.recall(id(self))
+        recall = lending.recall
+        if recall is not None and id(self) in lent:  # pyright: ignore[reportUnnecessaryComparison] (None at shutdown)
+            recall(id(self))
