@@ -14,12 +14,17 @@ import jaxtribute as jd
 @pytest.fixture(autouse=True, scope="module")
 def as_users_have_it() -> Iterator[None]:
     """JAX's own promotion, also in the threads of replicas."""
-    strict = jax.config.jax_numpy_dtype_promotion, jax.config.jax_numpy_rank_promotion
-    jax.config.update("jax_numpy_dtype_promotion", "standard")
-    jax.config.update("jax_numpy_rank_promotion", "allow")
+    names = "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion"
+    strict = [getattr(jax.config, name) for name in names]
+    for name, value in zip(names, ("standard", "allow"), strict=True):
+        jax.config.update(name, value)
+    import keras  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    with jd.OneDeviceStrategy("CPU:0").scope():
+        pass  # the first scope finds Keras
     yield
-    jax.config.update("jax_numpy_dtype_promotion", strict[0])
-    jax.config.update("jax_numpy_rank_promotion", strict[1])
+    for name, value in zip(names, strict, strict=True):
+        jax.config.update(name, value)
 
 
 @pytest.fixture(scope="module")

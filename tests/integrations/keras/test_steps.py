@@ -82,8 +82,23 @@ class OwnMetric(keras.metrics.Metric):
 def test_a_metric_that_does_not_add_up_is_refused(four: jd.Strategy) -> None:
     with four.scope():
         model = classifier(metrics=[OwnMetric()])
-    with pytest.raises(ValueError, match=r"'largest' \(OwnMetric\) does not add what it finds.*HINT: keep sums"):
-        model.fit(X, Y, batch_size=4, verbose=0)
+    for use in (model.fit, model.evaluate):
+        with pytest.raises(ValueError, match=r"'largest' \(OwnMetric\) does not add what it finds.*HINT: keep sums"):
+            use(X, Y, batch_size=4, verbose=0)
+    with jd.OneDeviceStrategy("CPU:0").scope():
+        model = classifier(metrics=[OwnMetric()])
+    largest = model.predict(X, verbose=0).max()
+    assert model.evaluate(X, Y, verbose=0, return_dict=True)["largest"] == pytest.approx(largest, rel=1e-5)
+
+
+def test_outputs_that_do_not_depend_on_the_examples(four: jd.Strategy) -> None:
+    class Constant(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return keras.ops.ones((keras.ops.shape(x)[0], 2))
+
+    with four.scope():
+        model = keras.Sequential([keras.layers.Input((8,)), Constant()])
+    np.testing.assert_array_equal(model.predict(X[:8], verbose=0), np.ones((8, 2)))
 
 
 def test_steps_run_in_replicas_only() -> None:

@@ -20,6 +20,7 @@ from keras.src.trainers.trainer import Trainer
 from jaxtribute import context as contexts
 from jaxtribute.errors import ArgumentError, ConfigError
 from jaxtribute.integrations.keras import trainer, workers
+from jaxtribute.integrations.keras.additivity import checked_updates
 from jaxtribute.integrations.keras.data import DistributedAdapter, adapted, readable
 from jaxtribute.integrations.keras.loops import initialized_now, summed_gradients
 from jaxtribute.integrations.keras.share import (
@@ -62,6 +63,7 @@ def patch() -> None:
     for name, make in _MAKERS.items():
         _replace(JAXTrainer, f"make_{name}", _making(getattr(JAXTrainer, f"make_{name}"), name, make))
     _replace(JAXTrainer, "_get_jax_state", _stateless(JAXTrainer._get_jax_state))  # pyright: ignore[reportPrivateUsage]
+    _replace(JAXTrainer, "_update_metrics_variables", checked_updates(JAXTrainer._update_metrics_variables))  # pyright: ignore[reportPrivateUsage]
     _replace(JAXEpochIterator, "__init__", _adapting(JAXEpochIterator.__init__))
     _replace(JAXEpochIterator, "_get_iterator", _on_host(JAXEpochIterator._get_iterator))  # pyright: ignore[reportPrivateUsage]
     _replace(JAXEpochIterator, "_interrupted_warning", _expected(JAXEpochIterator._interrupted_warning))  # pyright: ignore[reportPrivateUsage]
@@ -99,6 +101,8 @@ def _in_scope(original: Method) -> Method:
         strategy = trainer.strategy_of(self)
         if strategy is None:
             return original(self, *args, **kwargs)
+        if original.__name__ in _IN_SCOPE:
+            trainer.check_synchronous(strategy)
         if original.__name__ in _SHOWN and not workers.is_first(strategy):
             args, kwargs = workers.silenced(original, self, args, kwargs)
         with strategy.scope():

@@ -8,13 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from keras.src import backend
 from keras.src.backend.jax.trainer import JAXTrainer
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from jaxtribute import context as contexts
 from jaxtribute.errors import ContextError
-from jaxtribute.integrations.keras.additivity import check_additive
 from jaxtribute.integrations.keras.merging import State, contributions, merged, start_of_layers, start_of_metrics
 from jaxtribute.integrations.keras.share import Share, entered
 
@@ -71,7 +71,7 @@ def train_step(model: Any, lists: Lists) -> Step:
                 new_trainable, layer_ends, new_optimizer, metric_ends = state
                 _, layers, metrics, logs = _reduced(model, lists, before, start, (layer_ends, metric_ends), logs, share)
             else:
-                ends, logs, grads = _local_gradients(model, lists, before, start, batch, share)
+                ends, logs, grads = _local_gradients(model, before, start, batch, share)
                 grads, layers, metrics, logs = _reduced(model, lists, before, start, ends, logs, share, grads)
                 share.reduced = True
                 new_trainable, new_optimizer = model.optimizer.stateless_apply(optimizer, grads, trainable)
@@ -106,11 +106,15 @@ def predict_step(model: Any, lists: Lists) -> Step:
         trainable, layers = map(_values, (lists.trainable, lists.layers))
         with entered(share):
             outputs, _ = model.predict_step((trainable, start_of_layers(lists.layers, layers, share)), batch)
-        if not share.rows:
-            outputs = jax.tree.map(lambda leaf: leaf[:0], outputs)
+        outputs = jax.tree.map(lambda leaf: _own(leaf if share.rows else leaf[:0], share), outputs)
         return [None for _ in lists.all], outputs
 
     return step
+
+
+def _own(output: Any, share: Share) -> Any:
+    """An output as one of this replica's examples, even if it depends on nothing that replicas have of their own."""
+    return output if share.alone else lax.optimization_barrier((output, share.context.replica_id_in_sync_group))[0]
 
 
 def _share(batch: Any, total: int) -> tuple[Share, Any]:
@@ -134,7 +138,7 @@ def _changed(before: State, after: Sequence[Any]) -> list[Any]:
 
 
 def _local_gradients(
-    model: Any, lists: Lists, before: Sequence[State], start: tuple[State, State], batch: Any, share: Share
+    model: Any, before: Sequence[State], start: tuple[State, State], batch: Any, share: Share
 ) -> tuple[tuple[State, State], Logs, list[Any]]:
     """The standard training step up to where the optimizer takes over; gradients are this replica's share."""
     trainable, _, optimizer, _ = before
@@ -148,13 +152,7 @@ def _local_gradients(
 
     (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(trainable)
     unscaled, y_pred, layers, metrics = aux
-
-    def update(values: State) -> tuple[Logs, State]:
-        return model._update_metrics_variables(values, unscaled, x, y, y_pred, sample_weight)
-
-    if not share.alone:
-        check_additive(model, lists.metrics, metrics, lambda values: update(values)[1])
-    logs, metrics = update(metrics)
+    logs, metrics = model._update_metrics_variables(metrics, unscaled, x, y, y_pred, sample_weight)
     return (layers, metrics), logs, grads
 
 
