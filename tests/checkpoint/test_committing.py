@@ -45,7 +45,7 @@ class Peers:
 
     def __init__(self, says: dict[str, str], rank: int = 0) -> None:
         self.rank, self.workers, self.names = rank, 2, ("worker 0", "worker 1")
-        self.says = says
+        self.says, self.timeout_s = says, 5.0
         self.deleted: list[str] = []
         self._number = -1
 
@@ -82,6 +82,8 @@ def test_the_first_of_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert peers.deleted == ["jaxtribute/save/0/0/"]
     with pytest.raises(DeadlineError, match="waited 3 s for worker 1"):
         saved.save(tmp_path / "ckpt", block=True, timeout_s=3)
+    with pytest.raises(DeadlineError, match="waited 5 s for worker 1"):
+        saved.save(tmp_path / "ckpt", block=True)
     assert not (tmp_path / "ckpt-2").exists()
     assert not (tmp_path / "ckpt-3").exists()
 
@@ -96,6 +98,14 @@ def test_the_second_of_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(CheckpointError, match="worker 0: it"):
         saved.save(tmp_path / "ckpt", block=True)
     assert said["jaxtribute/save/0/0/written/1"] == "OSError: disk full"
+
+
+def test_how_long_workers_wait_for_each_other() -> None:
+    peers: Any = Peers({})
+    assert committing.patience(peers) == 5.0
+    assert committing.patience(peers, 7.0) == 7.0
+    peers.timeout_s = float("inf")
+    assert committing.patience(peers) == 600.0
 
 
 def test_processes_that_do_not_know_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

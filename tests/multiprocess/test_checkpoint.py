@@ -20,6 +20,7 @@ def test_two_workers_and_one_process_restore_each_others_checkpoints(
         "mirrored": lambda: jd.MirroredStrategy([f"cpu:{i}" for i in range(4)]),
     }
     rests: list[float] = []
+    state: dict[str, Any] = {}
     for name, strategy in here.items():
         program = build(strategy())
         advance(program)

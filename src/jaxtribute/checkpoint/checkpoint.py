@@ -20,7 +20,6 @@ from jaxtribute.errors import ArgumentError, CheckpointError, CheckpointMismatch
 from jaxtribute.values.stored import updating
 
 _COUNTERS = ("save_counter", "run_counter")
-_TIMEOUT_S = 600.0
 
 
 class RestoreStatus:
@@ -114,14 +113,15 @@ class Checkpoint:
         """How many calls of `PreemptionCheckpointHandler.run` have ended, over all runs."""
         return self._counts["run_counter"]
 
-    def save(self, file_prefix: Any, *, block: bool = False, timeout_s: float = _TIMEOUT_S) -> str:
+    def save(self, file_prefix: Any, *, block: bool = False, timeout_s: float | None = None) -> str:
         """Saves to `{file_prefix}-{save_counter}`, counting up.
 
         Args:
           file_prefix: a path; its folder is made where it does not exist.
           block: whether to return only once the checkpoint is complete. Otherwise the values are what they are
             now, whatever the training does meanwhile, and an error comes out at the next call.
-          timeout_s: how long workers wait for each other.
+          timeout_s: how long workers wait for each other; by default as long as for a step, at most ten
+            minutes.
 
         Returns:
           The path of the checkpoint.
@@ -146,7 +146,7 @@ class Checkpoint:
         path: Any,
         *,
         block: bool = False,
-        timeout_s: float = _TIMEOUT_S,
+        timeout_s: float | None = None,
         committed: Callable[[], None] = lambda: None,
     ) -> str:
         """Saves to exactly this path, and does not count; otherwise as `save`.
@@ -168,7 +168,7 @@ class Checkpoint:
             specs = {name: leaf.spec for name, leaf in found.leaves.items()}
             leaves = {name: leaf.snapshot() for name, leaf in found.leaves.items() if specs[name].size}
         description = Description.of(specs, positions, channel.cluster.workers if channel else 1)
-        save = Save(target, leaves, positions, description, timeout_s, committed, channel)
+        save = Save(target, leaves, positions, description, committed, channel, timeout_s)
         self._background.start(save.run)
         if block:
             self._background.wait()

@@ -27,6 +27,7 @@ STATE = "state"
 UNFINISHED = ".orbax-checkpoint-tmp"
 """What the name of a checkpoint ends with until it is complete; Orbax's own tools know it, too."""
 _REPLACED = ".replaced"
+_LONGEST_S = 600.0
 
 
 def cluster() -> Cluster | None:
@@ -42,6 +43,11 @@ def cluster() -> Cluster | None:
             "HINT: make a jd.MultiWorkerMirroredStrategy instead of calling jax.distributed.initialize."
         )
     return found if found is not None and found.workers > 1 else None
+
+
+def patience(cluster: Cluster, timeout_s: float | None = None) -> float:
+    """Seconds that workers wait for each other: those asked for, or as many as for a step, at most ten minutes."""
+    return min(cluster.timeout_s, _LONGEST_S) if timeout_s is None else timeout_s
 
 
 class Channel:
@@ -80,18 +86,18 @@ class Save:
       arrays: this process's arrays by name.
       positions: what the iterators' files hold, by the iterators' names.
       description: what the checkpoint says of itself.
-      timeout_s: how long the processes wait for each other.
       committed: called by the first process once the checkpoint is complete.
       channel: how the processes agree; None for one alone.
+      timeout_s: how long the processes wait for each other; None for `patience`.
     """
 
     path: Path
     arrays: Mapping[str, Lease | Host]
     positions: Mapping[str, str]
     description: Description
-    timeout_s: float
     committed: Callable[[], None]
     channel: Channel | None = None
+    timeout_s: float | None = None
 
     @property
     def unfinished(self) -> Path:
@@ -128,21 +134,20 @@ class Save:
         """The same in several processes: the first makes the folder, all write, the first completes it."""
         channel.begin()
         cluster, key = channel.cluster, channel.key
+        timeout_s = patience(cluster, self.timeout_s)
         first = cluster.rank == 0
         made = _outcome(self._make) if first else ""
         if first:
             cluster.set(f"{key}/made", made)
         else:
-            made = cluster.get(f"{key}/made", self.timeout_s, of=0)
+            made = cluster.get(f"{key}/made", timeout_s, of=0)
         cluster.set(f"{key}/written/{cluster.rank}", made or _outcome(self._write))
         if first:
-            outcomes = [
-                cluster.get(f"{key}/written/{rank}", self.timeout_s, of=rank) for rank in range(cluster.workers)
-            ]
+            outcomes = [cluster.get(f"{key}/written/{rank}", timeout_s, of=rank) for rank in range(cluster.workers)]
             failed = [f"{cluster.names[rank]}: {text}" for rank, text in enumerate(outcomes) if text]
             cluster.set(f"{key}/result", "; ".join(failed) or _outcome(self._complete))
             channel.clean()
-        result = cluster.get(f"{key}/result", self.timeout_s, of=0)
+        result = cluster.get(f"{key}/result", timeout_s, of=0)
         if result:
             raise CheckpointError(
                 f"{self.path} was not saved: {result}. HINT: see the output of the worker that is named; checkpoints "

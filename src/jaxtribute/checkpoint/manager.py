@@ -16,7 +16,6 @@ from jaxtribute.checkpoint.description import FILE, Description
 from jaxtribute.errors import ArgumentError
 
 _STATE = "checkpoints.json"
-_TIMEOUT_S = 600.0
 _HOUR_S = 3600.0
 
 
@@ -47,7 +46,7 @@ class CheckpointManager:
       checkpoint_interval: steps that must have passed since the last checkpoint for `save` to save.
       init_fn: called by `restore_or_initialize` where there is no checkpoint.
       block: whether `save` returns only once the checkpoint is complete.
-      timeout_s: how long workers wait for each other.
+      timeout_s: how long workers wait for each other; by default as long as for a step, at most ten minutes.
 
     In a cluster all workers make the same calls.
 
@@ -69,7 +68,7 @@ class CheckpointManager:
         init_fn: Callable[[], Any] | None = None,
         *,
         block: bool = False,
-        timeout_s: float = _TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> None:
         limits = {
             "max_to_keep": max_to_keep,
@@ -206,7 +205,7 @@ class CheckpointManager:
         key = f"jaxtribute/latest/{cluster.number('latest')}"
         if cluster.rank == 0:
             cluster.set(key, path or "")
-        return cluster.get(key, self._timeout_s, of=0) or None
+        return cluster.get(key, committing.patience(cluster, self._timeout_s), of=0) or None
 
     def _prune(self) -> None:
         """Deletes what is too old or was never completed; the first worker does it, after each save."""

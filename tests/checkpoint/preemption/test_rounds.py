@@ -28,6 +28,7 @@ class Peers:
         self.watch = SimpleNamespace(left={}, failure=None)
         self.roster = SimpleNamespace(named=lambda ranks: ", ".join(self.names[rank] for rank in ranks))
         self.failure: Exception | None = None
+        self.timeout_s = 20.0
 
     def set(self, key: str, value: str) -> None:
         self._store[key] = value
@@ -40,9 +41,9 @@ class Peers:
             raise self.failure
 
 
-def rounds(peers: Peers | None, timeout_s: float = 20) -> Rounds:
+def rounds(peers: Peers | None) -> Rounds:
     anyone: Any = peers
-    return Rounds(anyone, timeout_s)
+    return Rounds(anyone)
 
 
 @settings(max_examples=25)
@@ -93,7 +94,8 @@ def test_a_second_save_later_and_then_none() -> None:
 
 def test_a_worker_that_says_nothing_is_named() -> None:
     peers = Peers({}, 0, 3)
-    mine = rounds(peers, timeout_s=0.02)
+    peers.timeout_s = 0.02
+    mine = rounds(peers)
     mine.learn()
     with pytest.raises(DeadlineError, match=r"worker 0 waited 0\.02 s for worker 1, worker 2, to agree .* HINT"):
         mine.due()

@@ -21,7 +21,6 @@ from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 REPORT = "JAXTRIBUTE_PREEMPTION_REPORT"
 """Names a file where the first worker notes each start and each save at a preemption; for rehearsals."""
-_TIMEOUT_S = 600.0
 _MARGIN = 0.2
 
 P = ParamSpec("P")
@@ -65,7 +64,7 @@ class PreemptionCheckpointHandler:
         self._manager = _manager(checkpoint_or_checkpoint_manager, checkpoint_dir)
         self._config = termination_config or TerminationConfig()
         cluster = self._cluster = committing.cluster()
-        self._rounds = Rounds(cluster, _TIMEOUT_S)
+        self._rounds = Rounds(cluster)
         self._whom = ""
         self._heard_at = 0.0
         self._run_s = 0.0

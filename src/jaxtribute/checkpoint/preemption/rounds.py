@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from jaxtribute.checkpoint.committing import patience
 from jaxtribute.errors import DeadlineError
 
 if TYPE_CHECKING:
@@ -25,11 +26,10 @@ class Rounds:
 
     Args:
       cluster: the workers; None for a single process.
-      timeout_s: how long workers wait for each other.
     """
 
-    def __init__(self, cluster: Cluster | None, timeout_s: float) -> None:
-        self._cluster, self._timeout_s = cluster, timeout_s
+    def __init__(self, cluster: Cluster | None) -> None:
+        self._cluster = cluster
         self._lock = threading.Lock()
         self._next = 0
         self._learned = False
@@ -71,7 +71,8 @@ class Rounds:
         cluster = self._cluster
         if cluster is None:
             return place
-        deadline = time.monotonic() + self._timeout_s
+        timeout_s = patience(cluster)
+        deadline = time.monotonic() + timeout_s
         while True:
             places = {int(key.rpartition("/")[2]): int(value) for key, value in cluster.list(f"{_ROOT}/").items()}
             missing = [rank for rank in range(cluster.workers) if rank not in places]
@@ -85,7 +86,7 @@ class Rounds:
             if time.monotonic() > deadline:
                 absent = cluster.roster.named(missing)
                 raise DeadlineError(
-                    f"{cluster.names[cluster.rank]} waited {self._timeout_s:g} s for {absent}, to agree on the step to "
-                    "save at. HINT: make the PreemptionCheckpointHandler on every worker."
+                    f"{cluster.names[cluster.rank]} waited {timeout_s:g} s for {absent}, to agree on the step to save "
+                    "at. HINT: make the PreemptionCheckpointHandler on every worker."
                 )
             time.sleep(_POLL_S)
