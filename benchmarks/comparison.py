@@ -84,6 +84,7 @@ LIBRARY = Kind()
 """The processes of the library; JAX by hand in the same ones has its settings."""
 PLAIN = Kind(flags=("--plain",), suffix=", default settings")
 PLAIN_TUNED = Kind(flags=("--plain",), env=tuple(TUNED.items()), suffix=", tuned allocator")
+BIG_POOL = Kind(env=(("PJRT_NPROC", "8"),), suffix=", 8 threads")
 KERAS = Kind("benchmarks.peers.keras_steps", suffix=" (JAX)")
 TENSORFLOW = Kind("benchmarks.peers.tensorflow_steps", "tensorflow")
 TORCH = Kind("benchmarks.peers.torch_steps", "torch")

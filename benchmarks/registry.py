@@ -74,6 +74,7 @@ COMPARED: dict[str, Compare] = {
     "transformer": suites.transformer,
     "packing": suites.packing,
     "workers": suites.workers,
+    "causes": suites.causes,
     "allreduce": allreduce.suite,
     "startup": startup.suite,
     "overhead": overhead.suite,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.comparison import (
+    BIG_POOL,
     KERAS,
     LIBRARY,
     PLAIN,
@@ -135,6 +136,42 @@ def workers(quick: bool) -> list[Comparison]:
             name = f"{problem}, batch {batch}, {count} processes"
             steps = 4 if quick else steps
             found.append(compare(name, arguments, contenders, steps=steps, rounds=rounds, workers=count))
+    return found
+
+
+def causes(quick: bool) -> list[Comparison]:
+    """Where the time of a step on 2 processes goes: the same step with one thing changed at a time."""
+    found: list[Comparison] = []
+    for problem, batch, steps in ((DIGITS, 256, 48), (LARGE, 128, 4)):
+        contenders = [
+            Contender("jaxtribute"),
+            Contender("no-communication", same=False),
+            Contender("jaxtribute-no-loss", same=False),
+            Contender("jaxtribute-ring"),
+            Contender("shard-map-packed"),
+            Contender("shard-map"),
+            Contender("jaxtribute", BIG_POOL),
+            Contender("shard-map-packed", PLAIN_TUNED),
+            Contender("shard-map-packed", PLAIN),
+        ]
+        arguments = ["--problem", problem, "--batch", str(batch), "--devices", "1"]
+        steps, rounds = (4, 2) if quick else (steps, 11)
+        comparison = compare(
+            f"{problem}, batch {batch}, 2 processes", arguments, contenders, steps=steps, rounds=rounds, workers=2
+        )
+        own, alone, no_loss, ring, packed, single, pool, plain_tuned, plain = (row.median for row in comparison.rows)
+        parts = {
+            "computation and update, no communication": alone,
+            "communication": own - alone,
+            "of which the message of the loss": own - no_loss,
+            "saved by exchanging in pairs instead of Gloo's ring": ring - own,
+            "saved by packing small gradients": single - packed,
+            "saved by XLA's pool of as many threads as cores, against 8": pool - own,
+            "saved by the allocator": plain - plain_tuned,
+            "the library's threads and settings, beside the same step in bare JAX": packed - plain_tuned,
+        }
+        comparison.notes = [f"{name}: {seconds * 1e3:.2f} ms" for name, seconds in parts.items()]
+        found.append(comparison)
     return found
 
 

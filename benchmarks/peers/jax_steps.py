@@ -122,7 +122,11 @@ def by_hand(kind: str, problem: Problem, devices: Sequence[Any]) -> Step:
 
 
 def by_jaxtribute(kind: str, problem: Problem, strategy: Any) -> Step:
-    """The step as a user of the library writes it; `jaxtribute-16` runs 16 steps a call."""
+    """The step as a user of the library writes it; `jaxtribute-16` runs 16 steps a call.
+
+    `jaxtribute-sharded` and `-whole` shard the update or not, `-no-loss` does not reduce the loss, and `-ring` has been
+    told to use Gloo's ring.
+    """
     import optax
 
     import jaxtribute as jd
@@ -141,6 +145,9 @@ def by_jaxtribute(kind: str, problem: Problem, strategy: Any) -> Step:
         return value
 
     def one(data: Any) -> Any:
+        if kind == "jaxtribute-no-loss":
+            strategy.run(replica_step, data)
+            return jnp.float32(0)
         return strategy.reduce("SUM", strategy.run(replica_step, data), axis=None)
 
     count = strategy.num_replicas_in_sync
@@ -221,8 +228,14 @@ def contenders(asked: Asked) -> dict[str, Step]:
             strategy = jd.OneDeviceStrategy(names[0]) if asked.devices == 1 else jd.MirroredStrategy(names)
     if "psum" in asked.contenders:
         return all_reduce(asked.problem, strategy)
+    ring = strategy
+    if "jaxtribute-ring" in asked.contenders:
+        import jaxtribute as jd
+
+        options = jd.experimental.CommunicationOptions(implementation="RING")
+        ring = jd.MultiWorkerMirroredStrategy(communication_options=options)
     return {
-        name: by_jaxtribute(name, asked.problem, strategy)
+        name: by_jaxtribute(name, asked.problem, ring if name.endswith("-ring") else strategy)
         if name.startswith("jaxtribute")
         else by_hand(name, asked.problem, jax.devices())
         for name in asked.contenders
