@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 import threading
@@ -215,21 +214,6 @@ def deadline(seconds: float) -> Callable[[], float]:
     """A function that tells how many seconds are left, at least 0."""
     end = time.monotonic() + seconds
     return lambda: max(0.0, end - time.monotonic())
-
-
-@contextlib.contextmanager
-def environment(**variables: str) -> Generator[None]:
-    """Environment variables that hold inside a `with` block."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _tune(socket: zmq.Socket[bytes]) -> None:
