@@ -9,6 +9,7 @@ import doctest
 import io
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -66,4 +67,6 @@ def _name(error: type[Exception]) -> str:
 
 
 if __name__ == "__main__":
+    # Keras's own variables, whenever NumPy reads them.
+    warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning)
     run_page(Path(sys.argv[1]))
