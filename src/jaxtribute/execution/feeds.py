@@ -68,9 +68,14 @@ class Draws:
 
     def prefetch(self, order: Sequence[int]) -> None:
         """Draws as the last call did, up to the end of the data."""
+        feeds, batches, taken = self.feeds, self.batches, self.order
         for place in order:
-            if not self._draw(place):
+            try:
+                batches.append(feeds[place].draw())
+            except StopIteration:
+                self.ended = place
                 return
+            taken.append(place)
 
     def proxies(self) -> list[Proxy]:
         """The iterators as the function sees them, from the first batch on."""

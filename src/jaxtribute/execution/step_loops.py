@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -42,13 +43,13 @@ class StepLoops:
             results, done = _steps(step, iterator, n)
         else:
             found: list[Any] = []
-            done = left = 0
-            for left in range(n, 0, -steps_per_call):
-                asked = min(left, steps_per_call)
-                result, count = self._loop(step, asked)(iterator)
-                done += count.steps
-                found.extend([result] if count.steps else [])
-                if count.steps < asked:
+            done, loops = 0, {asked: self._loop(step, asked) for asked in _calls(n, steps_per_call)}
+            for asked in _calls(n, steps_per_call):
+                result, count = loops[asked](iterator)
+                steps = jax.tree.leaves(result)[0].shape[0] if count is None else count.steps
+                done += steps
+                found.extend([result] if steps else [])
+                if steps < asked:
                     break
             results = _joined(found)
         if not done:
@@ -67,11 +68,20 @@ class StepLoops:
                 alive = reference()
                 assert alive is not None
                 results, done = _steps(alive, iterator, steps)
-                return results, _Done(done)
+                leaves = flatten(results)[0]
+                # Usually the results tell; what is no array costs each call a little.
+                told = bool(leaves) and isinstance(leaves[0], (jax.Array, Mirrored))
+                return results, None if told else _Done(done)
 
             loop.__name__ = f"{getattr(step, '__name__', 'step')}, {steps} times"
             loops[key] = Function(loop)
         return loops[key]
+
+
+def _calls(n: int, steps_per_call: int) -> Generator[int]:
+    """How many steps each call makes."""
+    for left in range(n, 0, -steps_per_call):
+        yield min(left, steps_per_call)
 
 
 def _steps(step: Step, iterator: Any, steps: int) -> tuple[Any, int]:
