@@ -12,8 +12,6 @@ from jaxtribute.checkpoint import committing
 from jaxtribute.checkpoint.checkpoint import RestoreStatus
 from jaxtribute.checkpoint.description import FILE, Description
 
-_TIMEOUT_S = 600.0
-
 
 def latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -> str | None:
     """Returns the complete checkpoint of a folder that was saved last, or None where there is none.
@@ -53,7 +51,7 @@ class Checkpoint(checkpoints.Checkpoint):
     def __init__(self, root: Any = None, **kwargs: Any) -> None:
         super().__init__(**({} if root is None else {"root": root}), **kwargs)
 
-    def save(self, file_prefix: Any, options: Any = None, *, block: bool = True, timeout_s: float = _TIMEOUT_S) -> str:
+    def save(self, file_prefix: Any, options: Any = None, *, block: bool = True, timeout_s: float | None = None) -> str:
         """As `jd.Checkpoint.save`. Source: `tf.train.Checkpoint.save`."""
         del options
         return super().save(file_prefix, block=block, timeout_s=timeout_s)
@@ -64,7 +62,7 @@ class Checkpoint(checkpoints.Checkpoint):
         options: Any = None,
         *,
         block: bool = True,
-        timeout_s: float = _TIMEOUT_S,
+        timeout_s: float | None = None,
         committed: Callable[[], None] = lambda: None,
     ) -> str:
         """As `jd.Checkpoint.write`. Source: `tf.train.Checkpoint.write`."""
@@ -101,7 +99,7 @@ class CheckpointManager(checkpoints.CheckpointManager):
         init_fn: Callable[[], Any] | None = None,
         *,
         block: bool = True,
-        timeout_s: float = _TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> None:
         super().__init__(
             checkpoint,
