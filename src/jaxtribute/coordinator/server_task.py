@@ -114,15 +114,15 @@ class ServerTask:
     def _on_initialize(self, header: Header, _: Sequence[Any]) -> Answer:
         """Makes a shard by code that came through Ray."""
         initial = cloudpickle.loads(self._blobs[header["id"]])
-        value = np.array(initial(tuple(header["shape"]), header["start"]), np.dtype(header["dtype"]))
+        made_here = np.asarray(initial(tuple(header["shape"]), header["start"]), np.dtype(header["dtype"]))
+        value = np.require(made_here, requirements=["C", "W", "O"])
         if value.shape != tuple(header["shape"]):
             raise ClusterError(
                 f"an initial value has shape {value.shape}, its shard {tuple(header['shape'])}. "
                 "HINT: the function that makes it must honour `shape`."
             )
-        made = {"keys": [header["key"]], "t": "create", "n": header["n"], "e": header["e"]}
         if self._mirror is not None:
-            self._copy(made, [value])
+            self._copy({"keys": [header["key"]], "t": "create", "n": header["n"], "e": header["e"]}, [value])
         self._store.create_rows(header["key"], value)
         return Answer()
 

@@ -98,7 +98,7 @@ class Store:
 
     def create_rows(self, key: int, value: Array) -> None:
         """Makes a shard of a value that was computed here."""
-        self.entries[key] = Entry(value)
+        self.entries[key] = Entry(value, by_rows=True)  # such tables are large, and written by rows
 
     def delete(self, header: Header, _: Sequence[Array]) -> Answer:
         """Forgets shards."""

@@ -46,8 +46,8 @@ REMARKS: dict[str, str] = {
     "PreemptionWatcher.block_until_worker_exit": "Takes a timeout.",
     "TerminationConfig": "SIGTERM always counts, beside `termination_watcher_fn`.",
     "ClusterCoordinator.create_per_worker_dataset": "A dataset itself will do as well; it is copied to each worker.",
-    "ClusterCoordinator.schedule": "What a worker that died had sent to servers is not applied twice. A function that is "
-    "no `jd.function` runs as Python on the worker.",
+    "ClusterCoordinator.schedule": "What a worker that died had sent to servers is not applied twice. A function that "
+    "is no `jd.function` runs as Python on the worker.",
     "ParameterServerStrategy": "Ray starts the processes; `{'ps': 1, 'worker': 2}` will do for a resolver. A variable "
     "cannot be read after `apply_gradients` in the same step.",
     "RemoteValue.get": "JAX arrays.",
