@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,15 @@ assert cluster is not None
 BAD = cluster.rank == 1
 
 
+def going_wrong() -> None:
+    """Leaves a file with the time, for whoever measures how long the others go on."""
+    if "JAXTRIBUTE_FAULT_MARKER" in os.environ:
+        Path(os.environ["JAXTRIBUTE_FAULT_MARKER"]).touch()
+
+
 def forever() -> None:
     """Holds this worker up; the name is looked for in the message."""
+    going_wrong()
     while True:
         time.sleep(0.05)
 
@@ -68,6 +76,8 @@ def rows() -> Iterator[Any]:
 
 def wrong(x: Any) -> tuple[Callable[[Any], Any], Any]:
     """What the bad worker does in its bad step: the step that it runs, and on what."""
+    if not CASE.startswith("stall"):
+        going_wrong()
     if CASE == "raise":
         raise ValueError("the fault of worker 1")
     if CASE == "stall-before":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,6 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxtribute.collectives.listing import listed
+from jaxtribute.collectives.summation import ExchangeSum
+from jaxtribute.values.mesh import AXIS
 
 
 def program(x: Any) -> Any:
@@ -26,6 +29,15 @@ def test_kinds_shapes_and_lines_in_order() -> None:
     assert [text.partition(" of ")[0] for text in found] == ["psum", "all_gather", "ppermute"]
     assert all("float32[3]" in text for text in found)
     assert all(f" at {__file__}:" in text for text in found)
+
+
+def test_inside_a_custom_gradient_it_is_the_line_of_the_call() -> None:
+    def summed(x: Any) -> Any:
+        return ExchangeSum()([x], 2)[0]  # the call
+
+    (found,) = listed(jax.make_jaxpr(summed, axis_env=[(AXIS, 2)])(jnp.ones(3)).jaxpr)
+    call = next(i for i, line in enumerate(Path(__file__).read_text().splitlines(), 1) if "# the call" in line)
+    assert found == f"ppermute of float32[3] at {__file__}:{call}"
 
 
 def test_a_program_without_collectives() -> None:
