@@ -54,7 +54,9 @@ class ServerPolicy(Policy):
         return context.frame.get(variable)
 
     def write(self, variable: Any, value: Any, update: Update, context: Context) -> None:
-        value, frame = coerce(variable, value), context.frame
+        frame = context.frame
+        if not (type(value) is np.ndarray and (value.dtype, value.shape) == (variable.dtype, variable.shape)):
+            value = coerce(variable, value)  # which copies; an array that fits is on its way before this returns
         if isinstance(frame, TracedFrame):
             record(frame, Operation(_KINDS[update], variable, 1), [value], variable)
             frame.values[variable] = update.apply(frame.get(variable), value)

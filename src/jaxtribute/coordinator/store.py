@@ -191,7 +191,9 @@ class Store:
             entry.version += 1
         else:
             old = np.asarray(entry.value)
-            entry.replace(function(old, value).astype(old.dtype, copy=False))
+            # What was sent of the old value may still be on its way; the message's own memory is free to be written.
+            out = value if value.flags.writeable and value.dtype == old.dtype else None
+            entry.replace(np.asarray(function(old, value, out=out), old.dtype))
 
     def _optimize(self, optimizer: ShardOptimizer, forms: Sequence[int], values: list[Array]) -> None:
         """One step. `forms` says for each shard whether its gradient is dense (1 array) or of some rows (2)."""
