@@ -217,7 +217,8 @@ class TestConfiguration:
         assert copy.copy(first) == first
 
     def test_a_cluster_is_refused(self, strategy: v1.MirroredStrategy) -> None:
-        with pytest.warns(DeprecationWarning, match="is deprecated"), pytest.raises(ArgumentError, match="when it is made"):
+        refused = pytest.raises(ArgumentError, match="when it is made")
+        with pytest.warns(DeprecationWarning, match="is deprecated"), refused:
             strategy.configure(cluster_spec={"worker": ["a:1", "b:1"]}, task_type="worker", task_id=0)
 
 
