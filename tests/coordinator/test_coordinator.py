@@ -10,6 +10,7 @@ import pytest
 import jaxtribute as jd
 from coordinator import clusters
 from coordinator.clusters import coordinated
+from jaxtribute.coordinator import coordinator as coordinator_module
 from jaxtribute.errors import (
     ArgumentTypeError,
     CancelledError,
@@ -181,3 +182,16 @@ def test_a_coordinator_without_workers_says_so() -> None:
         coordinator.schedule(lambda: 1)
         with pytest.raises(ClusterError, match="none of the workers 0 has been there"):
             coordinator.join()
+        waiting = coordinator.schedule(lambda: 1)
+        with pytest.raises(ClusterError, match="none of the workers 0 has been there"):
+            waiting.fetch()
+
+
+def test_functions_that_were_not_scheduled_for_long_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_module, "_DEFINITIONS", 2)
+    with coordinated() as coordinator:
+        functions = [lambda i=i: i for i in range(5)]
+        for _ in range(2):
+            assert coordinator.fetch([coordinator.schedule(function) for function in functions]) == [0, 1, 2, 3, 4]
+        task = clusters.engine_of(coordinator).task("worker", 0)
+        assert len(task._calls) <= 3

@@ -109,6 +109,7 @@ class ClosureQueue:
         self.workers = {worker.index: worker for worker in workers}
         self._hub, self._numbers, self._servers, self._patience_s = hub, numbers, servers, patience_s
         self._waiting: deque[Closure] = deque()
+        self._forgotten: list[int] = []
         self._error: BaseException | None = None
         self._broken: BaseException | None = None
         self._paused = False
@@ -131,7 +132,7 @@ class ClosureQueue:
                 self._raise()
             if len(self._waiting) >= _LIMIT:
                 self._wait(lambda: len(self._waiting) < _LIMIT)
-            remote = RemoteValue(self.changed)
+            remote = RemoteValue(self.wait)
             self._waiting.append(Closure(self._numbers.begin(), definition, plain, arrays, remote))
             wake = len(self._waiting) == 1
         if wake:
@@ -159,6 +160,20 @@ class ClosureQueue:
             if not self._running():
                 self._raise()
             return not self._running() and not self._waiting
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Waits until `ready()`, which a result may change.
+
+        Raises:
+          ClusterError: there has been no worker for too long.
+        """
+        with self.changed:
+            self._wait(ready)
+
+    def forget(self, definition: Definition) -> None:
+        """Lets workers drop a function that has not been scheduled for long."""
+        with self.changed:
+            self._forgotten.append(definition.key)
 
     def _running(self) -> bool:
         return any(worker.running for worker in self.workers.values())
@@ -288,10 +303,20 @@ class ClosureQueue:
                     self._announcing = False
                     for worker in self.workers.values():
                         self._tell(worker)
+                self._drop_forgotten()
                 if not self._paused:
                     self._hand_out()
         self._tell_all(pack({"t": "stop"}))
         self._hub.close()
+
+    def _drop_forgotten(self) -> None:
+        # A worker that still needs one of them asks for it again.
+        for key in self._forgotten:
+            for worker in self.workers.values():
+                if worker.route is not None and key in worker.knows:
+                    worker.knows.discard(key)
+                    self._hub.send(worker.route, pack({"t": "forget", "d": key}))
+        self._forgotten.clear()
 
     def _tell_all(self, frames: list[Any]) -> None:
         for worker in self.workers.values():

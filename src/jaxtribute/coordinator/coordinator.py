@@ -103,7 +103,9 @@ class ClusterCoordinator:
     def _definition(self, fn: Callable[..., Any], tree: Any, constants: Sequence[Any]) -> Definition:
         key = fn, tree, tuple(id(constant) for constant in constants)
         found = self._definitions.get(key)
-        if found is None:
+        if found is not None:
+            self._definitions.move_to_end(key)
+        else:
             blob = pickling.dumps(
                 (
                     fn,
@@ -117,7 +119,7 @@ class ClusterCoordinator:
             # The constants are kept, so that their ids stay theirs.
             found = self._definitions[key] = Definition(next(self._numbers), blob), constants
             if len(self._definitions) > _DEFINITIONS:
-                self._definitions.popitem(last=False)
+                self._queue.forget(self._definitions.popitem(last=False)[1][0])
         return found[0]
 
     def join(self) -> None:

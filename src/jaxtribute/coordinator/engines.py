@@ -97,6 +97,10 @@ class ThreadEngine:
         """Remembers whom `crash` tells."""
         self._lost, self._back = lost, back
 
+    def task(self, role: str, index: int) -> Any:
+        """A task itself, for looking at it."""
+        return self._tasks[role, index][0]
+
     def crash(self, role: str, index: int) -> None:
         """Ends a task, and starts another in its place that knows nothing."""
         task, thread, arguments = self._tasks[role, index]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,8 +19,8 @@ class RemoteValue(ByReference):
     Source: `tf.distribute.experimental.coordinator.RemoteValue`.
     """
 
-    def __init__(self, changed: threading.Condition) -> None:
-        self._changed = changed
+    def __init__(self, wait: Callable[[Callable[[], bool]], None]) -> None:
+        self._wait = wait
         self._done = False
         self._value: Any = None
         self._error: BaseException | None = None
@@ -30,11 +30,11 @@ class RemoteValue(ByReference):
 
         Raises:
           CancelledError: the function did not run, as another one failed before.
+          ClusterError: there has been no worker for too long.
           Exception: what the function raised.
         """
         if not self._done:
-            with self._changed:
-                self._changed.wait_for(lambda: self._done)
+            self._wait(lambda: self._done)
         if self._error is not None:
             raise self._error
         return self._value

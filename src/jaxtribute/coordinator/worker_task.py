@@ -179,6 +179,8 @@ class WorkerTask:
             self._link.send(pack({"t": "hello", "w": self._index}))
         elif header["t"] == "servers":
             self._client.connect([Endpoint(**server) for server in header["servers"]], header["epoch"])
+        elif header["t"] == "forget":
+            self._calls.pop(header["d"], None)
         elif header["t"] == "run":
             self._run(header, arrays)
 
