@@ -93,16 +93,22 @@ class Peer:
         return answer["seconds"], answer["loss"]
 
     def close(self) -> None:
-        """Ends the process."""
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
+        """Ends the process; a second time does nothing."""
+        self.hang_up()
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(DEADLINE_S)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
         self._log.close()
+
+    def hang_up(self) -> None:
+        """Lets the process end, without waiting for it."""
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
 
     def _read(self) -> dict[str, Any]:
         """The next line that is an answer; libraries print lines of their own."""
@@ -130,6 +136,7 @@ class Peer:
         code = self._process.wait(DEADLINE_S)
         self._log.seek(0)
         told = self._log.read()[-4000:].decode(errors="replace")
+        self.close()
         raise RuntimeError(f"the peer {self._process.args} {what} (exit code {code}):\n{told}")
 
 
@@ -184,9 +191,7 @@ class Group:
     def close(self) -> None:
         """Ends the processes, which may wait for each other to."""
         for member in self._members:
-            if member._process.stdin is not None:
-                with suppress(BrokenPipeError):
-                    member._process.stdin.close()
+            member.hang_up()
         for member in self._members:
             member.close()
 

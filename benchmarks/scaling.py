@@ -25,11 +25,12 @@ ORDER_BAR = 1.1
 
 
 def order(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """The exponent of `seconds = a + b * size ** exponent`: the slope of the logarithms, `a` taken at the first size.
+    """The exponent of `seconds = a + b * size ** exponent`: the slope of the logarithms, `a` taken at the
+    first sizes.
 
     Only the upper half of the sizes is fitted: the order is about what dominates in the end.
     """
-    base = seconds[0] if len(sizes) > 2 else 0.0
+    base = min(seconds[:2]) if len(sizes) > 2 else 0.0  # the first may be noisy
     points = [(size, taken - base) for size, taken in zip(sizes, seconds, strict=True) if taken > 1.2 * base]
     points = points[-3:]
     if len(points) < 2:

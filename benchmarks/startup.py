@@ -32,7 +32,7 @@ def _output(command: list[str]) -> str:
 def suite(quick: bool) -> list[Comparison]:
     """Start to the end of the first step, digits MLP on 4 devices; import of jaxtribute over import of jax."""
     rounds = 2 if quick else 11
-    kinds = ("jaxtribute", "shard-map by hand")
+    kinds = ("jaxtribute", "shard-map by hand, Optax imported")
     whole: dict[str, list[float]] = {kind: [] for kind in kinds}
     losses: dict[str, float] = {}
     notes: list[str] = []

@@ -92,7 +92,9 @@ def on_replicas(count: int) -> tuple[Any, Callable[[], Any]]:
     """A step on `count` replicas with ten variables and a sum."""
     strategy = jd.MirroredStrategy([f"cpu:{i}" for i in range(count)]) if count > 1 else jd.OneDeviceStrategy("cpu:0")
     with strategy.scope():
-        variables = [jd.Variable(np.float32(0)) for _ in range(10)]
+        variables = [
+            jd.Variable(np.float32(0), aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA) for _ in range(10)
+        ]
     x = strategy.experimental_distribute_values_from_function(lambda _: np.ones(4, np.float32))
 
     def replica(x: Any) -> Any:

@@ -74,9 +74,11 @@ def test_exchanged_sums_are_equal_to_the_bit(replicas: int, dtype: str) -> None:
         np.testing.assert_allclose(np.asarray(result[0]).astype(np.complex64), wanted, rtol=0.05, atol=5)
 
 
-@pytest.mark.parametrize(("replicas", "exchanged"), [(2, True), (4, False), (3, False)])
-def test_what_is_large_is_exchanged_between_two_only(replicas: int, exchanged: bool) -> None:
-    sums = ExchangeSum(0, most_bytes=1000)
+@pytest.mark.parametrize(
+    ("replicas", "pair_bytes", "exchanged"), [(2, 2000, True), (2, 1000, False), (4, 2000, False), (3, 2000, False)]
+)
+def test_what_is_large_is_all_reduced(replicas: int, pair_bytes: int, exchanged: bool) -> None:
+    sums = ExchangeSum(0, pair_bytes, most_bytes=1000)
     run = on_replicas(replicas, lambda row: sums([row], replicas))
     jaxpr = str(jax.make_jaxpr(run)(jnp.zeros((replicas, 300), jnp.float32)))
     assert ("ppermute" in jaxpr) == exchanged

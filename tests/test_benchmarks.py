@@ -1,0 +1,96 @@
+"""The benchmarks' own parts that need no measuring: problems, environments, tables, orders, and one comparison."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import environments, problems, registry  # noqa: E402
+from benchmarks.__main__ import plot, show  # noqa: E402
+from benchmarks.comparison import Comparison, Contender, Row, compare  # noqa: E402
+from benchmarks.harness import Peer  # noqa: E402
+from benchmarks.peers.jax_steps import OPS  # noqa: E402
+from benchmarks.scaling import order  # noqa: E402
+
+
+@pytest.mark.parametrize("name", ["4-4", "64-256-256-10", "conv", "transformer", "small-5"])
+def test_the_loss_of_a_batch_is_the_sum_of_its_parts(name: str) -> None:
+    problem = problems.make(name, 8)
+    assert problem.batch == 8
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        whole = problem.loss(OPS, problem.params, *problem.data)
+        parts = [problem.loss(OPS, problem.params, *problem.part(index, 4)) for index in range(4)]
+    np.testing.assert_allclose(whole, sum(parts), rtol=1e-5)
+    again = problems.make(name, 8)
+    jax.tree.map(np.testing.assert_array_equal, (problem.params, problem.data), (again.params, again.data))
+
+
+def test_every_suite_is_described_and_has_its_module() -> None:
+    assert {"dispatch", "digits", "workers", "allreduce", "scaling", "run_steps", "faults"} <= set(registry.names())
+    for name in registry.names():
+        assert registry.described(name)
+
+
+def test_an_environment_in_the_given_place_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environments.names() == ["tensorflow", "torch"]
+    monkeypatch.setenv(environments.PLACE, str(tmp_path))
+    (tmp_path / "tensorflow" / "bin").mkdir(parents=True)
+    python = tmp_path / "tensorflow" / "bin" / "python"
+    python.write_text("#!/bin/sh\nexit 0\n")  # has all that it is asked for
+    python.chmod(0o755)
+    assert environments.python_of("tensorflow") == str(python)
+
+
+def test_orders_of_growth() -> None:
+    sizes = [1, 10, 100, 1000, 10_000]
+    assert order(sizes, [5.0] * 5) == 0
+    assert order(sizes, [5 + 0.1 * size for size in sizes]) == pytest.approx(1, abs=0.1)
+    assert order(sizes, [5 + 0.1 * size**2 for size in sizes]) == pytest.approx(2, abs=0.1)
+
+
+def test_tables_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [Row("jaxtribute", 1e-5, 9e-6, 2e-5), Row("other", 2e-3, 1e-3, 3e-3, ratio=0.005, bar=1.0)]
+    show([Comparison("problem", rows, ["a note"])])
+    shown = capsys.readouterr().out
+    assert "10.0 us" in shown
+    assert "2 ms" in shown
+    assert "yes" in shown
+    assert "problem: a note" in shown
+    pytest.importorskip("matplotlib")
+    plot("suite", [Comparison("problem", rows)], tmp_path)
+    assert (tmp_path / "suite.png").stat().st_size > 1000
+
+
+def test_contenders_must_have_equal_losses() -> None:
+    arguments = ["--problem", "4-4", "--batch", "4", "--devices", "1"]
+    names = [Contender("jaxtribute"), Contender("named-sharding", bar=1.0)]
+    found = compare("tiny", arguments, names, steps=4, rounds=2)
+    assert [row.name for row in found.rows] == ["jaxtribute", "named-sharding"]
+    assert found.rows[0].ratio is None
+    assert found.rows[1].ratio is not None
+    assert found.rows[1].loss == pytest.approx(found.rows[0].loss, rel=1e-5)
+    json.dumps(found.as_json())
+
+
+def test_a_peer_that_fails_tells_why() -> None:
+    with pytest.raises(RuntimeError, match="invalid literal for int"):
+        Peer("benchmarks.peers.jax_steps", ["--problem", "nonsense", "--contender", "jaxtribute"])
+
+
+def test_an_unknown_suite_is_an_error_that_lists_all() -> None:
+    command = [sys.executable, "-m", "benchmarks", "run", "--suite", "nonsense"]
+    done = subprocess.run(
+        command, check=False, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "no suite nonsense; there are dispatch, digits" in done.stderr
