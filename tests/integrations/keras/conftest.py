@@ -8,6 +8,9 @@ import pytest
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
+# Before any module of the integration: a scope may have been entered, and then importing Keras loads all of them.
+import keras as keras
+
 import jaxtribute as jd
 
 
@@ -18,8 +21,6 @@ def as_users_have_it() -> Iterator[None]:
     strict = [getattr(jax.config, name) for name in names]
     for name, value in zip(names, ("standard", "allow"), strict=True):
         jax.config.update(name, value)
-    import keras  # noqa: F401  # pyright: ignore[reportUnusedImport]
-
     with jd.OneDeviceStrategy("CPU:0").scope():
         pass  # the first scope finds Keras
     yield
