@@ -3,8 +3,10 @@
     python -m benchmarks list
     python -m benchmarks run --suite digits,workers [--quick] [--save] [--json FILE] [--plots DIR] [--environments DIR]
     python -m benchmarks environments
+    python -m benchmarks tables [--suite NAME]
 
-`--save` writes each suite's figures to `benchmarks/results/SUITE.json`, from which the documentation quotes.
+`--save` writes each suite's figures to `benchmarks/results/SUITE.json`, from which the documentation quotes
+and `tables` prints Markdown.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import environments
-from benchmarks.comparison import Comparison
+from benchmarks.comparison import Comparison, Row
 
 RESULTS = Path(__file__).with_name("results")
 
@@ -101,6 +103,28 @@ def plot(name: str, comparisons: list[Comparison], folder: Path) -> None:
     plt.close(figure)
 
 
+def tables(names: list[str]) -> None:
+    """Prints saved results as Markdown, for the documentation."""
+    for name in names:
+        path = RESULTS / f"{name}.json"
+        found = json.loads(path.read_text()) if path.exists() else {}
+        comparisons = found.get(name, [])
+        if not (isinstance(comparisons, list) and comparisons and "rows" in comparisons[0]):
+            continue
+        print(f"`{found['command']}`\n")
+        print("| problem | contender | median | range | jaxtribute / it | bar |\n|---|---|---|---|---|---|")
+        for one in comparisons:
+            for place, row in enumerate(Row(**row) for row in one["rows"]):
+                problem = one["problem"] if place == 0 else ""
+                ratio, bar = (f"{value:.3g}" if value is not None else "" for value in (row.ratio, row.bar))
+                low, high = row.shown(row.low), row.shown(row.high)
+                print(f"| {problem} | {row.name} | {row.shown(row.median)} | {low} to {high} | {ratio} | {bar} |")
+        print()
+        for one in comparisons:
+            for note in one["notes"]:
+                print(f"- {one['problem']}: {note}")
+
+
 def measure(name: str, quick: bool, plots: Path | None) -> Any:
     """Runs one suite, shows it, and returns its figures."""
     from benchmarks import registry
@@ -150,7 +174,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", nargs="?", choices=["run", "list", "environments"], default="run")
+    parser.add_argument("command", nargs="?", choices=["run", "list", "environments", "tables"], default="run")
     parser.add_argument("--suite", action="append", help="one or more, separated by commas; all by default")
     parser.add_argument("--quick", action="store_true", help="few rounds: to see that it runs, not to quote")
     parser.add_argument("--json", type=Path, help="a file for all figures")
@@ -177,6 +201,9 @@ def main() -> int:
     unknown = [name for name in names if name not in known]
     if unknown:
         parser.error(f"no suite {', '.join(unknown)}; there are {', '.join(known)}")
+    if arguments.command == "tables":
+        tables(names)
+        return 0
     return run(names, arguments)
 
 
