@@ -67,9 +67,9 @@ def main() -> None:
         coordinator = jd.coordinator.ClusterCoordinator(strategy)
         random = np.random.default_rng(0)
         with strategy.scope():
-            first = random.normal(scale=0.1, size=(len(vocabulary), WIDTH)).astype(np.float32)
+            first = random.normal(scale=0.3, size=(len(vocabulary), WIDTH)).astype(np.float32)
             table, context = jd.Variable(first, name="words"), jd.Variable(np.zeros_like(first), name="neighbours")
-            optimizer = jd.Optimizer(optax.adagrad(0.1), [table, context])
+            optimizer = jd.Optimizer(optax.adagrad(1.0), [table, context])
 
         @jd.function
         def step(middle: jax.Array, others: jax.Array) -> jax.Array:
