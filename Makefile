@@ -37,7 +37,7 @@ demo-ps: $(READY)  ## the same with a parameter server and two workers, one of w
 demo: $(READY)  ## train on the handwritten digits: one device, then mirrored on four
 	$(BIN)/python examples/digits.py
 
-bench: $(READY)  ## measure against hand-written JAX
+bench: $(READY)  ## run all benchmarks: an hour or more; `python -m benchmarks list` names them
 	$(BIN)/python -m benchmarks
 
 soak: $(READY)  ## kill workers of a training at random moments, 40 times (minutes)

@@ -17,7 +17,7 @@ from benchmarks.comparison import Comparison
 from benchmarks.environments import python_of
 from benchmarks.harness import ROOT
 
-DEADLINE_S = 1200.0
+DEADLINE_S = 3600.0
 Compare = Callable[[bool], list[Comparison]]
 
 
