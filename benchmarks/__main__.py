@@ -121,7 +121,7 @@ def tables(names: list[str]) -> None:
                 print(f"| {problem} | {row.name} | {row.shown(row.median)} | {low} to {high} | {ratio} | {bar} |")
         print()
         for one in comparisons:
-            for note in one["notes"]:
+            for note in one.get("notes", ()):
                 print(f"- {one['problem']}: {note}")
 
 
