@@ -16,8 +16,9 @@ from jaxtribute.collectives.wholes import alike_p, whole_p
 from jaxtribute.errors import VariableError
 from jaxtribute.values.mesh import AXIS
 
-_EQUALISING = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant",
-                         whole_p.name})
+_EQUALISING = frozenset(
+    {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant", whole_p.name}
+)
 _VARYING = frozenset({"axis_index", "ppermute", "pshuffle", "all_to_all", "reduce_scatter", "psum_scatter",
                       "ragged_all_to_all", "pure_callback", "io_callback", "rng_uniform"})  # fmt: skip
 COLLECTIVES = _EQUALISING | {
