@@ -77,10 +77,6 @@ class TestAlone:
         with pytest.raises(ConfigError, match=r"worker 1 \(127\.0\.0\.1:2222\) cannot join its cluster"):
             jd.Server(TWO, task_index=1)
 
-    def test_clusters_with_parameter_servers_say_so(self) -> None:
-        with pytest.raises(ClusterError, match=r"ps 0 of ClusterSpec.* HINT: leave job 'ps' out"):
-            jd.Server(TWO | {"ps": ["127.0.0.1:3333"]}, "ps")
-
 
 def serve_and_join() -> tuple[str, int, set[str]]:
     """A worker that starts a server twice, which is once, and joins it; the hosts where it listens."""

@@ -174,10 +174,11 @@ def test_any_other_error_is_ones_own() -> None:
 def test_the_coordinator_departs_last() -> None:
     store = Store()
     with watching(store, 0) as (first, _), watching(store, 1) as (second, _):
-        order: list[int] = []
-        thread = threading.Thread(target=lambda: (first.depart(), order.append(0)))
+        until(lambda: first.report(1))
+        thread = threading.Thread(target=first.depart)
         thread.start()
+        until(lambda: f"{ROOT}/gone/0" in store.values)
+        assert thread.is_alive()
         second.depart()
-        order.append(1)
         thread.join(20)
-        assert order == [1, 0]
+        assert not thread.is_alive()

@@ -143,10 +143,12 @@ class Client:
             self._outcomes[number] = None
             self._socket.send_multipart(frames)
         outcome: list[Outcome] = []
+        one_at_a_time = threading.Lock()
 
         def wait() -> Outcome:
-            if not outcome:
-                outcome.append(self._wait(number, end) or self._late(method, timeout_s))
+            with one_at_a_time:
+                if not outcome:
+                    outcome.append(self._wait(number, end) or self._late(method, timeout_s))
             return outcome[0]
 
         return StatusOrResult(wait)
