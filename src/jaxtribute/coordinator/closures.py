@@ -310,13 +310,17 @@ class ClosureQueue:
         self._hub.close()
 
     def _drop_forgotten(self) -> None:
-        # A worker that still needs one of them asks for it again.
+        if not self._forgotten:
+            return
+        running = (closure for worker in self.workers.values() for closure in worker.running.values())
+        # Dropped before its last call, a function would be sent again with it, and then stay.
+        needed = {closure.definition.key for closure in (*self._waiting, *running)}
         for key in self._forgotten:
-            for worker in self.workers.values():
+            for worker in self.workers.values() if key not in needed else ():
                 if worker.route is not None and key in worker.knows:
                     worker.knows.discard(key)
                     self._hub.send(worker.route, pack({"t": "forget", "d": key}))
-        self._forgotten.clear()
+        self._forgotten = [key for key in self._forgotten if key in needed]
 
     def _tell_all(self, frames: list[Any]) -> None:
         for worker in self.workers.values():
