@@ -130,7 +130,9 @@ def machines(script: str, **more: Any) -> tuple[Leader, Follower]:
 
 
 def test_two_machines_form_one_job() -> None:
-    first, second = machines('test "$index$JAXTRIBUTE_RESTART" = 20 && exit 6; exit 0', max_restarts=1)
+    # The rank that fails waits until all have left their lines: the others are stopped as soon as it ends.
+    fails = 'until test $(wc -l < record) = 3; do sleep 0.01; done; exit 6'
+    first, second = machines(f'test "$index$JAXTRIBUTE_RESTART" = 20 && {{ {fails}; }}; exit 0', max_restarts=1)
     assert go(first.run(), second.run()) == [0, 0]
     assert starts() == [[restart, rank, 3] for restart in (0, 1) for rank in range(3)]
 
