@@ -1,8 +1,10 @@
 """The helper that runs Python in a process of its own ends every process, and shows what it printed."""
 
 import os
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,12 +43,29 @@ def test_a_warning_is_an_error() -> None:
         run_python("import warnings; warnings.warn('beware')")
 
 
-def test_a_process_that_hangs_is_killed_and_shows_its_stacks() -> None:
-    start = time.monotonic()
-    code = "import time\ndef stuck():\n    print('begun', flush=True)\n    time.sleep(60)\nstuck()"
+def test_a_process_that_hangs_is_killed_and_shows_its_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck, communicate = tmp_path / "stuck", subprocess.Popen[str].communicate
+
+    def until_stuck(process: Any, timeout: float | None = None) -> Any:
+        """The timeout comes once the process has begun to hang, however long it took to start."""
+        end = time.monotonic() + 30
+        while timeout is not None and time.monotonic() < end:
+            if stuck.exists():
+                raise subprocess.TimeoutExpired(process.args, timeout)
+            time.sleep(0.01)
+        return communicate(process, timeout=timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", until_stuck)
+    code = """
+        import pathlib, sys, time
+        def stuck():
+            print("begun", flush=True)
+            pathlib.Path(sys.argv[1]).touch()
+            time.sleep(60)
+        stuck()
+    """
     with pytest.raises(ProcessFailedError, match=r"(?s)killed after 1 s.*begun.*in stuck"):
-        run_python(code, timeout=1)
-    assert time.monotonic() - start < 30
+        run_python(code, str(stuck), timeout=1)
 
 
 def test_a_process_that_is_left_behind_is_killed() -> None:

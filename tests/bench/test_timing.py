@@ -1,7 +1,10 @@
 """Turns that are taken."""
 
-import time
+from types import SimpleNamespace
 
+import pytest
+
+from jaxtribute.bench import timing
 from jaxtribute.bench.timing import alternate
 
 
@@ -16,7 +19,11 @@ def test_calls_take_turns_and_each_as_often() -> None:
     assert set(found) == {"a", "b"}
 
 
-def test_the_median_counts() -> None:
-    naps = iter([0.0, 0.0, 0.05, 0.0, 0.0])
-    found = alternate({"a": lambda: time.sleep(next(naps))}, count=1, rounds=3)
-    assert found["a"] < 0.04, "one slow turn changes nothing"
+def test_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, now = iter([9.0, 9.0, 7.0, 2.0, 1.0]), [0.0]
+
+    def call() -> None:
+        now[0] += next(taken)
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert alternate({"a": call}, count=1, rounds=3) == {"a": 2.0}, "one slow turn changes nothing"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import re
 
 import pytest
 
@@ -15,10 +15,11 @@ JOBS = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
 
 def test_whoever_waits_says_for_whom(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(waiting, "_SPEAK_EVERY_S", 0.02)
-    came = time.monotonic() + 0.3
+    looks = iter(range(10))  # at least 0.1 s
     roster = Roster.of(JOBS, "worker", 0)
-    waiting.await_workers(roster, lambda: [1] if time.monotonic() < came else [], "for the start", 30.0)
-    assert "worker 0 (127.0.0.1:1) has waited 0 s for the start for worker 1 (127.0.0.1:2)" in capsys.readouterr().err
+    waiting.await_workers(roster, lambda: [] if next(looks, None) is None else [1], "for the start", 30.0)
+    said = capsys.readouterr().err
+    assert re.search(r"worker 0 \(127.0.0.1:1\) has waited \d+ s for the start for worker 1 \(127.0.0.1:2\)", said)
 
 
 def test_the_deadline_names_them_and_tells_where_they_are() -> None:

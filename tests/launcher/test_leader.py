@@ -28,7 +28,8 @@ index=$(echo "$TF_CONFIG" | sed 's/.*"index": \\([0-9]*\\).*/\\1/')
 workers=$(echo "$TF_CONFIG" | tr -cd : | wc -c)
 echo "$JAXTRIBUTE_RESTART $index $((workers - 5))" >> record
 """
-SAVES = "trap 'exit 75' TERM; while :; do sleep 0.02; done"
+SAVES = "trap 'exit 75' TERM\n", "\nwhile :; do sleep 0.02; done"
+"""What a rank that saves does before it leaves its line, as SIGTERM may come right after that, and then."""
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +37,9 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def options(script: str, **more: Any) -> Options:
-    return Options(command=("sh", "-c", RECORD + script), grace_s=0.3, **more)
+def options(script: str, *, saves: bool = False, **more: Any) -> Options:
+    first, last = SAVES if saves else ("", "")
+    return Options(command=("sh", "-c", first + RECORD + script + last), grace_s=0.3, **more)
 
 
 def starts() -> list[list[int]]:
@@ -99,7 +101,7 @@ def test_a_worker_that_was_killed_is_left_out_once() -> None:
 
 
 def test_growing_lets_the_ranks_save_and_is_no_failure() -> None:
-    one = Leader(options('test "$JAXTRIBUTE_RESTART" = 1 && exit 0\n' + SAVES, workers=2))
+    one = Leader(options('test "$JAXTRIBUTE_RESTART" = 1 && exit 0', saves=True, workers=2))
 
     async def grow() -> None:
         await until(started(restart=0, ranks=2))
@@ -111,7 +113,7 @@ def test_growing_lets_the_ranks_save_and_is_no_failure() -> None:
 
 
 def test_a_signal_ends_the_job_whatever_restarts_are_left() -> None:
-    one = Leader(options(SAVES, workers=2, max_restarts=3))
+    one = Leader(options("", saves=True, workers=2, max_restarts=3))
 
     async def preempt() -> None:
         await until(started(restart=0, ranks=2))
@@ -124,14 +126,15 @@ def test_a_signal_ends_the_job_whatever_restarts_are_left() -> None:
 def machines(script: str, **more: Any) -> tuple[Leader, Follower]:
     address = coordinator()
     shared = {"nodes": 2, "coordinator": address, **more}
-    first = options(script, **{"workers": 2, **shared})
-    second = options(script, **{"workers": 1, **shared, "node_rank": 1})
+    here: dict[str, Any] = {"workers": 2, **shared}
+    there: dict[str, Any] = {"workers": 1, **shared, "node_rank": 1}
+    first, second = options(script, **here), options(script, **there)
     return Leader(first), Follower(second)
 
 
 def test_two_machines_form_one_job() -> None:
     # The rank that fails waits until all have left their lines: the others are stopped as soon as it ends.
-    fails = 'until test $(wc -l < record) = 3; do sleep 0.01; done; exit 6'
+    fails = "until test $(wc -l < record) = 3; do sleep 0.01; done; exit 6"
     first, second = machines(f'test "$index$JAXTRIBUTE_RESTART" = 20 && {{ {fails}; }}; exit 0', max_restarts=1)
     assert go(first.run(), second.run()) == [0, 0]
     assert starts() == [[restart, rank, 3] for restart in (0, 1) for rank in range(3)]
@@ -181,8 +184,8 @@ def test_ctrl_c_on_machine_0_ends_all() -> None:
 def test_a_machine_that_leaves_is_done_without_and_taken_back() -> None:
     leader.REJOIN_S, before = 0.1, leader.REJOIN_S
     try:
-        script = 'test "$JAXTRIBUTE_RESTART" = 2 && exit 0\n' + SAVES
-        first, second = machines(script, workers=1, min_workers=1, max_restarts=1)
+        script = 'test "$JAXTRIBUTE_RESTART" = 2 && exit 0'
+        first, second = machines(script, saves=True, workers=1, min_workers=1, max_restarts=1)
 
         async def come_and_go() -> int:
             joined = asyncio.ensure_future(second.run())

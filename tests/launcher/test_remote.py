@@ -1,9 +1,11 @@
 """Who speaks to machine 0, and who is sent away."""
 
 import asyncio
+import itertools
 import json
 import socket
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,10 +95,12 @@ def test_a_machine_hears_how_the_job_ended() -> None:
 
 
 def test_a_machine_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = itertools.count(0, 0.1)  # each look at it takes a tenth of a second
+    monkeypatch.setattr(follower, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(follower, "SPEAK_EVERY_S", 0.0)
     monkeypatch.setattr(follower, "RETRY_S", 0.02)
     address = free()
-    options = Options(command=("true",), nodes=2, node_rank=1, coordinator=str(address), join_timeout_s=0.1)
+    options = Options(command=("true",), nodes=2, node_rank=1, coordinator=str(address), join_timeout_s=0.25)
     with pytest.raises(DeadlineError, match=f"machine 1 waited 0 s for machine 0 at {address}"):
         asyncio.run(Follower(options).run())
     assert f"machine 1 waits for machine 0 at {address}" in capsys.readouterr().err

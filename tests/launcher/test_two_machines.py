@@ -24,6 +24,11 @@ def machines() -> Generator[tuple[Machine, Machine]]:
         pytest.skip(f"network namespaces cannot be made here: {error}")
 
 
+def said(log: Path) -> list[str]:
+    """What the ranks have said; a launcher that waits for the other says so too."""
+    return [line for line in log.read_text().splitlines(keepends=True) if line.startswith("[") and line.endswith("\n")]
+
+
 def test_workers_have_their_machines_addresses_and_end_together(
     machines: tuple[Machine, Machine], tmp_path: Path
 ) -> None:
@@ -37,7 +42,7 @@ def test_workers_have_their_machines_addresses_and_end_together(
             launchers.append(machine.start(command, {"PYTHONUNBUFFERED": "1"}, output))
     try:
         end = time.monotonic() + 60
-        while [log.read_text().count("\n") for log in logs] != [1, 2]:
+        while [len(said(log)) for log in logs] != [1, 2]:
             assert time.monotonic() < end, [log.read_text() for log in logs]
             time.sleep(0.02)
         os.killpg(launchers[0].pid, signal.SIGINT)  # Ctrl-C on machine 0
@@ -47,7 +52,7 @@ def test_workers_have_their_machines_addresses_and_end_together(
             if launcher.poll() is None:
                 os.killpg(launcher.pid, signal.SIGKILL)
                 launcher.wait(10)
-    lines = [line for log in logs for line in log.read_text().splitlines() if line.startswith("[")]
+    lines = [line for log in logs for line in said(log)]
     found = {int(line[1]): json.loads(line.partition(" ")[2]) for line in lines}
     hosts = [address.rpartition(":")[0] for address in found[0]["cluster"]["worker"]]
     assert hosts == [machines[0].address, machines[1].address, machines[1].address]

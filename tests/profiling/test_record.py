@@ -33,8 +33,11 @@ def step(batch):
 
 assert sys.argv[1:] == ["--rate", "3"]
 try:
-    for batch in strategy.experimental_distribute_dataset(batches()):
-        step(batch)
+    # The disk is slow while nothing is computed, however fast that would be.
+    for batch in strategy.experimental_distribute_dataset(
+        batches(), jd.InputOptions(experimental_per_replica_buffer_size=0)
+    ):
+        np.asarray(step(batch))
 except Exception:
     raise SystemExit("not the script's to catch")
 """
@@ -55,8 +58,7 @@ def test_a_slow_input_is_found_out(tmp_path: Path) -> None:
     assert result["steps"] == 3
     assert set(result["devices"]) == {"CPU:0", "CPU:1"}
     assert sum(mean.values()) == pytest.approx(result["step_s"])
-    assert result["step_s"] > 0.015
-    assert mean["input"] > 0.5 * result["step_s"], result
+    assert mean["input"] > 0.0199, result
     assert min(mean["compute"], mean["collectives"]) > 0, result
     assert any(one["collective"] for one in result["operations"]), result
     files = Path(result["files"])
