@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,22 @@ def task(cluster: str, job: str, index: int) -> None:
     sys.stdin.read()
     del server
     os._exit(0)
+
+
+def received_on_loopback() -> int:
+    """How many bytes this machine has sent to itself over TCP, and whatever else uses the loopback."""
+    lines = Path("/proc/net/dev").read_text().split("\n")
+    return next(int(line.split()[1]) for line in lines if line.strip().startswith("lo:"))
+
+
+def check_sent(call: Callable[[], Any], size: int) -> None:
+    """Checks that a call, when it is repeated, sends at least `size` bytes each time."""
+    call()
+    before = received_on_loopback()
+    for _ in range(4):
+        call()
+    sent = (received_on_loopback() - before) / 4
+    assert sent >= size, f"a push sends {sent:.0f} bytes, not {size}"
 
 
 def main() -> None:
@@ -70,8 +88,11 @@ def main() -> None:
     delta = tf.ones(LARGE)
 
     def push() -> None:
-        large.assign_add(delta)  # returns before it is done; the server does one thing after the other
+        # A tensor that was sent before stays on the server and is not sent again; a training step's is always new.
+        large.assign_add(tf.identity(delta))  # returns before it is done; the server does one thing after the other
         small.assign_add(1.0).numpy()
+
+    check_sent(push, 4 * LARGE)
 
     def close(count: int) -> tuple[float, float]:
         del count
