@@ -16,6 +16,7 @@ FAULTS = """
     from jaxtribute import allocator
     print(allocator.tune_allocator())
     libc = ctypes.CDLL(None)
+    libc.prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: a fault is a small page, whatever the machine prefers
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     def touch():
         buffer = libc.malloc(64 << 20)

@@ -21,6 +21,7 @@ from jaxtribute.input import (
     distribute_dataset,
     distribute_from_function,
     make_numpy_dataset,
+    prefetch,
 )
 from jaxtribute.values.distributed import PerReplica
 from jaxtribute.values.mesh import ReplicaMesh
@@ -289,7 +290,8 @@ def test_threads_end_with_their_iterators() -> None:
         assert not thread.is_alive()
 
 
-def test_a_thread_serves_the_next_pass_and_then_ends() -> None:
+def test_a_thread_serves_the_next_pass_and_then_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "_IDLE_SECONDS", 60)
     dataset = distribute(make_numpy_dataset(np.arange(8)).batch(2))
     before, names = set(threading.enumerate()), set[int | None]()
     for _ in range(4):

@@ -18,6 +18,9 @@ T = TypeVar("T")
 _JOIN_SECONDS = 10.0
 _IDLE_SECONDS = 1.0
 
+_Job = Callable[[], "Callable[[], None] | None"]
+"""Work for a thread. It returns what to call once the thread is idle, or None where the thread is to end."""
+
 
 class Threads:
     """Lends threads to the passes over one dataset.
@@ -30,8 +33,8 @@ class Threads:
         self._shared = shared = _Shared()
         weakref.finalize(self, shared.jobs.put, None)
 
-    def run(self, job: Callable[[], bool]) -> None:
-        """Runs a job in a thread. The thread is kept if the job returns True."""
+    def run(self, job: _Job) -> None:
+        """Runs a job in a thread."""
         shared = self._shared
         with shared.lock:
             # Through the queue, since a Thread keeps its arguments alive for as long as it runs.
@@ -45,7 +48,7 @@ class Threads:
 class _Shared:
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.jobs: queue.SimpleQueue[Callable[[], bool] | None] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.idle = 0
 
 
@@ -63,12 +66,15 @@ def _serve(shared: _Shared) -> None:
             # Tell the next idle thread as well.
             shared.jobs.put(None)
             return
-        if not job():
-            return
+        ended = job()
         # What the job holds must not live on while the thread waits.
         del job
+        if ended is None:
+            return
         with shared.lock:
             shared.idle += 1
+        ended()
+        del ended
 
 
 class Prefetcher(Generic[T]):
@@ -143,20 +149,25 @@ class _Channel:
             self.places.put(True)
 
 
-def _work(channel: _Channel, produce: Callable[[], Any], release: Callable[[], None], x64: bool) -> bool:
-    """Fills the channel. Returns whether the data came to its end."""
+def _work(
+    channel: _Channel, produce: Callable[[], Any], release: Callable[[], None], x64: bool
+) -> Callable[[], None] | None:
+    """Fills the channel. Where the data came to its end, whoever waits for that shall find the thread idle."""
     channel.thread = threading.get_ident()
     try:
         with jax.enable_x64(x64):
             while channel.places.get() and not channel.stopped:
                 channel.elements.put((produce(), None))
-        return False
+        at_end = False
     except BaseException as error:  # noqa: BLE001  # it belongs to the thread that asks for the element
         channel.elements.put((None, error))
-        return isinstance(error, StopIteration)
+        at_end = isinstance(error, StopIteration)
     finally:
         release()
-        channel.working.release()
+    if at_end:
+        return channel.working.release
+    channel.working.release()
+    return None
 
 
 def _stop(channel: _Channel) -> None:

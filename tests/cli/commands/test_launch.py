@@ -40,7 +40,8 @@ def test_a_program_runs_once_a_rank_with_its_arguments(program: str, capfd: pyte
 def test_a_module_or_a_command_will_do(program: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", "-m", "this"]) == 0
     assert "[0] Beautiful is better than ugly." in capfd.readouterr().out
-    assert main(["launch", "--workers", "2", "--split", "sh", "-c", "echo hello; exit 4"]) == 4
+    script = """echo hello; case "$TF_CONFIG" in *'"index": 0'*) exit 4;; esac; sleep 60"""
+    assert main(["launch", "--workers", "2", "--split", "sh", "-c", script]) == 4
     captured = capfd.readouterr()
     assert captured.out == "hello\n"
     assert "jaxtribute-logs/rank-" in captured.err
