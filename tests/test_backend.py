@@ -13,14 +13,18 @@ from jaxtribute import backend
 from jaxtribute.errors import ConfigError
 from processes import run_python
 
-# Starts JAX and prints its devices, the variable, and the threads that XLA really made.
+# Starts JAX and prints its devices, the variable, and the threads that XLA really made. A thread has its name only once
+# it has run, which may be a while after it was made.
 REPORT = textwrap.dedent("""
-    import os, pathlib, jax
+    import os, pathlib, time, jax
     devices = jax.device_count("cpu")
     jax.block_until_ready(jax.jit(lambda x: x @ x)(jax.numpy.ones((256, 256))))
-    tasks = pathlib.Path("/proc/self/task").iterdir()
-    names = [task.joinpath("comm").read_text() for task in tasks]
-    print(devices, os.environ.get("PJRT_NPROC"), sum("XLAEigen" in name for name in names))
+    pool = os.environ.get("PJRT_NPROC")
+    threads, end = 0, time.monotonic() + 20
+    while threads < int(pool or len(os.sched_getaffinity(0))) and time.monotonic() < end:
+        tasks = pathlib.Path("/proc/self/task").iterdir()
+        threads = sum("XLAEigen" in task.joinpath("comm").read_text() for task in tasks)
+    print(devices, pool, threads)
 """)
 CORES = len(os.sched_getaffinity(0))
 
