@@ -75,7 +75,8 @@ def test_pods_of_an_indexed_job_are_listed_by_index(tmp_path: Path) -> None:
     assert request.query["labelSelector"] == ["job-name=tensorflow"]
 
 
-def test_pods_that_are_yet_to_run_are_waited_for(tmp_path: Path) -> None:
+def test_pods_that_are_yet_to_run_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes, "_POLL_S", 0.01)
     stages = [
         pods(),
         pods(pod("a", "", "Pending")),
@@ -86,7 +87,7 @@ def test_pods_that_are_yet_to_run_are_waited_for(tmp_path: Path) -> None:
         resolver = KubernetesClusterResolver(
             executable_location=OFF_CLUSTER,
             num_tasks={"worker": 2},
-            timeout_s=0.5,
+            timeout_s=60,
             environ=kubeconfig(tmp_path, server.host),
         )
         assert resolver.cluster_spec().num_tasks("worker") == 2
