@@ -63,6 +63,7 @@ class Cluster(KeyValues):
 
     @timeout_s.setter
     def timeout_s(self, value: float) -> None:
+        """Changes it from now on."""
         self.watch.deadline_s = value
 
     def barrier(self, name: str, timeout_s: float = 300.0) -> None:

@@ -40,12 +40,15 @@ class ServerPolicy(Policy):
 
     @property
     def mesh(self) -> ReplicaMesh:
+        """The device that this process computes on."""
         return self._mesh
 
     def place(self, value: Any) -> jax.Array:
-        return jnp.asarray(value)  # on its way to the servers
+        """The value, on its way to the servers."""
+        return jnp.asarray(value)
 
     def read(self, variable: Any, context: Context) -> Any:
+        """What the servers hold, or a step has of it."""
         if isinstance(context.frame, TracedFrame) and updated_in(context.frame, variable):
             raise VariableError(
                 f"{variable.name} is read after apply_gradients in the same step; its parameter server has the new "
@@ -54,6 +57,7 @@ class ServerPolicy(Policy):
         return context.frame.get(variable)
 
     def write(self, variable: Any, value: Any, update: Update, context: Context) -> None:
+        """Sends the servers the operation, rather than a new value."""
         frame = context.frame
         if not (type(value) is np.ndarray and (value.dtype, value.shape) == (variable.dtype, variable.shape)):
             value = coerce(variable, value)  # which copies; an array that fits is on its way before this returns

@@ -146,6 +146,7 @@ class ClusterResolver(ABC):
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
+        """Says that this process is of another job."""
         self._task_type = task_type
 
     @property
@@ -155,6 +156,7 @@ class ClusterResolver(ABC):
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
+        """Says that this process is another task of its job."""
         self._task_id = task_id
 
     @property
@@ -164,6 +166,7 @@ class ClusterResolver(ABC):
 
     @rpc_layer.setter
     def rpc_layer(self, rpc_layer: str | None) -> None:
+        """Changes the protocol in front of addresses."""
         self._rpc_layer = rpc_layer
 
 

@@ -92,6 +92,7 @@ class GCEClusterResolver(ClusterResolver):
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
+        """Raises `ClusterError`: the group's machines are all of one job."""
         raise ClusterError(
             f"all machines of the group belong to job {self._job!r}, which cannot become {task_type!r}. "
             "HINT: pass task_type= to the constructor."

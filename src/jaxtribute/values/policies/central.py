@@ -37,21 +37,26 @@ class CentralPolicy(Policy):
 
     @property
     def mesh(self) -> ReplicaMesh:
+        """The replicas' devices."""
         return self._mesh
 
     def place(self, value: Any) -> jax.Array:
+        """One array on the parameter device."""
         return own(value, self.parameter_device)
 
     def spread(self, array: jax.Array) -> jax.Array:
+        """A copy on each replica's device."""
         return jax.device_put(array, self.mesh.replicated)
 
     def admit(self, value: Any) -> Any:
+        """The first component of a value of replicas, on the parameter device."""
         value = value.values[0] if isinstance(value, DistributedValues) else value
         if isinstance(value, Tracer) and self.mesh.size == 1:
             return equal(value)  # here the one replica's program ends and the update begins
         return on_device(value, self.parameter_device)
 
     def read(self, variable: Variable, context: Context) -> Any:
+        """The value; outside of programs, bound to no device."""
         value = context.frame.get(variable)
         if context.frame.local or isinstance(value, Tracer):
             return value
@@ -60,6 +65,7 @@ class CentralPolicy(Policy):
             return jnp.asarray(np.asarray(value))
 
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+        """Updates the array on the parameter device; what several replicas write is combined there first."""
         frame = context.frame
         several = self.mesh.size > 1
         if context.replica is not None and (several or frame.local) and (several or not frame.traced):

@@ -29,15 +29,19 @@ class MirroredPolicy(Policy):
 
     @property
     def mesh(self) -> ReplicaMesh:
+        """The replicas' devices."""
         return self._mesh
 
     def place(self, value: Any) -> jax.Array:
+        """A copy on each device."""
         return self.mesh.replicate(value)
 
     def read(self, variable: Variable, context: Context) -> Any:
+        """The copy that the context sees."""
         return context.frame.get(variable)
 
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+        """Updates all copies alike, with what the replicas write combined."""
         if context.replica is not None and self.mesh.size > 1:
             check_aggregation(variable, value, update, self.mesh.size)
             value = aggregated(variable, value, context.replica)
@@ -47,4 +51,5 @@ class MirroredPolicy(Policy):
         frame.set(variable, update.apply(frame.get(variable), value))
 
     def distributed(self, variable: Variable, context: Context) -> Any:
+        """Its copies, as `Mirrored`."""
         return Mirrored(context.frame.get(variable), self.mesh)

@@ -37,16 +37,20 @@ class OnReadPolicy(Policy):
 
     @property
     def mesh(self) -> ReplicaMesh:
+        """The replicas' devices."""
         return self._mesh
 
     def place(self, value: Any) -> jax.Array:
+        """A row of its own for each replica, all equal at first."""
         rows = jnp.broadcast_to(jnp.asarray(value), (self.mesh.size, *jnp.shape(value)))
         return own(rows, self.mesh.split)
 
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
+        """One row."""
         return (1, *variable.shape)
 
     def read(self, variable: Variable, context: Context) -> Any:
+        """A replica's own row; elsewhere the rows combined as the variable's aggregation says."""
         rows = context.frame.get(variable)
         if context.frame.local and context.replica is not None:
             return rows.reshape(variable.shape)
@@ -64,6 +68,7 @@ class OnReadPolicy(Policy):
         return rows.sum(0, dtype=rows.dtype) if how is VariableAggregation.SUM else rows.mean(0, dtype=rows.dtype)
 
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+        """Updates a replica's own row; elsewhere all rows, so that a read gives the new value."""
         frame = context.frame
         rows = frame.get(variable)
         if frame.local and context.replica is not None:
@@ -73,11 +78,13 @@ class OnReadPolicy(Policy):
         frame.set(variable, update.apply(rows, value))
 
     def gradient(self, variable: Variable, gradient: Any, context: Context) -> Any:
+        """That for the combined value, from those for the rows."""
         if context.frame.local:
             return gradient.reshape(variable.shape)
         return gradient.sum(0) if variable.aggregation is VariableAggregation.MEAN else gradient[0]
 
     def distributed(self, variable: Variable, context: Context) -> Any:
+        """The rows, as `PerReplica`."""
         rows, shape = context.frame.get(variable), variable.shape
         if context.frame.local:
             return context.strategy.extended.local_component(rows.reshape(shape))

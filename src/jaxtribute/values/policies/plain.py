@@ -30,17 +30,21 @@ class PlainPolicy(Policy):
 
     @property
     def mesh(self) -> ReplicaMesh | None:
+        """The replicas' devices, if a strategy placed the variable."""
         return self._mesh
 
     def place(self, value: Any) -> jax.Array:
+        """One array on its one device."""
         if self.mesh is None:
             return own(value)
         return self.mesh.replicate(value)
 
     def read(self, variable: Variable, context: Context) -> Any:
+        """The array."""
         return context.frame.get(variable)
 
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+        """Updates the array; several replicas write one after the other."""
         value = coerce(variable, value)
         frame = context.frame
         if frame.local and frame.traced and context.replica is not None:

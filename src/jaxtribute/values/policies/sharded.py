@@ -58,31 +58,38 @@ class ShardedPolicy(Policy):
 
     @property
     def mesh(self) -> ReplicaMesh:
+        """The replicas' devices."""
         return self._mesh
 
     @property
     def shared(self) -> bool:
+        """All replicas see the whole value."""
         return True
 
     def fitted(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Policy:
+        """Copies instead of slices, where the value is small."""
         size = math.prod(shape)
         if size * np.dtype(dtype).itemsize < self._min_bytes or size < self.mesh.size:
             return MirroredPolicy(self.mesh)
         return ShardedPolicy(self.mesh, min_bytes=self._min_bytes, regather=self.regathers, shape=shape)
 
     def place(self, value: Any) -> jax.Array:
+        """A slice of the flat value on each device."""
         if isinstance(value, jax.Array):
             return self.collected(value)
         host = np.asarray(value).reshape(-1)  # goes slice by slice: no device ever holds the whole
         return own(np.pad(host, (0, -host.size % self.mesh.size)), self.mesh.split)
 
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
+        """One slice."""
         return (wholes.slice_size(variable.size, self.mesh.size),)
 
     def read(self, variable: Variable, context: Context) -> Any:
+        """The whole value, gathered."""
         return self.whole(variable, context)
 
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+        """Updates the slices, with what the replicas write combined."""
         if context.replica is not None:
             check_aggregation(variable, value, update, self.mesh.size)
             value = aggregated(variable, value, context.replica)
@@ -92,6 +99,7 @@ class ShardedPolicy(Policy):
         self.store(variable, update.apply(old, value), context)
 
     def whole(self, variable: Variable, context: Context) -> Any:
+        """The value put together from its slices."""
         frame = context.frame
         if not frame.local:
             array = frame.get(variable)
@@ -101,6 +109,7 @@ class ShardedPolicy(Policy):
         return frame.derive(variable, lambda piece: wholes.whole(piece, self._shape, self.mesh.size))
 
     def store(self, variable: Variable, value: Any, context: Context) -> None:
+        """Cuts the value into slices; each device keeps its own."""
         frame = context.frame
         if frame.local and frame.traced:
             value = wholes.alike(jnp.asarray(value), variable.name)
@@ -111,6 +120,7 @@ class ShardedPolicy(Policy):
             frame.set(variable, wholes.flat(jnp.asarray(value), self.mesh.size))
 
     def derivable(self, variable: Variable, context: Context) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
+        """The slice, and how to gather it, where the backward pass shall gather again; else the whole value."""
         frame = context.frame
         if not (frame.local and frame.traced):
             return super().derivable(variable, context)
@@ -121,18 +131,23 @@ class ShardedPolicy(Policy):
         return probe, lambda value: (piece, wholes.whole(piece, self._shape, self.mesh.size, value))
 
     def gradient(self, variable: Variable, gradient: Any, context: Context) -> Any:
+        """Of the value's shape, without the padding."""
         return gradient if context.frame.local else self.value(gradient)
 
     def value(self, array: Any) -> Any:
+        """The flat array without its padding, in the value's shape."""
         return array[: math.prod(self._shape)].reshape(self._shape)
 
     def spread(self, array: jax.Array) -> jax.Array:
+        """A copy of the whole value on each device."""
         return _gathered(array, self._shape, self.mesh.replicated)
 
     def collected(self, array: jax.Array) -> jax.Array:
+        """The slices of a value that is whole on each device."""
         return own(wholes.flat(jnp.asarray(array), self.mesh.size), self.mesh.split)
 
     def distributed(self, variable: Variable, context: Context) -> Any:
+        """The whole value on each device, as `Mirrored`."""
         return Mirrored(self.whole(variable, context), self.mesh)
 
 

@@ -32,32 +32,40 @@ class SlicedPolicy(Policy):
 
     @property
     def mesh(self) -> ReplicaMesh:
+        """The replicas' devices."""
         return self._mesh
 
     def place(self, value: Any) -> jax.Array:
+        """A slice of the flat value on each device."""
         return own(self._flatten(jnp.asarray(value)), self.mesh.split)
 
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
+        """One slice, which is padded where they are uneven."""
         return (-(-variable.size // self.mesh.size),)
 
     def read(self, variable: Variable, context: Context) -> Any:
+        """A replica's own slice; elsewhere the whole value."""
         flat = context.frame.get(variable)
         if context.frame.local:
             return flat
         return flat[: variable.size].reshape(variable.shape)
 
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+        """Updates a replica's own slice; elsewhere the whole value."""
         frame = context.frame
         value = value if frame.local else self._flatten(coerce(variable, value))
         frame.set(variable, update.apply(frame.get(variable), value))
 
     def whole(self, variable: Variable, context: Context) -> Any:
+        """As `read`: an update of slices needs no other slice."""
         return self.read(variable, context)
 
     def store(self, variable: Variable, value: Any, context: Context) -> None:
+        """Cuts the value into slices."""
         context.frame.set(variable, self._flatten(value))
 
     def distributed(self, variable: Variable, context: Context) -> Any:
+        """The slices, as `PerReplica`."""
         flat = context.frame.get(variable)
         return context.strategy.extended.local_component(flat) if context.frame.local else PerReplica(flat, self.mesh)
 
