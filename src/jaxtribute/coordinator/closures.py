@@ -80,6 +80,16 @@ class Numbers:
         with self._lock:
             self._open.pop(number, None)
 
+    def last(self) -> int:
+        """The last number that was given."""
+        with self._lock:
+            return self._next
+
+    def skip(self, number: int) -> None:
+        """Gives no numbers up to this one any more."""
+        with self._lock:
+            self._next = max(self._next, number)
+
     def floor(self) -> int:
         """All numbers below have ended."""
         with self._lock:

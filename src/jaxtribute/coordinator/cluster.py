@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import json
 import logging
-import shutil
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ import cloudpickle
 import jax
 import numpy as np
 
+from jaxtribute.coordinator import saves
 from jaxtribute.coordinator.access import Access
 from jaxtribute.coordinator.client import Client, Request, ServerLostError
 from jaxtribute.coordinator.closures import ClosureQueue, Numbers, Worker
@@ -36,7 +35,6 @@ from jaxtribute.partitioners import Partitioner, shard_offsets
 from jaxtribute.values.enums import VariableAggregation, VariableSynchronization
 
 _LOG = logging.getLogger(__name__)
-_KEPT = 2
 
 
 class Cluster:
@@ -75,10 +73,10 @@ class Cluster:
         self._turn = itertools.count()
         self._code: dict[int, tuple[int, bytes]] = {}
         """For each optimizer and computed initial value: its code, and -1 or the only server that needs it."""
+        self._shards: dict[int, tuple[int, tuple[int, ...], str]] = {}
         self._lost: set[int] = set()
         self._state = threading.Condition()
         self._failure: ClusterError | None = None
-        self._saves = 0
         self._saved: Path | None = None
         self._directory: Path | None = None
         self.epoch = 1
@@ -138,6 +136,7 @@ class Cluster:
             layout = self._layout(shape, kind)
             for shard in layout.shards:
                 self._initialize(shard, by_part, kind)
+            self._note(layout)
             return next(self.keys), layout
         value = np.asarray(initial_array(initial, dtype))
         layout = self._layout(value.shape, value.dtype)
@@ -147,7 +146,12 @@ class Cluster:
             header["keys"].append(shard.key)
             arrays.append(piece)
         self._ask(requests)
+        self._note(layout)
         return next(self.keys), layout
+
+    def _note(self, layout: Layout) -> None:
+        for shard in layout.shards:
+            self._shards[shard.key] = shard.server, shard.shape, layout.dtype.name
 
     def _layout(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Layout:
         count = 1
@@ -200,6 +204,7 @@ class Cluster:
         for (_, leaf), where, owner, name in zip(leaves, shards, owners, names, strict=True):
             where.sort(key=lambda shard: shard.start)
             layout = Layout(tuple(leaf.shape), np.dtype(leaf.dtype), tuple(where), copies=owner is None)
+            self._note(layout)
             kinds = VariableSynchronization.ON_WRITE, VariableAggregation.NONE
             slots.append(ServerVariable.described(Description(next(self.keys), name, layout, False, *kinds), strategy))
         made = Slots(tuple(slots), jax.tree.structure(state), tuple(owners), (None,) * len(slots))
@@ -298,26 +303,23 @@ class Cluster:
 
     # What is saved.
 
-    def save(self, directory: str | None = None) -> Path:
+    def save(self, directory: str | PathLike[str] | None = None) -> Path:
         """Writes what all servers hold, each its own part; returns the folder."""
-        self._directory = Path(directory) if directory else self._directory or Path(self._folder.path) / "saved"
-        self._saves += 1
-        path = self._directory / f"save-{self._saves:06d}"
-        self._ask({i: ({"t": "save", "path": str(path / f"server-{i}.npz")}, []) for i in range(self.servers)})
-        text = json.dumps({"servers": self.servers, "time": time.time()})
-        (path / "complete.json").write_text(text)
+        # Absolute: servers may have other working directories.
+        given = Path(directory).absolute() if directory else None
+        self._directory = given or self._directory or Path(self._folder.path) / "saved"
+        path = saves.next_folder(self._directory)
+        self._ask({i: ({"t": "save", "path": str(saves.file_of(path, i))}, []) for i in range(self.servers)})
+        saves.complete(path, saves.Description.of(self.servers, self.numbers.last(), self._shards))
         self._saved = path
-        for old in sorted(self._directory.glob("save-*"))[:-_KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
         return path
 
-    def restore(self, path: str | None = None) -> None:
+    def restore(self, path: str | PathLike[str] | None = None) -> None:
         """Brings back what was saved last, on all servers, and forgets what was running."""
-        chosen = Path(path) if path else self._saved
-        if chosen is None or not (chosen / "complete.json").exists():
-            raise ClusterError(
-                f"there is nothing to restore at {chosen}. HINT: call coordinator.save() once variables are made."
-            )
+        chosen = Path(path).absolute() if path else self._saved
+        description = saves.described(chosen)
+        assert chosen is not None
+        description.check(chosen, self.servers, self._shards)
         with self._state:
             if not self._state.wait_for(lambda: not self._lost, self.timeout_s):
                 raise DeadlineError(
@@ -329,8 +331,9 @@ class Cluster:
         self._activate(range(self.servers))
         self.client.connect(self.endpoints, self.epoch)
         self.client.call(
-            {i: ({"t": "restore", "path": str(chosen / f"server-{i}.npz")}, []) for i in range(self.servers)}
+            {i: ({"t": "restore", "path": str(saves.file_of(chosen, i))}, []) for i in range(self.servers)}
         )
+        self.numbers.skip(description.number)  # servers take no updates that they take for earlier ones
         if self._mirrored:
             self._activate(range(self.servers))
         self.queue.mend()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
 
-from jaxtribute.coordinator import pickling
+from jaxtribute.coordinator import pickling, saves
 from jaxtribute.coordinator.closures import Definition
 from jaxtribute.coordinator.dataset import PerWorkerDataset, check_dataset_fn
 from jaxtribute.coordinator.remote_value import RemoteValue
@@ -51,13 +51,17 @@ class ClusterCoordinator:
 
         self._strategy, self._cluster = strategy, cast("Cluster", cluster)
         self._queue = self._cluster.queue
-        self._numbers = itertools.count(1)
         self._definitions: OrderedDict[Any, tuple[Definition, Any]] = OrderedDict()
 
     @property
     def strategy(self) -> Strategy:
         """The strategy. Source: `tf.distribute.coordinator.ClusterCoordinator.strategy`."""
         return self._strategy
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return self._cluster.workers
 
     def schedule(self, fn: Callable[..., Any], args: Any = None, kwargs: Any = None) -> RemoteValue:
         """Runs a function on a worker, some time, and returns at once.
@@ -117,7 +121,7 @@ class ClusterCoordinator:
                 )
             )
             # The constants are kept, so that their ids stay theirs.
-            found = self._definitions[key] = Definition(next(self._numbers), blob), constants
+            found = self._definitions[key] = Definition(next(self._cluster.keys), blob), constants
             if len(self._definitions) > _DEFINITIONS:
                 self._queue.forget(self._definitions.popitem(last=False)[1][0])
         return found[0]
@@ -164,7 +168,7 @@ class ClusterCoordinator:
         """
         return PerWorkerDataset(check_dataset_fn(dataset_fn))
 
-    def save(self, directory: str | None = None) -> Path:
+    def save(self, directory: str | PathLike[str] | None = None) -> Path:
         """Keeps what all servers hold, for `restore`: variables, slots, and which functions have been applied.
 
         Each server writes its own part. Updates of functions that have ended are in it; `join` first, so that of all
@@ -179,17 +183,30 @@ class ClusterCoordinator:
         """
         return self._cluster.save(directory)
 
-    def restore(self, path: str | None = None) -> None:
-        """Goes on after a parameter server was lost: waits for the new one and brings back what was saved last.
-
-        All servers go back to that state, so that what they hold fits together; functions that were running are
-        forgotten.
+    @staticmethod
+    def latest_save(directory: str | PathLike[str]) -> Path | None:
+        """What was saved last in a directory, by this program or by an earlier run of it; None if nothing was.
 
         Args:
-          path: a folder that `save` returned, by default the last.
+          directory: as given to `save`.
+
+        Returns:
+          A folder for `restore`.
+        """
+        return saves.latest(Path(directory))
+
+    def restore(self, path: str | PathLike[str] | None = None) -> None:
+        """Goes on from what was saved, after a parameter server was lost, or in a program that was started again.
+
+        Waits for the new server. All servers go back to that state, so that what they hold fits together; functions
+        that were running are forgotten.
+
+        Args:
+          path: a folder that `save` returned, by default the last of this coordinator. Of an earlier run, it takes as
+            many servers, and the same variables and optimizers made in the same order.
 
         Raises:
-          ClusterError: nothing was saved.
+          ClusterError: nothing was saved, or what was saved is of other servers, variables or optimizers.
           DeadlineError: the server does not come back.
         """
         self._cluster.restore(path)

@@ -108,15 +108,15 @@ def find_resource(key: int, blob: bytes) -> Any:
     return home().resource(key, blob)
 
 
-def dumps(value: Any) -> bytes:
-    """Pickles `value` for a worker.
+def dumps(value: Any, pickler: type[Pickler] | None = None) -> bytes:
+    """Pickles `value` for a worker, by `Pickler` or one derived from it.
 
     Raises:
       ArgumentTypeError: it holds what cannot be on a worker; the message says what.
     """
     buffer = io.BytesIO()
     try:
-        _Pickler(buffer, protocol=5).dump(value)
+        (pickler or Pickler)(buffer, protocol=5).dump(value)
     except (TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, ArgumentTypeError):
             raise
@@ -132,8 +132,11 @@ def loads(blob: bytes) -> Any:
     return cloudpickle.loads(blob)
 
 
-class _Pickler(cloudpickle.Pickler):
+class Pickler(cloudpickle.Pickler):
+    """Makes references of what belongs to the cluster."""
+
     def reducer_override(self, obj: Any) -> Any:
+        """How an object travels."""
         kind = type(obj)
         if isinstance(obj, ServerVariable):
             return find_variable, (obj.description,)

@@ -109,7 +109,7 @@ class ParameterServerStrategy(Strategy):
         address: str | None = None,
         replicas: int = 0,
         staleness: int = 0,
-        timeout_s: float = 60.0,
+        timeout_s: float = 120.0,
     ) -> None:
         from jaxtribute.coordinator.starting import start_cluster
 
