@@ -68,6 +68,22 @@ def test_the_step_and_the_element_are_shown() -> None:
 
 
 @pytest.mark.parametrize(
+    ("stored", "name"),
+    [
+        (lambda policy: policy.parameter_device is not None, "CentralStorageStrategy, 2 devices"),
+        (lambda policy: policy.form == "flat", "FullyShardedStrategy, 2 devices"),
+    ],
+)
+def test_other_ways_to_store_even_small_variables_are_tried(stored: Any, name: str) -> None:
+    def program(strategy: jd.Strategy) -> float:
+        with strategy.scope():
+            return float(stored(jd.Variable(np.zeros(4, np.float32)).policy))
+
+    with pytest.raises(AssertionError, match=f"the strategy: 1.0 with {name}, 0.0 with One"):
+        assert_strategy_invariant(program, devices=(1, 2))
+
+
+@pytest.mark.parametrize(
     ("program", "words"),
     [
         (lambda s: np.zeros(s.num_replicas_in_sync), r"float64\[2\] with .*, float64\[1\] with One"),

@@ -13,6 +13,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 from jaxtribute.strategies.base import Strategy
 from jaxtribute.strategies.central_storage import CentralStorageStrategy
+from jaxtribute.strategies.fully_sharded import FullyShardedStrategy
 from jaxtribute.strategies.mirrored import MirroredStrategy
 from jaxtribute.strategies.one_device import OneDeviceStrategy
 from jaxtribute.testing.runner import run_multi_process
@@ -45,8 +46,9 @@ def assert_strategy_invariant(
 
     Args:
         step_fn: Gets a strategy; makes its variables, trains, and returns a tree of values, or yields one a step.
-        devices: With each of these numbers of devices a `MirroredStrategy`, and a `CentralStorageStrategy` with the
-            largest; numbers that this process has not are left out. `OneDeviceStrategy` says what is right.
+        devices: With each of these numbers of devices a `MirroredStrategy`, and with the largest a
+            `CentralStorageStrategy` and a `FullyShardedStrategy`; numbers that this process has not are left out.
+            `OneDeviceStrategy` says what is right.
         strategies: What makes the strategies, by name, instead of these; the first says what is right.
         workers: Pairs of workers and devices each: with each a `MultiWorkerMirroredStrategy`, in processes of its own.
         rtol: Relative difference that is allowed.
@@ -105,6 +107,8 @@ def _usual(counts: Sequence[int]) -> dict[str, Callable[[], Strategy]]:
     if possible and possible[-1] > 1:
         most = [f"{device.platform.upper()}:{index}" for index, device in enumerate(present[: possible[-1]])]
         cases[f"CentralStorageStrategy, {len(most)} devices"] = lambda: CentralStorageStrategy(most)
+        # Slices of all variables, however small.
+        cases[f"FullyShardedStrategy, {len(most)} devices"] = lambda: FullyShardedStrategy(most, min_bytes=0)
     return cases
 
 
