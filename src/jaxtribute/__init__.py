@@ -10,15 +10,7 @@ from jaxtribute import config as config
 
 __version__ = _version("jaxtribute")
 
-from jaxtribute import debug as debug
 from jaxtribute import errors as errors
-from jaxtribute import experimental as experimental
-from jaxtribute import extending as extending
-from jaxtribute import nn as nn
-from jaxtribute import precision as precision
-from jaxtribute import summary as summary
-from jaxtribute.cluster.spec import ClusterDeviceFilters as ClusterDeviceFilters
-from jaxtribute.cluster.spec import ClusterSpec as ClusterSpec
 from jaxtribute.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
 from jaxtribute.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
 from jaxtribute.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
@@ -31,18 +23,14 @@ from jaxtribute.integrations.keras import activation as _keras
 from jaxtribute.strategies import default as _default
 from jaxtribute.strategies.base import RunOptions as RunOptions
 from jaxtribute.strategies.base import Strategy as Strategy
-from jaxtribute.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
 from jaxtribute.strategies.extended import StrategyExtended as StrategyExtended
-from jaxtribute.strategies.fully_sharded import FullyShardedStrategy as FullyShardedStrategy
 from jaxtribute.strategies.mirrored import MirroredStrategy as MirroredStrategy
-from jaxtribute.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from jaxtribute.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
 from jaxtribute.strategies.scope import experimental_set_strategy as experimental_set_strategy
 from jaxtribute.strategies.scope import get_replica_context as get_replica_context
 from jaxtribute.strategies.scope import get_strategy as get_strategy
 from jaxtribute.strategies.scope import has_strategy as has_strategy
 from jaxtribute.strategies.scope import in_cross_replica_context as in_cross_replica_context
-from jaxtribute.strategies.tpu import TPUStrategy as TPUStrategy
 from jaxtribute.values.distributed import DistributedValues as DistributedValues
 from jaxtribute.values.distributed import Mirrored as Mirrored
 from jaxtribute.values.distributed import PerReplica as PerReplica
@@ -60,6 +48,12 @@ if "JAXTRIBUTE_FAULTS" in _environ:
     _import_module(f"{__name__}.testing.faults").apply_environment()
 
 _LAZY = {
+    "TPUStrategy": "strategies.tpu",
+    "MultiWorkerMirroredStrategy": "strategies.multi_worker",
+    "FullyShardedStrategy": "strategies.fully_sharded",
+    "CentralStorageStrategy": "strategies.central_storage",
+    "ClusterSpec": "cluster.spec",
+    "ClusterDeviceFilters": "cluster.spec",
     "AutoShardPolicy": "input",
     "Checkpoint": "checkpoint",
     "CheckpointManager": "checkpoint",
@@ -76,17 +70,35 @@ _LAZY = {
 }
 """Names that are found when they are asked for, and in which module: those load Grain, Optax, Orbax or more."""
 
-_LAZY_MODULES = {"cluster_resolver", "coordinator", "testing"}
+_LAZY_MODULES = {
+    "cluster_resolver",
+    "coordinator",
+    "debug",
+    "experimental",
+    "extending",
+    "nn",
+    "precision",
+    "summary",
+    "testing",
+}
 """Modules of the public face that are loaded when they are asked for."""
 
 if _TYPE_CHECKING:
     from jaxtribute import cluster_resolver as cluster_resolver
     from jaxtribute import coordinator as coordinator
+    from jaxtribute import debug as debug
+    from jaxtribute import experimental as experimental
+    from jaxtribute import extending as extending
+    from jaxtribute import nn as nn
+    from jaxtribute import precision as precision
+    from jaxtribute import summary as summary
     from jaxtribute import testing as testing
     from jaxtribute.checkpoint import Checkpoint as Checkpoint
     from jaxtribute.checkpoint import CheckpointManager as CheckpointManager
     from jaxtribute.checkpoint import latest_checkpoint as latest_checkpoint
     from jaxtribute.cluster.server import Server as Server
+    from jaxtribute.cluster.spec import ClusterDeviceFilters as ClusterDeviceFilters
+    from jaxtribute.cluster.spec import ClusterSpec as ClusterSpec
     from jaxtribute.input import AutoShardPolicy as AutoShardPolicy
     from jaxtribute.input import DistributedDataset as DistributedDataset
     from jaxtribute.input import DistributedIterator as DistributedIterator
@@ -95,7 +107,11 @@ if _TYPE_CHECKING:
     from jaxtribute.input import InputReplicationMode as InputReplicationMode
     from jaxtribute.input import shard_hint as shard_hint
     from jaxtribute.optimizer import Optimizer as Optimizer
+    from jaxtribute.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
+    from jaxtribute.strategies.fully_sharded import FullyShardedStrategy as FullyShardedStrategy
+    from jaxtribute.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
     from jaxtribute.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
+    from jaxtribute.strategies.tpu import TPUStrategy as TPUStrategy
 
 
 def __getattr__(name: str) -> _Any:

@@ -105,3 +105,16 @@ def test_operand_leaves_everything_else() -> None:
     thing = object()
     assert operand(thing) is thing
     assert operand(3) == 3
+
+
+def test_what_only_arrays_have_is_refused_and_its_place_is_told() -> None:
+    for value in holders(LEFT):
+        with pytest.raises(AttributeError, match=r"no attribute 'addressable_shards'. HINT: use read_value\(\)"):
+            _ = value.addressable_shards
+        assert not hasattr(value, "copy_to_host_async")
+
+
+def test_reading_an_attribute_meets_no_hook() -> None:
+    # One `__getattr__` in the classes would make each step read each of its variables three times slower.
+    assert not any("__getattr__" in vars(base) for base in jd.Variable.__mro__)
+    assert "_data" not in vars(jd.Variable(0.0))
