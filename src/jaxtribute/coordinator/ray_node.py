@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 AUTHENTICATION = "RAY_AUTH_MODE"
 """Ray's own variable; unless the user says otherwise, who joins a cluster must have its token."""
-PATIENCE = {"RAY_raylet_start_wait_time_s": "120"}
-"""Ray gives a busy machine 30 s."""
+MANNERS = {"RAY_raylet_start_wait_time_s": "120", "RAY_prestart_worker_first_driver": "0"}
+"""Ray gives a busy machine 30 s to start, and starts processes beforehand that no task of ours can use."""
 START_S = 300.0
 _COMMAND = [sys.executable, "-m", "ray.scripts.scripts"]
 _POLL_S = 0.5
@@ -49,7 +49,7 @@ class RayNode:
         command += ["--num-cpus=1", f"--object-store-memory={_STORE_BYTES}", *arguments]
         if "--head" in arguments:
             command += ["--include-dashboard=false", f"--temp-dir={self._folder.name}"]
-        environment = {**os.environ, AUTHENTICATION: os.environ.get(AUTHENTICATION, "token"), **PATIENCE}
+        environment = {**os.environ, AUTHENTICATION: os.environ.get(AUTHENTICATION, "token"), **MANNERS}
         self._family = Family()  # ends with this process, however that ends
         self._process = self._family.start(command, environment, self._output)
 
@@ -104,7 +104,7 @@ def prepare_ray() -> None:
     make_token()
     if "ray" in sys.modules:
         return  # it has read its settings
-    for name, value in {AUTHENTICATION: "token", "RAY_USAGE_STATS_ENABLED": "0", **PATIENCE}.items():
+    for name, value in {AUTHENTICATION: "token", "RAY_USAGE_STATS_ENABLED": "0", **MANNERS}.items():
         os.environ.setdefault(name, value)
 
 
