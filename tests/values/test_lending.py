@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.values import lending
+from jaxtribute.values import copies, lending
 from jaxtribute.values.lending import Lease, lent
+from jaxtribute.values.stored import prepare_donation
 
 
 def made(value: float = 1.0) -> jd.Variable:
     return jd.Variable(np.full(3, value, np.float32))
+
+
+def donation(variable: jd.Variable) -> jax.Array:
+    """The array, ready to be given up."""
+    prepare_donation([variable])
+    return variable.stored
 
 
 def test_a_lease_that_is_given_back_leaves_no_trace() -> None:
@@ -24,24 +34,25 @@ def test_a_lease_that_is_given_back_leaves_no_trace() -> None:
     lease.give_back()
     assert id(variable) not in lent
     array = variable.stored
-    assert variable.donation() is array
+    assert donation(variable) is array
 
 
 def test_a_step_that_comes_first_gets_the_array_and_the_lease_a_copy() -> None:
     variable = made()
     lease, array = variable.lease(), variable.stored
-    assert variable.donation() is array
+    assert donation(variable) is array
     assert id(variable) not in lent
     array.delete()
     np.testing.assert_array_equal(lease.take(), [1, 1, 1])
     lease.give_back()
 
 
-def test_a_step_that_comes_while_the_array_is_read_gets_a_copy() -> None:
+def test_a_step_that_comes_while_the_array_is_read_gets_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending, "_PATIENCE_S", 0.0)
     variable = made()
     lease = variable.lease()
     taken = lease.take()
-    mine = variable.donation()
+    mine = donation(variable)
     assert mine is not taken
     mine.delete()
     np.testing.assert_array_equal(taken, [1, 1, 1])
@@ -60,7 +71,7 @@ def test_an_array_that_the_user_holds_stays_lent(user_first: bool) -> None:
         held = variable.peek()
     lease.give_back()
     assert id(variable) in lent
-    variable.donation().delete()
+    donation(variable).delete()
     np.testing.assert_array_equal(held, [1, 1, 1])
 
 
@@ -69,7 +80,7 @@ def test_two_saves_at_a_time_keep_it_lent_until_the_next_step() -> None:
     first, second = variable.lease(), variable.lease()
     first.give_back()
     assert id(variable) in lent
-    variable.donation().delete()
+    donation(variable).delete()
     np.testing.assert_array_equal(second.take(), [1, 1, 1])
     second.give_back()
 
@@ -106,19 +117,53 @@ def test_a_copy_holds_what_is_on_all_devices(shape: tuple[int, ...]) -> None:
             ),
         ]
     for variable in variables:
-        whole = np.asarray(variable.stored)
+        whole = np.asarray(variable.stored).copy()
         lease = variable.lease()
-        assert lease.let_go()
+        donation(variable).delete()
         np.testing.assert_array_equal(lease.take(), whole)
         lease.give_back()
-        assert not lease.let_go()
 
 
 def test_an_empty_array_and_one_of_another_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     lease = Lease(jnp.zeros((0, 3)))
-    assert lease.let_go()
+    assert Lease.spare([lease]) == [True]
     assert lease.take().shape == (0, 3)
     elsewhere = Lease(jnp.ones(2))
-    monkeypatch.setattr(lending, "_elsewhere", lambda array: True)
-    assert not elsewhere.let_go()
-    assert isinstance(elsewhere.take(), jax.Array)
+    monkeypatch.setattr(jax.Device, "platform", "gpu")
+    assert Lease.spare([elsewhere]) == [False]
+    assert elsewhere.take() is elsewhere.take()
+
+
+def test_a_step_waits_a_moment_for_an_array_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending, "_PATIENCE_S", 60.0)
+    variable = made()
+    lease, array = variable.lease(), variable.stored
+    lease.take()
+    thread = threading.Thread(target=lease.give_back)
+
+    class Returned(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            thread.start()
+            return super().wait(timeout)
+
+    monkeypatch.setattr(lease, "_returned", Returned())
+    assert donation(variable) is array
+    thread.join()
+
+
+def test_a_save_that_comes_to_an_array_while_it_is_copied_gets_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    variable, found = made(), list[np.ndarray]()
+    lease, array = variable.lease(), variable.stored
+    thread = threading.Thread(target=lambda: found.append(np.asarray(lease.take())))
+
+    def copied(arrays: Sequence[jax.Array]) -> list[copies.HostCopy]:
+        thread.start()
+        thread.join(0.2)  # it would be through by now if nothing kept it
+        return copies.copied(arrays)
+
+    monkeypatch.setattr(lending, "copied", copied)
+    assert donation(variable) is array
+    array.delete()
+    thread.join()
+    np.testing.assert_array_equal(found[0], [1, 1, 1])
+    lease.give_back()

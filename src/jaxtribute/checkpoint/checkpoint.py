@@ -168,6 +168,7 @@ class Checkpoint:
             specs = {name: leaf.spec for name, leaf in found.leaves.items()}
             leaves = {name: leaf.snapshot() for name, leaf in found.leaves.items() if specs[name].size}
         description = Description.of(specs, positions, channel.cluster.workers if channel else 1)
+        arrays.begin(leaves)
         save = Save(target, leaves, positions, description, committed, channel, timeout_s)
         self._background.start(save.run)
         if block:

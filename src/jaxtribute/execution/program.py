@@ -17,7 +17,7 @@ from jaxtribute.execution.central.program import CentralProgram
 from jaxtribute.execution.frames import escape_error
 from jaxtribute.values.lending import lent
 from jaxtribute.values.mesh import ReplicaMesh, own, put
-from jaxtribute.values.stored import updating
+from jaxtribute.values.stored import prepare_donation, updating
 from jaxtribute.values.variable import Variable
 
 spread: set[int] = set()
@@ -140,8 +140,7 @@ class Program:
         if self._loose and (self.mesh is not None or spread):
             self._settle()
         if lent and not lent.isdisjoint(self._donated_ids):
-            for variable in self.donated:
-                variable.donation()
+            prepare_donation(self.donated)
         # This is every step's path: the underscore saves a call a variable.
         donated = [variable._data for variable in self.donated]  # pyright: ignore[reportPrivateUsage]
         kept = [variable._data for variable in self.kept]  # pyright: ignore[reportPrivateUsage]

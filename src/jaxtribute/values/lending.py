@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 import jax
-import numpy as np
+
+from jaxtribute.values.copies import HostCopy, copied
 
 lent: set[int] = set()
 """Ids of variables whose array somebody may hold: it must be copied before it is donated."""
@@ -17,13 +20,12 @@ _leases: dict[int, Lease] = {}
 _lending = threading.Lock()
 """Held while `lent` and `_leases` change together. Never for a whole step: a save gives back in between."""
 
+_PATIENCE_S = 1.0
+"""How long a step waits for arrays that are being written, a small part of all, before it copies them itself."""
+
 
 class Lease:
-    """An array, lent until it is given back.
-
-    Where a step needs the memory first, it goes on with a copy of the array; or, where arrays lie in the host's memory
-    and nobody reads this one yet, the lease does: one copy then, however many devices have the array, and in memory
-    that goes back to the system.
+    """An array, lent until it is given back. `spare` says what becomes of it where a step needs the memory.
 
     Args:
       array: the array.
@@ -33,10 +35,11 @@ class Lease:
     def __init__(self, array: jax.Array, key: int = 0) -> None:
         self.shape, self.dtype, self.nbytes = array.shape, array.dtype, array.nbytes
         self._array: jax.Array | None = array
-        self._copy: np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None = None
+        self._copy: HostCopy | None = None
         self._key = key
         self._taken = False
         self._lock = threading.Lock()
+        self._returned = threading.Event()
 
     def take(self) -> jax.Array:
         """The array, or the copy of it, to be read until `give_back`."""
@@ -45,26 +48,49 @@ class Lease:
             if self._array is not None:
                 return self._array
             assert self._copy is not None
-            return jax.device_put(self._copy, jax.local_devices(backend="cpu")[0])
-
-    def let_go(self) -> bool:
-        """Keeps a copy instead of the array. Returns whether it did: not if it is read already, or lies elsewhere."""
-        with self._lock:
-            array = self._array
-            if self._taken or array is None or not array.is_fully_addressable or _elsewhere(array):
-                return False
-            self._copy = _copied(array)
-            self._array = None
-            return True
+            return self._copy.array()
 
     def give_back(self) -> None:
         """Lets steps donate the array again, if it is still the variable's and nobody else holds it."""
         with self._lock:
+            if self._copy is not None:
+                self._copy.free()
             self._array = self._copy = None
+        self._returned.set()
         with _lending:
             if _leases.get(self._key) is self:
                 del _leases[self._key]
                 lent.discard(self._key)
+
+    @staticmethod
+    def spare(leases: Sequence[Lease]) -> list[bool]:
+        """Has saves go on with copies, as a step needs the arrays: all at once, on all cores, while the saves wait.
+
+        Only of arrays in the host's memory that no save has taken yet. Those are soon in their file, so they are waited
+        for, though not for long.
+
+        Args:
+          leases: those whose arrays a step will write over.
+
+        Returns:
+          For each, whether the array is free now; otherwise a save still reads it, and the step needs a copy itself.
+        """
+        free: dict[Lease, jax.Array] = {}
+        read: list[Lease] = []
+        with ExitStack() as held:
+            for lease in leases:
+                held.enter_context(lease._lock)
+                if lease._array is not None and all(device.platform == "cpu" for device in lease._array.devices()):
+                    if lease._taken:
+                        read.append(lease)
+                    else:
+                        free[lease] = lease._array
+            for (lease, _), copy in zip(free.items(), copied(list(free.values())), strict=True):
+                lease._array, lease._copy = None, copy
+        deadline = time.monotonic() + _PATIENCE_S
+        for lease in read:
+            lease._returned.wait(max(0.0, deadline - time.monotonic()))
+        return [lease in free or lease._returned.is_set() for lease in leases]
 
 
 def lend(key: int) -> None:
@@ -91,21 +117,3 @@ def recall(key: int) -> Lease | None:
     with _lending:
         lent.discard(key)
         return _leases.pop(key, None)
-
-
-def _elsewhere(array: jax.Array) -> bool:
-    return any(device.platform != "cpu" for device in array.devices())
-
-
-def _copied(array: jax.Array) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    """The whole array in memory of its own, in large pages where the system has them."""
-    if not array.nbytes:
-        return np.asarray(array).copy()
-    memory = mmap.mmap(-1, array.nbytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = np.frombuffer(memory, array.dtype).reshape(array.shape)
-    for shard in array.addressable_shards:
-        if shard.replica_id == 0:
-            whole[shard.index] = np.asarray(shard.data)
-    return whole

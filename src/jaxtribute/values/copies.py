@@ -1,0 +1,110 @@
+"""Copies of arrays in the host's memory, made by all cores, in memory that goes back to the system."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+Host = np.ndarray[Any, Any]
+
+_PIECE_BYTES = 4 << 20
+"""What a thread copies at a time."""
+_MAPPED_BYTES = 1 << 16
+"""Smaller parts come from the heap, which keeps their memory."""
+_PRIVATE: dict[str, Any] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+"""By default Python maps memory that processes can share, which costs half as much again when it is first written."""
+
+
+@dataclass(frozen=True)
+class HostCopy:
+    """The parts of an array that this process has, each once, however many devices have it.
+
+    Attributes:
+      shape: the array's shape.
+      sharding: how it lies on its devices.
+      parts: this process's devices, each with what it has of the array.
+      memory: where the larger parts are.
+    """
+
+    shape: tuple[int, ...]
+    sharding: Sharding
+    parts: Sequence[tuple[jax.Device, Host]]
+    memory: Sequence[mmap.mmap]
+
+    def array(self) -> jax.Array:
+        """The array again, to be read only: on CPU devices it is the memory of the copy."""
+        return jax.make_array_from_single_device_arrays(
+            self.shape, self.sharding, [jax.device_put(part, device) for device, part in self.parts]
+        )
+
+    def free(self) -> None:
+        """Gives the memory back at once, though JAX may keep arrays a while: what is read of them now is zeros."""
+        for one in self.memory:
+            if hasattr(mmap, "MADV_DONTNEED"):
+                one.madvise(mmap.MADV_DONTNEED)
+
+
+def copied(arrays: Sequence[jax.Array]) -> list[HostCopy]:
+    """Copies arrays that lie in the host's memory, all at once.
+
+    Args:
+      arrays: arrays on CPU devices.
+    """
+    pairs: list[tuple[Host, Host]] = []
+    copies: list[HostCopy] = []
+    for array in arrays:
+        parts: dict[Any, Host] = {}
+        memory: list[mmap.mmap] = []
+        places: list[tuple[jax.Device, Host]] = []
+        for shard in array.addressable_shards:
+            index = tuple((part.start, part.stop) for part in shard.index)
+            if index not in parts:
+                source = np.asarray(shard.data)
+                parts[index] = _room(source, memory)
+                pairs.append((parts[index], source))
+            places.append((shard.device, parts[index]))
+        copies.append(HostCopy(array.shape, array.sharding, places, memory))
+    _copy([piece for pair in pairs for piece in _pieces(*pair)])
+    return copies
+
+
+def _copy(pieces: Sequence[tuple[Host, Host]]) -> None:
+    threads = _threads()
+    if threads == 1 or sum(source.nbytes for _, source in pieces) <= _PIECE_BYTES:
+        for target, source in pieces:
+            np.copyto(target, source)
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="jaxtribute-copy") as pool:
+        for _ in pool.map(np.copyto, *zip(*pieces, strict=True)):
+            pass
+
+
+def _threads() -> int:
+    """One a core; more than a few do not copy faster."""
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 4)
+
+
+def _pieces(target: Host, source: Host) -> Generator[tuple[Host, Host]]:
+    """Cuts large arrays into rows that are copied on their own."""
+    if source.nbytes <= _PIECE_BYTES:
+        yield target, source
+        return
+    rows = max(1, len(source) * _PIECE_BYTES // source.nbytes)
+    for start in range(0, len(source), rows):
+        yield target[start : start + rows], source[start : start + rows]
+
+
+def _room(source: Host, memory: list[mmap.mmap]) -> Host:
+    """An array of that kind that holds nothing yet, in new memory that is added to `memory` if there is much of it."""
+    if source.nbytes < _MAPPED_BYTES:
+        return np.empty(source.shape, source.dtype)
+    memory.append(mmap.mmap(-1, source.nbytes, **_PRIVATE))
+    return np.frombuffer(memory[-1], source.dtype).reshape(source.shape)

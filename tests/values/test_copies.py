@@ -1,0 +1,74 @@
+"""Copies of arrays in the host's memory: to the bit, each part once, in pieces by several threads, and given back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxtribute.values import copies
+
+MB = 1 << 20
+
+
+def resident() -> int:
+    """This process's memory in bytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "complex64", "int4", "float8_e4m3fn"])
+def test_every_dtype_is_copied_to_the_bit(dtype: str) -> None:
+    arrays = [jnp.asarray(np.random.default_rng(n).integers(0, 2, n), dtype) for n in (0, 1, 70_000)]
+    for array, copy in zip(arrays, copies.copied(arrays), strict=True):
+        want = np.asarray(array).tobytes()
+        array.delete()
+        found = copy.array()
+        assert found.dtype == dtype
+        assert np.asarray(found).tobytes() == want
+
+
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 7), max_size=3), max_size=4),
+    piece=st.integers(8, 200),
+    threads=st.integers(1, 3),
+)
+def test_pieces_hold_everything(shapes: list[list[int]], piece: int, threads: int) -> None:
+    arrays = [jnp.arange(float(np.prod(shape, dtype=int))).reshape(shape) for shape in shapes]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copies, "_PIECE_BYTES", piece)
+        patch.setattr(copies, "_MAPPED_BYTES", 40)
+        patch.setattr(copies, "_threads", lambda: threads)
+        made = copies.copied(arrays)
+    for array, copy in zip(arrays, made, strict=True):
+        np.testing.assert_array_equal(copy.array(), array, strict=True)
+
+
+def test_parts_are_kept_once_and_where_they_were() -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    value = np.arange(MB, dtype=np.float32).reshape(2, -1)
+    array = jax.device_put(value, NamedSharding(mesh, PartitionSpec("x")))
+    (copy,) = copies.copied([array])
+    assert len(copy.memory) == 2
+    assert sum(len(one) for one in copy.memory) == value.nbytes
+    array.delete()
+    found = copy.array()
+    assert found.sharding == array.sharding
+    np.testing.assert_array_equal(found, value)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_memory_goes_back_though_somebody_keeps_the_array() -> None:
+    array = jnp.ones(16 * MB, jnp.float32)
+    (copy,) = copies.copied([array])
+    kept = copy.array()
+    before = resident()
+    copy.free()
+    assert before - resident() > 48 * MB
+    assert kept[0] == 0
