@@ -30,7 +30,7 @@ def run_python(
     code: str | Path,
     *arguments: str,
     devices: int | None = None,
-    timeout: float = 60,
+    timeout: float = 300,
     env: Mapping[str, str] | None = None,
     status: int = 0,
 ) -> str:

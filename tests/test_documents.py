@@ -16,7 +16,7 @@ WITH_CODE = [page for page in PAGES if blocks(page.read_text(encoding="utf-8"))]
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_code_of_a_page_runs(page: Path) -> None:
-    run_python(RUNNER, str(page), devices=4, timeout=110)
+    run_python(RUNNER, str(page), devices=4)
 
 
 def test_every_block_of_code_names_a_language_and_only_python_that_is_run() -> None:

@@ -33,7 +33,7 @@ def cells() -> list[dict[str, Any]]:
 
 
 def test_it_runs() -> None:
-    printed = run_python(RUNNER, str(NOTEBOOK), timeout=110)
+    printed = run_python(RUNNER, str(NOTEBOOK))
     assert printed.count(": drawing") == 3
     assert "MirroredStrategy with 4 replica(s)" in printed
     found = re.search(r"epoch 4: loss [\d.]+, accuracy ([\d.]+)%", printed)

@@ -35,7 +35,7 @@ def close(seen: dict[str, Any], recorded: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["custom_loop", "central_storage", "parameter_server"])
 def test_program_ends_with_the_loss_of_tensorflow(name: str, tmp_path: Path) -> None:
-    close(last_line(run_python(migrated(name, tmp_path), timeout=110)), RECORDED[name])
+    close(last_line(run_python(migrated(name, tmp_path))), RECORDED[name])
 
 
 def test_workers_end_with_the_losses_of_tensorflow(

@@ -14,8 +14,8 @@ RESULT = re.compile(r"^ *(?:\[0\])? *([a-z-]+) +([\d.]+) +([\d.]+)% +[\d,]+ *$",
 EPOCH = re.compile(r"^ *(\d+) +([\d.]+) +([\d.]+)% +[\d,]+ *$", re.MULTILINE)
 
 
-def run(*arguments: str, timeout: float = 110) -> str:
-    return run_python(SCRIPT, *arguments, env=WIDTH, timeout=timeout)
+def run(*arguments: str) -> str:
+    return run_python(SCRIPT, *arguments, env=WIDTH)
 
 
 def results(output: str) -> dict[str, tuple[float, float]]:
@@ -77,7 +77,7 @@ def test_two_workers_of_two_devices_do_the_same(one_device: str) -> None:
     launch = "from jaxtribute.cli.main import entry_point; entry_point()"
     shape = ["--workers", "2", "--devices-per-worker", "2"]
     arguments = ["launch", *shape, str(SCRIPT), "--strategy", "multi-worker", "--epochs", "2"]
-    output = run_python(launch, *arguments, env=WIDTH, timeout=110)
+    output = run_python(launch, *arguments, env=WIDTH)
     assert "MultiWorkerMirroredStrategy, 4 replica(s)" in output
     assert output.count("hidden/kernel:0") == 1  # only the first worker reports
     expected, accuracy = results(one_device)["one-device"]

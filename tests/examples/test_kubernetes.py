@@ -68,7 +68,7 @@ def test_its_command_runs_in_every_pod(tmp_path: Path) -> None:
         for index in range(job["spec"]["completions"])
     ]
     try:
-        outputs = [pod.communicate(timeout=60)[0] for pod in pods]
+        outputs = [pod.communicate(timeout=300)[0] for pod in pods]
     finally:
         for pod in pods:
             pod.kill()

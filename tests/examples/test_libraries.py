@@ -34,7 +34,7 @@ RESULT = re.compile(r"on the test images: loss ([\d.]+), accuracy ([\d.]+)%")
 
 def test_they_learn_and_go_on_where_they_stopped(tmp_path: Path) -> None:
     cases = [":".join(map(str, case)) for case in CASES]
-    output = run_python(RUNNER, str(EXAMPLES), str(tmp_path), *cases, env={"COLUMNS": "100"}, timeout=180)
+    output = run_python(RUNNER, str(EXAMPLES), str(tmp_path), *cases, env={"COLUMNS": "100"})
     texts = output.split("running ")[1:]
     assert len(texts) == len(CASES), output
     losses: dict[str, float] = {}

@@ -19,7 +19,7 @@ def outcome(case: str, **variables: str) -> tuple[int, str, float]:
     start = time.monotonic()
     # The timeout is the test's deadline; the launcher takes its workers along.
     done = subprocess.run(
-        command, check=False, env={**os.environ, **variables}, capture_output=True, text=True, timeout=90
+        command, check=False, env={**os.environ, **variables}, capture_output=True, text=True, timeout=300
     )
     return done.returncode, done.stdout + done.stderr, time.monotonic() - start
 
