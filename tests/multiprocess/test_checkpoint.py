@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,38 +11,39 @@ import jaxtribute as jd
 from checkpoint_programs import advance, assert_same, build
 from jaxtribute.testing.shared import SharedRunners
 
+ALONE: dict[str, Callable[[], Any]] = {
+    "one device": lambda: jd.OneDeviceStrategy("cpu:0"),
+    "mirrored 2": lambda: jd.MirroredStrategy(["cpu:0", "cpu:1"]),
+    "mirrored 4": lambda: jd.MirroredStrategy([f"cpu:{i}" for i in range(4)]),
+}
+WORKERS = "2 workers x 2"
 
-def test_two_workers_and_one_process_restore_each_others_checkpoints(
-    multi_process: SharedRunners, tmp_path: Path
-) -> None:
+
+def test_workers_and_one_process_restore_each_others_checkpoints(multi_process: SharedRunners, tmp_path: Path) -> None:
+    # Those of one process restore each other's in tests/checkpoint/test_checkpoint.py.
     workers = multi_process(workers=2, devices=2)
-    here: dict[str, Any] = {
-        "one": lambda: jd.OneDeviceStrategy("cpu:0"),
-        "mirrored": lambda: jd.MirroredStrategy([f"cpu:{i}" for i in range(4)]),
-    }
-    rests: list[float] = []
-    state: dict[str, Any] = {}
-    for name, strategy in here.items():
+    saved = workers.run(checkpoint_workers.save, (str(tmp_path / WORKERS),))
+    state, rests = saved[0]["state"], sorted([*saved[0]["rest"], *saved[1]["rest"]])
+    assert len(rests) == 12
+    rest: list[float] = []
+    for name, strategy in ALONE.items():
         program = build(strategy())
         advance(program)
         program.checkpoint.write(tmp_path / name, block=True)
-        state, rests = program.state(), program.rest()
-        assert len(rests) == 12
-    saved = workers.run(checkpoint_workers.save, (str(tmp_path / "workers"),))
-    for one in saved:
-        assert_same(one["state"], state)
-    assert sorted([*saved[0]["rest"], *saved[1]["rest"]]) == sorted(rests)
+        assert_same(program.state(), state)
+        rest = program.rest()
+        assert sorted(rest) == rests, name
 
-    paths = [str(tmp_path / name) for name in ("one", "mirrored", "workers")]
+    paths = [str(tmp_path / name) for name in (*ALONE, WORKERS)]
     for rank, found in enumerate(workers.run(checkpoint_workers.restore, (paths,))):
         for one in found:
             assert_same(one["state"], state)
             assert one["rest"] == saved[rank]["rest"]
-    for strategy in here.values():
+    for strategy in ALONE.values():
         program = build(strategy())
-        program.checkpoint.read(tmp_path / "workers")
+        program.checkpoint.read(tmp_path / WORKERS)
         assert_same(program.state(), state)
-        assert program.rest() == rests
+        assert program.rest() == rest
 
 
 def test_a_manager_on_two_workers(multi_process: SharedRunners, tmp_path: Path) -> None:
