@@ -1,7 +1,9 @@
 """Python in a process of its own: for what must happen before JAX starts, and for what may hang."""
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -73,6 +75,16 @@ def run_python(
     if process.returncode != status:
         raise ProcessFailedError(f"the process ended with {process.returncode}, not {status}; it printed:\n{output}")
     return output
+
+
+def free_port() -> int:
+    """A port for a process that takes it only seconds later: the kernel gives it to nobody who asks for any port."""
+    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in range(first_given - 1 - os.getpid() % 4096, 1024, -1):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def await_end(*pids: int, timeout: float = 20) -> None:

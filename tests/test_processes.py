@@ -1,6 +1,7 @@
 """The helper that runs Python in a process of its own ends every process, and shows what it printed."""
 
 import os
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from processes import ProcessFailedError, run_python
+from processes import ProcessFailedError, free_port, run_python
 
 
 def test_the_output_is_stdout_and_stderr() -> None:
@@ -66,6 +67,15 @@ def test_a_process_that_hangs_is_killed_and_shows_its_stacks(tmp_path: Path, mon
     """
     with pytest.raises(ProcessFailedError, match=r"(?s)killed after 1 s.*begun.*in stuck"):
         run_python(code, str(stuck), timeout=1)
+
+
+def test_a_free_port_is_given_to_nobody_else() -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        other = free_port()
+    assert port != other
+    with socket.create_server(("127.0.0.1", 0)) as given:
+        assert max(port, other) < given.getsockname()[1]
 
 
 def test_a_process_that_is_left_behind_is_killed() -> None:
