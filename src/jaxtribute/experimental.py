@@ -15,6 +15,7 @@ from jaxtribute.strategies.older import MultiWorkerMirroredStrategy as MultiWork
 from jaxtribute.strategies.older import TPUStrategy as TPUStrategy
 
 _LAZY = {
+    "DatasetCreator": "input.creator",
     "ParameterServerStrategy": "strategies.parameter_server",
     "PreemptionCheckpointHandler": "checkpoint.preemption",
     "PreemptionWatcher": "checkpoint.preemption",
@@ -30,6 +31,7 @@ if _TYPE_CHECKING:
     from jaxtribute.checkpoint.preemption import PreemptionWatcher as PreemptionWatcher
     from jaxtribute.checkpoint.preemption import TerminationConfig as TerminationConfig
     from jaxtribute.coordinator.sidecar import SidecarEvaluator as SidecarEvaluator
+    from jaxtribute.input.creator import DatasetCreator as DatasetCreator
     from jaxtribute.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from jax.core import Tracer
 
 import jaxtribute as jd
-from jaxtribute.errors import ContextError, StrategyMixError
+from jaxtribute.errors import StrategyMixError
 from jaxtribute.integrations.keras.trainer import strategy_of
 from keras_models import BATCH, WEIGHTS, X, Y, assert_same, both, classifier, crossentropy, devices, keras, trained
 
@@ -202,15 +201,6 @@ def test_a_scope_alone_changes_nothing_for_models_of_plain_keras(four: jd.Strate
         layer.build((None, 8))
     wrapped = keras.Sequential([keras.layers.Input((8,)), layer])
     assert strategy_of(wrapped) is four  # its variables say so
-
-
-def test_parameter_servers_are_refused(four: jd.Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    with four.scope():
-        model = classifier()
-    module = type("module", (), {"ParameterServerStrategy": type(four)})
-    monkeypatch.setitem(sys.modules, "jaxtribute.strategies.parameter_server", module)  # type: ignore[arg-type]
-    with pytest.raises(ContextError, match="HINT: use a synchronous strategy"):
-        model.predict(X, verbose=0)
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ def checked_updates(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def update(self: Any, metrics_variables: Any, *batch: Any) -> Any:
         share = current()
-        if share is not None and not share.alone:
+        if share is not None and (share.sends or not share.alone):
             variables = self.metrics_variables
             check_additive(self, variables, metrics_variables, lambda values: original(self, values, *batch)[1])
         return original(self, metrics_variables, *batch)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from jaxtribute.input import DistributedDataset, DistributedIterator
 from jaxtribute.input.batches import as_batch
+from jaxtribute.input.creator import DatasetCreator
 from jaxtribute.input.placement import to_devices
 from jaxtribute.input.splitting import Shard
 from jaxtribute.input.steps import cut
 from jaxtribute.integrations.keras import workers
+from jaxtribute.integrations.keras.variables import on_servers
 from jaxtribute.values.distributed import PerReplica
 
 if TYPE_CHECKING:
@@ -87,8 +89,23 @@ def readable(x: Any) -> Any:
     return x.to_grain() if module is not None and isinstance(x, module.Dataset) else x
 
 
+def creator_of(x: Any) -> DatasetCreator | None:
+    """`x` as what makes datasets, if it is a function or such a one."""
+    if isinstance(x, DatasetCreator):
+        return x
+    is_function = callable(x) and not any(hasattr(type(x), name) for name in ("__getitem__", "__iter__"))
+    return DatasetCreator(cast("Any", x)) if is_function else None
+
+
 def adapted(x: Any, strategy: Strategy) -> Any:
     """`x` as Keras can read it under `strategy`."""
+    creator = creator_of(x)
+    if creator is not None and on_servers(strategy):
+        from jaxtribute.integrations.keras.servers import ScheduledAdapter  # which needs more than others do
+
+        return ScheduledAdapter(creator, strategy)
+    if creator is not None:
+        x = strategy.distribute_datasets_from_function(creator.dataset_fn, creator.input_options)
     if workers.several(strategy):
         x = workers.sharded(x, strategy)
     return DistributedAdapter(x) if isinstance(x, (DistributedDataset, DistributedIterator)) else x

@@ -25,7 +25,7 @@ _APART = np.uint32(0x9E3779B1)
 
 def start_of_metrics(variables: Sequence[Any], values: State, share: Share) -> State:
     """What a replica's metrics start from: a sum over examples from zero, so that what a step adds can be told."""
-    if share.alone:
+    if share.alone and not share.sends:
         return values
     return [
         jnp.zeros_like(value) if variable.aggregation == "sum" else value
@@ -35,7 +35,7 @@ def start_of_metrics(variables: Sequence[Any], values: State, share: Share) -> S
 
 def start_of_layers(variables: Sequence[Any], values: State, share: Share) -> State:
     """What a replica's layers start from: each has random numbers of its own, and replica 0 those of one device."""
-    if share.alone:
+    if share.alone and not share.sends:
         return values
     return [
         _apart(value, share) if variable.name == _SEED else value
@@ -67,8 +67,9 @@ def merged(variables: Sequence[Any], values: State, totals: Sequence[Any]) -> St
 
 
 def _apart(seed: Any, share: Share) -> Any:
-    """A generator's seed and counter, the seed moved by the replica's number."""
-    moved = lax.convert_element_type(share.context.replica_id_in_sync_group, jnp.uint32) * _APART
+    """A generator's seed and counter, the seed moved by the number of the replica, or of the worker that sends."""
+    number = share.context.replica_id_in_sync_group if share.worker is None else np.uint32(share.worker)
+    moved = lax.convert_element_type(number, jnp.uint32) * _APART
     return seed + jnp.stack([moved, jnp.zeros_like(moved)]).astype(seed.dtype)
 
 

@@ -19,7 +19,7 @@ from keras.src.trainers.trainer import Trainer
 
 from jaxtribute import context as contexts
 from jaxtribute.errors import ArgumentError, ConfigError
-from jaxtribute.integrations.keras import trainer, workers
+from jaxtribute.integrations.keras import checks, trainer, workers
 from jaxtribute.integrations.keras.additivity import checked_updates
 from jaxtribute.integrations.keras.data import DistributedAdapter, adapted, readable
 from jaxtribute.integrations.keras.loops import initialized_now, summed_gradients
@@ -64,6 +64,9 @@ def patch() -> None:
         _replace(JAXTrainer, f"make_{name}", _making(getattr(JAXTrainer, f"make_{name}"), name, make))
     _replace(JAXTrainer, "_get_jax_state", _stateless(JAXTrainer._get_jax_state))  # pyright: ignore[reportPrivateUsage]
     _replace(JAXTrainer, "_update_metrics_variables", checked_updates(JAXTrainer._update_metrics_variables))  # pyright: ignore[reportPrivateUsage]
+    _replace(JAXTrainer, "jax_state_sync", _finished(JAXTrainer.jax_state_sync))
+    _replace(Trainer, "_symbolic_build", _built_on_sample(Trainer._symbolic_build))  # pyright: ignore[reportPrivateUsage]
+    _replace(Trainer, "_get_metrics_result_or_logs", _of_workers(Trainer._get_metrics_result_or_logs))  # pyright: ignore[reportPrivateUsage]
     _replace(JAXEpochIterator, "__init__", _adapting(JAXEpochIterator.__init__))
     _replace(JAXEpochIterator, "_get_iterator", _on_host(JAXEpochIterator._get_iterator))  # pyright: ignore[reportPrivateUsage]
     _replace(JAXEpochIterator, "_interrupted_warning", _expected(JAXEpochIterator._interrupted_warning))  # pyright: ignore[reportPrivateUsage]
@@ -102,7 +105,7 @@ def _in_scope(original: Method) -> Method:
         if strategy is None:
             return original(self, *args, **kwargs)
         if original.__name__ in _IN_SCOPE:
-            trainer.check_synchronous(strategy)
+            checks.check_call(original, self, strategy, args, kwargs)
         if original.__name__ in _SHOWN and not workers.is_first(strategy):
             args, kwargs = workers.silenced(original, self, args, kwargs)
         with strategy.scope():
@@ -163,7 +166,8 @@ def _adapting(original: Method) -> Method:
     def init(self: Any, x: Any, *args: Any, **kwargs: Any) -> None:
         strategy, x = contexts.current().strategy, readable(x)
         if not strategy.is_default:
-            x = adapted(x, strategy)
+            given, x = x, adapted(x, strategy)
+            checks.check_input(given, x, args, kwargs)
             if isinstance(x, DistributedAdapter) and kwargs.get("class_weight") is not None:
                 raise ArgumentError(
                     f"class_weight={kwargs['class_weight']!r} with a dataset that is distributed already. HINT: let "
@@ -181,6 +185,41 @@ def _expected(original: Method) -> Method:
     def method(self: Any) -> None:
         if self.steps_per_epoch or not isinstance(self.data_adapter, DistributedAdapter):
             original(self)
+
+    return method
+
+
+def _built_on_sample(original: Method) -> Method:
+    """`_symbolic_build`: where workers make the batches, shapes come from the coordinator's own."""
+
+    @functools.wraps(original)
+    def method(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        sample = getattr(getattr(iterator, "data_adapter", None), "like_a_batch", None)
+        original(self, iterator if sample is None else [(0, 0, sample())], data_batch)
+
+    return method
+
+
+def _finished(original: Method) -> Method:
+    """`jax_state_sync`, which callbacks that look at the model call as well: waits for what runs on workers."""
+
+    @functools.wraps(original)
+    def method(self: Any) -> None:
+        scheduler = trainer.scheduler_of(self)
+        if scheduler is not None:
+            scheduler.finish()
+        original(self)
+
+    return method
+
+
+def _of_workers(original: Method) -> Method:
+    """`_get_metrics_result_or_logs`, of the last step that ran on a worker."""
+
+    @functools.wraps(original)
+    def method(self: Any, logs: Any) -> Any:
+        scheduler = trainer.scheduler_of(self)
+        return original(self, logs if scheduler is None or scheduler.logs is None else scheduler.logs)
 
     return method
 

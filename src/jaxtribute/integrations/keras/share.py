@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxtribute import context as contexts
+from jaxtribute.errors import ContextError
 from jaxtribute.execution.replica_context import ReplicaContext
 from jaxtribute.values.enums import ReduceOp
 
@@ -38,6 +39,10 @@ class Share:
     total: int
     reduced: bool = False
     """Whether gradients need no reduction where they are applied."""
+    worker: int | None = None
+    """The worker's number, if parameter servers apply what the step changes, while other workers change the same."""
+    gradients: list[Any] | None = None
+    """What a step that sends has for them."""
 
     @property
     def weight(self) -> float:
@@ -48,6 +53,11 @@ class Share:
     def alone(self) -> bool:
         """Whether there are no other replicas."""
         return self.context.num_replicas_in_sync == 1
+
+    @property
+    def sends(self) -> bool:
+        """Whether parameter servers apply what the step changes."""
+        return self.worker is not None
 
     def sum(self, values: Any) -> Any:
         """A nest of arrays, added up over the replicas; one without examples adds nothing."""
@@ -140,10 +150,18 @@ def synchronizable(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def whole_batch_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
-    """An optimizer's `stateless_apply`, which reduces the gradients over the replicas of a step first."""
+    """An optimizer's `stateless_apply`, which reduces the gradients over the replicas first, or keeps them."""
 
     def stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         share = current()
+        if share is not None and share.sends:
+            if share.gradients is not None:
+                raise ContextError(
+                    "a train_step applies gradients twice, which parameter servers do not. HINT: use one optimizer, "
+                    "and call its stateless_apply once."
+                )
+            share.gradients = list(grads)
+            return list(trainable_variables), list(optimizer_variables)
         if share is None or share.reduced or share.alone:
             return original(self, optimizer_variables, grads, trainable_variables)
         grads = share.sum([grad * jnp.asarray(share.weight, grad.dtype) for grad in grads])

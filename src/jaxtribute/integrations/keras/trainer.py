@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxtribute.errors import ContextError
 from jaxtribute.execution.function import function
 from jaxtribute.integrations.keras.data import Placer
 from jaxtribute.integrations.keras.steps import Lists, Step, predict_step, test_step, train_step
-from jaxtribute.integrations.keras.variables import StrategyVariable, adopt
+from jaxtribute.integrations.keras.variables import StrategyVariable, adopt, on_servers
 from jaxtribute.values.distributed import Mirrored, PerReplica
 
 if TYPE_CHECKING:
+    from jaxtribute.integrations.keras.servers import Scheduler
     from jaxtribute.strategies.base import Strategy
 
 _ATTRIBUTE = "_jaxtribute_strategy"
+SCHEDULER = "_jaxtribute_servers"
+"""The attribute of a model that keeps what it has on workers."""
 Function = Callable[[Any, Iterator[Any]], tuple[Any, Any]]
 """What Keras calls for each step, or for `steps_per_execution` of them: `(state, iterator) -> (logs, state)`."""
 
@@ -37,6 +38,11 @@ def remember(model: Any, strategy: Strategy) -> None:
     object.__setattr__(model, _ATTRIBUTE, strategy)
 
 
+def scheduler_of(model: Any) -> Scheduler | None:
+    """What a model has on workers of parameter servers, if it has trained or been evaluated there."""
+    return model.__dict__.get(SCHEDULER)
+
+
 def strategy_of(model: Any) -> Strategy | None:
     """The strategy in whose scope a model was made or compiled, or its variables were; None for plain Keras."""
     found = model.__dict__.get(_ATTRIBUTE)
@@ -49,27 +55,17 @@ def strategy_of(model: Any) -> Strategy | None:
     return found
 
 
-def check_synchronous(strategy: Strategy) -> None:
-    """Checks that a strategy's replicas train in step.
-
-    Raises:
-      ContextError: it is a `ParameterServerStrategy`.
-    """
-    module = sys.modules.get("jaxtribute.strategies.parameter_server")
-    if module is not None and isinstance(strategy, module.ParameterServerStrategy):
-        raise ContextError(
-            f"Keras's fit, evaluate and predict do not run under {strategy!r}. HINT: use a synchronous strategy, or "
-            "schedule steps by a jd.coordinator.ClusterCoordinator."
-        )
-
-
 def make_train_function(model: Any, strategy: Strategy) -> Function:
     """What `fit` calls."""
+    if on_servers(strategy):
+        return _scheduled(model, strategy, "train")
     return _repeated(model, _step(model, strategy, train_step))
 
 
 def make_test_function(model: Any, strategy: Strategy) -> Function:
     """What `evaluate` calls."""
+    if on_servers(strategy):
+        return _scheduled(model, strategy, "test")
     return _repeated(model, _step(model, strategy, test_step))
 
 
@@ -83,11 +79,20 @@ def make_predict_function(model: Any, strategy: Strategy) -> Function:
     return _repeated(model, whole, joins=True)
 
 
+def _scheduled(model: Any, strategy: Strategy, kind: str) -> Function:
+    from jaxtribute.integrations.keras.servers import make_function  # which needs more than other strategies do
+
+    return make_function(model, strategy, kind)
+
+
 def _step(model: Any, strategy: Strategy, make: Callable[[Any, Lists], Step]) -> Callable[[Any], Any]:
     """One step on a batch from Keras: compiled, or each replica's Python if the model runs eagerly."""
     lists = Lists.of(model)
-    for variable in lists.all:
+    for variable in (*lists.trainable, *lists.layers, *lists.metrics):
         adopt(variable, strategy)
+    if not on_servers(strategy):
+        for variable in lists.optimizer:
+            adopt(variable, strategy)
     replica = make(model, lists)
     place = Placer(strategy)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, cast
 
 from keras.src import backend
+from keras.src.backend.common import global_state
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from jaxtribute import context as contexts
 from jaxtribute.context import Context
@@ -60,11 +63,30 @@ class StrategyVariable(backend.Variable):
 def new_variable(cls: type[Any], *_: Any, **__: Any) -> Any:
     """`keras.Variable.__new__`: in a strategy's scope a variable is a `StrategyVariable`."""
     strategy = contexts.current().strategy
-    if cls is not backend.Variable or strategy.is_default:
+    if cls is not backend.Variable or strategy.is_default or (on_servers(strategy) and _made_by_optimizer()):
         return object.__new__(cls)
     variable = object.__new__(StrategyVariable)
     variable.strategy = strategy
     return variable
+
+
+def on_servers(strategy: Strategy) -> bool:
+    """Whether a strategy is a `ParameterServerStrategy`."""
+    module = sys.modules.get("jaxtribute.strategies.parameter_server")
+    return module is not None and isinstance(strategy, module.ParameterServerStrategy)
+
+
+def _made_by_optimizer() -> bool:
+    """Whether an optimizer makes a variable, in whose place parameter servers will keep a slot."""
+    scopes = global_state.get_global_attribute("name_scope_stack") or [None]
+    return isinstance(getattr(scopes[-1], "caller", None), BaseOptimizer)
+
+
+def keep_in(variable: Any, stored: Variable, strategy: Strategy) -> None:
+    """Makes `stored` hold a Keras variable's value."""
+    variable.__dict__.pop("_value", None)
+    variable.__class__ = StrategyVariable
+    variable.strategy, variable._stored = strategy, stored
 
 
 def adopt(variable: Any, strategy: Strategy) -> None:

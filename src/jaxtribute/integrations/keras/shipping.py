@@ -1,0 +1,56 @@
+"""A Keras model on its way to a worker: copied as it is, but for its variables, which stay on parameter servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras.src import backend
+from keras.src.saving.keras_saveable import KerasSaveable
+from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet
+
+from jaxtribute.coordinator import pickling
+from jaxtribute.coordinator.dataset import PerWorkerValues
+from jaxtribute.integrations.keras.remote import runner
+
+_NOT_SENT = dict.fromkeys(
+    (
+        "train_function",
+        "test_function",
+        "predict_function",
+        "history",
+        "_jax_state",
+        "_eval_epoch_iterator",
+        "_jaxtribute_servers",
+    )
+)
+"""Attributes of models that belong to the coordinator's process."""
+_PLAIN: dict[type[Any], type[Any]] = {TrackedList: list, TrackedSet: set}
+
+
+class ModelPickler(pickling.Pickler):
+    """Copies Keras objects by their attributes, so that they need no `get_config`.
+
+    Keras itself would save and load a model, which makes new variables, and needs all classes registered.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        """How an object travels."""
+        if isinstance(obj, (KerasSaveable, backend.Variable)):
+            state = {name: None if name in _NOT_SENT else value for name, value in obj.__dict__.items()}
+            return bare, (type(obj),), state
+        if isinstance(obj, (TrackedDict, TrackedOrderedDict)):
+            return dict, (list(obj.items()),)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType, reportUnknownMemberType]
+        if type(obj) in _PLAIN:
+            return _PLAIN[type(obj)], (list(obj),)
+        return super().reducer_override(obj)
+
+
+def bare(kind: type[Any]) -> Any:
+    """An object without attributes, made without `__init__`."""
+    return object.__new__(kind)
+
+
+def shipped_runner(model: Any, optimizer: Any) -> PerWorkerValues:
+    """A model's steps, as each worker gets its own of."""
+    blob = pickling.dumps((model, optimizer), ModelPickler)
+    return PerWorkerValues(lambda: runner(blob))
