@@ -53,6 +53,14 @@ def test_arguments_by_name_and_nests_of_results(coordinator: jd.coordinator.Clus
     assert coordinator.schedule(lambda x: x + 1, args=(values[2],)).fetch() == 2  # a result as an argument
 
 
+def test_two_coordinators_of_one_cluster_do_not_mix_their_functions(
+    coordinator: jd.coordinator.ClusterCoordinator,
+) -> None:
+    other = jd.coordinator.ClusterCoordinator(coordinator.strategy)
+    values = [one.schedule(lambda i=i: i) for i, one in enumerate((coordinator, other) * 2)]
+    assert [value.fetch() for value in values] == [0, 1, 2, 3]
+
+
 def test_an_argument_may_change_once_schedule_has_returned(coordinator: jd.coordinator.ClusterCoordinator) -> None:
     array = np.zeros(4)
     result = coordinator.schedule(np.sum, args=(array,))

@@ -70,6 +70,7 @@ class Cluster:
         self._partitioner = partitioner
         self.numbers = Numbers()
         self.keys = itertools.count(1)
+        self.definitions = itertools.count(1)
         self._turn = itertools.count()
         self._code: dict[int, tuple[int, bytes]] = {}
         """For each optimizer and computed initial value: its code, and -1 or the only server that needs it."""

@@ -121,7 +121,7 @@ class ClusterCoordinator:
                 )
             )
             # The constants are kept, so that their ids stay theirs.
-            found = self._definitions[key] = Definition(next(self._cluster.keys), blob), constants
+            found = self._definitions[key] = Definition(next(self._cluster.definitions), blob), constants
             if len(self._definitions) > _DEFINITIONS:
                 self._queue.forget(self._definitions.popitem(last=False)[1][0])
         return found[0]
