@@ -1,11 +1,11 @@
-"""Collectives in the text of programs."""
+"""Collectives and passes in the text of programs."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtribute.planning.hlo import Collective, collectives
+from jaxtribute.planning.hlo import Collective, collectives, passes
 
 LINES = {
     "  %all-reduce.1 = (f32[64,256]{1,0}, f32[]) all-reduce(%dot, %b), channel_id=1": Collective(
@@ -48,3 +48,38 @@ def test_those_of_a_real_program() -> None:
     assert text is not None
     found = collectives(text, 4)
     assert sorted((one.kind, one.nbytes) for one in found) == [("all-gather", 32), ("all-reduce", 8)]
+
+
+TEXT = """
+HloModule a
+
+%with_a_product (p: f32[8,4]) -> f32[8,8] {
+  %p = f32[8,4]{1,0} parameter(0)
+  ROOT %d = f32[8,8]{1,0} dot(%p, %p), lhs_contracting_dims={1}
+}
+
+%sum (p: f32[8,8]) -> f32[8] {
+  ROOT %r = f32[8]{0} reduce(%p, %zero), dimensions={1}
+}
+
+ENTRY %main (a: f32[8,4], b: s32[8]) -> (f32[8], f32[8]) {
+  %a = f32[8,4]{1,0} parameter(0), sharding={replicated}
+  %b = s32[8]{0} parameter(1)
+  %first = f32[8,8]{1,0} fusion(%a), kind=kCustom, calls=%with_a_product
+  %second = f32[8,8]{1,0} dot(%first, %first), lhs_contracting_dims={1}
+  %summed = f32[8]{0} fusion(%second), kind=kLoop, calls=%sum
+  %all-reduce.1 = (f32[8]{0}, f32[]) all-reduce(%summed, %zero), channel_id=1
+  %part = f32[8]{0} get-tuple-element(%all-reduce.1), index=0
+  %both = (f32[8]{0}, f32[8]{0}) fusion(%part, /*index=1*/%b), kind=kLoop, calls=%other
+  ROOT %t = (f32[8]{0}, f32[8]{0}) tuple(%part, %part)
+}
+"""
+
+
+def test_passes_are_what_is_left() -> None:
+    assert passes(TEXT) == (32 + 256, 64 + 32 + 32)
+
+
+def test_the_passes_of_a_real_program() -> None:
+    text = jax.jit(lambda x, w: (x + 1.0) @ w).lower(np.ones((64, 32), np.float32), np.ones((32, 16), np.float32))
+    assert passes(text.compile().as_text() or "") in {(2 * 64 * 32 * 4,), ()}, "or it is joined with the product"

@@ -19,15 +19,22 @@ def alternate(calls: Mapping[str, Callable[[], Any]], *, count: int, rounds: int
     The numbers are fixed beforehand, and not by a clock, because all processes of a cluster must make the same calls.
     """
     for call in calls.values():
-        _run(call, 2)
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            seconds[name].append(_run(call, count))
+        seconds_a_call(call, 2)
+    seconds = in_turns(calls, dict.fromkeys(calls, count), rounds)
     return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
-def _run(call: Callable[[], Any], count: int) -> float:
+def in_turns(calls: Mapping[str, Callable[[], Any]], counts: Mapping[str, int], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each call in each of `rounds` turns of all; in its turn each is made as often as `counts` says."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            seconds[name].append(seconds_a_call(call, counts[name]))
+    return seconds
+
+
+def seconds_a_call(call: Callable[[], Any], count: int) -> float:
+    """Seconds of one of `count` calls that return arrays, of which some are in flight at a time."""
     start = time.perf_counter()
     result = None
     for index in range(count):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,32 +18,9 @@ from jaxtribute.planning.cost import StepCost
 from jaxtribute.planning.kinds import Device
 from jaxtribute.planning.machine import run_module
 from jaxtribute.planning.prediction import Measured
+from jaxtribute.planning.probes import Parts
 
 _SCRIPT = "jaxtribute.planning.script"
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """What was measured with so many devices.
-
-    Attributes:
-      devices: how many, in all processes.
-      rows: examples on each.
-      compute: seconds in which all devices, each by itself, compute a step of so many examples.
-      collectives: seconds of a step's collectives, without anything else.
-      processes: how many processes have the devices.
-    """
-
-    devices: int
-    rows: int
-    compute: float
-    collectives: float
-    processes: int = 1
-
-    @property
-    def step(self) -> float:
-        """What a step is predicted to take."""
-        return self.compute + self.collectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +28,33 @@ class Comparison:
     """A step on some devices of this machine.
 
     Attributes:
-      measurement: its parts, measured one by one; together they are the prediction.
+      devices: how many, in all processes.
+      rows: examples on each.
+      parts: what its parts take, each measured by itself; their sum is the prediction.
       measured: seconds of the whole step, measured.
+      processes: how many processes have the devices.
     """
 
-    measurement: Measurement
+    devices: int
+    rows: int
+    parts: Parts
     measured: float
+    processes: int = 1
+
+    @property
+    def predicted(self) -> float:
+        """Seconds that a step is predicted to take."""
+        return self.parts.compute + self.parts.collectives
 
     @property
     def error(self) -> float:
         """How far the prediction is off, relative to what was measured; above 0 where it is too high."""
-        return self.measurement.step / self.measured - 1
+        return self.predicted / self.measured - 1
 
     def as_dict(self) -> dict[str, Any]:
         """The comparison as values that JSON can hold."""
-        parts = asdict(self.measurement) | {"predicted": self.measurement.step}
-        return parts | {"measured": self.measured, "error": self.error}
+        found = asdict(self)
+        return found | found.pop("parts") | {"predicted": self.predicted, "error": self.error}
 
 
 def with_devices(arguments: Sequence[str], devices: int) -> list[str]:
@@ -76,81 +62,67 @@ def with_devices(arguments: Sequence[str], devices: int) -> list[str]:
     return [argument.replace("{devices}", str(devices)) for argument in arguments]
 
 
-def script_cost(script: Path, arguments: Sequence[str], devices: int = 2, workers: int = 1) -> StepCost:
-    """What a script's step costs, found out in a process of its own with so many devices, or in several processes.
+def script_cost(script: Path, arguments: Sequence[str], devices: int = 2) -> StepCost:
+    """What a script's step costs, found out in a process of its own with so many devices.
 
     Raises:
       ArgumentError: there is no such script.
       ProcessFailedError: it fails, or makes no step; with what it printed.
     """
-    if not script.is_file():
-        raise ArgumentError(f"there is no script {str(script)!r}. HINT: give a Python program, or what --save wrote.")
+    _check(script)
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory, "cost.json")
-        run_module(_SCRIPT, ["cost", str(out), str(script), *with_devices(arguments, devices)], devices, workers)
+        run_module(_SCRIPT, ["cost", str(out), str(script), *with_devices(arguments, devices)], devices)
         return StepCost.load(out)
+
+
+def _check(script: Path) -> None:
+    if not script.is_file():
+        raise ArgumentError(f"there is no script {str(script)!r}. HINT: give a Python program, or what --save wrote.")
 
 
 def calibrate(script: Path, arguments: Sequence[str], counts: Sequence[int]) -> tuple[StepCost, list[Comparison]]:
     """Predicts and measures a script's step for each number of devices of this machine.
 
-    Computing is measured with every device by itself, collectives without computing; the prediction is their sum.
-    Prediction and measurement alternate, so that a machine that slows down does so for both.
+    The parts of a step and the step itself are measured in turns, so that a machine that slows down does so for both.
+
+    Returns:
+      What the step costs, as the largest number of devices shows it, and a comparison for each number.
 
     Raises:
-      ArgumentError: there is no such script.
-      ProcessFailedError: it fails, or fixes its number of devices; with what it printed.
+      ArgumentError: there is no such script, or it does not take the devices that there are.
+      ProcessFailedError: it fails; with what it printed.
     """
-    cost = script_cost(script, arguments, max(counts))
-    found: list[Comparison] = []
-    for count in counts:
-        parts = measure(script, arguments, cost, count)
-        whole = run_module(_SCRIPT, ["time", "-", str(script), *with_devices(arguments, count)], count)
-        found.append(Comparison(parts, whole["seconds"]))
-    return cost, found
-
-
-def measure(script: Path, arguments: Sequence[str], cost: StepCost, devices: int) -> Measurement:
-    """Measures, in a process of its own, a step's computing and its collectives on some devices of this machine.
-
-    Raises:
-      ProcessFailedError: the script fails, or fixes its number of devices; with what it printed.
-    """
-    rows = slice_size(cost.batch, devices)
-    wanted = [[one.kind, list(one.parts)] for one in cost.exchanged()] if devices > 1 else []
+    _check(script)
     with tempfile.TemporaryDirectory() as directory:
-        request = Path(directory, "request.json")
-        request.write_text(json.dumps({"devices": devices, "rows": rows, "collectives": wanted}))
-        answer = run_module(_SCRIPT, ["parts", str(request), str(script), *with_devices(arguments, devices)], devices)
-    return Measurement(devices, rows, answer["compute"], answer["collectives"])
+        costs = {count: str(Path(directory, "cost.json")) if count == max(counts) else "-" for count in counts}
+        found = [_compare(script, arguments, count, 1, cost) for count, cost in costs.items()]
+        return StepCost.load(Path(costs[max(counts)])), found
 
 
 def calibrate_processes(script: Path, arguments: Sequence[str], workers: int) -> Comparison:
     """Predicts and measures a script's step on several processes of this machine, with one device each.
 
-    Between processes a step may make other collectives than within one.
-
     Raises:
       ArgumentError: the script trains in each process by itself.
       ProcessFailedError: it fails; with what it printed.
     """
-    cost, given = script_cost(script, arguments, 1, workers), with_devices(arguments, 1)
-    if cost.replicas != workers:
+    return _compare(script, arguments, 1, workers, "-")
+
+
+def _compare(script: Path, arguments: Sequence[str], each: int, workers: int, cost: str) -> Comparison:
+    given, devices = with_devices(arguments, each), each * workers
+    answer = run_module(_SCRIPT, ["measure", cost, str(script), *given], each, workers)
+    if not answer:
+        raise ArgumentError(f"{script} ended within two steps. HINT: let it train for longer; it is stopped.")
+    if answer["replicas"] != devices:
         raise ArgumentError(
-            f"{script} trains {cost.replicas} replica(s) in each of {workers} processes by itself. HINT: use "
+            f"{script} makes {answer['replicas']} replica(s) where {workers} process(es) of {each} device(s) were "
+            "offered. HINT: let its strategy take the devices that there are: MirroredStrategy() without a list, or "
             "MultiWorkerMirroredStrategy, which joins the cluster, and is a MirroredStrategy where there is none."
         )
-    rows = slice_size(cost.batch, workers)
-    wanted = [[one.kind, list(one.parts)] for one in cost.exchanged()]
-    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(workers) as pool:
-        alone, together = Path(directory, "alone.json"), Path(directory, "together.json")
-        alone.write_text(json.dumps({"devices": 1, "rows": rows, "collectives": []}))
-        together.write_text(json.dumps({"collectives": wanted}))
-        answers = pool.map(lambda _: run_module(_SCRIPT, ["parts", str(alone), str(script), *given], 1), range(workers))
-        compute = max(answer["compute"] for answer in answers)
-        exchange = run_module(_SCRIPT, ["exchange", str(together), str(script)], 1, workers)["collectives"]
-    whole = run_module(_SCRIPT, ["time", "-", str(script), *given], 1, workers)
-    return Comparison(Measurement(workers, rows, compute, exchange, workers), whole["seconds"])
+    rows = slice_size(max(answer["batch"], 1), devices)
+    return Comparison(devices, rows, Parts(**answer["parts"]), answer["step"], workers)
 
 
 def interpolated(comparisons: Sequence[Comparison]) -> Measured:
@@ -158,7 +130,7 @@ def interpolated(comparisons: Sequence[Comparison]) -> Measured:
 
     Only those of devices that share nothing are to be used: accelerators, not logical CPU devices.
     """
-    points = sorted((one.measurement.rows, one.measurement.compute) for one in comparisons)
+    points = sorted((one.rows, one.parts.compute) for one in comparisons)
     rows, seconds = [float(row) for row, _ in points], [second for _, second in points]
 
     def measured(wanted: int) -> float:
@@ -178,19 +150,11 @@ def is_here(device: Device) -> bool:
 def table(comparisons: Sequence[Comparison]) -> Table:
     """Predictions beside measurements."""
     result = Table(title="On this machine", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in (
-        "devices",
-        "processes",
-        "examples on each",
-        "compute",
-        "collectives",
-        "predicted",
-        "measured",
-        "error",
-    ):
+    headings = ("devices", "processes", "examples on each", "launch", "products", "passes", "collectives")
+    for heading in (*headings, "predicted", "measured", "error"):
         result.add_column(heading, justify="right")
     for one in comparisons:
-        parts = one.measurement
-        times = [f"{seconds * 1e3:.3f} ms" for seconds in (parts.compute, parts.collectives, parts.step, one.measured)]
-        result.add_row(str(parts.devices), str(parts.processes), f"{parts.rows:,}", *times, f"{one.error:+.0%}")
+        taken = (one.parts.launch, one.parts.products, one.parts.passes, one.parts.collectives)
+        times = [f"{seconds * 1e3:.3f} ms" for seconds in (*taken, one.predicted, one.measured)]
+        result.add_row(str(one.devices), str(one.processes), f"{one.rows:,}", *times, f"{one.error:+.0%}")
     return result

@@ -1,4 +1,4 @@
-"""The collectives in the text of a compiled program."""
+"""The collectives in the text of a compiled program, and its passes over memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ _OPERATION = re.compile(
     r"= (?P<shape>.+?) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
 )
 _ARRAY = re.compile(r"\b(?P<dtype>pred|[a-z]+\d+\w*)\[(?P<dims>[\d,]*)\]")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?(?P<name>%?[\w.-]+) = (?P<shape>\(.*?\)|\S+) (?P<kind>[\w-]+)\((?P<rest>.*)")
+_OPERAND = re.compile(r"%[\w.-]+")
+_CALLED = re.compile(r"(?:calls|to_apply)=(%?[\w.-]+)")
+_COMPUTATION = re.compile(r"^(?:ENTRY )?(?P<name>%?[\w.-]+) \(.*\{$")
+_FREE = frozenset({"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "partition-id"})
+_PRODUCT = re.compile(r" (?:dot|convolution|custom-call)\(")
 _BITS = re.compile(r"[a-z]+(\d+)")
 
 
@@ -44,6 +50,34 @@ def collectives(text: str, replicas: int) -> tuple[Collective, ...]:
                 arrays = arrays[len(arrays) // 2 :]  # an asynchronous one lists its operands first
             times = replicas if match["kind"] == "reduce-scatter" else 1
             found.append(Collective(match["kind"], tuple(nbytes * times for nbytes in arrays)))
+    return tuple(found)
+
+
+def passes(text: str) -> tuple[int, ...]:
+    """The bytes that each instruction of a program reads and writes, on one device, products and collectives apart.
+
+    One inside a loop counts once.
+    """
+    shapes: dict[str, int] = {}
+    products: set[str] = set()
+    found: list[int] = []
+    computation, entry = "", False
+    for line in text.splitlines():
+        opened = _COMPUTATION.match(line)
+        if opened is not None:
+            computation, entry = opened["name"], line.startswith("ENTRY")
+        elif _PRODUCT.search(line):
+            products.add(computation)
+        match = _INSTRUCTION.match(line) if entry else None
+        if match is None:
+            continue
+        shapes[match["name"]] = sum(_nbytes(one["dtype"], one["dims"]) for one in _ARRAY.finditer(match["shape"]))
+        called = _CALLED.search(match["rest"])
+        apart = _PRODUCT.search(line) or _OPERATION.search(line) or (called is not None and called[1] in products)
+        if not apart and match["kind"] not in _FREE:
+            read = match["rest"].partition(")")[0]
+            operands = (shapes.get(name, 0) for name in _OPERAND.findall(read))
+            found.append(shapes[match["name"]] + sum(operands))
     return tuple(found)
 
 

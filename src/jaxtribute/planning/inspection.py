@@ -13,7 +13,9 @@ import jax
 from jaxtribute.errors import ArgumentError, JaxtributeError
 from jaxtribute.execution.program import Program
 from jaxtribute.planning.cost import Line, StepCost
-from jaxtribute.planning.hlo import collectives
+from jaxtribute.planning.hlo import collectives, passes
+from jaxtribute.planning.probes import Wanted
+from jaxtribute.planning.products import products
 from jaxtribute.profiling.watch import Finished, run_script, watched
 
 _HALF = re.compile(r"stablehlo\.(?:dot_general|convolution|dot)\b.*x(?:bf16|f16)>")
@@ -96,6 +98,19 @@ class Step:
             parameters=sum(v.size * v.dtype.itemsize for v in trained),
             half=_HALF.search(lowered.as_text()) is not None,
             exact=exact,
+        )
+
+    def wanted(self) -> Wanted:
+        """What each device does in the step, part by part."""
+        program = self.program
+        compiled = self.lower(max(self.batch // self.replicas, 1)).compile().as_text()
+        donated, kept = [v.peek() for v in program.donated], [v.peek() for v in program.kept]
+        traced = jax.make_jaxpr(program.jitted)(donated, kept, self.leaves)
+        return Wanted(
+            arrays=len(donated) + len(kept) + len(self.leaves),
+            products=products(traced.jaxpr),
+            passes=passes(compiled),
+            collectives=collectives(compiled, self.replicas) if self.replicas > 1 else (),
         )
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from jaxtribute.cli.main import main
 from jaxtribute.planning import calibration
-from jaxtribute.planning.calibration import Comparison, Measurement
+from jaxtribute.planning.calibration import Comparison
+from jaxtribute.planning.probes import Parts
 from planning.scripts import write
 from planning.test_cost import COST
 
@@ -67,14 +68,14 @@ def test_a_batch_for_each_device_and_an_epoch(saved: str, capsys: pytest.Capture
 def test_calibration(monkeypatch: pytest.MonkeyPatch, saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     def calibrate(script: Path, arguments: list[str], counts: list[int]) -> Any:
         assert (script, arguments, counts) == (Path("train.py"), ["--devices", "{devices}"], [1, 2])
-        return COST, [Comparison(Measurement(n, 64 // n, 0.002, 0.001), 0.003) for n in counts]
+        return COST, [Comparison(n, 64 // n, Parts(0.0005, 0.001, 0.0005, 0.001), 0.003) for n in counts]
 
     monkeypatch.setattr(calibration, "calibrate", calibrate)
     assert main(["plan", "--calibrate", "--local", "2,1,2", "train.py", "--devices", "{devices}"]) == 0
     assert "On this machine" in capsys.readouterr().out
 
     def calibrate_processes(script: Path, arguments: list[str], workers: int) -> Any:
-        return Comparison(Measurement(workers, 32, 0.002, 0.004, workers), 0.006)
+        return Comparison(workers, 32, Parts(0.0005, 0.001, 0.0005, 0.004), 0.006, workers)
 
     monkeypatch.setattr(calibration, "calibrate_processes", calibrate_processes)
     assert main(["plan", "--calibrate", "--local", "1,2", "--workers", "2", "train.py", "--devices", "{devices}"]) == 0
