@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import SingleDeviceSharding
 
 from jaxtribute.checkpoint import arrays
+from jaxtribute.values import lending
 from jaxtribute.values.lending import Lease
 
 DTYPES = ["float32", "bfloat16", "float16", "int8", "uint32", "bool", "complex64", "int32", "float8_e4m3fn", "int4"]
@@ -69,3 +70,15 @@ def test_arrays_are_written_from_the_last_on_and_given_back_one_by_one(
     monkeypatch.setattr(arrays, "batches", lambda sizes: batches(sizes, 32))
     arrays.write(tmp_path, {name: Watched(name) for name in "cab"})
     assert events[:6] == ["take b", "take a", "back b", "back a", "take c", "back c"]
+
+
+def test_what_is_written_first_is_not_copied_by_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending, "_PATIENCE_S", 0.0)
+    batches = arrays.batches
+    monkeypatch.setattr(arrays, "batches", lambda sizes: batches(sizes, 32))
+    leases = {name: Lease(jnp.ones(4)) for name in "cab"}
+    arrays.begin({**leases, "host": np.ones(3)})
+    assert Lease.spare(list(leases.values())) == [True, False, False]
+    for lease in leases.values():
+        lease.give_back()
+    arrays.begin({"host": np.ones(3)})
