@@ -53,7 +53,7 @@ def reorderings(draw: st.DrawFn, dataset: Any, most: int) -> Any:
     return dataset
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(pipelines())
 def test_batches_by_index_are_grains_batches(dataset: Any) -> None:
     rewritten, how = for_worker(dataset, Shard())
@@ -72,7 +72,7 @@ def test_a_slice_of_shuffled_records_has_another_order_each_epoch() -> None:
     assert [rewritten[i].tree.tolist() for i in range(len(dataset))] == [batch.tolist() for batch in dataset]
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(pipelines(), st.integers(1, 3), st.integers(1, 2), st.booleans())
 def test_workers_shares_join_to_the_batch(dataset: Any, workers: int, local: int, records: bool) -> None:
     if records:

@@ -1,4 +1,4 @@
-"""Training-like loops that never wait for a result; run in a process of its own as `loops.py LOOP STEPS`.
+"""Training-like loops that never wait for a result; run in a process of its own as `loops.py STEPS LOOP...`.
 
 Each loop dispatches its steps as fast as Python can, so that launches of many later steps wait while the devices of the
 current one meet in a collective. That is what starves a thread pool that is too small.
@@ -89,4 +89,6 @@ LOOPS: dict[str, Callable[[int], float]] = {
 
 
 if __name__ == "__main__":
-    print(jax.device_count(), LOOPS[sys.argv[1]](int(sys.argv[2])))
+    for name in sys.argv[2:]:
+        print(name, "begins", flush=True)  # to be seen where it hangs
+        print(jax.device_count(), LOOPS[name](int(sys.argv[1])))

@@ -113,13 +113,13 @@ def test_what_hangs_or_dies_is_killed_and_the_next_call_starts_anew() -> None:
         with pytest.raises(ProcessFailedError, match="rank 1 of 2 ended with exit code -9 in die"):
             runner.run(die)
         assert runner.run(rank) == [0, 1]
+        grandchildren = runner.run(leave_a_grandchild)
+        assert all(map(is_alive, grandchildren))
         with pytest.raises(
             DeadlineError, match=r"(?s)ranks 0, 1 of 2 did not finish .*<lambda> within 2 s.*in <lambda>"
         ):
             runner.run(lambda: threading.Event().wait(), timeout_s=2)
-        (grandchild,) = set(runner.run(leave_a_grandchild)[:1])
-        assert is_alive(grandchild)
-    await_end(grandchild)
+        await_end(*grandchildren)
 
 
 def test_one_call_in_processes_of_its_own() -> None:
