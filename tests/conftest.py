@@ -16,8 +16,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # A test that fails for a thread left behind waits for idle ones to end.
 workers.IDLE_SECONDS = 0.02
 
-# The first example of a shape compiles, so a time limit for each example would only measure XLA.
-hypothesis.settings.register_profile("jaxtribute", deadline=None)
+# The first example of a shape compiles, so a time limit for each example would only measure XLA. A commit passes or
+# fails each time alike; `--hypothesis-profile=explore` looks for examples that nobody has tried yet.
+hypothesis.settings.register_profile("jaxtribute", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile("jaxtribute")
 
 
