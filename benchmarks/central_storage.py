@@ -15,30 +15,7 @@ import numpy as np
 import optax
 
 import jaxtribute as jd
-from benchmarks.mlp import LEARNING_RATE, MOMENTUM, loss_sum, problem
-
-
-def make_step(strategy: jd.Strategy, layers: list[int], batch: int) -> Callable[[], Any]:
-    """One compiled training step of the digits MLP under `strategy`, which returns the loss."""
-    params, images, labels = problem(layers, batch)
-    with strategy.scope():
-        variables = [jd.Variable(p) for p in params]
-    optimizer = jd.Optimizer(optax.sgd(LEARNING_RATE, momentum=MOMENTUM), variables)
-    data = [next(iter(strategy.experimental_distribute_dataset([array]))) for array in (images, labels)]
-
-    def replica_step(images: Any, labels: Any) -> Any:
-        def mean_loss() -> Any:
-            return loss_sum([v.read_value() for v in variables], images, labels) / batch
-
-        value, grads = jd.value_and_grad(mean_loss, variables)()
-        optimizer.apply_gradients(grads)
-        return value
-
-    @jd.function
-    def train_step(images: Any, labels: Any) -> Any:
-        return strategy.reduce("SUM", strategy.run(replica_step, (images, labels)), axis=None)
-
-    return lambda: train_step(*data)
+from benchmarks.mlp import LEARNING_RATE, MOMENTUM, training
 
 
 def seconds_a_step(step: Callable[[], Any], count: int) -> float:
@@ -64,7 +41,8 @@ def main() -> None:
     layers = [int(size) for size in arguments.layers.split("-")]
     strategies = {"one device": jd.OneDeviceStrategy("cpu:0"), "mirrored": jd.MirroredStrategy(),
                   "central": jd.CentralStorageStrategy()}  # fmt: skip
-    steps = {name: make_step(strategy, layers, arguments.batch) for name, strategy in strategies.items()}
+    sgd = optax.sgd(LEARNING_RATE, momentum=MOMENTUM)
+    steps = {name: training(strategy, layers, arguments.batch, sgd)[0] for name, strategy in strategies.items()}
     losses = {name: np.array([float(step()) for _ in range(50)]) for name, step in steps.items()}
     gap = np.max(np.abs(losses["central"] - losses["one device"]) / np.abs(losses["one device"]))
     print(f"losses of 50 steps: central is within {gap:.1e} (relative) of one device")

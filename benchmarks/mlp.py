@@ -2,22 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import optax
 
-from benchmarks.problems import LEARNING_RATE, MOMENTUM
+import jaxtribute as jd
+from benchmarks.peers.jax_steps import OPS
+from benchmarks.problems import LEARNING_RATE, MOMENTUM, mlp_loss
 from benchmarks.problems import mlp as problem
 
-__all__ = ["LEARNING_RATE", "MOMENTUM", "loss_sum", "problem"]
+__all__ = ["LEARNING_RATE", "MOMENTUM", "loss_sum", "problem", "training"]
 
 
 def loss_sum(params: Sequence[Any], images: Any, labels: Any) -> jax.Array:
     """Summed cross-entropy."""
-    hidden = images
-    for weight, bias in zip(params[:-2:2], params[1:-2:2], strict=True):
-        hidden = jax.nn.relu(hidden @ weight + bias)
-    logits = jax.nn.log_softmax(hidden @ params[-2] + params[-1])
-    return -jnp.take_along_axis(logits, labels[:, None], 1).sum()
+    return mlp_loss(OPS, params, images, labels)
+
+
+def training(
+    strategy: jd.Strategy, layers: Sequence[int], batch: int, transform: optax.GradientTransformation, **options: Any
+) -> tuple[Callable[[], Any], list[jd.Variable]]:
+    """A compiled training step of an MLP under a strategy, always on the same batch.
+
+    Args:
+      strategy: trains.
+      layers: units of each, the inputs first.
+      batch: examples in the global batch.
+      transform: of the gradients.
+      options: of `jd.Optimizer`.
+
+    Returns:
+      A step, which returns the loss, and all variables and slots.
+    """
+    params, images, labels = problem(layers, batch)
+    with strategy.scope():
+        variables = [jd.Variable(p) for p in params]
+    optimizer = jd.Optimizer(transform, variables, **options)
+    data = [next(iter(strategy.experimental_distribute_dataset([array]))) for array in (images, labels)]
+
+    def replica_step(images: Any, labels: Any) -> Any:
+        def mean_loss() -> Any:
+            return loss_sum([v.read_value() for v in variables], images, labels) / batch
+
+        value, grads = jd.value_and_grad(mean_loss, variables)()
+        optimizer.apply_gradients(grads)
+        return value
+
+    @jd.function
+    def train_step(images: Any, labels: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica_step, (images, labels)), axis=None)
+
+    return lambda: train_step(*data), [*variables, *optimizer.variables]

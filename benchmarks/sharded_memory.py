@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import jaxtribute as jd
-from benchmarks.mlp import loss_sum, problem
+from benchmarks.mlp import training
 
 BAR = 0.3
 TOLERANCE = 1e-5
@@ -41,29 +41,6 @@ class Measured:
     losses: list[float]
 
 
-def make_step(strategy: jd.Strategy, layers: list[int], batch: int) -> tuple[Callable[[], Any], list[jd.Variable]]:
-    """One step of the MLP with Adam under `strategy`, which returns the loss, and all variables and slots."""
-    params, images, labels = problem(layers, batch)
-    with strategy.scope():
-        variables = [jd.Variable(p) for p in params]
-    optimizer = jd.Optimizer(optax.adam(1e-3), variables, shard_update=False)
-    data = [next(iter(strategy.experimental_distribute_dataset([array]))) for array in (images, labels)]
-
-    def replica_step(images: Any, labels: Any) -> Any:
-        def mean_loss() -> Any:
-            return loss_sum([v.read_value() for v in variables], images, labels) / batch
-
-        value, grads = jd.value_and_grad(mean_loss, variables)()
-        optimizer.apply_gradients(grads)
-        return value
-
-    @jd.function
-    def train_step(images: Any, labels: Any) -> Any:
-        return strategy.reduce("SUM", strategy.run(replica_step, (images, labels)), axis=None)
-
-    return lambda: train_step(*data), [*variables, *optimizer.variables]
-
-
 def fullest(arrays: Iterable[jax.Array]) -> int:
     """Bytes of the arrays' shards on the device that holds most of them."""
     held: dict[Any, int] = {}
@@ -75,7 +52,7 @@ def fullest(arrays: Iterable[jax.Array]) -> int:
 
 def measure(name: str, strategy: jd.Strategy, layers: list[int], batch: int, steps: int, rounds: int) -> Measured:
     """Trains a little under `strategy`, and says what it took."""
-    step, variables = make_step(strategy, layers, batch)
+    step, variables = training(strategy, layers, batch, optax.adam(1e-3), shard_update=False)
     losses = [float(step()) for _ in range(4)]
     seconds: list[float] = []
     for _ in range(rounds):
