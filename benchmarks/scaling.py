@@ -1,17 +1,22 @@
 """How the library's own cost a step grows: with variables, replicas, the size of arguments, and workers.
 
 The compiled programs are replaced by functions that answer at once, so that the library alone is measured; on several
-workers, where that cannot be, the difference to hand-written JAX in the same processes.
+workers, where that cannot be, the difference to hand-written JAX in the same processes. What no machine here can show,
+4,096 devices, is shown as `jaxtribute plan` sees it.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
+import subprocess
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.comparison import Comparison, Row
-from benchmarks.harness import Group, Peer
+from benchmarks.harness import DEADLINE_S, ROOT, Group, Peer
 
 SIZES = {
     "own variables": (1, 10, 100, 1000, 10_000),
@@ -22,6 +27,10 @@ REPLICAS = (1, 4, 16, 64, 256)
 WORKERS = (1, 2, 4, 8)
 ORDER_BAR = 1.1
 """The exponent of a power law that is no worse than linear, with room for noise."""
+
+
+PLANNED = ("--weak", "--hosts", "512", "--devices", "8", "--device-kind", "h200", "--link", "infiniband-ndr")
+"""A cluster of 4,096 devices, each with a batch of its own."""
 
 
 def order(sizes: Sequence[float], seconds: Sequence[float]) -> float:
@@ -54,7 +63,7 @@ def _turns(peer: Peer | Group, name: str, steps: int, rounds: int) -> list[float
 
 
 def suite(quick: bool) -> list[Comparison]:
-    """The library's own cost a step: variables 1 to 10,000, replicas 1 to 256, nests, workers 1 to 8; fitted orders."""
+    """The library's own cost a step by variables, replicas, nests, workers; 4,096 devices as planned; with orders."""
     rounds = 3 if quick else 15
     found: list[Comparison] = []
     peer = Peer("benchmarks.peers.host_cost", [])
@@ -75,6 +84,25 @@ def suite(quick: bool) -> list[Comparison]:
             peer.close()
     found.append(_curve("library's own cost by replicas", replicas, taken))
     found.append(_by_workers(WORKERS[:2] if quick else WORKERS, rounds))
+    found.append(_as_planned("transformer", 64))
+    return found
+
+
+def _as_planned(problem: str, batch: int) -> Comparison:
+    """A step on 1 to 4,096 devices as `jaxtribute plan` predicts it, each with a batch of its own."""
+    script = ["benchmarks/planned.py", problem, str(batch)]
+    command = [sys.executable, "-m", "jaxtribute.cli", "plan", "--json", *PLANNED, *script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    curve: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])["curve"]
+    title = f"a step as planned, {problem}, batch {batch} on each h200, by devices"
+    found = _curve(title, [one["devices"] for one in curve], [[one["step"]] for one in curve])
+    last = curve[-1]
+    found.notes.append(
+        f"{last['devices']:,} devices: {last['collectives'] / last['step']:.0%} of a step is exchange, "
+        f"{last['efficiency']:.0%} of the rate of as many devices alone"
+    )
     return found
 
 
@@ -94,4 +122,6 @@ def _by_workers(counts: Sequence[int], rounds: int) -> Comparison:
         ratio = statistics.median(a / b for a, b in pairs)
         over = [a - b for a, b in pairs]
         rows.append(Row(f"{count}", statistics.median(over), min(over), max(over), ratio=ratio))
-    return Comparison("a step's cost over hand-written JAX by workers; ratio to it", rows)
+    exponent = order(counts, [max(row.median, 1e-9) for row in rows])
+    note = f"order {exponent:.2f}: the difference grows as workers ** {exponent:.2f}"
+    return Comparison("a step's cost over hand-written JAX by workers; ratio to it", rows, [note])
