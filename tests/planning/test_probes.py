@@ -92,9 +92,9 @@ def test_products_end_in_a_meeting_where_the_step_exchanges(monkeypatch: pytest.
 
             return run
 
-        monkeypatch.setattr(module.jax, "jit", jit)
+        monkeypatch.setattr(jax, "jit", jit)
         found = probes(wanted, jax.devices()[:devices])
-        monkeypatch.setattr(module.jax, "jit", real)
+        monkeypatch.setattr(jax, "jit", real)
         return [name for name in ("base", "meeting", "products") if found.calls[name]() and "all_reduce" in texts.pop()]
 
     assert lowered(Wanted(1, PRODUCTS, [], KINDS[:1]), 2) == ["meeting", "products"]

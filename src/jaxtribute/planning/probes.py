@@ -30,7 +30,7 @@ _TIMES = (16, 16, 4, 1, 1)
 _SMALL = 4
 _TURN_S, _AT_MOST, _TOGETHER = 0.01, 100, 4
 """A turn is so short that some of many are not disturbed; how many calls it has at most, and in several processes."""
-_ROUNDS_S, FEWEST, MOST = 4.0, 10, 40
+_ROUNDS_S, FEWEST, MOST = 6.0, 12, 60
 _STEP = "step"
 
 
@@ -85,7 +85,7 @@ def measure(wanted: Wanted, step: Callable[[], Any], devices: Sequence[Any]) -> 
     """
     found = probes(wanted, devices)
     calls = {**found.calls, _STEP: step}
-    counts, rounds = dict.fromkeys(calls, _TOGETHER), MOST // 2
+    counts, rounds = dict.fromkeys(calls, _TOGETHER), MOST // 3
     for call in calls.values():
         seconds_a_call(call, 2)
     if jax.process_count() == 1:
