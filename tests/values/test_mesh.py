@@ -1,3 +1,5 @@
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -109,3 +111,48 @@ def test_own_copies_host_and_device_arrays_and_numbers() -> None:
     assert own(device).unsafe_buffer_pointer() != device.unsafe_buffer_pointer()
     assert own(2.5).tolist() == 2.5
     assert own(device).dtype == device.dtype
+
+
+OWNED = st.sampled_from([np.float32, np.float64, np.int8, np.int32, np.complex64, np.bool_, jnp.bfloat16])
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, 5), max_size=3), OWNED, st.booleans(), st.booleans())
+def test_what_is_owned_is_equal_and_of_its_own_memory(
+    shape: list[int], dtype: Any, on_device: bool, replicated: bool
+) -> None:
+    mesh = ReplicaMesh(jax.devices()[: 2 if replicated else 1])
+    host = np.array(np.arange(np.prod(shape)).reshape(shape) % 2, dtype)
+    given_ = jnp.asarray(host) if on_device else host.copy()
+    found = own(given_, mesh.replicated)
+    assert found.sharding == mesh.replicated
+    assert found.dtype == jnp.asarray(host).dtype
+    if not on_device:
+        given_[...] = 7  # too late to be seen
+    for shard in found.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), jnp.asarray(host))
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_what_is_owned_can_be_given_up(on_device: bool) -> None:
+    mesh = ReplicaMesh(jax.devices()[:2])
+    host = np.ones((3, 5), np.float32)
+    kept = jnp.asarray(host)
+    found = own(kept if on_device else host, mesh.replicated)
+    before = [shard.data.unsafe_buffer_pointer() for shard in found.addressable_shards]
+    after = jax.jit(lambda x: x + 1, donate_argnums=0)(found)
+    assert [shard.data.unsafe_buffer_pointer() for shard in after.addressable_shards] == before
+    assert found.is_deleted()
+    np.testing.assert_array_equal(host, 1)
+    np.testing.assert_array_equal(kept, 1)
+
+
+def test_small_arrays_are_owned_without_compiling(caplog: pytest.LogCaptureFixture) -> None:
+    mesh = ReplicaMesh(jax.devices()[:2])
+    with jax.log_compiles():
+        for size in range(61, 64):
+            for where in (mesh.replicated, mesh.devices[1], None):
+                own(np.zeros((size, 7), np.float32), where)
+        assert "Compiling" not in caplog.text
+        jnp.zeros((61, 67)).copy()
+        assert "Compiling" in caplog.text  # as it looks otherwise

@@ -20,6 +20,9 @@ AXIS = "replica"
 """Name of the mesh axis that runs over the replicas."""
 
 _STEPS_IN_FLIGHT = 16
+_SMALL_BYTES = 1 << 20
+_ALIGNED = 64
+"""The multiple of bytes at which an array on the host must begin for JAX to use its memory as it is."""
 
 
 def own(value: Any, where: Sharding | jax.Device | None = None) -> jax.Array:
@@ -32,8 +35,44 @@ def own(value: Any, where: Sharding | jax.Device | None = None) -> jax.Array:
       value: the array; one on the host may change as soon as this returns.
       where: where the copy lies; by default on the device where the array is, or JAX's default.
     """
+    host = _small_host(value, where)
+    if host is not None:
+        return jax.device_put(host) if where is None else put(host, where)
     array = (jnp.asarray(value) if where is None else put(value, where)).copy()
     return array if isinstance(value, jax.Array) else jax.block_until_ready(array)
+
+
+def _small_host(value: Any, where: Sharding | jax.Device | None) -> np.ndarray[Any, Any] | None:
+    """A copy of `value` at an address whose memory JAX cannot use; None for what is large or has to be cut.
+
+    What JAX copies by itself needs no program: many small variables of many shapes would compile one for each.
+    """
+    if isinstance(where, Sharding) and not where.is_fully_replicated:
+        return None
+    if isinstance(value, Tracer) or not isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        return None
+    if not (jnp.issubdtype(value.dtype, np.number) or value.dtype == bool) or value.nbytes > _SMALL_BYTES:
+        return None
+    if isinstance(value, jax.Array):
+        on_host = value.is_fully_addressable and value.is_fully_replicated and _platform(value) == "cpu"
+        if where is None or not on_host or value.weak_type:
+            return None
+        value = value.addressable_data(0)
+    array = _canonical(np.asarray(value))
+    memory = np.empty(array.nbytes + 2 * _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED + _ALIGNED // 8
+    host = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    host[...] = array
+    return host
+
+
+def _canonical(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """`array` with the dtype that JAX gives it."""
+    return np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def _platform(array: jax.Array) -> str:
+    return next(iter(array.devices())).platform
 
 
 def put(value: Any, where: Sharding | jax.Device) -> jax.Array:
@@ -46,7 +85,7 @@ def put(value: Any, where: Sharding | jax.Device) -> jax.Array:
         return jax.device_put(value, where)
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return jax.device_put(value, where)
-    host = np.asarray(value) if isinstance(value, jax.Array) else np.asarray(jnp.asarray(value))
+    host = _canonical(value) if isinstance(value, np.ndarray) else np.asarray(jnp.asarray(value))
     return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
 
 
