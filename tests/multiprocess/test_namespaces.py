@@ -23,6 +23,7 @@ import importlib.util, sys, time
 import jax, jax.numpy as jnp, psutil
 from rich.console import Console
 import jaxtribute as jd
+from jaxtribute.cluster import runtime
 
 spec = importlib.util.spec_from_file_location("digits", {str(DIGITS)!r})
 digits = sys.modules["digits"] = importlib.util.module_from_spec(spec)
@@ -31,6 +32,8 @@ loss = digits.train("multi-worker", 1, {EPOCHS}, Console(quiet=True)).loss
 alone = digits.train("one-device", 1, {EPOCHS}, Console()).loss if jax.process_index() == 0 else loss
 ports = [one.laddr for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN]
 hosts = ",".join(sorted({{port.ip.removeprefix("::ffff:") for port in ports}}))
+# Only now: while they start and compile, a slow machine may keep workers silent for longer.
+runtime.current().watch._silence_s = {SILENCE_S}
 print(f"trained: {{loss}} {{alone}} {{hosts}}", flush=True)
 
 strategy = jd.MultiWorkerMirroredStrategy()
@@ -39,7 +42,7 @@ strategy = jd.MultiWorkerMirroredStrategy()
 def total():
     return strategy.reduce("SUM", strategy.run(lambda: jnp.ones(())), axis=None)
 
-deadline = time.monotonic() + 60
+deadline = time.monotonic() + 200
 while time.monotonic() < deadline:
     float(total())
 print("was never cut off", flush=True)
@@ -54,7 +57,6 @@ class Worker:
         env = {
             "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}}),
             "JAXTRIBUTE_CPU_DEVICES": "1",
-            "JAXTRIBUTE_SILENCE_S": str(SILENCE_S),
         }
         self.name = f"worker {rank} ({cluster['worker'][rank]})"
         self._output = output
@@ -114,7 +116,7 @@ def await_all(workers: list[Worker], question: Callable[[Worker], Any], timeout_
 def test_two_machines_train_and_notice_that_they_are_cut_off(
     machines: tuple[Machine, Machine], workers: list[Worker]
 ) -> None:
-    await_all(workers, Worker.line, 60, "workers trained")
+    await_all(workers, Worker.line, 200, "workers trained")
     (_, loss, alone, host), (_, same, _, other_host) = (worker.line().split() for worker in workers)
     assert loss == same
     assert float(loss) == pytest.approx(float(alone), rel=1e-4)
@@ -122,7 +124,7 @@ def test_two_machines_train_and_notice_that_they_are_cut_off(
     assert [host, other_host] == [machine.address for machine in machines]
 
     machines[1].unplug()
-    await_all(workers, Worker.ended, 5 * SILENCE_S, "workers ended after the cable was out")
+    await_all(workers, Worker.ended, 20 * SILENCE_S, "workers ended after the cable was out")
     for worker, other in (workers, reversed(workers)):
         assert worker.code not in (0, None)
         assert f"{other.name} was lost" in worker.said(), worker.said()

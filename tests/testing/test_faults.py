@@ -1,5 +1,6 @@
 """Faults happen where, when and to whom they are meant to, and nowhere else."""
 
+import os
 import signal
 import threading
 import time
@@ -149,6 +150,7 @@ def test_the_environment_injects_for_the_rest_of_the_process() -> None:
 
 def fall_silent() -> str:
     """Rank 1 falls silent; rank 0 notices, and says of whom."""
+    os.environ[runtime.SILENCE] = "25"
     jd.MultiWorkerMirroredStrategy()
     cluster = runtime.current()
     assert cluster is not None
@@ -159,6 +161,7 @@ def fall_silent() -> str:
     noticed = threading.Event()
     watch: Any = cluster.watch
     watch._on_failure = lambda _: noticed.set()  # instead of ending this process
+    assert watch._silence_s == 25
     watch._silence_s = 1.0  # here and now: rank 1 is patient, and both were while they started
     assert noticed.wait(20)
     return watch.failure.message(cluster.names)
