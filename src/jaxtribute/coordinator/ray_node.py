@@ -47,8 +47,10 @@ class RayNode:
         self._folder = tempfile.TemporaryDirectory(prefix="jd-", ignore_cleanup_errors=True)
         command = [*_COMMAND, "start", "--block", "--disable-usage-stats"]
         command += ["--num-cpus=1", f"--object-store-memory={_STORE_BYTES}", *arguments]
+        # A folder of its own: of nodes of one machine that start at once, two would take the same socket and one end.
+        command.append(f"--temp-dir={self._folder.name}")
         if "--head" in arguments:
-            command += ["--include-dashboard=false", f"--temp-dir={self._folder.name}"]
+            command.append("--include-dashboard=false")
         environment = {**os.environ, AUTHENTICATION: os.environ.get(AUTHENTICATION, "token"), **MANNERS}
         self._family = Family()  # ends with this process, however that ends
         self._process = self._family.start(command, environment, self._output)
