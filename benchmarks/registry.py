@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks import allreduce, overhead, scaling, startup, suites
+from benchmarks import allreduce, ledger, overhead, scaling, startup, suites
 from benchmarks.comparison import Comparison
 from benchmarks.environments import python_of
 from benchmarks.harness import ROOT
@@ -79,6 +79,7 @@ COMPARED: dict[str, Compare] = {
     "startup": startup.suite,
     "overhead": overhead.suite,
     "scaling": scaling.suite,
+    "ledger": ledger.suite,
     "memory": suites.memory,
 }
 
@@ -94,6 +95,7 @@ _MODULES = (
     ),
     Module("ragged", "an epoch with a ragged last batch", quick=("--rounds", "3"), json=None),
     Module("central_storage", "central storage against mirrored", quick=("--rounds", "2"), json=None),
+    Module("predicted", "steps as `jaxtribute plan` predicts them, beside what is measured"),
     Module("sharded_memory", "memory a device of fully sharded training"),
     Module("checkpoint", "what a save costs a training"),
     Module("launch", "start-up of local workers, and the loss for each shape of a cluster"),

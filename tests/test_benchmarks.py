@@ -15,12 +15,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import environments, problems, registry  # noqa: E402
+from benchmarks import environments, predicted, problems, registry, scaling  # noqa: E402
 from benchmarks.__main__ import plot, show  # noqa: E402
 from benchmarks.comparison import Comparison, Contender, Row, compare  # noqa: E402
 from benchmarks.harness import Peer  # noqa: E402
 from benchmarks.peers.jax_steps import OPS  # noqa: E402
 from benchmarks.scaling import order  # noqa: E402
+
+from jaxtribute.planning.calibration import Comparison as Calibrated  # noqa: E402
+from jaxtribute.planning.probes import Parts  # noqa: E402
 
 
 @pytest.mark.parametrize("name", ["4-4", "64-256-256-10", "conv", "transformer", "small-5"])
@@ -36,7 +39,9 @@ def test_the_loss_of_a_batch_is_the_sum_of_its_parts(name: str) -> None:
 
 
 def test_every_suite_is_described_and_has_its_module() -> None:
-    assert {"dispatch", "digits", "workers", "allreduce", "scaling", "run_steps", "faults"} <= set(registry.names())
+    assert {"dispatch", "digits", "workers", "allreduce", "scaling", "run_steps", "faults", "ledger"} <= set(
+        registry.names()
+    )
     for name in registry.names():
         assert registry.described(name)
 
@@ -58,6 +63,29 @@ def test_orders_of_growth() -> None:
     assert order(sizes, [5 + 0.1 * size**2 for size in sizes]) == pytest.approx(2, abs=0.1)
 
 
+def test_the_plan_of_many_devices_is_a_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    curve = [{"devices": n, "step": 0.1 + n / 1e3, "collectives": n / 1e3, "efficiency": 0.5} for n in (1, 10, 100)]
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert command[2:5] == ["jaxtribute.cli", "plan", "--json"]
+        return subprocess.CompletedProcess(command, 0, f"noise\n{json.dumps({'curve': curve})}\n", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    found = scaling.as_planned("conv", 4)
+    assert [(row.name, row.median) for row in found.rows] == [("1", 0.101), ("10", 0.11), ("100", 0.2)]
+    assert found.notes[-1].startswith("100 devices: 50% of a step is exchange, 50%")
+
+
+def test_calibrations_are_told_by_their_medians() -> None:
+    several = [Calibrated(2, 8, Parts(0.0, predicted, 0.0, 0.0), 2.0) for predicted in (1.0, 2.4, 9.0)]
+    row = predicted.row("conv", several)
+    assert (row["devices"], row["predicted"], row["measured"]) == (2, 2.4, 2.0)
+    assert row["error"] == pytest.approx(0.2)
+    assert row["errors"] == pytest.approx([-0.5, 0.2, 3.5])
+    assert row["met"]
+    assert not predicted.row("conv", several[2:])["met"]
+
+
 def test_tables_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [Row("jaxtribute", 1e-5, 9e-6, 2e-5), Row("other", 2e-3, 1e-3, 3e-3, ratio=0.005, bar=1.0)]
     show([Comparison("problem", rows, ["a note"])])
@@ -67,7 +95,8 @@ def test_tables_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "yes" in shown
     assert "problem: a note" in shown
     pytest.importorskip("matplotlib")
-    plot("suite", [Comparison("problem", rows)], tmp_path)
+    grows = [Row("1", 1e-5, 9e-6, 2e-5), Row("10", 2e-3, 1e-3, 3e-3)]
+    plot("suite", [Comparison("problem", rows), Comparison("growing", grows)], tmp_path)
     assert (tmp_path / "suite.png").stat().st_size > 1000
 
 

@@ -20,6 +20,7 @@ NAMES = ("worker 0 (a:1)", "worker 1 (b:1)")
 def restored() -> Generator[None]:
     yield
     ledger._chosen = None  # pyright: ignore[reportPrivateUsage]
+    ledger._by_environment.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
 
 class Meeting:
@@ -76,6 +77,8 @@ def test_how_it_is_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ledger.DEBUG, raising=False)
     assert not ledger.enabled()
     monkeypatch.setenv(ledger.DEBUG, "other,collectives")
+    assert not ledger.enabled()  # a step does not look into the environment each time
+    ledger._by_environment.cache_clear()  # pyright: ignore[reportPrivateUsage]
     assert ledger.enabled()
     jd.config.debug_collectives(False)
     assert not ledger.enabled()

@@ -6,6 +6,7 @@ or `jd.config.debug_collectives(True)` such programs end in an error that names 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -39,9 +40,13 @@ def debug_collectives(enabled: bool) -> None:
 
 
 def enabled() -> bool:
-    """Whether workers compare."""
-    if _chosen is not None:
-        return _chosen
+    """Whether workers compare. Each step asks."""
+    return _by_environment() if _chosen is None else _chosen
+
+
+@functools.cache
+def _by_environment() -> bool:
+    """Read once: that costs more than all else of a ledger that is off."""
     return "collectives" in os.environ.get(DEBUG, "").split(",")
 
 

@@ -102,8 +102,12 @@ class Cluster(KeyValues):
         """
         number, self._exchanges = self._exchanges, self._exchanges + 1
         place = f"jaxtribute/exchange/{number}"
-        self.set(f"{place}/{self.rank}", json.dumps([what, text, caller()]))
-        told = [json.loads(self._told(f"{place}/{rank}", what, rank)) for rank in range(self.workers)]
+        own = [what, text, caller()]
+        self.set(f"{place}/{self.rank}", json.dumps(own))
+        told = [
+            own if rank == self.rank else json.loads(self._told(f"{place}/{rank}", what, rank))
+            for rank in range(self.workers)
+        ]
         if number:  # all are here, so all have read what came before
             self.delete(f"jaxtribute/exchange/{number - 1}/{self.rank}")
         if len({one[0] for one in told}) > 1:
