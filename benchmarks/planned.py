@@ -3,7 +3,7 @@
     jaxtribute plan --calibrate --local 1,2,4,8 --workers 2 benchmarks/planned.py 64-256-256-10 256
 
 From the root of the repository. Its arguments are a problem (`benchmarks/problems.py`) and the global batch; `python -m
-benchmarks run --suite planned` calibrates them all. On an idle machine the errors of its table are to be within 25 %.
+benchmarks run --suite predicted` calibrates several.
 """
 
 from __future__ import annotations

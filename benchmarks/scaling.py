@@ -84,11 +84,11 @@ def suite(quick: bool) -> list[Comparison]:
             peer.close()
     found.append(_curve("library's own cost by replicas", replicas, taken))
     found.append(_by_workers(WORKERS[:2] if quick else WORKERS, rounds))
-    found.append(_as_planned("transformer", 64))
+    found.append(as_planned("transformer", 64))
     return found
 
 
-def _as_planned(problem: str, batch: int) -> Comparison:
+def as_planned(problem: str, batch: int) -> Comparison:
     """A step on 1 to 4,096 devices as `jaxtribute plan` predicts it, each with a batch of its own."""
     script = ["benchmarks/planned.py", problem, str(batch)]
     command = [sys.executable, "-m", "jaxtribute.cli", "plan", "--json", *PLANNED, *script]
