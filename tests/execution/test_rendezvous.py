@@ -1,6 +1,8 @@
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -204,6 +206,31 @@ def test_an_interrupt_of_the_caller_leaves_nobody_waiting() -> None:
     for thread in set(threads) - {threading.current_thread()}:
         thread.join(30)
         assert not thread.is_alive()
+
+
+def test_an_interrupt_while_the_caller_waits_ends_all_replicas() -> None:
+    ended: list[int] = []
+
+    def body(r: Replica) -> None:
+        try:
+            r.total(1)
+        finally:
+            ended.append(r.index)
+
+    box: list[Rendezvous] = []
+    box.append(Rendezvous([lambda index=index: body(Replica(box[0], index)) for index in range(3)]))
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    waiting: Any = SimpleNamespace(take=interrupted, give=lambda: None)
+    box[0]._finished = waiting  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(KeyboardInterrupt):
+        box[0].run()
+    deadline = time.monotonic() + 30
+    while sorted(ended) != [0, 1, 2]:
+        assert time.monotonic() < deadline, ended
+        time.sleep(0.001)
 
 
 def test_runs_nest() -> None:

@@ -11,6 +11,8 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError
+from jaxtribute.values.spec import PerReplicaSpec
+from replicas import mirrored, per_replica
 
 
 def spec(*shape: int | None, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -49,6 +51,27 @@ def test_arguments_that_do_not_fit_are_errors(argument: Any, message: str) -> No
     function = jd.function(lambda x: x, input_signature=[spec(None, 3)])
     with pytest.raises(ArgumentError, match=f"(?s){message}.*HINT"):
         function(argument)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shown"),
+    [
+        (None, r"is a ArrayImpl of shape \(2,\) and dtype float32"),
+        ((2, 3), r"is a PerReplica with components of shapes \[\(2,\), \(3,\)\]"),
+        ((3, 3), r"is a PerReplica with components of shapes \[\(3,\), \(3,\)\]"),
+    ],
+)
+def test_components_that_do_not_fit_are_errors(sizes: tuple[int, ...] | None, shown: str) -> None:
+    strategy = mirrored(2)
+    calls: list[Any] = []
+    both = PerReplicaSpec((spec(2), spec(2)))
+    function = jd.function(calls.append, input_signature=[both])
+    function(per_replica(strategy, [np.ones(2, np.float32)] * 2))
+    assert len(calls) == 1
+    argument = jnp.ones(2) if sizes is None else per_replica(strategy, [np.ones(size, np.float32) for size in sizes])
+    with pytest.raises(ArgumentError, match=rf"(?s){shown}, where its input_signature has PerReplicaSpec.*HINT"):
+        function(argument)
+    assert len(calls) == 1
 
 
 def test_another_structure_is_an_error() -> None:

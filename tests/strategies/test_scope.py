@@ -5,6 +5,7 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute.errors import ContextError, StrategyMixError
+from jaxtribute.strategies import scope
 from replicas import each_executor, execute, here, ident, mirrored, one_device
 
 
@@ -132,3 +133,21 @@ def test_run_under_a_set_strategy() -> None:
         assert jd.in_cross_replica_context()
     finally:
         jd.experimental_set_strategy(None)
+
+
+def test_a_strategy_that_cannot_be_set_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = mirrored(2), mirrored(3)
+
+    def fail() -> None:
+        raise OSError("no devices left")
+
+    jd.experimental_set_strategy(first)
+    try:
+        monkeypatch.setattr(scope, "entering", [fail])
+        with pytest.raises(OSError, match="no devices left"):
+            jd.experimental_set_strategy(second)
+        assert jd.get_strategy() is first
+    finally:
+        monkeypatch.undo()
+        jd.experimental_set_strategy(None)
+    assert not jd.has_strategy()

@@ -1,6 +1,7 @@
 """The listings show what a test leaves, and nothing that it does not."""
 
 import os
+import pathlib
 import socket
 import subprocess
 import sys
@@ -41,6 +42,30 @@ def test_a_child_process_is_seen_until_it_ends(impatient: None) -> None:
         assert leaks.left_behind(leaks.list_children, before) == [f"process {child.pid}"]
         child.communicate(b"\n")
     assert leaks.left_behind(leaks.list_children, before) == []
+
+
+@pytest.mark.parametrize("by_threads", [True, False])
+def test_children_of_children_are_seen_unless_they_are_to_be_ignored(
+    by_threads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not by_threads:  # a kernel that does not list the children of a thread
+        monkeypatch.setattr(pathlib.Path, "exists", lambda _: False)
+    code = "import subprocess, sys; p = subprocess.Popen(['cat']); print(p.pid, flush=True); p.wait()"
+    before = leaks.list_children()
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        grandchild = int(child.stdout.readline())
+        extra = set(leaks.list_children()) - set(before)
+        assert extra == {f"process {child.pid}", f"process {grandchild}"}
+        assert f"process {child.pid}" not in leaks.list_children(ignored=[child.pid])
+        child.communicate()
+    assert set(leaks.list_children()) <= set(before)
+
+
+def test_a_process_that_has_just_ended_has_no_children() -> None:
+    with subprocess.Popen(["true"]) as child:
+        child.wait()
+    assert list(leaks._descendants(child.pid, ())) == []  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_listening_port_is_seen_until_it_closes(impatient: None) -> None:
