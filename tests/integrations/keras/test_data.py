@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+from jaxtribute.errors import ArgumentError
 from jaxtribute.integrations.keras.data import DistributedAdapter, Placed, Placer, adapted
 from jaxtribute.values.distributed import PerReplica
 from keras_models import BATCH, X, Y, classifier, keras
@@ -45,6 +46,18 @@ def test_every_source_gives_the_same(model: Any, four: jd.Strategy) -> None:
         np.testing.assert_allclose(model.evaluate(source, verbose=0), expected, rtol=1e-6)
     for once in (generated(), iter(distributed)):
         np.testing.assert_allclose(model.evaluate(once, steps=len(BATCHES), verbose=0), expected, rtol=1e-6)
+
+
+def test_functions_that_make_datasets(model: Any, four: jd.Strategy) -> None:
+    def quarters(context: jd.InputContext) -> Any:
+        assert context.num_replicas_in_sync == 4
+        return [(X[i : i + 4], Y[i : i + 4]) for i in range(0, len(X), 4)]
+
+    expected = model.evaluate(X, Y, batch_size=16, verbose=0)
+    for function in (quarters, jd.experimental.DatasetCreator(quarters)):
+        np.testing.assert_allclose(model.evaluate(function, steps=1, verbose=0), expected, rtol=1e-6)
+    with pytest.raises(ArgumentError, match=r"y with a function that makes datasets. HINT"):
+        model.evaluate(quarters, Y, verbose=0)
 
 
 def test_distributed_datasets_in_fit(model: Any, four: jd.Strategy) -> None:
