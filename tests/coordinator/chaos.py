@@ -2,7 +2,8 @@
 
 python tests/coordinator/chaos.py --workers 20 --servers 5 [--replicas 1]
 
-A counter must end at exactly the number of steps, and the loss must be that of an undisturbed run within 2 %.
+Where TF_CONFIG describes a cluster, one process a task, it is the task that TF_CONFIG says. A counter must end at
+exactly the number of steps, and the loss must be that of an undisturbed run within 2 %.
 """
 
 import argparse
@@ -63,9 +64,15 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=0)
     parser.add_argument("--pause", type=float, default=0.5, help="seconds between kills, at least")
     options = parser.parse_args()
+    resolver = jd.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type in ("ps", "worker"):
+        jd.Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id).join()
+        return
+    cluster = resolver if resolver.task_type == "chief" else {"ps": 1, "worker": 2}
     victims = ["worker"] * options.workers + ["ps"] * options.servers
     random.Random(0).shuffle(victims)
-    with jd.ParameterServerStrategy({"ps": 1, "worker": 2}, replicas=options.replicas, timeout_s=120) as strategy:
+    with jd.ParameterServerStrategy(cluster, replicas=options.replicas) as strategy:
+        workers = strategy.cluster.workers if strategy.cluster is not None else 0
         coordinator = jd.coordinator.ClusterCoordinator(strategy)
         count, step, loss = build(strategy)
         coordinator.save()
@@ -76,7 +83,10 @@ def main() -> None:
                     coordinator.schedule(step, (np.int32(number),))
                     if victims and time.monotonic() - last > options.pause:
                         job = victims.pop()
-                        os.kill(strategy.process_of(job, random.randrange(2) if job == "worker" else 0), signal.SIGKILL)
+                        os.kill(
+                            strategy.process_of(job, random.randrange(workers) if job == "worker" else 0),
+                            signal.SIGKILL,
+                        )
                         kills, last = kills + 1, time.monotonic()
                 coordinator.join()
                 coordinator.save()
@@ -93,7 +103,14 @@ def main() -> None:
     for number in range(done):
         step(np.int32(number))
     expected = float(loss())
-    result = {"steps": done, "counted": counted, "kills": kills, "restored": restored, "loss": final}
+    result = {
+        "workers": workers,
+        "steps": done,
+        "counted": counted,
+        "kills": kills,
+        "restored": restored,
+        "loss": final,
+    }
     print(json.dumps({**result, "undisturbed": expected}))
     assert counted == done, "updates were lost or applied twice"
     assert abs(final - expected) <= 0.02 * expected

@@ -1,6 +1,7 @@
 """Tasks that fail: workers, servers with and without mirrors; what was counted stays counted, once."""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -123,3 +124,37 @@ def test_what_is_saved_can_be_named(tmp_path: Any) -> None:
         coordinator.restore(str(saved[1]))
         assert int(count) == 1
     assert saved[1].exists()
+
+
+def test_a_coordinator_that_is_started_again_goes_on_from_what_was_saved(tmp_path: Path) -> None:
+    def train(expected: int) -> tuple[list[str], Any]:
+        with coordinated(servers=2, partitioner=FixedShardsPartitioner(2)) as coordinator:
+            count, step = counting(coordinator)
+            saved = coordinator.latest_save(tmp_path)
+            if saved is not None:
+                coordinator.restore(saved)
+            for _ in range(10):
+                coordinator.schedule(step)
+            coordinator.join()
+            assert int(count) == expected, "updates were taken for those of the earlier run"
+            coordinator.save(tmp_path)
+            return sorted(path.name for path in tmp_path.iterdir()), coordinator.latest_save(tmp_path)
+
+    assert train(10)[0] == ["save-000001"]
+    (tmp_path / "save-000002").mkdir()  # whose writer was killed
+    names, latest = train(20)
+    assert names == ["save-000001", "save-000003"]
+    assert latest == tmp_path / "save-000003"
+
+
+def test_what_another_program_saved_is_refused(tmp_path: Path) -> None:
+    with coordinated() as coordinator:
+        counting(coordinator)
+        saved = coordinator.save(tmp_path)
+        counting(coordinator)
+        with pytest.raises(ClusterError, match=r"holds other variables.*only one of both has shard .* of int32\[\]"):
+            coordinator.restore(saved)
+    with coordinated(servers=2) as coordinator:
+        counting(coordinator)
+        with pytest.raises(ClusterError, match=r"was saved by 1 parameter servers, and there are 2\. HINT"):
+            coordinator.restore(saved)

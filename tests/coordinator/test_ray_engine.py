@@ -2,6 +2,7 @@
 
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from jaxtribute.cluster.server import Server
 from jaxtribute.coordinator import ray_node
 from jaxtribute.coordinator.starting import tasks_of
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
+from jaxtribute.launcher.ports import LOOPBACK, ReservedPorts
 from processes import run_python
 
 HERE = Path(__file__).parent
@@ -22,20 +24,34 @@ def last_line(output: str) -> dict[str, Any]:
     return json.loads(output.strip().split("\n")[-1].removeprefix("[0] "))
 
 
-@pytest.mark.timeout(300)
-def test_training_goes_on_when_processes_are_killed() -> None:
-    arguments = ("--workers", "1", "--servers", "1", "--steps", "150")
-    result = last_line(run_python(HERE / "chaos.py", *arguments, timeout=280))
-    assert result["kills"] == 2
-    assert result["restored"] == 1
+@pytest.mark.timeout(400)
+def test_one_process_a_task_trains_on_though_some_are_killed() -> None:
+    """The start-up of TensorFlow's programs: each process is told by TF_CONFIG who it is."""
+    with ReservedPorts(3) as ports:
+        jobs = {job: [f"{LOOPBACK}:{port}"] for job, port in zip(CLUSTER, ports.numbers, strict=True)}
+
+    def run(job: str) -> str:
+        task = json.dumps({"cluster": jobs, "task": {"type": job, "index": 0}})
+        arguments = ("--workers", "1", "--servers", "1", "--steps", "100")
+        return run_python(HERE / "chaos.py", *arguments, env={"TF_CONFIG": task}, timeout=380)
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        outputs = dict(zip(jobs, pool.map(run, jobs), strict=True))
+    result = last_line(outputs["chief"])
+    assert (result["workers"], result["kills"], result["restored"]) == (1, 2, 1)
     assert result["counted"] == result["steps"]
 
 
-@pytest.mark.timeout(200)
-def test_launch_starts_the_chief_of_a_whole_cluster(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["launch", "--ps", "1", "--workers", "2", str(HERE / "ps_program.py")]) == 0
+@pytest.mark.timeout(300)
+def test_launch_starts_a_chief_that_was_killed_again_from_what_it_saved(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = ["launch", "--ps", "1", "--workers", "1", "--max-restarts", "1", str(HERE / "ps_program.py")]
+    assert main([*command, str(tmp_path)]) == 0
     result = last_line(capfd.readouterr().out)
-    assert (result["count"], result["row"], result["remote"]) == (10, 11.0, False)
+    assert (result["begun"], result["count"], result["row"]) == (10, 20, 21.0)
+    assert result["saves"] == ["save-000001", "save-000002"]
+    assert not result["remote"]
 
 
 def test_a_server_joins_the_chief_or_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:

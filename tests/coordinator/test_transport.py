@@ -1,6 +1,7 @@
 """Hubs and links: within a machine, over TCP with keys, and who is not let in."""
 
 import threading
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,18 @@ def test_a_message_and_its_answer_within_a_machine(folder: str) -> None:
     link.close()
     hub.close()
     assert not Path(hub.endpoint.path).exists()
+
+
+def test_a_link_may_give_up_when_the_other_side_has_ended(folder: str) -> None:
+    hub = Hub(folder)
+    thread, link = echo(hub, 1), Link(hub.endpoint, once=True)
+    np.testing.assert_array_equal(asked(link), np.arange(1000))
+    thread.join()
+    hub.close()
+    begun = time.monotonic()
+    assert link.receive(60) is None
+    assert time.monotonic() - begun < 30
+    link.close()
 
 
 def test_over_tcp_with_keys_and_without(folder: str) -> None:

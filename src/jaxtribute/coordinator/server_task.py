@@ -135,7 +135,7 @@ class ServerTask:
     def _on_activate(self, header: Header, _: Sequence[Any]) -> Answer:
         """Joins the cluster: takes the epoch, a mirror, and what the mirror of an earlier life of this server kept."""
         if header.get("recover"):
-            link = Link(Endpoint(**header["mirror"]), self._settings.keys)
+            link = Link(Endpoint(**header["mirror"]), self._settings.keys, once=True)
             found = _asked(link, {"t": "state", "n": 0, "e": header["epoch"]}, ())
             link.close()
             if not found:
@@ -146,7 +146,7 @@ class ServerTask:
             self._mirror.close()
         self._mirror = None
         if header.get("mirror"):
-            self._mirror = Link(Endpoint(**header["mirror"]), self._settings.keys)
+            self._mirror = Link(Endpoint(**header["mirror"]), self._settings.keys, once=True)
             state, arrays = self._store.state()
             if not _asked(self._mirror, {"t": "load", "n": 0, "e": self._epoch, **state}, arrays):
                 raise ClusterError(f"the mirror of server {self._index} takes no state.")

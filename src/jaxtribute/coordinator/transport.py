@@ -151,13 +151,15 @@ class Link:
     Args:
       endpoint: the hub's.
       keys: the cluster's keys, for a hub on another machine.
+      once: whether to give up when the connection ends, rather than to make it again.
     """
 
-    def __init__(self, endpoint: Endpoint, keys: Keys | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, keys: Keys | None = None, *, once: bool = False) -> None:
         self.endpoint = endpoint
         self._context = zmq.Context(io_threads=1)
         self.socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         _tune(self.socket)
+        self._ended = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if once else None
         if endpoint.path and Path(endpoint.path).exists():
             self.socket.connect(f"ipc://{endpoint.path}")
             return
@@ -171,13 +173,19 @@ class Link:
         self.socket.send_multipart(frames, copy=False)
 
     def receive(self, timeout_s: float) -> list[Any] | None:
-        """The frames of the next message, or None after `timeout_s` seconds."""
+        """The frames of the next message, or None after `timeout_s` seconds, or when there will be none."""
+        if self._ended is not None:
+            zmq.select([self.socket, self._ended], [], [], timeout_s)
+            timeout_s = 0
         if not self.socket.poll(int(timeout_s * 1e3)):
             return None
         return self.socket.recv_multipart(copy=False)
 
     def close(self) -> None:
         """Closes the connection."""
+        if self._ended is not None:
+            self.socket.disable_monitor()
+            self._ended.close(0)
         self.socket.close(_LINGER_MS)
         self._context.term()
 
