@@ -208,27 +208,35 @@ def test_an_interrupt_of_the_caller_leaves_nobody_waiting() -> None:
         assert not thread.is_alive()
 
 
-def test_an_interrupt_while_the_caller_waits_ends_all_replicas() -> None:
+def test_an_interrupt_while_the_caller_waits_ends_who_waits_for_a_replica_that_hangs() -> None:
     ended: list[int] = []
+    go_on = threading.Event()
 
     def body(r: Replica) -> None:
         try:
             r.total(1)
+            if r.index == 1:
+                assert go_on.wait(30)
         finally:
             ended.append(r.index)
-
-    box: list[Rendezvous] = []
-    box.append(Rendezvous([lambda index=index: body(Replica(box[0], index)) for index in range(3)]))
 
     def interrupted() -> None:
         raise KeyboardInterrupt
 
+    box: list[Rendezvous] = []
+    box.append(Rendezvous([lambda index=index: body(Replica(box[0], index)) for index in range(3)]))
     waiting: Any = SimpleNamespace(take=interrupted, give=lambda: None)
     box[0]._finished = waiting  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(KeyboardInterrupt):
         box[0].run()
-    deadline = time.monotonic() + 30
-    while sorted(ended) != [0, 1, 2]:
+    await_all(ended, [0, 2])
+    go_on.set()
+    await_all(ended, [0, 1, 2])
+
+
+def await_all(ended: list[int], expected: list[int]) -> None:
+    deadline = time.monotonic() + 20
+    while sorted(ended) != expected:
         assert time.monotonic() < deadline, ended
         time.sleep(0.001)
 
