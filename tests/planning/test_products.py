@@ -59,6 +59,9 @@ def test_all_are_made_one_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> N
     assert [result.shape for result in results] == [(6, 4), (6, 4), (4, 6)]
     assert all((np.asarray(result) == 16.0).all() for result in results)
     poisoned = make(jnp.full(1, jnp.nan, jnp.float32), *operands)
-    assert np.isnan(np.asarray(poisoned[0])).all(), "the last result depends on the carry, through all others"
+    assert np.isnan(np.asarray(poisoned[1][0])).all(), "the first waits for the carry"
+    poisoned = make(jnp.zeros(1, jnp.float32), operands[0] * jnp.nan, *operands[1:])
+    assert np.isnan(np.asarray(poisoned[1][2])).all(), "the last waits for the first"
+    assert np.isnan(np.asarray(poisoned[0])).all(), "the carry for the last"
     monkeypatch.setattr(module, "_MOST", 1)
     assert all_made(made)[1] == pytest.approx(2 / 3), "each is made at least once"

@@ -27,14 +27,15 @@ def test_a_step_and_its_parts(
 ) -> None:
     monkeypatch.setattr(probes, "FEWEST", 2)
     monkeypatch.setattr(probes, "MOST", 2)
-    scripts.main("measure", str(tmp_path / "training.json"), str(write(tmp_path)))
+    scripts.main("measure", str(tmp_path / "cost.json"), str(write(tmp_path)))
     found = answer(capsys)
     assert (found["batch"], found["replicas"]) == (24, 8)
     assert set(found["parts"]) == {"launch", "products", "passes", "collectives"}
     assert 0 < found["step"] < 10
     assert all(0 <= seconds < 10 for seconds in found["parts"].values())
     assert found["parts"]["launch"] > 0
-    assert StepCost.load(tmp_path / "training.json").replicas == 8
+    cost = StepCost.load(tmp_path / "cost.json")
+    assert (cost.name, cost.replicas) == ("training.py", 8)
 
 
 def test_a_script_that_ends_too_soon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,11 +31,12 @@ class Measurer:
     """A watcher that repeats one step of a script on the same batch, in turns with its parts, and ends the script.
 
     Args:
+      name: of the script.
       cost: a file for what the step costs; None for none.
     """
 
-    def __init__(self, cost: Path | None) -> None:
-        self._cost, self._seen = cost, 0
+    def __init__(self, name: str, cost: Path | None) -> None:
+        self._name, self._cost, self._seen = name, cost, 0
         self.answer: dict[str, Any] = {}
 
     def step(self, program: Program, leaves: Sequence[Any], call: Callable[[], Any]) -> Any:
@@ -45,7 +46,7 @@ class Measurer:
             return call()
         step = Step(program, leaves, [])
         if self._cost is not None:
-            step.cost(self._cost.name).save(self._cost)
+            step.cost(self._name).save(self._cost)
         devices = program.mesh.devices if program.mesh is not None else jax.devices()[:1]
         parts, whole = measure(step.wanted(), lambda: (call(), [v.stored for v in program.donated]), devices)
         self.answer = {"parts": asdict(parts), "step": whole, "batch": step.batch, "replicas": step.replicas}
@@ -64,7 +65,7 @@ def main(what: str, file: str, script: str, *arguments: str) -> None:
         if jax.process_index() == 0:
             cost.save(Path(file))
     else:
-        measurer = Measurer(None if file == "-" else Path(file))
+        measurer = Measurer(Path(script).name, None if file == "-" else Path(file))
         with watched(measurer):
             run_script(Path(script), arguments)
         answer = measurer.answer
