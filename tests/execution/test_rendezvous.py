@@ -210,17 +210,19 @@ def test_an_interrupt_of_the_caller_leaves_nobody_waiting() -> None:
 
 def test_an_interrupt_while_the_caller_waits_ends_who_waits_for_a_replica_that_hangs() -> None:
     ended: list[int] = []
-    go_on = threading.Event()
+    hangs, go_on = threading.Event(), threading.Event()
 
     def body(r: Replica) -> None:
         try:
             r.total(1)
             if r.index == 1:
+                hangs.set()
                 assert go_on.wait(30)
         finally:
             ended.append(r.index)
 
     def interrupted() -> None:
+        assert hangs.wait(30)
         raise KeyboardInterrupt
 
     box: list[Rendezvous] = []
