@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 import jaxtribute as jd
 import worker_programs
@@ -30,6 +31,29 @@ def restore(paths: list[str]) -> list[dict[str, Any]]:
         program = _program()
         program.checkpoint.read(path)
         found.append({"state": program.state(), "rest": program.rest()})
+    return found
+
+
+def copied() -> dict[str, Any]:
+    """What a save has of a variable that a step has written meanwhile: its parts of this worker, and where they lie."""
+    strategy = worker_programs.strategy()
+    with strategy.scope():
+        value = jd.Variable(np.arange(40_000, dtype=np.float32), aggregation=jd.VariableAggregation.SUM)
+    lease, array = value.lease(), value.stored
+
+    @jd.function
+    def step() -> None:
+        strategy.run(lambda: value.assign_add(jnp.ones(40_000)))
+
+    step()
+    saved = lease.take()
+    found = {
+        "donated": array.is_deleted(),
+        "same place": saved.sharding == array.sharding,
+        "parts": [np.array(shard.data) for shard in saved.addressable_shards],  # the copy goes with the lease
+    }
+    del saved
+    lease.give_back()
     return found
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import checkpoint_workers
 import jaxtribute as jd
 from checkpoint_programs import advance, assert_same, build
@@ -44,6 +46,16 @@ def test_workers_and_one_process_restore_each_others_checkpoints(multi_process: 
         program.checkpoint.read(tmp_path / WORKERS)
         assert_same(program.state(), state)
         assert program.rest() == rest
+
+
+def test_a_step_leaves_a_save_a_copy_of_this_workers_parts(multi_process: SharedRunners) -> None:
+    workers = multi_process(workers=2, devices=2)
+    for found in workers.run(checkpoint_workers.copied):
+        assert found["donated"]
+        assert found["same place"]
+        assert len(found["parts"]) == 2
+        for part in found["parts"]:
+            np.testing.assert_array_equal(part, np.arange(40_000, dtype=np.float32))
 
 
 def test_a_manager_on_two_workers(multi_process: SharedRunners, tmp_path: Path) -> None:
