@@ -28,6 +28,7 @@ SHAPES = ((64, 256), (256,), (256, 256), (256,), (256, 10), (10,))
 BATCH = 64
 RATE = 0.05
 LARGE = 16 * 2**20 // 4
+WIDTH = 64
 CHECKED_STEPS = 20
 BARS = {"step": 1 / 2, "trivial": 1 / 3, "pull": 1.0, "push": 1.0}
 """The most of TensorFlow's time that each may take."""
@@ -155,52 +156,79 @@ def rows_of_table(shape: tuple[int, ...], dtype: Any, shard_info: Any) -> np.nda
 
 
 def embedding(steps: int) -> dict[str, Any]:
-    """A table of 1 M x 64 on two servers: what a step on 1,024 ids moves and takes, and what processes hold."""
-    import functools
-
-    import jax
-    import optax
-    import psutil
-
+    """A table of 1 M x 64 on two servers: what a step on 1,024 ids moves and takes, and what processes hold for it."""
     import jaxtribute as jd
 
-    rows, width, ids = 1_000_000, 64, 1024
+    rows, small, ids = 1_000_000, 2048, 1024
     partitioner = jd.experimental.partitioners.FixedShardsPartitioner(num_shards=2)
     with jd.ParameterServerStrategy({"ps": 2, "worker": 1}, partitioner, timeout_s=120) as strategy:
         coordinator = jd.coordinator.ClusterCoordinator(strategy)
-        with strategy.scope():
-            table = jd.Variable(functools.partial(rows_of_table, shape=(rows, width), dtype=np.float32))
-            optimizer = jd.Optimizer(optax.sgd(0.1), [table])
-
-        @jd.function
-        def step(batch: jax.Array) -> None:
-            def loss() -> jax.Array:
-                return (jd.nn.embedding_lookup(table, batch) ** 2).sum()
-
-            optimizer.apply_gradients(jd.grad(loss, [table])())
+        tasks = {f"{job} {i}": strategy.process_of(job, i) for job, i in (("ps", 0), ("ps", 1), ("worker", 0))}
+        tasks["coordinator"] = os.getpid()
 
         def moved() -> int:
             mine: Any = jd.get_strategy()
             client = mine.parameter_servers.server_policy.access.client
             return client.sent_bytes + client.received_bytes
 
-        random = np.random.default_rng(0)
-        coordinator.schedule(step, (random.integers(0, rows, ids).astype(np.int32),)).fetch()
-        before = coordinator.schedule(moved).fetch()
-        start = time.perf_counter()
-        for _ in range(steps):
-            coordinator.schedule(step, (random.integers(0, rows, ids).astype(np.int32),))
-        coordinator.join()
+        def train(step: Any, rows: int, steps: int) -> None:
+            random = np.random.default_rng(0)
+            for _ in range(steps):
+                coordinator.schedule(step, (random.integers(0, rows, ids).astype(np.int32),))
+            coordinator.join()
+
+        train(lookups(strategy, small), small, 20)  # all that a small table needs, such as compiled programs
+        before = {name: resident(pid) for name, pid in tasks.items()}
+        for pid in tasks.values():
+            Path(f"/proc/{pid}/clear_refs").write_text("5")  # restarts the count of the highest
+        step = lookups(strategy, rows)
+        train(step, rows, 1)
+        bytes_before, start = coordinator.schedule(moved).fetch(), time.perf_counter()
+        train(step, rows, steps)
         seconds = (time.perf_counter() - start) / steps
-        bytes_a_step = (coordinator.schedule(moved).fetch() - before) / steps
-        held = {
-            f"{job} {i}": psutil.Process(strategy.process_of(job, i)).memory_info().rss
-            for job, i in (("ps", 0), ("ps", 1), ("worker", 0))
-        }
-    mib = {
-        name: round(size / 2**20) for name, size in {**held, "coordinator": psutil.Process().memory_info().rss}.items()
+        bytes_a_step = (coordinator.schedule(moved).fetch() - bytes_before) / steps
+        held = {name: resident(pid) - before[name] for name, pid in tasks.items()}
+        coordinator.save()
+        coordinator.restore()
+        train(step, rows, 20)
+        peak = {name: resident(pid, "VmHWM") - before[name] for name, pid in tasks.items()}
+    return {
+        "bytes a step": round(bytes_a_step),
+        "bar": 10**6,
+        "ms a step": round(seconds * 1e3, 3),
+        "MiB of a shard": round(rows // 2 * WIDTH * 4 / 2**20),
+        "MiB held for the table": {name: round(size / 2**20) for name, size in held.items()},
+        "MiB at the most, with save and restore": {name: round(size / 2**20) for name, size in peak.items()},
     }
-    return {"bytes a step": round(bytes_a_step), "bar": 10**6, "ms a step": round(seconds * 1e3, 3), "MiB held": mib}
+
+
+def lookups(strategy: Any, rows: int) -> Any:
+    """A table of so many rows on the servers, and a step that trains those that it is given."""
+    import functools
+
+    import jax
+    import optax
+
+    import jaxtribute as jd
+
+    with strategy.scope():
+        table = jd.Variable(functools.partial(rows_of_table, shape=(rows, WIDTH), dtype=np.float32))
+        optimizer = jd.Optimizer(optax.sgd(0.1), [table])
+
+    @jd.function
+    def step(batch: jax.Array) -> None:
+        def loss() -> jax.Array:
+            return (jd.nn.embedding_lookup(table, batch) ** 2).sum()
+
+        optimizer.apply_gradients(jd.grad(loss, [table])())
+
+    return step
+
+
+def resident(pid: int, field: str = "VmRSS") -> int:
+    """A process's resident memory in bytes: now (`VmRSS`) or at its highest (`VmHWM`)."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 def fill(connection: socket.socket, array: np.ndarray[Any, Any]) -> None:

@@ -149,6 +149,21 @@ def test_a_state_goes_over_to_another_server() -> None:
     assert int(value(other, 1)) == 2
 
 
+def test_a_table_is_saved_and_restored_without_a_copy() -> None:
+    kept, table = store(), np.zeros((6, 2), np.float32)
+    kept.create_rows(0, table)
+    header, arrays = kept.state(lent=True)
+    assert np.shares_memory(arrays[0], table)
+    other, own = store(float32(1)), table.copy()
+    other.load(header, [own])
+    push(other, "scatter_add", int32([1]), np.ones((1, 2), np.float32))
+    assert own.sum() == 2, "its rows are written elsewhere than where they were read"
+    own.flags.writeable = False
+    other.load(header, [own])
+    push(other, "scatter_add", int32([1]), np.ones((1, 2), np.float32))
+    assert own.sum() == 2
+
+
 def test_an_unknown_shard_is_an_error() -> None:
     kept = store(float32(1))
     kept.delete({"keys": [0]}, [])

@@ -61,4 +61,5 @@ def test_a_snapshot_comes_back(tmp_path: Any) -> None:
     assert header == {"keys": [1, 2], "applied": [[3, 0]]}
     for a, b in zip(arrays, found, strict=True):
         same(np.asarray(a), b)
+        assert b.flags.writeable, "a server must copy it"
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["s.npz"]

@@ -162,7 +162,7 @@ class ServerTask:
         return Answer({"ok": 1})
 
     def _on_save(self, header: Header, _: Sequence[Any]) -> Answer:
-        snapshots.write(Path(header["path"]), *self._store.state())
+        snapshots.write(Path(header["path"]), *self._store.state(lent=True))
         return Answer()
 
     def _on_restore(self, header: Header, _: Sequence[Any]) -> Answer:

@@ -1,10 +1,15 @@
-"""A server's state in a file: an uncompressed NumPy archive, and its header as JSON inside."""
+"""A server's state in a file: an uncompressed NumPy archive, and its header as JSON inside.
+
+Not an Orbax checkpoint: each server writes what it alone holds, without another process and without a copy, together
+with the pushes that it has applied, which belong to a cluster and not to a model. What is to outlive the cluster is
+saved with `jd.Checkpoint`, on Orbax.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +33,14 @@ def write(path: Path, header: Header, arrays: Sequence[Any]) -> None:
     temporary.replace(path)
 
 
-def read(path: Path) -> tuple[Header, list[np.ndarray[Any, Any]]]:
-    """Reads what `write` wrote."""
-    with np.load(path, allow_pickle=False) as archive:
-        described = json.loads(str(archive["header"]))
-        arrays = [
-            archive[f"a{i}"].view(np.dtype(name)).reshape(shape) for i, (name, shape) in enumerate(described["specs"])
-        ]
-    return described["header"], arrays
+def read(path: Path) -> tuple[Header, Iterator[np.ndarray[Any, Any]]]:
+    """Reads what `write` wrote: each array when it is asked for, so that no two states need be in memory."""
+    archive = np.load(path, allow_pickle=False)
+    described = json.loads(str(archive["header"]))
+
+    def arrays() -> Iterator[np.ndarray[Any, Any]]:
+        with archive:
+            for i, (name, shape) in enumerate(described["specs"]):
+                yield archive[f"a{i}"].view(np.dtype(name)).reshape(shape)
+
+    return described["header"], arrays()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,26 +120,36 @@ class Store:
 
     # State as a whole.
 
-    def state(self) -> tuple[Header, list[Array]]:
-        """Everything that another server needs to take this one's place, but for the optimizers' code."""
+    def state(self, *, lent: bool = False) -> tuple[Header, list[Array]]:
+        """Everything that another server needs to take this one's place, but for the optimizers' code.
+
+        Args:
+          lent: whether the arrays are used before anything here changes, so that none has to be copied.
+        """
         keys = list(self.entries)
         optimizers = [[id_, o.params, o.slots, o.owners] for id_, o in self.optimizers.items()]
         header = {
             "keys": keys,
             "versions": [self.entries[key].version for key in keys],
+            "by_rows": [key for key in keys if self.entries[key].by_rows],
             "applied": sorted(self._applied),
             "floor": self._floor,
             "optimizers": optimizers,
         }
-        return header, [self.entries[key].host() for key in keys]
+        entries = [self.entries[key] for key in keys]
+        return header, [np.asarray(entry.value) if lent else entry.host() for entry in entries]
 
-    def load(self, header: Header, arrays: Sequence[Array]) -> None:
-        """Takes a `state`; versions go on from the higher, so that no caller holds what is older for current."""
-        entries: dict[int, Entry] = {}
+    def load(self, header: Header, arrays: Iterable[Array]) -> None:
+        """Takes a `state`; versions go on from the higher, so that no caller holds what is older for current.
+
+        Arrays that can be written are taken as they are, one after the other, when what was here is gone.
+        """
+        old = {key: entry.version for key, entry in self.entries.items()}
+        by_rows = set(header["by_rows"])
+        self.entries = {}
         for key, version, value in zip(header["keys"], header["versions"], arrays, strict=True):
-            old = self.entries.get(key)
-            entries[key] = Entry(np.array(value), max(version, old.version if old else 0) + 1)
-        self.entries = entries
+            own = value if value.flags.writeable else np.array(value)
+            self.entries[key] = Entry(own, max(version, old.get(key, 0)) + 1, by_rows=key in by_rows)
         self._applied = {(closure, number) for closure, number in header["applied"]}
         self._floor = header["floor"]
         self.optimizers = {}
