@@ -87,7 +87,7 @@ def free_port() -> int:
     raise AssertionError("no port is free")
 
 
-def await_end(*pids: int, timeout: float = 20) -> None:
+def await_end(*pids: int, timeout: float = 120) -> None:
     """Waits until no such process runs any more.
 
     Raises:

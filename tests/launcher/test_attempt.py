@@ -38,7 +38,7 @@ class Ranks:
                 await asyncio.sleep(0.005)
             if then is not None:
                 then(attempt)
-            return await asyncio.wait_for(running, 20)
+            return await asyncio.wait_for(running, 120)
 
         return asyncio.run(job())
 
@@ -54,16 +54,16 @@ def test_ranks_that_end_well() -> None:
 
 def test_the_first_failure_stops_the_others_and_gives_the_code() -> None:
     start = time.monotonic()
-    outcome = Ranks(DEAF, "echo 'Traceback (most recent call last):'; echo 'E: boom'; exit 7", "sleep 60").run()
+    outcome = Ranks(DEAF, "echo 'Traceback (most recent call last):'; echo 'E: boom'; exit 7", "sleep 600").run()
     assert (outcome.kind, outcome.code, outcome.rank) == (Kind.FAILED, 7, 1)
     assert outcome.words == "ended with exit code 7: E: boom"
     assert outcome.traceback == "Traceback (most recent call last):\nE: boom"
     assert outcome.killed == 0
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 50
 
 
 def test_a_rank_that_was_killed_is_counted() -> None:
-    outcome = Ranks("kill -9 $$", "sleep 60").run()
+    outcome = Ranks("kill -9 $$", "sleep 600").run()
     assert (outcome.kind, outcome.code, outcome.words) == (Kind.FAILED, 137, "was killed by SIGKILL")
     assert outcome.killed == 1
 
@@ -88,7 +88,7 @@ def test_a_signal_is_handed_on() -> None:
     outcome = ranks.run(lambda attempt: attempt.forward(Signal.SIGTERM))
     assert (outcome.kind, outcome.code) == (Kind.PREEMPTED, 75)
     assert ranks.lines(1) == ["ready", "saving"]
-    outcome = Ranks("echo ready; sleep 60").run(lambda attempt: attempt.forward(Signal.SIGTERM))
+    outcome = Ranks("echo ready; sleep 600").run(lambda attempt: attempt.forward(Signal.SIGTERM))
     assert (outcome.kind, outcome.code) == (Kind.STOPPED, 143)
 
 
@@ -101,17 +101,17 @@ def test_ctrl_c_ends_the_ranks_and_a_second_one_at_once() -> None:
         attempt.forward(Signal.SIGINT)
 
     start = time.monotonic()
-    assert Ranks(DEAF, grace_s=30).run(twice).code == 130
-    assert time.monotonic() - start < 10
+    assert Ranks(DEAF, grace_s=600).run(twice).code == 130
+    assert time.monotonic() - start < 100
 
 
 def test_a_failure_elsewhere_stops_the_ranks() -> None:
-    outcome = Ranks(DEAF, "echo ready; sleep 60").run(lambda attempt: attempt.stop())
+    outcome = Ranks(DEAF, "echo ready; sleep 600").run(lambda attempt: attempt.stop())
     assert outcome.kind is Kind.STOPPED
 
 
 def test_what_a_rank_leaves_running_ends_with_it() -> None:
-    ranks = Ranks("sleep 60 & echo $!")
+    ranks = Ranks("sleep 600 & echo $!")
     assert ranks.run().kind is Kind.DONE
     await_end(int(ranks.lines(0)[0]))
 

@@ -13,7 +13,7 @@ from processes import await_end
 
 def test_members_and_what_they_start_are_killed() -> None:
     with Family() as family:
-        member = family.start(["sh", "-c", "sleep 60 & echo $!; wait"], dict(os.environ), subprocess.PIPE)
+        member = family.start(["sh", "-c", "sleep 600 & echo $!; wait"], dict(os.environ), subprocess.PIPE)
         assert member.stdout is not None
         grandchild = int(member.stdout.readline())
         pids = family.pids
@@ -31,7 +31,7 @@ def test_members_that_end_are_waited_for() -> None:
         family.start(["true"], {}, subprocess.DEVNULL)
         stopped = family.start(["sleep", "60"], {}, subprocess.DEVNULL)
         family.signal(signal.SIGTERM)
-        assert family.wait(10)
+        assert family.wait(120)
         assert stopped.returncode == -signal.SIGTERM
 
 
@@ -41,7 +41,7 @@ def test_the_family_ends_with_its_parent_even_when_that_is_killed() -> None:
         from jaxtribute.launcher.family import Family
         family = Family()
         null = subprocess.DEVNULL
-        family.start(["sh", "-c", "trap '' TERM HUP INT; sleep 60 & wait"], {"PATH": "/bin:/usr/bin"}, null)
+        family.start(["sh", "-c", "trap '' TERM HUP INT; sleep 600 & wait"], {"PATH": "/bin:/usr/bin"}, null)
         print(*family.pids, flush=True)
         input()
     """

@@ -31,7 +31,7 @@ def with_meeting(nodes: int, job: Callable[[Meeting, Address], Awaitable[Any]]) 
         meeting = Meeting(address, nodes)
         await meeting.open(5.0)
         try:
-            return await asyncio.wait_for(job(meeting, address), 20)
+            return await asyncio.wait_for(job(meeting, address), 120)
         finally:
             await meeting.close(3)
 

@@ -34,7 +34,7 @@ def launch_with(*numbers: signal.Signals, restarts: int = 0) -> int:
     """Runs the job and sends itself signals once both ranks are there."""
 
     def send() -> None:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 120
         while len(notes()) < 2 and time.monotonic() < end:
             time.sleep(0.01)
         for number in numbers:

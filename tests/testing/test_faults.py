@@ -75,7 +75,7 @@ def test_slow_and_stall_wait() -> None:
     with inject(slow(at="here", seconds=0.02), stall(at="here", step=2, seconds=0.05)):
         for _ in range(3):
             point("here")
-    assert 0.11 <= time.monotonic() - start < 5
+    assert 0.11 <= time.monotonic() - start < 60
 
 
 def test_a_signal_can_be_sent() -> None:
@@ -163,7 +163,7 @@ def fall_silent() -> str:
     watch._on_failure = lambda _: noticed.set()  # instead of ending this process
     assert watch._silence_s == 25
     watch._silence_s = 1.0  # here and now: rank 1 is patient, and both were while they started
-    assert noticed.wait(20)
+    assert noticed.wait(120)
     return watch.failure.message(cluster.names)
 
 

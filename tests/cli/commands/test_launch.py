@@ -40,7 +40,7 @@ def test_a_program_runs_once_a_rank_with_its_arguments(program: str, capfd: pyte
 def test_a_module_or_a_command_will_do(program: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", "-m", "this"]) == 0
     assert "[0] Beautiful is better than ugly." in capfd.readouterr().out
-    script = """echo hello; case "$TF_CONFIG" in *'"index": 0'*) exit 4;; esac; sleep 60"""
+    script = """echo hello; case "$TF_CONFIG" in *'"index": 0'*) exit 4;; esac; sleep 600"""
     assert main(["launch", "--workers", "2", "--split", "sh", "-c", script]) == 4
     captured = capfd.readouterr()
     assert captured.out == "hello\n"
@@ -138,20 +138,20 @@ def test_ctrl_c_reaches_the_ranks_and_nothing_stays() -> None:
         pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
         # As the terminal does it: to the whole foreground group, of which the ranks are no part.
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(120) == 130
         assert sorted(process.stdout.read().split()) == [b"[0]", b"[1]", b"heard", b"heard"]
         await_end(*pids)
 
 
 def test_nothing_stays_when_the_launcher_is_killed() -> None:
-    script = "trap '' TERM HUP; sleep 60 & echo $$ $!; wait"
+    script = "trap '' TERM HUP; sleep 600 & echo $$ $!; wait"
     with launched("--workers", "2", "sh", "-c", script) as process:
         assert process.stdout is not None
         pids = [int(word) for _ in range(2) for word in process.stdout.readline().split()[1:]]
         assert len(pids) == 4
         assert all(map(is_alive, pids))
         process.kill()
-        process.wait(20)
+        process.wait(120)
         await_end(*pids)
 
 
@@ -160,7 +160,7 @@ def test_on_a_terminal_only_rank_0_has_one() -> None:
     script = "test -t 1 && echo terminal || echo pipe"
     with launched("--workers", "2", "sh", "-c", script, output=theirs) as process:
         os.close(theirs)
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
         printed = b""
         with contextlib.suppress(OSError):  # how the end of a terminal's output shows
             while data := os.read(ours, 4096):
