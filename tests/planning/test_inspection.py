@@ -127,6 +127,16 @@ def test_the_first_step_of_a_script(tmp_path: Path) -> None:
     assert batch == (24, len(jax.devices()))
 
 
+def test_what_each_device_does_in_a_step(tmp_path: Path) -> None:
+    wanted = look_at_script(write(tmp_path), [], lambda step: step.wanted())
+    made = [([shape.shape for shape in one.shapes], one.times) for one in wanted.products]
+    assert made[0] == ([(3, 16), (16, 32)], 1), "three examples on each of eight devices"
+    assert len(made) == 2, "and one for the gradient"
+    assert wanted.arrays >= 3, "weights, momentum, examples"
+    assert 16 * 32 * 4 <= max(wanted.passes) < 16 * VARIABLES
+    assert {one.kind for one in wanted.collectives} == {"all-reduce"}
+
+
 def test_a_script_without_a_step(tmp_path: Path) -> None:
     with pytest.raises(jd.errors.ArgumentError, match=r"ended without a step. HINT"):
         look_at_script(write(tmp_path), ["0"], lambda step: step)
