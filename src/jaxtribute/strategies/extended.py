@@ -121,7 +121,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
             frame.enter(self.home)
         if self.mesh.size == 1:
             return self._call_alone(fn, args, kwargs)
-        self._check_values((args, kwargs))
+        _check_values(self, (args, kwargs))
         if frame.traced:
             return compiled.run(self.strategy, self.mesh, fn, args, kwargs, frame)
         if isinstance(fn, Function):
@@ -175,16 +175,6 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
     def _only_id(self) -> Any:
         return jax.numpy.int32(0)
 
-    def _check_values(self, nest: Any) -> None:
-        for leaf in flatten(nest)[0]:
-            if isinstance(leaf, (PerReplica, Mirrored)) and leaf.mesh != self.mesh:
-                raise StrategyMixError(
-                    f"a {type(leaf).__name__} value of {leaf.mesh!r} was given to {self.strategy!r} on {self.mesh!r}. "
-                    "HINT: use the strategy that made the value."
-                )
-            if isinstance(leaf, Variable):
-                self.check_variable(leaf)
-
     def check_variable(self, variable: Variable) -> None:
         """Checks that a replica function of this strategy may use `variable`.
 
@@ -197,6 +187,18 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
                 f"{variable.name} was created in the scope of {variable.distribute_strategy!r} and is used by "
                 f"{self.strategy!r}. HINT: create variables and run steps under one strategy."
             )
+
+
+def _check_values(extended: StrategyExtended, nest: Any) -> None:
+    """Checks that a replica function may be given these values."""
+    for leaf in flatten(nest)[0]:
+        if isinstance(leaf, (PerReplica, Mirrored)) and leaf.mesh != extended.mesh:
+            raise StrategyMixError(
+                f"a {type(leaf).__name__} value of {leaf.mesh!r} was given to {extended.strategy!r} on "
+                f"{extended.mesh!r}. HINT: use the strategy that made the value."
+            )
+        if isinstance(leaf, Variable):
+            extended.check_variable(leaf)
 
 
 def _only(value: Any) -> Any:
