@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -34,13 +35,14 @@ def test_every_dtype_is_copied_to_the_bit(dtype: str) -> None:
         assert np.asarray(found).tobytes() == want
 
 
+@settings(max_examples=40)
 @given(
     shapes=st.lists(st.lists(st.integers(0, 7), max_size=3), max_size=4),
     piece=st.integers(8, 200),
     threads=st.integers(1, 3),
 )
 def test_pieces_hold_everything(shapes: list[list[int]], piece: int, threads: int) -> None:
-    arrays = [jnp.arange(float(np.prod(shape, dtype=int))).reshape(shape) for shape in shapes]
+    arrays = [jax.device_put(np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)) for shape in shapes]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copies, "_PIECE_BYTES", piece)
         patch.setattr(copies, "_MAPPED_BYTES", 40)
@@ -48,6 +50,18 @@ def test_pieces_hold_everything(shapes: list[list[int]], piece: int, threads: in
         made = copies.copied(arrays)
     for array, copy in zip(arrays, made, strict=True):
         np.testing.assert_array_equal(copy.array(), array, strict=True)
+
+
+def test_where_no_thread_can_be_started_one_copies_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def submit(*_: object) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
+    monkeypatch.setattr(copies, "_threads", lambda: 2)
+    monkeypatch.setattr(copies, "_PIECE_BYTES", 100)
+    array = jnp.arange(300.0)
+    (copy,) = copies.copied([array])
+    np.testing.assert_array_equal(copy.array(), array)
 
 
 def test_parts_are_kept_once_and_where_they_were() -> None:

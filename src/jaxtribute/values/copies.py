@@ -6,6 +6,7 @@ import mmap
 import os
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,13 +79,14 @@ def copied(arrays: Sequence[jax.Array]) -> list[HostCopy]:
 
 def _copy(pieces: Sequence[tuple[Host, Host]]) -> None:
     threads = _threads()
-    if threads == 1 or sum(source.nbytes for _, source in pieces) <= _PIECE_BYTES:
-        for target, source in pieces:
-            np.copyto(target, source)
-        return
-    with ThreadPoolExecutor(threads, thread_name_prefix="jaxtribute-copy") as pool:
-        for _ in pool.map(np.copyto, *zip(*pieces, strict=True)):
-            pass
+    if threads > 1 and sum(source.nbytes for _, source in pieces) > _PIECE_BYTES:
+        # At the end of a program, which a thread of the user's may outlive, no more threads are started.
+        with suppress(RuntimeError), ThreadPoolExecutor(threads, thread_name_prefix="jaxtribute-copy") as pool:
+            for _ in pool.map(np.copyto, *zip(*pieces, strict=True)):
+                pass
+            return
+    for target, source in pieces:
+        np.copyto(target, source)
 
 
 def _threads() -> int:
