@@ -6,6 +6,7 @@ import pytest
 
 from jaxtribute import config
 from jaxtribute.execution import workers
+from jaxtribute.testing import leaks
 from jaxtribute.testing.shared import SharedRunners
 
 pytest_plugins = ["jaxtribute.testing.pytest_plugin"]
@@ -15,6 +16,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # A test that fails for a thread left behind waits for idle ones to end.
 workers.IDLE_SECONDS = 0.02
+# What has been closed may take long to end where the machine is slow.
+leaks.DEADLINE_S = 30.0
 
 # The first example of a shape compiles, so a time limit for each example would only measure XLA. A commit passes or
 # fails each time alike; `--hypothesis-profile=explore` looks for examples that nobody has tried yet.
