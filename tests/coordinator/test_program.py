@@ -49,8 +49,9 @@ def mlp_losses(strategy: Any, run: Any, transform: Any, steps: int = 6) -> list[
     return losses
 
 
-@pytest.mark.parametrize("transform", [optax.sgd(0.1, momentum=0.9), optax.adam(0.01)], ids=["momentum", "adam"])
-def test_one_step_function_gives_equal_losses_under_every_strategy(transform: Any) -> None:
+def test_one_step_function_gives_equal_losses_under_every_strategy() -> None:
+    transform = optax.sgd(0.1, momentum=0.9)  # Adam would not notice gradients that are too large
+
     def locally(strategy: Any) -> Any:
         def run(step: Any, batch: Any) -> Any:
             rows = [np.split(part, strategy.num_replicas_in_sync) for part in batch]

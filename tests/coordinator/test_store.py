@@ -1,5 +1,6 @@
 """One server's arrays: versions, operations in order of arrival, updates of rows, pushes that count once."""
 
+import functools
 from typing import Any
 
 import jax
@@ -116,12 +117,20 @@ def test_an_optimizer_updates_as_optax_does(transform: Any) -> None:
     np.testing.assert_allclose(value(kept, 1), expected[1], rtol=1e-5)
 
 
+@functools.cache
+def table_with_momentum() -> Store:
+    """A table and its slot, with programs that stay compiled from one example to the next."""
+    kept = store(np.zeros((20, 2), np.float32), transform=optax.sgd(RATE, momentum=0.9))
+    kept.optimizer({"id": 0, "params": [0], "slots": [1], "owners": [0]}, [])
+    return kept
+
+
 @settings(max_examples=15)
 @given(ids=st.lists(st.integers(0, 19), min_size=1, max_size=40, unique=True))
 def test_rows_of_a_table_are_updated_with_their_slots_and_no_others(ids: list[int]) -> None:
     table = np.arange(40, dtype=np.float32).reshape(20, 2)
-    kept = store(table, transform=optax.sgd(RATE, momentum=0.9))
-    kept.optimizer({"id": 0, "params": [0], "slots": [1], "owners": [0]}, [])
+    kept = table_with_momentum()
+    kept.create({"keys": [0, 1]}, [table, np.zeros_like(table)])
     rows = np.ones((len(ids), 2), np.float32)
     for _ in range(2):
         kept.exchange({"ops": [["optimizer", 0, 2, [2]]]}, [int32(ids), rows])
