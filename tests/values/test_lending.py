@@ -152,9 +152,9 @@ def test_a_step_waits_a_moment_for_an_array_that_is_read(monkeypatch: pytest.Mon
 
 
 def test_a_save_that_comes_to_an_array_while_it_is_copied_gets_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    variable, found = made(), list[np.ndarray]()
+    variable, found = made(), list[jax.Array]()
     lease, array = variable.lease(), variable.stored
-    thread = threading.Thread(target=lambda: found.append(np.asarray(lease.take())))
+    thread = threading.Thread(target=lambda: found.append(lease.take()))
 
     def copied(arrays: Sequence[jax.Array]) -> list[copies.HostCopy]:
         thread.start()
