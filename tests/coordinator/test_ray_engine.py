@@ -10,7 +10,7 @@ import pytest
 
 from jaxtribute.cli.main import main
 from jaxtribute.cluster.server import Server
-from jaxtribute.coordinator import ray_node
+from jaxtribute.coordinator import ray_engine, ray_node, starting
 from jaxtribute.coordinator.starting import tasks_of
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
 from jaxtribute.launcher.ports import LOOPBACK, ReservedPorts
@@ -36,8 +36,10 @@ def test_one_process_a_task_trains_on_though_some_are_killed() -> None:
         return run_python(HERE / "chaos.py", *arguments, env={"TF_CONFIG": task}, timeout=380)
 
     with ThreadPoolExecutor(len(jobs)) as pool:
-        outputs = dict(zip(jobs, pool.map(run, jobs), strict=True))
-    result = last_line(outputs["chief"])
+        tasks = {job: pool.submit(run, job) for job in jobs}
+    failed = [f"{job}: {error}" for job, task in tasks.items() if (error := task.exception())]
+    assert not failed, "\n\n".join(failed)
+    result = last_line(tasks["chief"].result())
     assert (result["workers"], result["kills"], result["restored"]) == (1, 2, 1)
     assert result["counted"] == result["steps"]
 
@@ -104,6 +106,23 @@ def test_a_task_offers_its_place_until_the_chief_has_ended(monkeypatch: pytest.M
         Pretended(monkeypatch, "print('evicted')")
         with pytest.raises(ClusterError, match=r"Ray has ended on 127\.0\.0\.1:3.*evicted"):
             Server(cluster, "worker", 0).join()
+
+
+def test_a_ray_cluster_that_the_environment_names_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def pretend(address: Any, folder: str) -> None:
+        given.append(address)
+        raise ClusterError("enough")
+
+    monkeypatch.setattr(ray_engine, "connect", pretend)
+    monkeypatch.setattr(starting, "prepare_ray", lambda: None)
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    for named, address in (("", None), ("192.0.2.1:6379", None), ("192.0.2.1:6379", "auto")):
+        monkeypatch.setenv("RAY_ADDRESS", named)
+        with pytest.raises(ClusterError, match="enough"):
+            starting.start_cluster({"ps": 1, "worker": 1}, address)
+    assert given == [None, "192.0.2.1:6379", "auto"]
 
 
 def test_a_cluster_needs_servers_and_workers() -> None:

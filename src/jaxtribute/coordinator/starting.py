@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from jaxtribute.coordinator.cluster import Cluster
@@ -17,7 +18,7 @@ def start_cluster(resolver: Any, address: str | None, **options: Any) -> Cluster
 
     Args:
       resolver: a cluster resolver, or a map of job names to addresses, or to how many tasks.
-      address: of a Ray cluster.
+      address: of a Ray cluster; by default that of the environment's RAY_ADDRESS, if any.
       options: those of `Cluster`.
 
     Raises:
@@ -25,6 +26,8 @@ def start_cluster(resolver: Any, address: str | None, **options: Any) -> Cluster
     """
     servers, workers = tasks_of(resolver)
     chief = owns_cluster(resolver) if address is None else None
+    if chief is None:
+        address = address or os.environ.get("RAY_ADDRESS")  # as `ray.init` does; `ray job submit` sets it
     node = start_head(chief) if chief is not None else None
     try:
         return _start(node, address or chief, servers, workers, **options)

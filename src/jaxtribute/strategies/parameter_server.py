@@ -82,14 +82,14 @@ class ParameterServerStrategy(Strategy):
     Each worker fetches the variables that a step reads, computes, and sends its updates; servers apply them in the
     order in which they come. Workers do not wait for each other, and may come and go.
 
-    The servers and workers are processes that Ray starts, on this machine if there is no Ray cluster yet.
+    The servers and workers are processes that Ray starts, on this machine unless a Ray cluster is given.
 
     Args:
       cluster_resolver: says how many servers (job `ps`) and workers (job `worker`) there are: a resolver, a
         `jd.ClusterSpec`, or a map such as `{"ps": 1, "worker": 2}`.
       variable_partitioner: how variables are split along their first axis, such as
         `jd.experimental.partitioners.MinSizePartitioner`; by default each is on one server, in turn.
-      address: of a Ray cluster to run on, as `ray.init` takes it.
+      address: of a Ray cluster to run on, as `ray.init` takes it; by default `RAY_ADDRESS` of the environment, if set.
       replicas: 1 keeps a mirror of each server, from which one that dies is restored with nothing lost.
       staleness: how many of its own updates a worker may compute with values that lack them; 0 fetches for each step.
       timeout_s: how long a process may take to start or to answer, in seconds.
