@@ -8,8 +8,8 @@ Batches of 50 leave a last one of 47, and 4 replicas never get equal parts of ei
 and Keras on TensorFlow fails when the first batch is not equal. They are compared on 1,776 images in batches of 48.
 
 All losses must agree to 1e-4 after the 6 epochs before the clock starts. What becomes of that over 27 epochs is printed
-besides, in batches of 50 on four devices and, for a measure of what rounding alone does, on one device by plain Keras with
-the examples of each batch in reverse: in exact arithmetic all are equal, and in float64 they are to the last digits.
+besides, in batches of 50 on four devices and, for a measure of what rounding alone does, on one device by plain Keras
+with the examples of each batch in reverse: in exact arithmetic all are equal; in float64 they are to the last digits.
 """
 
 from __future__ import annotations
