@@ -39,7 +39,7 @@ def classifier(**compiled: Any) -> Any:
             keras.layers.Dense(3, name="logits"),
         ]
     )
-    compiled.setdefault("optimizer", keras.optimizers.Adam(0.01))
+    compiled.setdefault("optimizer", keras.optimizers.SGD(0.05, momentum=0.9))
     model.compile(**{"loss": crossentropy(), "metrics": ["accuracy"], **compiled})
     return model
 

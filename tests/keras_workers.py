@@ -21,10 +21,10 @@ from worker_programs import rank, strategy
 
 @contextlib.contextmanager
 def relaxed() -> Generator[None]:
-    """JAX's own promotion: Keras is not written for the strictest."""
-    names = "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion"
-    before = [getattr(jax.config, name) for name in names]
-    for name, value in zip(names, ("standard", "allow"), strict=True):
+    """JAX's own promotion: Keras is not written for the strictest. XLA is told to hurry."""
+    names = "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion", "jax_disable_most_optimizations"
+    before = [*(getattr(jax.config, name) for name in names[:2]), False]
+    for name, value in zip(names, ("standard", "allow", True), strict=True):
         jax.config.update(name, value)
     try:
         with warnings.catch_warnings():
