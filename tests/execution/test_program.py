@@ -2,12 +2,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxtribute as jd
 from jaxtribute import context as contexts
 from jaxtribute.errors import StrategyMixError
 from jaxtribute.execution.capture import Constant, OuterFrame, capture
+from jaxtribute.execution.program import Program
 from replicas import components, fraction, here, mirrored, one_device, variable
 
 
@@ -155,3 +157,25 @@ def test_a_second_shape_may_be_the_first_to_use_the_replicas() -> None:
     assert components(step(jnp.ones(1))) == [[4.0], [5.0]]
     assert float(step(jnp.float32(1))) == 5.0
     assert shared.numpy() == 4.0
+
+
+def test_compiling_looks_a_fixed_number_of_times_for_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look may go through all variables: one for each of them would take the square of their number."""
+    looks: list[int] = []
+    target: Any = vars(Program)["_target"]
+
+    def counted(program: Program) -> Any:
+        looks.append(1)
+        return target(program)
+
+    monkeypatch.setattr(Program, "_target", counted)
+    variables = [jd.Variable(np.float32(0)) for _ in range(30)]
+
+    @jd.function
+    def step() -> None:
+        for one in variables:
+            one.assign_add(1.0)
+
+    step()
+    assert [float(one.read_value()) for one in variables] == [1.0] * 30
+    assert len(looks) < 10

@@ -70,7 +70,8 @@ class Program:
         # Without an argument that is bound to a device, JAX would run on its default one.
         bound = any(variable.stored.committed for variable in (*self.donated, *self.kept))
         self._needs_home = self._home is not None and not bound
-        state = [self._placement(variable) for variable in self.donated]
+        target = self._target()  # once: it may look at every variable
+        state = [self._placement(variable, target) for variable in self.donated]
         shardings = None if any(sharding is None for sharding in state) else (state, None)
         self._donated_ids = frozenset(id(variable) for variable in self.donated)
         self._pending = capture
@@ -92,10 +93,11 @@ class Program:
         owned = (v.stored.sharding for v in (*self.donated, *self.kept) if v.policy.mesh is not None)
         return next(owned, None)
 
-    def _placement(self, variable: Variable) -> Sharding | None:
-        """Where a step leaves a variable's new value; None where JAX decides."""
-        target = self._target() if variable.policy.mesh is None else None
-        return target or (variable.stored.sharding if variable.stored.committed else None)
+    def _placement(self, variable: Variable, target: Sharding | None) -> Sharding | None:
+        """Where a step leaves a variable's new value, which is `target` if it is of no strategy; None: JAX decides."""
+        if variable.policy.mesh is None and target is not None:
+            return target
+        return variable.stored.sharding if variable.stored.committed else None
 
     def _body(
         self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any], given: Sequence[Any] = ()
