@@ -159,7 +159,7 @@ def contender(
         images, labels = (array[: len(array) // batch * batch] for array in (images, labels))
     with scope():
         hidden = [keras.layers.Dense(units, "relu") for units in UNITS]
-        model = keras.Sequential([keras.layers.Input((64,)), *hidden, keras.layers.Dense(10)])
+        model: Any = keras.Sequential([keras.layers.Input((64,)), *hidden, keras.layers.Dense(10)])
         model.compile(
             keras.optimizers.SGD(0.05),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
