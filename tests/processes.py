@@ -77,14 +77,18 @@ def run_python(
     return output
 
 
-def free_port() -> int:
-    """A port for a process that takes it only seconds later: the kernel gives it to nobody who asks for any port."""
+def free_ports(count: int) -> list[int]:
+    """Ports for processes that take them only seconds later: the kernel gives them to nobody who asks for any port."""
     first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in range(first_given - 1 - os.getpid() % 4096, 1024, -1):
+    found: list[int] = []
+    # Test processes that run side by side look far from each other.
+    for port in range(first_given - 1 - os.getpid() * 97 % 16384, 1024, -1):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError(f"{len(found)} ports are free, not {count}")
 
 
 def await_end(*pids: int, timeout: float = 120) -> None:

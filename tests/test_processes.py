@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from processes import ProcessFailedError, free_port, run_python
+from processes import ProcessFailedError, free_ports, run_python
 
 
 def test_the_output_is_stdout_and_stderr() -> None:
@@ -70,10 +70,11 @@ def test_a_process_that_hangs_is_killed_and_shows_its_stacks(tmp_path: Path, mon
 
 
 def test_a_free_port_is_given_to_nobody_else() -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     with socket.create_server(("127.0.0.1", port)):
-        other = free_port()
+        other = free_ports(1)[0]
     assert port != other
+    assert len(set(free_ports(3))) == 3
     with socket.create_server(("127.0.0.1", 0)) as given:
         assert max(port, other) < given.getsockname()[1]
 

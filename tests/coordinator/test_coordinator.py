@@ -97,8 +97,10 @@ def test_the_first_error_surfaces_once_and_cancels_what_has_not_started(
         bad.fetch()
     coordinator.join()
     assert coordinator.schedule(lambda: 1).fetch() == 1, "the coordinator cannot be used again"
+    clusters.SHARED["scheduled"] = threading.Event()
     with coordinated() as single:
         results = [single.schedule(f) for f in [fail_later, *[slow] * 5]]
+        clusters.SHARED["scheduled"].set()
         with pytest.raises(KeyError):
             schedule_for_ever(single)
         with pytest.raises(CancelledError, match="as another"):
@@ -112,7 +114,7 @@ def schedule_for_ever(coordinator: jd.coordinator.ClusterCoordinator) -> None:
 
 def fail_later() -> None:
     """Fails once the others are scheduled: later calls of `schedule` would raise."""
-    threading.Event().wait(0.5)
+    clusters.SHARED["scheduled"].wait(20)
     fail()
 
 

@@ -13,8 +13,8 @@ from jaxtribute.cluster.server import Server
 from jaxtribute.coordinator import ray_engine, ray_node, starting
 from jaxtribute.coordinator.starting import tasks_of
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
-from jaxtribute.launcher.ports import LOOPBACK, ReservedPorts
-from processes import run_python
+from jaxtribute.launcher.ports import LOOPBACK
+from processes import free_ports, run_python
 
 HERE = Path(__file__).parent
 CLUSTER = {"chief": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"], "worker": ["127.0.0.1:3"]}
@@ -24,16 +24,14 @@ def last_line(output: str) -> dict[str, Any]:
     return json.loads(output.strip().split("\n")[-1].removeprefix("[0] "))
 
 
-@pytest.mark.timeout(400)
 def test_one_process_a_task_trains_on_though_some_are_killed() -> None:
     """The start-up of TensorFlow's programs: each process is told by TF_CONFIG who it is."""
-    with ReservedPorts(3) as ports:
-        jobs = {job: [f"{LOOPBACK}:{port}"] for job, port in zip(CLUSTER, ports.numbers, strict=True)}
+    jobs = {job: [f"{LOOPBACK}:{port}"] for job, port in zip(CLUSTER, free_ports(3), strict=True)}
 
     def run(job: str) -> str:
         task = json.dumps({"cluster": jobs, "task": {"type": job, "index": 0}})
         arguments = ("--workers", "1", "--servers", "1", "--steps", "100")
-        return run_python(HERE / "chaos.py", *arguments, env={"TF_CONFIG": task}, timeout=380)
+        return run_python(HERE / "chaos.py", *arguments, env={"TF_CONFIG": task}, timeout=300)
 
     with ThreadPoolExecutor(len(jobs)) as pool:
         tasks = {job: pool.submit(run, job) for job in jobs}
@@ -44,7 +42,6 @@ def test_one_process_a_task_trains_on_though_some_are_killed() -> None:
     assert result["counted"] == result["steps"]
 
 
-@pytest.mark.timeout(300)
 def test_launch_starts_a_chief_that_was_killed_again_from_what_it_saved(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

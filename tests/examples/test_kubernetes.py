@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from processes import free_port
+from processes import free_ports
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = ROOT / "examples" / "kubernetes" / "digits.yaml"
@@ -51,7 +51,7 @@ def test_its_command_runs_in_every_pod(tmp_path: Path) -> None:
     (tmp_path / "examples").mkdir()
     (tmp_path / container["args"][-2]).write_text(PROGRAM)
     assert container["command"][0] == "jaxtribute"
-    address = f"--coordinator=127.0.0.1:{free_port()}"
+    address = f"--coordinator=127.0.0.1:{free_ports(1)[0]}"
     arguments = [address if word.startswith("--coordinator") else word for word in container["args"]]
     command = [sys.executable, "-m", "jaxtribute.cli", *container["command"][1:], *arguments]
     given = {entry["name"]: entry["value"] for entry in container["env"]}
