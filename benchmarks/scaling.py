@@ -23,6 +23,7 @@ SIZES = {
     "own width": (1, 10, 100, 1000, 10_000),
     "own depth": (1, 10, 100, 500),
 }
+FLATTENED = ("width", "depth")
 REPLICAS = (1, 4, 16, 64, 256)
 WORKERS = (1, 2, 4, 8)
 ORDER_BAR = 1.1
@@ -70,8 +71,16 @@ def suite(quick: bool) -> list[Comparison]:
     try:
         for kind, sizes in SIZES.items():
             sizes = sizes[:3] if quick else sizes
+            grown = kind.split()[1]
             taken = [_turns(peer, f"{kind} {size}", max(3, 3000 // size), rounds) for size in sizes]
-            found.append(_curve(f"library's own cost by {kind.split()[1]}", sizes, taken))
+            title = f"library's own cost by {grown}"
+            if grown in FLATTENED:  # which `jax.jit` would have to do if the library did not
+                title += ", without JAX's flattening of the argument"
+                jax = [_turns(peer, f"jax {grown} {size}", max(3, 3000 // size), rounds) for size in sizes]
+                taken = [
+                    [max(a - b, 1e-7) for a, b in zip(*pair, strict=True)] for pair in zip(taken, jax, strict=True)
+                ]
+            found.append(_curve(title, sizes, taken))
     finally:
         peer.close()
     taken = []

@@ -4,7 +4,7 @@
 |---|---|---|
 | `JAXTRIBUTE_CPU_DEVICES` | when `jaxtribute` is imported | as `set_logical_cpu_devices(n)` |
 | `JAXTRIBUTE_TUNE_ALLOCATOR` | when CPU devices are set up | `0` leaves the C allocator alone |
-| `JAXTRIBUTE_DEBUG` | at each program over several workers | `collectives` is `debug_collectives(True)` |
+| `JAXTRIBUTE_DEBUG` | at the first program over several workers | `collectives` is `debug_collectives(True)` |
 """
 
 import operator
