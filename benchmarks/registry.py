@@ -99,8 +99,8 @@ _MODULES = (
     Module("sharded_memory", "memory a device of fully sharded training"),
     Module("checkpoint", "what a save costs a training"),
     Module("launch", "start-up of local workers, and the loss for each shape of a cluster"),
-    Module("parameter_server", "training with parameter servers"),
-    Module("keras_fit", "Keras fit"),
+    Module("parameter_server", "training with parameter servers", tensorflow="--tensorflow"),
+    Module("keras_fit", "Keras fit", tensorflow="--tensorflow"),
     Module("faults", "failures of a worker: how soon, and whether the right one is named"),
 )
 MODULES = {one.name: one for one in _MODULES if find_spec(one.module) is not None}
