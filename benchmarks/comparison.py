@@ -82,6 +82,8 @@ class Kind:
 
 LIBRARY = Kind()
 """The processes of the library; JAX by hand in the same ones has its settings."""
+ALONE = Kind(env=(("JAXTRIBUTE_BENCHMARK", "alone"),))
+"""Processes with the library and nothing else: programs that share a process get in each other's way a little."""
 PLAIN = Kind(flags=("--plain",), suffix=", default settings")
 PLAIN_TUNED = Kind(flags=("--plain",), env=tuple(TUNED.items()), suffix=", tuned allocator")
 BIG_POOL = Kind(env=(("PJRT_NPROC", "8"),), suffix=", 8 threads")

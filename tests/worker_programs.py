@@ -120,6 +120,14 @@ def ragged(compiled: bool) -> dict[str, Any]:
     }
 
 
+def sliced_slots(shard_update: Any) -> bool:
+    """Whether the slots of a large variable are in slices."""
+    with strategy().scope():
+        large = jd.Variable(np.zeros((512, 512), np.float32))
+    optimizer = jd.Optimizer(optax.sgd(0.1, momentum=0.9), [large], shard_update=shard_update)
+    return any(slot.policy.split for slot in optimizer.variables)
+
+
 def writes() -> dict[str, Any]:
     """Variables written in each context, eagerly and compiled."""
     s = strategy()

@@ -47,6 +47,11 @@ def test_variables_of_different_shapes_are_an_error_on_all_workers(multi_process
         assert "HINT" in text
 
 
+def test_updates_are_not_in_slices_between_processes_unless_asked_for(multi_process: SharedRunners) -> None:
+    assert on_workers(multi_process, programs.sliced_slots, "auto") == [False, False]
+    assert on_workers(multi_process, programs.sliced_slots, True) == [True, True]
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_collectives(multi_process: SharedRunners, compiled: bool) -> None:
     for rank, found in enumerate(on_workers(multi_process, programs.collectives, compiled)):

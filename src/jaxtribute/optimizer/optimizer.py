@@ -46,8 +46,9 @@ class Optimizer:
       shard_update: whether each replica updates one slice of the large variables and holds the slots of that
         slice only, so that the slots take `1 / replicas` of the memory on each device. The gradients are
         reduce-scattered and the new values gathered. `"auto"` shards variables of 1 MiB and more over 4 replicas and
-        more, where it is not slower. The result is the same for every transformation; those that mix the elements
-        of an array (other than by a reduction of all of them, as in a norm) gather their slots for the computation.
+        more, where it is not slower: not between processes on CPUs. The result is the same for every transformation;
+        those that mix the elements of an array (other than by a reduction of all of them, as in a norm) gather their
+        slots for the computation.
       accumulate_steps: how many calls of `apply_gradients` make one update. The others only add up each
         replica's own gradients: no replica waits for another until the last call of a cycle reduces the sums. An
         update is what one call with the examples of all would have done. `FullyShardedStrategy` reduce-scatters
@@ -184,7 +185,8 @@ class Optimizer:
             raise ArgumentError(f"shard_update is {shard_update!r}. HINT: pass True, False or 'auto'.")
         if not shard_update or self._mesh.size == 1:
             return frozenset()
-        if shard_update == "auto" and self._mesh.size < _MANY_REPLICAS:
+        between_cpus = self._mesh.peers is not None and self._mesh.devices[0].platform == "cpu"
+        if shard_update == "auto" and (self._mesh.size < _MANY_REPLICAS or between_cpus):
             return frozenset()
         floor = _LARGE_BYTES if shard_update == "auto" else 0
         return frozenset(
