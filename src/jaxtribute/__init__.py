@@ -1,15 +1,11 @@
 """The programming model of `tf.distribute` on JAX: `import jaxtribute as jd`."""
 
 from importlib import import_module as _import_module
-from importlib.metadata import version as _version
 from os import environ as _environ
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from jaxtribute import config as config
-
-__version__ = _version("jaxtribute")
-
 from jaxtribute import errors as errors
 from jaxtribute.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
 from jaxtribute.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
@@ -84,6 +80,7 @@ _LAZY_MODULES = {
 """Modules of the public face that are loaded when they are asked for."""
 
 if _TYPE_CHECKING:
+    __version__: str
     from jaxtribute import cluster_resolver as cluster_resolver
     from jaxtribute import coordinator as coordinator
     from jaxtribute import debug as debug
@@ -115,6 +112,10 @@ if _TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> _Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version(__name__)
     if name in _LAZY_MODULES:
         return _import_module(f"{__name__}.{name}")
     if name not in _LAZY:
@@ -125,4 +126,4 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, *_LAZY_MODULES})
+    return sorted({*globals(), *_LAZY, *_LAZY_MODULES, "__version__"})

@@ -18,11 +18,11 @@ from jaxtribute.collectives.idle import guarded
 from jaxtribute.collectives.summation import Summation
 from jaxtribute.context import Context, Frame, entered
 from jaxtribute.errors import TraceError, VariableError
-from jaxtribute.execution import ragged
 from jaxtribute.execution.frames import TracedFrame, lift
 from jaxtribute.execution.inference import varying_outputs
 from jaxtribute.execution.nests import flatten, is_array
 from jaxtribute.execution.replica_context import ReplicaContext
+from jaxtribute.execution.uncompiled import NotSplittable
 from jaxtribute.values.distributed import Mirrored, PerReplica, idle_replicas
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import AXIS, ReplicaMesh
@@ -241,7 +241,7 @@ def _trace(
                 result = fn(*args, **kwargs)
         except Exception as error:
             if link.guesses:
-                raise ragged.NotSplittable("an array gathered from replicas of different shapes") from error
+                raise NotSplittable("an array gathered from replicas of different shapes") from error
             raise
         leaves, tree = flatten(result)
         leaves = [leaf.data if isinstance(leaf, Mirrored) else leaf for leaf in leaves]
@@ -290,12 +290,14 @@ def _plan_one(arguments: _Arguments, traced: _Traced) -> _Plan:
 
 def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: ReplicaMesh) -> _Plan:
     """Replicas see different shapes: one program of all classes' programs; see `ragged`."""
+    from jaxtribute.execution import ragged  # many programs never need it, and starts should be quick
+
     first = traces[0]
     for other in traces[1:]:
         if other.tree != first.tree or other.places != first.places:
-            raise ragged.NotSplittable("the results differ in structure")
+            raise NotSplittable("the results differ in structure")
         if list(other.frame.written) != list(first.frame.written):
-            raise ragged.NotSplittable("the replicas write different variables")
+            raise NotSplittable("the replicas write different variables")
     variables = list(dict.fromkeys(variable for traced in traces for variable in traced.frame.inputs))
     classes = [
         ragged.ReplicaClass(
@@ -309,7 +311,7 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
     locals_ = [[tuple(ragged.aval(atom).shape) for atom in one.jaxpr.outvars] for one in classes]
     ranks_differ = any(len({len(shape) for shape in column}) > 1 for column in zip(*locals_, strict=True))
     if ranks_differ:
-        raise ragged.NotSplittable("the results differ in rank")
+        raise NotSplittable("the results differ in rank")
     largest = [tuple(max(sizes) for sizes in zip(*column, strict=True)) for column in zip(*locals_, strict=True)]
     every = [tuple(column[kind] for kind in arguments.table) for column in zip(*locals_, strict=True)]
     flags = [

@@ -21,8 +21,7 @@ from jaxtribute import context as contexts
 from jaxtribute.errors import OutOfRangeError, TraceError
 from jaxtribute.execution.capture import OuterFrame
 from jaxtribute.execution.frames import feed_p
-from jaxtribute.execution.ragged import NotSplittable
-from jaxtribute.execution.uncompiled import uncompiled
+from jaxtribute.execution.uncompiled import NotSplittable, uncompiled
 
 
 @dataclass(slots=True)

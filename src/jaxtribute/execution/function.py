@@ -22,9 +22,8 @@ from jaxtribute.execution.capture import Capture, capture
 from jaxtribute.execution.feeds import FedPrograms, Feed
 from jaxtribute.execution.frames import EagerFrame
 from jaxtribute.execution.program import program_of
-from jaxtribute.execution.ragged import NotSplittable
 from jaxtribute.execution.signature import InputSignature
-from jaxtribute.execution.uncompiled import uncompiled
+from jaxtribute.execution.uncompiled import NotSplittable, uncompiled
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:

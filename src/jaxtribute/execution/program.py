@@ -13,7 +13,6 @@ from jax.sharding import Sharding
 
 from jaxtribute.collectives.listing import listed
 from jaxtribute.execution.capture import Capture, Constant, is_constant
-from jaxtribute.execution.central.program import CentralProgram
 from jaxtribute.execution.frames import escape_error
 from jaxtribute.values.lending import lent
 from jaxtribute.values.mesh import ReplicaMesh, own, put
@@ -78,6 +77,8 @@ class Program:
         self._closed = capture.closed
         central = next((v.policy for v in (*self.donated, *self.kept) if v.policy.parameter_device is not None), None)
         if central is not None and central.mesh is not None and central.parameter_device is not None:
+            from jaxtribute.execution.central.program import CentralProgram  # for one strategy alone
+
             self.mesh, self._given = self.mesh or central.mesh, frozenset()
             self._jitted: Any = CentralProgram(
                 self._body, self.donated, self.kept, central.mesh, central.parameter_device

@@ -22,15 +22,8 @@ from jax.core import ShapedArray
 
 from jaxtribute.execution.inference import CALLS, COLLECTIVES
 from jaxtribute.execution.numbering import Number, Numbering, same_type
+from jaxtribute.execution.uncompiled import InnerCollective, NotSplittable
 from jaxtribute.values.mesh import AXIS
-
-
-class NotSplittable(Exception):  # noqa: N818
-    """The classes' programs cannot be brought together; the step must run in lockstep."""
-
-
-class InnerCollective(NotSplittable):
-    """A collective is inside a loop or a condition, which then must run as Python."""
 
 
 @dataclass

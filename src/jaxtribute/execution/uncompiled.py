@@ -8,9 +8,16 @@ from typing import Any
 
 from jaxtribute import context as contexts
 from jaxtribute.execution.frames import UncompiledFrame
-from jaxtribute.execution.ragged import InnerCollective, NotSplittable
 
 _LOG = logging.getLogger(__name__)
+
+
+class NotSplittable(Exception):  # noqa: N818
+    """Programs of replicas that differ in shape cannot be brought together; the step must run in lockstep."""
+
+
+class InnerCollective(NotSplittable):
+    """A collective is inside a loop or a condition, which then must run as Python."""
 
 
 def uncompiled(
