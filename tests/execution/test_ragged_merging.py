@@ -12,7 +12,8 @@ import jaxtribute as jd
 from jaxtribute import context as contexts
 from jaxtribute.execution.capture import capture
 from jaxtribute.execution.inference import COLLECTIVES
-from jaxtribute.execution.ragged import NotSplittable, ReplicaClass, inlined, makes_collectives, prepare
+from jaxtribute.execution.ragged import ReplicaClass, inlined, makes_collectives, prepare
+from jaxtribute.execution.uncompiled import NotSplittable
 from ragged import agree, deal, rows
 from replicas import execute, here, ident, mirrored, variable
 
