@@ -82,8 +82,6 @@ class Kind:
 
 LIBRARY = Kind()
 """The processes of the library; JAX by hand in the same ones has its settings."""
-ALONE = Kind(env=(("JAXTRIBUTE_BENCHMARK", "alone"),))
-"""Processes with the library and nothing else: programs that share a process get in each other's way a little."""
 PLAIN = Kind(flags=("--plain",), suffix=", default settings")
 PLAIN_TUNED = Kind(flags=("--plain",), env=tuple(TUNED.items()), suffix=", tuned allocator")
 BIG_POOL = Kind(env=(("PJRT_NPROC", "8"),), suffix=", 8 threads")
@@ -135,13 +133,12 @@ def compare(
       workers: processes of each contender.
       tolerance: how far the losses may differ, relative: after 16 steps, and after the warm-up.
     """
-    peers: dict[Kind, Peer | Group] = {}
+    peers: list[Peer | Group] = []
     try:
-        for kind in dict.fromkeys(one.kind for one in contenders):
-            flags = [flag for one in contenders if one.kind == kind for flag in ("--contender", one.name)]
-            peers[kind] = _start(kind, [*arguments, *flags], workers)
+        # Programs that share a process would get in each other's way a little.
+        peers.extend(_start(one.kind, [*arguments, "--contender", one.name], workers) for one in contenders)
         results = alternate(
-            [(peers[one.kind], one.name, one.label) for one in contenders],
+            [(peer, one.name, one.label) for peer, one in zip(peers, contenders, strict=True)],
             steps=steps,
             rounds=rounds,
             check_steps=16,
@@ -149,7 +146,7 @@ def compare(
             unchecked=[one.label for one in contenders if not one.same],
         )
     finally:
-        for peer in peers.values():
+        for peer in peers:
             peer.close()
     return Comparison(problem, rows_of(contenders, results))
 

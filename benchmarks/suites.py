@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.comparison import (
-    ALONE,
     BIG_POOL,
     KERAS,
     LIBRARY,
@@ -124,7 +123,7 @@ def workers(quick: bool) -> list[Comparison]:
         for problem, batch, bar, steps in ((DIGITS, 256, 1 / 1.2, 48), (LARGE, 128, 1 / 1.3, 4)):
             others = bar if count == 2 else None
             contenders = [
-                Contender("jaxtribute", ALONE),
+                Contender("jaxtribute"),
                 Contender("shard-map-packed", LIBRARY, 1.05),
                 Contender("shard-map-packed", PLAIN_TUNED, 1.05),
                 Contender("shard-map", PLAIN),
