@@ -54,6 +54,7 @@ _LEDGER = {"JAXTRIBUTE_DEBUG": "collectives", "JAXTRIBUTE_TIMEOUT_S": "30"}
 CASES = (
     Case("raise", ("rank 1 ended with exit code 1: ValueError: the fault of worker 1",), bar_s=5),
     Case("stall-before", ("worker 1 (127.0.0.1", "forever()"), _STALL, STALL_S + 2),
+    Case("stall-inside", ("worker 1 (127.0.0.1", "forever()"), _STALL, STALL_S + 2),
     Case("stall-after", ("worker 1 (127.0.0.1", "forever()"), _STALL, STALL_S + 2),
     Case("stall-input", ("worker 1 (127.0.0.1", "next(data)"), _STALL, STALL_S + 2),
     Case("stall-save", ("worker 1 (127.0.0.1", "forever()"), _STALL, STALL_S + 2),

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 import jaxtribute as jd
@@ -54,6 +56,14 @@ def swapped(x: Any) -> Any:
     return first.sum() + second.sum()
 
 
+def stuck(x: Any) -> Any:
+    """As `add`, on the device held up between its sums."""
+    first = replica_context().all_reduce("sum", x)
+    held = jax.pure_callback(lambda _: forever(), jax.ShapeDtypeStruct((), jnp.float32), first)
+    second = replica_context().all_reduce("mean", x[:2] + held)
+    return first.sum() + second.sum()
+
+
 @jd.function
 def step(x: Any) -> Any:
     return strategy.reduce("SUM", strategy.run(add, (x,)), axis=None)
@@ -62,6 +72,11 @@ def step(x: Any) -> Any:
 @jd.function
 def swapped_step(x: Any) -> Any:
     return strategy.reduce("SUM", strategy.run(swapped, (x,)), axis=None)
+
+
+@jd.function
+def stuck_step(x: Any) -> Any:
+    return strategy.reduce("SUM", strategy.run(stuck, (x,)), axis=None)
 
 
 swapped_step.__name__ = step.__name__
@@ -88,7 +103,7 @@ def wrong(x: Any) -> tuple[Callable[[Any], Any], Any]:
         x = strategy.experimental_distribute_values_from_function(lambda _: np.ones((2, 5), np.float32))
     if CASE == "extra":
         step(x)
-    return {"swapped": swapped_step, "missing": lambda _: 0.0}.get(CASE, step), x
+    return {"swapped": swapped_step, "stall-inside": stuck_step, "missing": lambda _: 0.0}.get(CASE, step), x
 
 
 def main() -> None:

@@ -31,15 +31,15 @@ def test_an_exception_is_told_once_with_its_rank() -> None:
     assert "rank 1 ended with exit code 1: ValueError: the fault of worker 1" in text
 
 
-@pytest.mark.parametrize("case", ["stall-before", "stall-input"])
-def test_a_worker_that_hangs_is_named_with_its_stack(case: str) -> None:
-    code, text, _ = outcome(case, JAXTRIBUTE_TIMEOUT_S="3")
+@pytest.mark.parametrize(("case", "limit"), [("stall-before", 3), ("stall-inside", 6), ("stall-input", 3)])
+def test_a_worker_that_hangs_is_named_with_its_stack(case: str, limit: int) -> None:
+    code, text, _ = outcome(case, JAXTRIBUTE_TIMEOUT_S=str(limit))
     assert code != 0, text
-    waits = "holds up step" if case == "stall-before" else "waited 3 s for worker 1"
+    waits = "holds up step" if case != "stall-input" else "waited 3 s for worker 1"
     assert waits in text, text
     where = text[text.index("worker 1 (127.0.0.1") :]
     assert "last seen in step" in where, text
-    assert "forever()" in where if case == "stall-before" else "next(data)" in where, text
+    assert "forever()" in where if case != "stall-input" else "next(data)" in where, text
 
 
 @pytest.mark.parametrize("case", ["swapped", "extra"])
