@@ -13,7 +13,7 @@ from benchmarks.peers.jax_steps import OPS
 from benchmarks.problems import LEARNING_RATE, MOMENTUM, mlp_loss
 from benchmarks.problems import mlp as problem
 
-__all__ = ["LEARNING_RATE", "MOMENTUM", "loss_sum", "problem", "training"]
+__all__ = ["LEARNING_RATE", "MOMENTUM", "compiled", "loss_sum", "problem", "training"]
 
 
 def loss_sum(params: Sequence[Any], images: Any, labels: Any) -> jax.Array:
@@ -21,26 +21,25 @@ def loss_sum(params: Sequence[Any], images: Any, labels: Any) -> jax.Array:
     return mlp_loss(OPS, params, images, labels)
 
 
-def training(
+def compiled(
     strategy: jd.Strategy, layers: Sequence[int], batch: int, transform: optax.GradientTransformation, **options: Any
-) -> tuple[Callable[[], Any], list[jd.Variable]]:
-    """A compiled training step of an MLP under a strategy, always on the same batch.
+) -> tuple[Any, list[jd.Variable], jd.Optimizer]:
+    """A `jd.function` that trains an MLP under a strategy, on images and labels that it distributed.
 
     Args:
       strategy: trains.
       layers: units of each, the inputs first.
-      batch: examples in the global batch.
+      batch: what summed losses are divided by: examples in the global batch.
       transform: of the gradients.
       options: of `jd.Optimizer`.
 
     Returns:
-      A step, which returns the loss, and all variables and slots.
+      A step, which returns the loss; its variables; their optimizer.
     """
-    params, images, labels = problem(layers, batch)
+    params, _, _ = problem(layers, batch)
     with strategy.scope():
         variables = [jd.Variable(p) for p in params]
     optimizer = jd.Optimizer(transform, variables, **options)
-    data = [next(iter(strategy.experimental_distribute_dataset([array]))) for array in (images, labels)]
 
     def replica_step(images: Any, labels: Any) -> Any:
         def mean_loss() -> Any:
@@ -54,4 +53,14 @@ def training(
     def train_step(images: Any, labels: Any) -> Any:
         return strategy.reduce("SUM", strategy.run(replica_step, (images, labels)), axis=None)
 
+    return train_step, variables, optimizer
+
+
+def training(
+    strategy: jd.Strategy, layers: Sequence[int], batch: int, transform: optax.GradientTransformation, **options: Any
+) -> tuple[Callable[[], Any], list[jd.Variable]]:
+    """The step of `compiled`, always on the same batch; with it all variables and slots."""
+    train_step, variables, optimizer = compiled(strategy, layers, batch, transform, **options)
+    _, images, labels = problem(layers, batch)
+    data = [next(iter(strategy.experimental_distribute_dataset([array]))) for array in (images, labels)]
     return lambda: train_step(*data), [*variables, *optimizer.variables]

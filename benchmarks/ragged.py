@@ -18,31 +18,15 @@ import numpy as np
 import optax
 
 import jaxtribute as jd
-from benchmarks.mlp import LEARNING_RATE, MOMENTUM, loss_sum, problem
+from benchmarks.mlp import LEARNING_RATE, MOMENTUM, compiled, problem
 
 EXAMPLES, BATCH, LAYERS = 1797, 64, (64, 256, 10)
 
 
 def make_step(strategy: jd.Strategy) -> tuple[Any, list[jd.Variable]]:
     """A compiled training step on `(images, labels)`, any number of them; returns the summed loss."""
-    params, _, _ = problem(LAYERS, BATCH)
-    with strategy.scope():
-        variables = [jd.Variable(p) for p in params]
-    optimizer = jd.Optimizer(optax.sgd(LEARNING_RATE, momentum=MOMENTUM), variables)
-
-    def replica_step(images: Any, labels: Any) -> Any:
-        def loss() -> Any:
-            return loss_sum([v.read_value() for v in variables], images, labels) / BATCH
-
-        value, grads = jd.value_and_grad(loss, variables)()
-        optimizer.apply_gradients(grads)
-        return value
-
-    @jd.function
-    def train_step(images: Any, labels: Any) -> Any:
-        return strategy.reduce("SUM", strategy.run(replica_step, (images, labels)), axis=None)
-
-    return train_step, variables
+    step, variables, _ = compiled(strategy, LAYERS, BATCH, optax.sgd(LEARNING_RATE, momentum=MOMENTUM))
+    return step, variables
 
 
 def epoch_of(step: Callable[..., Any], batches: list[tuple[Any, Any]]) -> Callable[[], float]:

@@ -44,27 +44,27 @@ if "JAXTRIBUTE_FAULTS" in _environ:
     _import_module(f"{__name__}.testing.faults").apply_environment()
 
 _LAZY = {
-    "TPUStrategy": "strategies.tpu",
-    "MultiWorkerMirroredStrategy": "strategies.multi_worker",
-    "FullyShardedStrategy": "strategies.fully_sharded",
-    "CentralStorageStrategy": "strategies.central_storage",
-    "ClusterSpec": "cluster.spec",
-    "ClusterDeviceFilters": "cluster.spec",
     "AutoShardPolicy": "input",
+    "CentralStorageStrategy": "strategies.central_storage",
     "Checkpoint": "checkpoint",
     "CheckpointManager": "checkpoint",
+    "ClusterDeviceFilters": "cluster.spec",
+    "ClusterSpec": "cluster.spec",
     "DistributedDataset": "input",
     "DistributedIterator": "input",
+    "FullyShardedStrategy": "strategies.fully_sharded",
     "InputContext": "input",
     "InputOptions": "input",
     "InputReplicationMode": "input",
+    "MultiWorkerMirroredStrategy": "strategies.multi_worker",
     "Optimizer": "optimizer",
     "ParameterServerStrategy": "strategies.parameter_server",
     "Server": "cluster.server",
+    "TPUStrategy": "strategies.tpu",
     "latest_checkpoint": "checkpoint",
     "shard_hint": "input",
 }
-"""Names that are found when they are asked for, and in which module: those load Grain, Optax, Orbax or more."""
+"""Names that are found when they are asked for, and in which module: what few programs need, or loads much more."""
 
 _LAZY_MODULES = {
     "cluster_resolver",

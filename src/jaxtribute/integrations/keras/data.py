@@ -43,24 +43,8 @@ class Placed:
         return (self.value.values[0] if isinstance(self.value, PerReplica) else self.value).dtype
 
 
-class DistributedAdapter(DataAdapter):
-    """Lets Keras read a distributed dataset, or one pass over one.
-
-    Args:
-      dataset: the dataset or its iterator.
-    """
-
-    def __init__(self, dataset: DistributedDataset | DistributedIterator) -> None:
-        self._dataset = dataset
-
-    def get_jax_iterator(self) -> Iterator[Any]:
-        """The batches, with `Placed` leaves."""
-        for element in self._dataset:
-            rows = _rows(element)
-            leaf: Callable[[Any], Placed] = lambda value, rows=rows: Placed(value, rows)  # noqa: E731
-            yield jax.tree.map(leaf, element, is_leaf=_is_split)
-
-    get_numpy_iterator = get_jax_iterator
+class UnsizedAdapter(DataAdapter):
+    """Base of what Keras reads without knowing how much it will be."""
 
     @property
     def num_batches(self) -> None:
@@ -81,6 +65,26 @@ class DistributedAdapter(DataAdapter):
     def partial_batch_size(self) -> None:
         """Not known."""
         return
+
+
+class DistributedAdapter(UnsizedAdapter):
+    """Lets Keras read a distributed dataset, or one pass over one.
+
+    Args:
+      dataset: the dataset or its iterator.
+    """
+
+    def __init__(self, dataset: DistributedDataset | DistributedIterator) -> None:
+        self._dataset = dataset
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        """The batches, with `Placed` leaves."""
+        for element in self._dataset:
+            rows = _rows(element)
+            leaf: Callable[[Any], Placed] = lambda value, rows=rows: Placed(value, rows)  # noqa: E731
+            yield jax.tree.map(leaf, element, is_leaf=_is_split)
+
+    get_numpy_iterator = get_jax_iterator
 
 
 def readable(x: Any) -> Any:

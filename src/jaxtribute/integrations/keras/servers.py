@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from jaxtribute import context as contexts
 from jaxtribute.coordinator.coordinator import ClusterCoordinator
 from jaxtribute.coordinator.dataset import PerWorkerDataset
+from jaxtribute.integrations.keras.data import UnsizedAdapter
 from jaxtribute.integrations.keras.remote import run_steps
 from jaxtribute.integrations.keras.sending import Runner
 from jaxtribute.integrations.keras.shipping import shipped_runner
@@ -48,7 +48,7 @@ class Turn:
     number: int
 
 
-class ScheduledAdapter(DataAdapter):
+class ScheduledAdapter(UnsizedAdapter):
     """What Keras reads instead of the batches that each worker makes for itself.
 
     Args:
@@ -74,26 +74,6 @@ class ScheduledAdapter(DataAdapter):
         with self._strategy.scope():
             spec = self._make().element_spec
         yield jax.tree.map(lambda leaf: np.zeros([n or 1 for n in leaf.shape], leaf.dtype), spec)
-
-    @property
-    def num_batches(self) -> None:
-        """Not known."""
-        return
-
-    @property
-    def batch_size(self) -> None:
-        """Not known."""
-        return
-
-    @property
-    def has_partial_batch(self) -> None:
-        """Not known."""
-        return
-
-    @property
-    def partial_batch_size(self) -> None:
-        """Not known."""
-        return
 
 
 def _dataset(dataset_fn: Callable[[Any], Any], options: Any) -> Any:
