@@ -3,6 +3,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
 READY := .venv/.ready
+# Hundreds of processes of the tests import the library: its byte code is written once.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help check format test docs demo demo-ps bench soak package lowest clean

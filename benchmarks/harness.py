@@ -22,8 +22,16 @@ from typing import Any
 
 DEADLINE_S = 300.0
 ROOT = Path(__file__).parents[1]
-# What decides about devices is a suite's to set, not inherited from the shell.
-_NOT_INHERITED = ("JAXTRIBUTE_CPU_DEVICES", "JAX_NUM_CPU_DEVICES", "PJRT_NPROC", "XLA_FLAGS", "TF_CONFIG")
+# What decides about devices is a suite's to set, not inherited from the shell. Nor is what keeps Python from writing byte
+# code: an installed library has it, and an import that compiles its source instead takes three times as long.
+_NOT_INHERITED = (
+    "JAXTRIBUTE_CPU_DEVICES",
+    "JAX_NUM_CPU_DEVICES",
+    "PJRT_NPROC",
+    "XLA_FLAGS",
+    "TF_CONFIG",
+    "PYTHONDONTWRITEBYTECODE",
+)
 
 
 @dataclass
@@ -60,7 +68,6 @@ class Peer:
         self.wait()
 
     def _start(self, command: list[str], env: Mapping[str, str] | None) -> None:
-        inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
         self._buffer = b""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         self._process = subprocess.Popen(
@@ -69,7 +76,7 @@ class Peer:
             stdout=subprocess.PIPE,
             stderr=self._log,
             cwd=ROOT,
-            env={**inherited, "TF_CPP_MIN_LOG_LEVEL": "3", **(env or {})},
+            env={**inherited(), "TF_CPP_MIN_LOG_LEVEL": "3", **(env or {})},
         )
 
     def wait(self) -> None:
@@ -194,6 +201,11 @@ class Group:
             member.hang_up()
         for member in self._members:
             member.close()
+
+
+def inherited() -> dict[str, str]:
+    """This process's environment variables without those that would change what is measured."""
+    return {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
 
 
 def free_ports(count: int) -> list[int]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
 import time
 
 from benchmarks.comparison import Comparison, Row
-from benchmarks.harness import DEADLINE_S, ROOT
+from benchmarks.harness import DEADLINE_S, ROOT, inherited
 
 IMPORT_BAR_S = 0.1
 _IMPORT = "import time, jax; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
@@ -24,7 +23,7 @@ def _output(command: list[str]) -> str:
         stdout=subprocess.PIPE,
         text=True,
         timeout=DEADLINE_S,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        env={**inherited(), "JAX_PLATFORMS": "cpu"},
     )
     return done.stdout.splitlines()[-1]
 
