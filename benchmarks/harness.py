@@ -1,12 +1,15 @@
 """Alternating measurement: each contender is a process, or several that work together, and runs steps when asked.
 
-Timings on shared machines drift, so contenders take turns (A B A B ...) and medians and ratios are reported.
+Timings on shared machines drift, so contenders take turns and medians and ratios are reported. Each round has an order of
+its own: whoever comes after a large contender finds its caches cold and its threads still spinning. A turn may begin with
+steps that do not count, for the same reason.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import selectors
 import socket
 import statistics
@@ -233,6 +236,7 @@ def alternate(
     rounds: int,
     warmup: int = 2,
     check_steps: int | None = None,
+    lead: int = 0,
     tolerance: float = 1e-5,
     unchecked: Sequence[str] = (),
 ) -> list[Result]:
@@ -244,6 +248,7 @@ def alternate(
       rounds: counted turns of each.
       warmup: turns of each that are not counted; the losses after them must agree.
       check_steps: steps of the first of these turns, after which the losses must agree too; `steps` by default.
+      lead: steps at the start of each turn that are not counted.
       tolerance: how far losses may be from the first contender's, relative.
       unchecked: labels of contenders whose maths is different on purpose.
 
@@ -263,13 +268,17 @@ def alternate(
             result.loss = peer.steps(name, check_steps if check_steps and turn == 0 else steps)[1]
             result.first_loss = result.loss if turn == 0 else result.first_loss
         check()
+    order, shuffler = list(zip(results, contenders, strict=True)), random.Random(0)
     for _ in range(rounds):
-        for result, (peer, name, _) in zip(results, contenders, strict=True):
+        shuffler.shuffle(order)
+        for result, (peer, name, _) in order:
+            if lead:
+                peer.steps(name, lead)
             seconds, result.loss = peer.steps(name, steps)
             result.seconds.append(seconds)
     return results
 
 
 def ratio(numerator: Result, denominator: Result) -> float:
-    """Median over the rounds of the ratio of neighbouring turns."""
+    """Median over the rounds of the ratio of their turns."""
     return statistics.median(a / b for a, b in zip(numerator.seconds, denominator.seconds, strict=True))

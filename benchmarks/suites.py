@@ -40,13 +40,14 @@ def _step(
 def dispatch(quick: bool) -> list[Comparison]:
     """A tiny model, 4-4, whose step is almost all dispatch, on 1 to 32 devices."""
     found: list[Comparison] = []
+    steps = {1: 3200, 32: 64}
     for devices in (1, 4) if quick else (1, 2, 4, 8, 32):
         contenders = [Contender("jaxtribute"), *_by_hand(devices), Contender("jaxtribute-16")]
         if devices <= 8:
             contenders += [Contender("tensorflow", TENSORFLOW, 1 / 3), Contender("tensorflow-16", TENSORFLOW)]
         if devices == 1:
             contenders.append(Contender("torch", TORCH))
-        found.append(_step("4-4", 32, devices, contenders, 320 if devices < 32 else 64, quick))
+        found.append(_step("4-4", 32, devices, contenders, steps.get(devices, 320), quick))
     return found
 
 
