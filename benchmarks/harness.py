@@ -1,8 +1,8 @@
 """Alternating measurement: each contender is a process, or several that work together, and runs steps when asked.
 
-Timings on shared machines drift, so contenders take turns and medians and ratios are reported. Each round has an order of
-its own: whoever comes after a large contender finds its caches cold and its threads still spinning. A turn may begin with
-steps that do not count, for the same reason.
+Timings on shared machines drift, so contenders take turns and medians and ratios are reported. Each round has an order
+of its own: whoever comes after a large contender finds its caches cold and its threads still spinning. A turn may begin
+with steps that do not count, for the same reason.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 
 DEADLINE_S = 300.0
 ROOT = Path(__file__).parents[1]
-# What decides about devices is a suite's to set, not inherited from the shell. Nor is what keeps Python from writing byte
-# code: an installed library has it, and an import that compiles its source instead takes three times as long.
+# What decides about devices is a suite's to set, not inherited from the shell. Nor is what keeps Python from writing
+# byte code: an installed library has it, and an import that compiles its source instead takes three times as long.
 _NOT_INHERITED = (
     "JAXTRIBUTE_CPU_DEVICES",
     "JAX_NUM_CPU_DEVICES",

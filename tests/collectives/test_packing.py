@@ -1,3 +1,4 @@
+import itertools
 from typing import Any
 
 import jax
@@ -70,9 +71,9 @@ def test_small_arrays_share_one_call() -> None:
         calls.append(x.size)
         return x
 
-    large = jnp.zeros(packing.SMALL_BYTES)
+    large = jnp.zeros(packing.PIECE_BYTES)
     packing.packed_map(count, [jnp.zeros(2), large, jnp.zeros(3), jnp.zeros(1, jnp.int32)])
-    assert sorted(calls) == [1, 5, packing.SMALL_BYTES]
+    assert sorted(calls) == [1, 5, packing.PIECE_BYTES]
 
 
 @pytest.mark.parametrize("count", [1, 20])
@@ -94,7 +95,25 @@ def test_one_collective_for_many_small_gradients(count: int) -> None:
     assert [np.asarray(result).tolist() for result in results] == [[[1.0] * (i + 1)] * 2 for i in range(count)]
 
 
-def test_packing_is_not_fused_into_the_arrays() -> None:
-    text = str(jax.make_jaxpr(packing.pack)([jnp.ones(2), jnp.ones(3)]))
-    assert "dynamic_update_slice" in text
-    assert "concatenate" not in text
+@settings(max_examples=25)
+@given(sizes=st.lists(st.integers(0, packing.PIECE_BYTES // 3), min_size=1, max_size=12), dtype=st.sampled_from(DTYPES))
+def test_packs_are_full_and_no_larger(sizes: list[int], dtype: str) -> None:
+    arrays = [jax.ShapeDtypeStruct((size,), jnp.dtype(dtype)) for size in sizes]
+    groups = packing.groups(arrays)  # pyright: ignore[reportArgumentType]
+    assert sorted(index for group in groups for index in group) == list(range(len(arrays)))
+    packs = [[sizes[index] * jnp.dtype(dtype).itemsize for index in group] for group in groups]
+    assert all(len(pack) == 1 or sum(pack) <= packing.PIECE_BYTES for pack in packs)
+    shared = [pack for pack in packs if pack[0] <= packing.PIECE_BYTES]
+    assert all(sum(one) + other[0] > packing.PIECE_BYTES for one, other in itertools.pairwise(shared))
+
+
+def test_no_loop_packs_more_than_a_piece() -> None:
+    size = packing.PIECE_BYTES // 10  # bytes: a quarter as many floats
+    arrays = [jnp.arange(size // 4, dtype=jnp.float32) + i for i in range(25)]
+    loops = [
+        np.prod(equation.outvars[0].aval.shape)
+        for equation in jax.make_jaxpr(packing.pack)(arrays).eqns
+        if equation.primitive.name == "concatenate"
+    ]
+    assert [loop * 4 <= packing.PIECE_BYTES for loop in loops] == [True] * 3
+    np.testing.assert_array_equal(packing.pack(arrays), np.concatenate(arrays))
