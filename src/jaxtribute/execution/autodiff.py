@@ -12,6 +12,7 @@ from jaxtribute.collectives.wholes import whole_p
 from jaxtribute.context import Context, entered
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 from jaxtribute.execution.frames import OverlayFrame
+from jaxtribute.execution.losses import offer
 from jaxtribute.execution.nests import flatten, is_array
 from jaxtribute.execution.row_gradients import RowsNeeded, differentiate_by_rows
 from jaxtribute.values.variable import Variable
@@ -70,6 +71,7 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = Fa
             frame.set(variable, new)
         whole = [leaf.policy.gradient(leaf, grad, context) for leaf, grad in zip(leaves, grads, strict=True)]
         aux = _filled(aux, outline) if regathers else aux
+        offer(value, frame)
         return ((value, aux) if has_aux else value), tree.unflatten(whole)
 
     return differentiated

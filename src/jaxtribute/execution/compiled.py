@@ -178,6 +178,8 @@ class _Traced:
     results: list[Any]
     tree: Any
     places: list[int]
+    summed: list[int]
+    """Which of the arrays' sums over the replicas the program returns too, behind everything else."""
 
 
 def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any, outer: Frame) -> Any:
@@ -197,15 +199,17 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any
     arguments = _Arguments((args, kwargs), mesh)
     traces = [_trace(strategy, mesh, fn, arguments, replica) for replica in arguments.samples]
     plan = _plan_classes(arguments, traces, mesh) if len(traces) > 1 else _plan_one(arguments, traces[0])
-    for variable, varies in zip(plan.written, plan.varying[len(traces[0].places) :], strict=True):
+    results, written = len(traces[0].places), len(plan.written)
+    for variable, varies in zip(plan.written, plan.varying[results : results + written], strict=True):
         if varies and not variable.policy.split:
             raise VariableError(
                 f"{variable.name} would get a different value on each of {mesh.size} replicas. HINT: reduce the value "
                 "before it is assigned (strategy.reduce, ctx.all_reduce), or create the variable with an aggregation."
             )
     split = [
-        *plan.varying[: len(traces[0].places)],
+        *plan.varying[:results],
         *(variable.policy.split for variable in plan.written),
+        *(False for _ in traces[0].summed),
     ]
     mapped = jax.shard_map(
         _with_vectors(plan, arguments, split),
@@ -220,8 +224,11 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any
     )
     inputs = [one.value for one in arguments.inputs]
     outputs = mapped(*plan.consts, *inputs, *(outer.get(variable) for variable in plan.variables))
-    for variable, value in zip(plan.written, outputs[len(traces[0].places) :], strict=True):
+    for variable, value in zip(plan.written, outputs[results : results + written], strict=True):
         outer.set(variable, value)
+    if isinstance(outer, TracedFrame):
+        for result, total in zip(traces[0].summed, outputs[results + written :], strict=True):
+            outer.totals[id(outputs[result])] = (outputs[result], total)
     return _wrap(traces, plan, outputs, arguments, mesh)
 
 
@@ -246,8 +253,12 @@ def _trace(
         leaves, tree = flatten(result)
         leaves = [leaf.data if isinstance(leaf, Mirrored) else leaf for leaf in leaves]
         places = [place for place, leaf in enumerate(leaves) if is_array(leaf)]
-        seen.extend((frame, leaves, tree, places))
-        return [*(leaves[place] for place in places), *(frame.values[variable] for variable in frame.written)]
+        arrays = [leaves[place] for place in places]
+        alike = len(arguments.samples) == 1
+        summed = [result for result, array in enumerate(arrays) if alike and id(array) in frame.totals]
+        seen.extend((frame, leaves, tree, places, summed))
+        totals = [frame.totals[id(arrays[result])][1] for result in summed]
+        return [*arrays, *(frame.values[variable] for variable in frame.written), *totals]
 
     closed = jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(*arguments.local_avals(replica))
     return _Traced(lift(closed), *seen)

@@ -142,6 +142,10 @@ class TracedFrame(_Derived):
         self.created: list[Variable] = []
         self.operations: list[Any] = []
         """What the program sends to other processes that hold variables."""
+        self.losses: list[Any] = []
+        """One replica's losses that gradients may take along when they are summed."""
+        self.totals: dict[int, tuple[Any, Any]] = {}
+        """By its id, a replica's value and its sum over all replicas, where that is known."""
 
     def get(self, variable: Variable) -> Any:
         """The variable's value so far: a tracer."""

@@ -14,6 +14,7 @@ from jax import lax
 from jaxtribute import context as contexts
 from jaxtribute.collectives.manual import all_reduce
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, StrategyMixError
+from jaxtribute.execution.losses import sum_with_losses
 from jaxtribute.optimizer.accumulation import Accumulation, Kind, make_accumulation
 from jaxtribute.optimizer.slicing import Slice
 from jaxtribute.optimizer.slots import Slots, make_slots
@@ -316,7 +317,11 @@ class Optimizer:
             params, slots = pieces[:count], pieces[count:]
             return sliced_update(self._update, self._sliced, replicas, grads, slots, params, op, idle)
         if op is not None:
-            grads = all_reduce(grads, op, replicas, self._strategy.extended.summation(None), idle)
+            summation = self._strategy.extended.summation(None)
+            if op is ReduceOp.SUM and not idle:
+                grads = sum_with_losses(grads, context.frame, lambda all_: all_reduce(all_, op, replicas, summation))
+            else:
+                grads = all_reduce(grads, op, replicas, summation, idle)
         grads = [variable.policy.admit(grad) for variable, grad in zip(self._variables, grads, strict=True)]
         update = self._update if context.frame.traced else self._eager_update
         return update(grads, list(held[count:]), list(held[:count]))

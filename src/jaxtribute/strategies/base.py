@@ -13,6 +13,7 @@ from jaxtribute.collectives.cross_replica import gather_value, reduce_leaves, re
 from jaxtribute.context import Context
 from jaxtribute.errors import ArgumentTypeError, StrategyMixError
 from jaxtribute.execution.compiled import LocalPerReplica
+from jaxtribute.execution.losses import known_total
 from jaxtribute.execution.nests import flatten, is_distributed, map_leaves
 from jaxtribute.execution.step_loops import StepLoops
 from jaxtribute.strategies.legacy import LegacyMethods
@@ -198,7 +199,10 @@ class Strategy(LegacyMethods):
         leaves, tree = flatten(value)
         leaves = [self._distributed(leaf) for leaf in leaves]
         if axis is None and not any(isinstance(leaf, LocalPerReplica) for leaf in leaves):
-            return tree.unflatten(reduce_leaves(leaves, op, mesh, self._extended.summation(None)))
+            totals = [known_total(leaf, op, contexts.current().frame) for leaf in leaves]
+            rest = [leaf for leaf, total in zip(leaves, totals, strict=True) if total is None]
+            others = iter(reduce_leaves(rest, op, mesh, self._extended.summation(None)))
+            return tree.unflatten([next(others) if total is None else total for total in totals])
 
         def one(leaf: Any) -> Any:
             if isinstance(leaf, LocalPerReplica):
