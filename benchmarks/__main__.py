@@ -103,7 +103,8 @@ def plot(name: str, comparisons: list[Comparison], folder: Path) -> None:
             [(row.median - row.low) * scale for row in rows],
             [(row.high - row.median) * scale for row in rows],
         ]
-        axis.barh([row.name for row in rows], medians, xerr=ranges, color="tab:blue", ecolor="0.4")
+        colors = ["tab:orange" if row.name.startswith("jaxtribute") else "tab:blue" for row in rows]
+        axis.barh([row.name for row in rows], medians, xerr=ranges, color=colors, ecolor="0.4")
         axis.set_title(one.problem, fontsize=9)
         axis.set_xlabel("ms" if scale > 1 else rows[0].unit if rows else "", fontsize=8)
         axis.tick_params(labelsize=8)
