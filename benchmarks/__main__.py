@@ -3,10 +3,10 @@
     python -m benchmarks list
     python -m benchmarks run --suite digits,workers [--quick] [--save] [--json FILE] [--plots DIR] [--environments DIR]
     python -m benchmarks environments
-    python -m benchmarks tables [--suite NAME]
+    python -m benchmarks tables [--suite NAME] [--page FILE]
 
-`--save` writes each suite's figures to `benchmarks/results/SUITE.json`, from which the documentation quotes
-and `tables` prints Markdown.
+`--save` writes each suite's figures to `benchmarks/results/SUITE.json`. `tables` prints them as Markdown, and with
+`--page` brings those of a page of the documentation up to date.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import environments
-from benchmarks.comparison import Comparison, Row
-
-RESULTS = Path(__file__).with_name("results")
+from benchmarks.comparison import Comparison
+from benchmarks.pages import RESULTS, filled, print_tables
 
 
 def machine() -> dict[str, Any]:
@@ -114,28 +113,6 @@ def plot(name: str, comparisons: list[Comparison], folder: Path) -> None:
     plt.close(figure)
 
 
-def tables(names: list[str]) -> None:
-    """Prints saved results as Markdown, for the documentation."""
-    for name in names:
-        path = RESULTS / f"{name}.json"
-        found = json.loads(path.read_text()) if path.exists() else {}
-        comparisons = found.get(name, [])
-        if not (isinstance(comparisons, list) and comparisons and "rows" in comparisons[0]):
-            continue
-        print(f"`{found['command']}`\n")
-        print("| problem | contender | median | range | jaxtribute / it | bar |\n|---|---|---|---|---|---|")
-        for one in comparisons:
-            for place, row in enumerate(Row(**row) for row in one["rows"]):
-                problem = one["problem"] if place == 0 else ""
-                ratio, bar = (f"{value:.3g}" if value is not None else "" for value in (row.ratio, row.bar))
-                low, high = row.shown(row.low), row.shown(row.high)
-                print(f"| {problem} | {row.name} | {row.shown(row.median)} | {low} to {high} | {ratio} | {bar} |")
-        print()
-        for one in comparisons:
-            for note in one.get("notes", ()):
-                print(f"- {one['problem']}: {note}")
-
-
 def measure(name: str, quick: bool, plots: Path | None) -> Any:
     """Runs one suite, shows it, and returns its figures."""
     from benchmarks import registry
@@ -191,6 +168,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="a file for all figures")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/SUITE.json")
     parser.add_argument("--plots", type=Path, help="a folder for a picture a suite")
+    parser.add_argument("--page", type=Path, help="a page whose tables `tables` fills instead of printing any")
     parser.add_argument(
         "--environments", type=Path, help=f"where TensorFlow and PyTorch are; also {environments.PLACE}"
     )
@@ -213,7 +191,10 @@ def main() -> int:
     if unknown:
         parser.error(f"no suite {', '.join(unknown)}; there are {', '.join(known)}")
     if arguments.command == "tables":
-        tables(names)
+        if arguments.page:
+            arguments.page.write_text(filled(arguments.page.read_text()))
+        else:
+            print_tables(names)
         return 0
     return run(names, arguments)
 

@@ -58,9 +58,12 @@ def _curve(title: str, sizes: Sequence[int], taken: Sequence[Sequence[float]]) -
     return Comparison(title, rows, [f"order {rows[-1].ratio:.2f}: cost grows as size ** {rows[-1].ratio:.2f}"])
 
 
-def _turns(peer: Peer | Group, name: str, steps: int, rounds: int) -> list[float]:
-    peer.steps(name, 3)
-    return [peer.steps(name, steps)[0] for _ in range(rounds)]
+def _turns(peer: Peer, names: Sequence[str], steps: int, rounds: int) -> list[float]:
+    """Seconds a step of the first, less what the others take."""
+    for name in names:
+        peer.steps(name, 3)
+    taken = [[peer.steps(name, steps)[0] for name in names] for _ in range(rounds)]
+    return [first if not others else max(first - sum(others), 1e-7) for first, *others in taken]
 
 
 def suite(quick: bool) -> list[Comparison]:
@@ -72,14 +75,11 @@ def suite(quick: bool) -> list[Comparison]:
         for kind, sizes in SIZES.items():
             sizes = sizes[:3] if quick else sizes
             grown = kind.split()[1]
-            taken = [_turns(peer, f"{kind} {size}", max(3, 3000 // size), rounds) for size in sizes]
-            title = f"library's own cost by {grown}"
+            title, names = f"library's own cost by {grown}", [kind]
             if grown in FLATTENED:  # which `jax.jit` would have to do if the library did not
                 title += ", without JAX's flattening of the argument"
-                jax = [_turns(peer, f"jax {grown} {size}", max(3, 3000 // size), rounds) for size in sizes]
-                taken = [
-                    [max(a - b, 1e-7) for a, b in zip(*pair, strict=True)] for pair in zip(taken, jax, strict=True)
-                ]
+                names.append(f"jax {grown}")
+            taken = [_turns(peer, [f"{name} {size}" for name in names], max(3, 3000 // size), rounds) for size in sizes]
             found.append(_curve(title, sizes, taken))
     finally:
         peer.close()
@@ -88,7 +88,7 @@ def suite(quick: bool) -> list[Comparison]:
     for count in replicas:
         peer = Peer("benchmarks.peers.host_cost", [str(count)])
         try:
-            taken.append(_turns(peer, f"own replicas {count}", 300, rounds))
+            taken.append(_turns(peer, [f"own replicas {count}"], 300, rounds))
         finally:
             peer.close()
     found.append(_curve("library's own cost by replicas", replicas, taken))

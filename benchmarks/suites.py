@@ -30,7 +30,7 @@ def _by_hand(devices: int, bar: float | None = None) -> list[Contender]:
 
 
 def _step(
-    problem: str, batch: int, devices: int, contenders: Sequence[Contender], steps: int, quick: bool, rounds: int = 15
+    problem: str, batch: int, devices: int, contenders: Sequence[Contender], steps: int, quick: bool, rounds: int = 21
 ) -> Comparison:
     arguments = ["--problem", problem, "--batch", str(batch), "--devices", str(devices)]
     name = f"{problem}, batch {batch}, {devices} device{'s' if devices > 1 else ''}"
@@ -81,7 +81,7 @@ def large(quick: bool) -> list[Comparison]:
             contenders += [Contender("jaxtribute-sharded"), Contender("jaxtribute-whole")]
             if devices <= 4:  # with more, JAX's own settings may hang
                 contenders.append(Contender("shard-map", PLAIN, 1 / 1.6))
-        found.append(_step(LARGE, 128, devices, contenders, 4, quick, 9))
+        found.append(_step(LARGE, 128, devices, contenders, 4, quick, 15))
     return found
 
 

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import environments, predicted, problems, registry, scaling  # noqa: E402
+from benchmarks import environments, pages, predicted, problems, registry, scaling  # noqa: E402
 from benchmarks.__main__ import plot, show  # noqa: E402
 from benchmarks.comparison import Comparison, Contender, Row, compare  # noqa: E402
 from benchmarks.harness import Peer  # noqa: E402
@@ -100,6 +100,21 @@ def test_tables_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (tmp_path / "suite.png").stat().st_size > 1000
 
 
+def test_the_page_of_figures_shows_the_saved_results() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert pages.filled(page) == page, "HINT: python -m benchmarks tables --page docs/performance.md"
+    assert page.count("<!-- results: ") > 5
+    assert "| 64-256-256-10, batch 256, 1 device | jaxtribute |" in page
+
+
+def test_a_page_keeps_what_stands_around_its_tables() -> None:
+    page = "before\n\n<!-- results: packing -->\n\nold\n\n<!-- end -->\n\nafter\n"
+    found = pages.filled(page)
+    assert found.startswith("before\n\n<!-- results: packing -->\n\n| problem |")
+    assert found.endswith("|\n\n<!-- end -->\n\nafter\n")
+    assert "old" not in found
+
+
 def test_contenders_must_have_equal_losses() -> None:
     arguments = ["--problem", "4-4", "--batch", "4", "--devices", "1"]
     names = [Contender("jaxtribute"), Contender("named-sharding", bar=1.0)]
@@ -114,6 +129,19 @@ def test_contenders_must_have_equal_losses() -> None:
 def test_a_peer_that_fails_tells_why() -> None:
     with pytest.raises(RuntimeError, match="invalid literal for int"):
         Peer("benchmarks.peers.jax_steps", ["--problem", "nonsense", "--contender", "jaxtribute"])
+
+
+@pytest.mark.parametrize("name", ["jaxtribute-all-reduce", "psum"])
+def test_a_peer_of_sums_serves_the_one_that_was_asked_for(name: str) -> None:
+    arguments = ["--problem", "vector-4", "--batch", "2", "--devices", "2", "--contender", name]
+    peer = Peer("benchmarks.peers.jax_steps", arguments)
+    try:
+        assert peer.names == [name]
+        seconds, total = peer.steps(name, 2)
+    finally:
+        peer.close()
+    assert seconds > 0
+    assert total == pytest.approx(problems.make("vector-4", 2).data[0][:, 0].sum(), rel=1e-5)
 
 
 def test_an_unknown_suite_is_an_error_that_lists_all() -> None:

@@ -226,8 +226,8 @@ def contenders(asked: Asked) -> dict[str, Step]:
             strategy = jd.MultiWorkerMirroredStrategy()
         else:
             strategy = jd.OneDeviceStrategy(names[0]) if asked.devices == 1 else jd.MirroredStrategy(names)
-    if "psum" in asked.contenders:
-        return all_reduce(asked.problem, strategy)
+    if sums := {"psum", "jaxtribute-all-reduce"}.intersection(asked.contenders):
+        return {name: step for name, step in all_reduce(asked.problem, strategy).items() if name in sums}
     ring = strategy
     if "jaxtribute-ring" in asked.contenders:
         import jaxtribute as jd

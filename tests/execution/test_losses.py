@@ -21,8 +21,8 @@ VALUES = [np.array([1.0, 2.0], np.float32), np.array([3.0, 5.0], np.float32)]
 class Training:
     """`w` is to become the mean of the data: the loss of a replica is the sum of its squared differences."""
 
-    def __init__(self, replicas: int = 2) -> None:
-        self.strategy = mirrored(replicas)
+    def __init__(self, strategy: jd.Strategy | None = None) -> None:
+        self.strategy = strategy or mirrored(2)
         self.w = variable(self.strategy, 0.0)
         with self.strategy.scope():
             self.optimizer = jd.Optimizer(optax.sgd(RATE), [self.w])
@@ -126,6 +126,63 @@ def test_a_loss_of_another_dtype_goes_alone() -> None:
     loss = jd.function(step)(split())
     assert loss.dtype == jnp.float16
     assert float(loss) == 39.0
+
+
+def test_a_loss_does_not_take_part_in_sums_of_the_users_own() -> None:
+    largest = jd.ReductionToOneDevice(accumulation_fn=lambda parts: jnp.maximum(*parts))
+    training = Training(jd.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=largest))
+
+    @jd.function
+    def step(data: Any) -> Any:
+        return training.strategy.reduce("SUM", training.strategy.run(training.train, (data,)), axis=None)
+
+    assert float(step(per_replica(training.strategy, VALUES))) == 39.0
+    assert float(training.w.numpy()) == pytest.approx(RATE * 2 * 3.0), "the larger of the gradients -6 and -16"
+
+
+def test_numbers_in_place_of_arrays() -> None:
+    training = Training()
+
+    def replica(data: Any) -> Any:
+        loss, _ = jd.value_and_grad(lambda: 3.0, [training.w])()
+        training.optimizer.apply_gradients([1.0])
+        return loss + 0 * data.sum()
+
+    step = jd.function(lambda data: training.strategy.reduce("SUM", training.strategy.run(replica, (data,)), axis=None))
+    assert float(step(split())) == 6.0
+    assert float(training.w.numpy()) == -2 * RATE
+
+
+def test_a_gradient_alone_takes_nothing_along() -> None:
+    training = Training()
+
+    def replica(data: Any) -> None:
+        training.optimizer.apply_gradients(jd.grad(lambda: training.loss(data), [training.w])())
+
+    def step(data: Any) -> Any:
+        return training.strategy.run(replica, (data,))
+
+    text = str(capture(lambda given: step(*given), contexts.current(), [split()]).closed)
+    assert text.count("psum") == 1
+    assert "concatenate" not in text
+
+
+def test_the_total_is_no_weak_number() -> None:
+    training = Training()
+
+    def replica(data: Any) -> Any:
+        weak = lambda: jnp.where(data.sum() > 4, 1.0, 2.0) + 0 * training.w  # noqa: E731
+        loss, grads = jd.value_and_grad(weak, [training.w])()
+        training.optimizer.apply_gradients(grads)
+        return loss
+
+    @jd.function
+    def step(data: Any) -> Any:
+        return training.strategy.reduce("SUM", training.strategy.run(replica, (data,)), axis=None)
+
+    total = step(split())
+    assert float(total) == 3.0
+    assert not total.weak_type
 
 
 def test_unequal_parts_are_reduced_as_ever() -> None:

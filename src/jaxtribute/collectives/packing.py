@@ -59,7 +59,7 @@ def groups(arrays: Sequence[jax.Array], small_bytes: int | None = None) -> list[
             alone.append([index])
     if small_bytes is not None:
         return [*alone, *together.values()]
-    return [*alone, *(pack for indices in together.values() for pack in _divided(indices, arrays))]
+    return [*alone, *(part for indices in together.values() for part in _divided(indices, arrays))]
 
 
 def _divided(indices: Iterable[int], arrays: Sequence[Any]) -> list[list[int]]:
@@ -85,7 +85,7 @@ def packed_map(collective: Callable[[Any], Any], arrays: Sequence[Any], small_by
     Args:
       collective: a function of an array that keeps its shape, such as an all-reduce.
       arrays: arrays of any shapes and dtypes.
-      small_bytes: see `groups`; 0 packs nothing.
+      small_bytes: see `groups`; 0 packs nothing but empty arrays.
 
     Returns:
       The results, in the order of `arrays`.

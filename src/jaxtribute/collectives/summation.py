@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from jaxtribute.collectives.marks import equal
-from jaxtribute.collectives.packing import pack, packed_map, unpack
+from jaxtribute.collectives.packing import PIECE_BYTES, pack, packed_map, unpack
 from jaxtribute.values.mesh import AXIS
 
 Pairs = list[tuple[int, int]]
@@ -32,6 +32,11 @@ class Summation(ABC):
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
         """The sums over the replicas, in the order of `arrays`, in one replica's program."""
 
+    @property
+    def shared_bytes(self) -> int:
+        """The largest size of arrays that share a collective; 0 where one more may cost more, or is no plain sum."""
+        return 0
+
 
 @dataclass(frozen=True)
 class AutoSum(Summation):
@@ -46,6 +51,11 @@ class AutoSum(Summation):
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
         """One all-reduce a pack."""
         return packed_map(_psum, arrays, self.small_bytes)
+
+    @property
+    def shared_bytes(self) -> int:
+        """The largest size of arrays that share a collective."""
+        return PIECE_BYTES if self.small_bytes is None else self.small_bytes
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,11 @@ class ExchangeSum(Summation):
         return _adjoint(
             lambda leaves: packed_map(lambda array: self._one(array, replicas), leaves, self.small_bytes), arrays
         )
+
+    @property
+    def shared_bytes(self) -> int:
+        """The largest size of arrays that share a collective."""
+        return PIECE_BYTES if self.small_bytes is None else self.small_bytes
 
     def _one(self, array: Any, replicas: int) -> Any:
         fits = array.size * array.dtype.itemsize <= (self.pair_bytes if replicas == 2 else self.most_bytes)

@@ -39,6 +39,17 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = Fa
 
     Source: `tf.GradientTape`, as `jax.value_and_grad`.
     """
+    both = _differentiated(fn, variables, has_aux)
+
+    def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
+        value, grads = both(*args, **kwargs)
+        offer(value[0] if has_aux else value, contexts.current().frame)
+        return value, grads
+
+    return value_and_gradients
+
+
+def _differentiated(fn: Callable[..., Any], variables: Any, has_aux: bool) -> Callable[..., Any]:
     leaves, tree = _checked(variables)
 
     def differentiated(*args: Any, **kwargs: Any) -> Any:
@@ -71,7 +82,6 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = Fa
             frame.set(variable, new)
         whole = [leaf.policy.gradient(leaf, grad, context) for leaf, grad in zip(leaves, grads, strict=True)]
         aux = _filled(aux, outline) if regathers else aux
-        offer(value, frame)
         return ((value, aux) if has_aux else value), tree.unflatten(whole)
 
     return differentiated
@@ -85,7 +95,7 @@ def grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = False) -> Ca
 
     Source: `tf.GradientTape`, as `jax.grad`.
     """
-    both = value_and_grad(fn, variables, has_aux=has_aux)
+    both = _differentiated(fn, variables, has_aux)
 
     def gradients(*args: Any, **kwargs: Any) -> Any:
         value, grads = both(*args, **kwargs)

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
+import jax
 import jax.numpy as jnp
 
-from jaxtribute.collectives.manual import divided
-from jaxtribute.collectives.packing import PIECE_BYTES
+from jaxtribute.collectives.manual import all_reduce, divided
+from jaxtribute.collectives.summation import Summation
 from jaxtribute.context import Frame
 from jaxtribute.execution.frames import TracedFrame, current_trace
 from jaxtribute.values.distributed import PerReplica
 from jaxtribute.values.enums import ReduceOp
 
+_DTYPES = ("float32", "float64")
+"""Shorter ones are summed in float32 where they go alone."""
+
 
 def offer(loss: Any, frame: Frame) -> None:
     """Remembers the loss of one replica, for the next gradients that are summed to take along."""
-    if _is_open(frame) and jnp.ndim(loss) == 0:
+    if _is_open(frame) and isinstance(loss, jax.Array) and loss.dtype in _DTYPES:
         frame.losses.append(loss)
 
 
-def sum_with_losses(grads: Sequence[Any], frame: Frame, total: Callable[[list[Any]], list[Any]]) -> list[Any]:
-    """`total` of the gradients, and of the losses that were offered and fit into a pack of theirs."""
+def sum_with_losses(grads: Sequence[Any], replicas: int, summation: Summation, frame: Frame) -> list[Any]:
+    """The sums of the gradients over the replicas; small ones take the losses of their dtype along."""
     if not _is_open(frame):
-        return total(list(grads))
-    packed = {grad.dtype for grad in grads if grad.size * grad.dtype.itemsize < PIECE_BYTES}
-    losses, frame.losses = [loss for loss in frame.losses if loss.dtype in packed], []
-    sums = total([*grads, *losses])
-    frame.totals.update({id(loss): (loss, its) for loss, its in zip(losses, sums[len(grads) :], strict=True)})
-    return sums[: len(grads)]
+        return all_reduce(grads, ReduceOp.SUM, replicas, summation)
+    arrays = [jnp.asarray(grad) for grad in grads]
+    shared = {array.dtype for array in arrays if 0 < array.size * array.dtype.itemsize < summation.shared_bytes}
+    losses, frame.losses = [loss for loss in frame.losses if loss.dtype in shared], []
+    strong = [jnp.asarray(loss, loss.dtype) for loss in losses]  # their totals are no numbers that yield to other types
+    totals = all_reduce([*arrays, *strong], ReduceOp.SUM, replicas, summation)
+    frame.totals.update({id(loss): (loss, total) for loss, total in zip(losses, totals[len(arrays) :], strict=True)})
+    return totals[: len(arrays)]
 
 
 def known_total(value: Any, op: ReduceOp, frame: Frame) -> Any:
@@ -43,5 +49,5 @@ def known_total(value: Any, op: ReduceOp, frame: Frame) -> Any:
 
 
 def _is_open(frame: Frame) -> TypeGuard[TracedFrame]:
-    """Whether the code is one replica's program itself, not a loop or a branch in it, which its values cannot leave."""
+    """Whether this is one replica's program itself; its values cannot leave a loop, a branch or another inner trace."""
     return isinstance(frame, TracedFrame) and frame.local and current_trace() is frame.trace

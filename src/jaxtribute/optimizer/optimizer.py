@@ -319,7 +319,7 @@ class Optimizer:
         if op is not None:
             summation = self._strategy.extended.summation(None)
             if op is ReduceOp.SUM and not idle:
-                grads = sum_with_losses(grads, context.frame, lambda all_: all_reduce(all_, op, replicas, summation))
+                grads = sum_with_losses(grads, replicas, summation, context.frame)
             else:
                 grads = all_reduce(grads, op, replicas, summation, idle)
         grads = [variable.policy.admit(grad) for variable, grad in zip(self._variables, grads, strict=True)]

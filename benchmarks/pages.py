@@ -1,0 +1,44 @@
+"""Saved results as tables of Markdown, and the pages that show them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.comparison import Row
+
+RESULTS = Path(__file__).with_name("results")
+_SHOWN = re.compile(r"(?P<begin><!-- results: (?P<name>\w+) -->\n\n).*?(?P<end>\n\n<!-- end -->)", re.DOTALL)
+"""Where a page shows a suite's results."""
+
+
+def table(name: str) -> str:
+    """The results of a suite; empty where none are saved or they are no comparisons."""
+    path = RESULTS / f"{name}.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    comparisons = found.get(name, [])
+    if not (isinstance(comparisons, list) and comparisons and "rows" in comparisons[0]):
+        return ""
+    lines = ["| problem | contender | median | range | jaxtribute / it | bar |", "|---|---|---|---|---|---|"]
+    for one in comparisons:
+        for place, row in enumerate(Row(**row) for row in one["rows"]):
+            problem = one["problem"] if place == 0 else ""
+            ratio, bar = (f"{value:.3g}" if value is not None else "" for value in (row.ratio, row.bar))
+            low, high = row.shown(row.low), row.shown(row.high)
+            lines.append(f"| {problem} | {row.name} | {row.shown(row.median)} | {low} to {high} | {ratio} | {bar} |")
+    notes = [f"- {one['problem']}: {note}" for one in comparisons for note in one.get("notes", ())]
+    return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+def filled(page: str) -> str:
+    """The text of a page with the results as they are saved now between its marks."""
+    return _SHOWN.sub(lambda found: found["begin"] + table(found["name"]) + found["end"], page)
+
+
+def print_tables(names: Sequence[str]) -> None:
+    """Prints the saved results, each with the command that made them."""
+    for name in names:
+        if shown := table(name):
+            print(f"`{json.loads((RESULTS / f'{name}.json').read_text())['command']}`\n\n{shown}\n")
