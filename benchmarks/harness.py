@@ -53,6 +53,11 @@ class Result:
         """Median seconds a step."""
         return statistics.median(self.seconds)
 
+    def add(self, other: Result) -> None:
+        """Takes over another's rounds, and its losses."""
+        self.seconds += other.seconds
+        self.first_loss, self.loss = other.first_loss, other.loss
+
 
 class Peer:
     """A Python process that serves `steps N` requests on its standard input; see `serve`.
