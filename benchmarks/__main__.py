@@ -86,16 +86,18 @@ def plot(name: str, comparisons: list[Comparison], folder: Path) -> None:
     figure, axes = plt.subplots(len(comparisons), 1, figsize=(9, 1.8 * len(comparisons) + 1), squeeze=False)
     for one, axis in zip(comparisons, axes[:, 0], strict=True):
         rows = [row for row in reversed(one.rows) if row.median > 0]
-        scale = 1e3 if rows and rows[0].unit == "s" else 1.0
-        if all(row.name.isdecimal() for row in rows):  # a quantity that grows
-            rows.reverse()
-            sizes = [int(row.name) for row in rows]
-            axis.plot(sizes, [row.median * scale for row in rows], "o-", markersize=3)
-            axis.fill_between(sizes, [row.low * scale for row in rows], [row.high * scale for row in rows], alpha=0.2)
-            axis.set(xscale="log", yscale="log")
+        scale = 1e3 if one.rows and one.rows[0].unit == "s" else 1.0
+        if all(row.name.isdecimal() for row in one.rows):  # a quantity that grows
+            sizes = [int(row.name) for row in one.rows]
+            lows = [row.low * scale for row in one.rows]
+            axis.plot(sizes, [row.median * scale for row in one.rows], "o-", markersize=3)
+            axis.fill_between(sizes, lows, [row.high * scale for row in one.rows], alpha=0.2)
+            axis.set(xscale="log", yscale="log" if min(lows) > 0 else "linear")
+            axis.set_xticks(sizes, [row.name for row in one.rows])
+            axis.set_xticks([], minor=True)
             axis.set_title(one.problem, fontsize=9)
-            axis.set_ylabel("ms" if scale > 1 else rows[0].unit, fontsize=8)
-            axis.tick_params(labelsize=8)
+            axis.set_ylabel("ms" if scale > 1 else one.rows[0].unit, fontsize=8)
+            axis.tick_params(labelsize=8, which="both")
             continue
         medians = [row.median * scale for row in rows]
         ranges = [

@@ -39,8 +39,8 @@ class Summation(ABC):
 
 
 @dataclass(frozen=True)
-class AutoSum(Summation):
-    """What XLA does best: an all-reduce for each large array, one for all small ones of a dtype.
+class SharingSum(Summation):
+    """A plain sum in which small arrays share collectives; base of those that choose how themselves.
 
     Attributes:
       small_bytes: the largest size that is packed; None for the library's choice.
@@ -48,14 +48,19 @@ class AutoSum(Summation):
 
     small_bytes: int | None = None
 
-    def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
-        """One all-reduce a pack."""
-        return packed_map(_psum, arrays, self.small_bytes)
-
     @property
     def shared_bytes(self) -> int:
         """The largest size of arrays that share a collective."""
         return PIECE_BYTES if self.small_bytes is None else self.small_bytes
+
+
+@dataclass(frozen=True)
+class AutoSum(SharingSum):
+    """What XLA does best: an all-reduce for each large array, one for all small ones of a dtype."""
+
+    def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
+        """One all-reduce a pack."""
+        return packed_map(_psum, arrays, self.small_bytes)
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class TreeSum(Summation):
 
 
 @dataclass(frozen=True)
-class ExchangeSum(Summation):
+class ExchangeSum(SharingSum):
     """Replicas exchange whole arrays in pairs, then in pairs of pairs, and so on; all add up the same.
 
     Between two processes on CPU this takes half the time of an all-reduce, whose ring has more rounds, or a quarter
@@ -98,12 +103,10 @@ class ExchangeSum(Summation):
     numbers of up to eight bytes, it is an all-reduce.
 
     Attributes:
-      small_bytes: the largest size that is packed.
       pair_bytes: the largest size that is exchanged between two replicas; above it the ring is as fast.
       most_bytes: the largest size that is exchanged where there are more replicas.
     """
 
-    small_bytes: int | None = None
     pair_bytes: int = 32 << 20
     most_bytes: int = 1 << 20
 
@@ -112,11 +115,6 @@ class ExchangeSum(Summation):
         return _adjoint(
             lambda leaves: packed_map(lambda array: self._one(array, replicas), leaves, self.small_bytes), arrays
         )
-
-    @property
-    def shared_bytes(self) -> int:
-        """The largest size of arrays that share a collective."""
-        return PIECE_BYTES if self.small_bytes is None else self.small_bytes
 
     def _one(self, array: Any, replicas: int) -> Any:
         fits = array.size * array.dtype.itemsize <= (self.pair_bytes if replicas == 2 else self.most_bytes)
