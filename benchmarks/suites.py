@@ -121,7 +121,7 @@ def workers(quick: bool) -> list[Comparison]:
     """2 and 4 processes of one device on the digits and the large MLP, against JAX by hand, PyTorch and TensorFlow."""
     found: list[Comparison] = []
     for count in (2,) if quick else (2, 4):
-        for problem, batch, bar, steps in ((DIGITS, 256, 1 / 1.2, 48), (LARGE, 128, 1 / 1.3, 4)):
+        for problem, batch, bar, steps in ((DIGITS, 256, 1 / 1.2, 48), (LARGE, 128, 1 / 1.3, 8)):
             others = bar if count == 2 else None
             contenders = [
                 Contender("jaxtribute"),

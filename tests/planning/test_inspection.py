@@ -60,9 +60,10 @@ def test_memory_holds_the_variables_once(mirrored: StepCost) -> None:
     assert mirrored.memory.each >= 16 * 4
 
 
-def test_the_gradient_is_exchanged(mirrored: StepCost) -> None:
+def test_the_gradient_is_exchanged_with_the_loss(mirrored: StepCost) -> None:
     assert [one.kind for one in mirrored.collectives] == ["all-reduce"]
-    assert mirrored.collectives[0].nbytes == mirrored.parameters == 16 * 32 * 4
+    assert mirrored.parameters == 16 * 32 * 4
+    assert mirrored.collectives[0].nbytes == mirrored.parameters + 4
 
 
 def test_names_and_sizes(mirrored: StepCost) -> None:

@@ -56,7 +56,11 @@ class SharingSum(Summation):
 
 @dataclass(frozen=True)
 class AutoSum(SharingSum):
-    """What XLA does best: an all-reduce for each large array, one for all small ones of a dtype."""
+    """What XLA does best: an all-reduce for each large array, one for all small ones of a dtype.
+
+    Attributes:
+      small_bytes: the largest size that is packed; None for the library's choice.
+    """
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
         """One all-reduce a pack."""
@@ -103,6 +107,7 @@ class ExchangeSum(SharingSum):
     numbers of up to eight bytes, it is an all-reduce.
 
     Attributes:
+      small_bytes: the largest size that is packed; None for the library's choice.
       pair_bytes: the largest size that is exchanged between two replicas; above it the ring is as fast.
       most_bytes: the largest size that is exchanged where there are more replicas.
     """
