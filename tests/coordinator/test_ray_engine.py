@@ -75,6 +75,20 @@ class Pretended:
         monkeypatch.setattr(ray_node, "_COMMAND", [sys.executable, "-I", "-S", "-c", code])
 
 
+def test_a_chief_may_have_a_port_that_ray_would_keep_for_its_workers() -> None:
+    port = next(port for port in range(17000, 19999) if _is_free(port))
+    node = ray_node.start_head(f"{LOOPBACK}:{port}")
+    try:
+        assert node.alive
+    finally:
+        node.stop()
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((LOOPBACK, port)) != 0
+
+
 def test_a_node_that_ends_tells_what_ray_said(monkeypatch: pytest.MonkeyPatch) -> None:
     Pretended(monkeypatch, "print('no such port'); raise SystemExit(1)")
     with pytest.raises(ClusterError, match=r"could not be started.*no such port"):

@@ -47,6 +47,8 @@ class RayNode:
         self._folder = tempfile.TemporaryDirectory(prefix="jd-", ignore_cleanup_errors=True)
         command = [*_COMMAND, "start", "--block", "--disable-usage-stats"]
         command += ["--num-cpus=1", f"--object-store-memory={_STORE_BYTES}", *arguments]
+        # Any free ports: those from 10002 to 19999, which it would set aside, the tasks of a cluster could not have.
+        command += ["--min-worker-port=0", "--max-worker-port=0"]
         # A folder of its own: of nodes of one machine that start at once, two would take the same socket and one end.
         command.append(f"--temp-dir={self._folder.name}")
         if "--head" in arguments:
