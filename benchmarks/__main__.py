@@ -85,7 +85,6 @@ def plot(name: str, comparisons: list[Comparison], folder: Path) -> None:
 
     figure, axes = plt.subplots(len(comparisons), 1, figsize=(9, 1.8 * len(comparisons) + 1), squeeze=False)
     for one, axis in zip(comparisons, axes[:, 0], strict=True):
-        rows = [row for row in reversed(one.rows) if row.median > 0]
         scale = 1e3 if one.rows and one.rows[0].unit == "s" else 1.0
         if all(row.name.isdecimal() for row in one.rows):  # a quantity that grows
             sizes = [int(row.name) for row in one.rows]
@@ -99,6 +98,7 @@ def plot(name: str, comparisons: list[Comparison], folder: Path) -> None:
             axis.set_ylabel("ms" if scale > 1 else one.rows[0].unit, fontsize=8)
             axis.tick_params(labelsize=8, which="both")
             continue
+        rows = [row for row in reversed(one.rows) if row.median > 0]
         medians = [row.median * scale for row in rows]
         ranges = [
             [(row.median - row.low) * scale for row in rows],

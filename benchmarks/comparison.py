@@ -133,12 +133,12 @@ def compare(
       workers: processes of each contender.
       tolerance: how far the losses may differ, relative: after 16 steps, and after the warm-up.
     """
-    found = [Result(one.label) for one in contenders]
+    found = {one.label: Result(one.label) for one in contenders}
     # Who starts first is some 2 % slower all along: half of the rounds are with processes that start in reverse order.
     for order, turns in ((contenders, rounds - rounds // 2), (contenders[::-1], rounds // 2)):
         for result in _measured(order, arguments, steps, turns, workers, tolerance):
-            next(one for one in found if one.name == result.name).add(result)
-    return Comparison(problem, rows_of(contenders, found))
+            found[result.name].add(result)
+    return Comparison(problem, rows_of(contenders, list(found.values())))
 
 
 def _measured(

@@ -273,7 +273,7 @@ class _Plan:
       consts: its constants.
       variables: the variables that it takes.
       written: the variables whose new values it returns behind the results.
-      varying: for each result and new value whether it may differ between replicas.
+      varying: for each result, new value and total whether it may differ between replicas.
       shapes: for each result every replica's shape, where they differ.
     """
 
