@@ -1,5 +1,7 @@
 """The suite runs on eight logical CPU devices, with JAX at its strictest, and lets no test leave anything behind."""
 
+from collections.abc import Iterator
+
 import hypothesis
 import jax
 import pytest
@@ -14,6 +16,12 @@ pytest_plugins = ["jaxtribute.testing.pytest_plugin"]
 config.set_logical_cpu_devices(8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Most of the suite's time would go to LLVM, for programs that run once: they are compiled without optimisations (the
+# marker `optimized` turns them on) and kept for the next run. Processes that tests start, and may kill in the middle of
+# a write, do not share what is kept.
+jax.config.update("jax_disable_most_optimizations", True)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 # A test that fails for a thread left behind waits for idle ones to end.
 workers.IDLE_SECONDS = 0.02
 # What has been closed may take long to end where the machine is slow.
@@ -24,6 +32,22 @@ leaks.DEADLINE_S = 30.0
 hypothesis.settings.register_profile("jaxtribute", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile("jaxtribute")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keeps compiled programs beside what pytest keeps."""
+    jax.config.update("jax_compilation_cache_dir", str(config.rootpath / ".pytest_cache" / "jax"))
+
+
+@pytest.fixture(autouse=True)
+def as_compiled_for_users(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Full optimisation for tests marked `optimized`."""
+    if request.node.get_closest_marker("optimized") is None:
+        yield
+        return
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(autouse=True)

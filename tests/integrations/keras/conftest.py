@@ -16,10 +16,10 @@ import jaxtribute as jd
 
 @pytest.fixture(autouse=True, scope="module")
 def as_users_have_it() -> Iterator[None]:
-    """JAX's own promotion, also in the threads of replicas. Most of the time goes to XLA, which is told to hurry."""
-    names = "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion", "jax_disable_most_optimizations"
-    strict = [*(getattr(jax.config, name) for name in names[:2]), False]
-    for name, value in zip(names, ("standard", "allow", True), strict=True):
+    """JAX's own promotion, also in the threads of replicas."""
+    names = "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion"
+    strict = [getattr(jax.config, name) for name in names]
+    for name, value in zip(names, ("standard", "allow"), strict=True):
         jax.config.update(name, value)
     with jd.OneDeviceStrategy("CPU:0").scope():
         pass  # the first scope finds Keras
