@@ -63,8 +63,8 @@ class ServerVariable(Variable):
     Reading it fetches the value, writing it sends an operation: `assign_add`, `assign_sub`, `assign`, a `scatter`.
     Operations of several workers are applied in the order in which they arrive, each as a whole.
 
-    Args: those of `jd.Variable`. `initial_value` may be a function with an argument `shard_info`, wrapped in
-      `functools.partial(function, shape=..., dtype=...)`: each server then computes its own part.
+    The arguments are those of `jd.Variable`. `initial_value` may be a function with an argument `shard_info`, wrapped
+    in `functools.partial(function, shape=..., dtype=...)`: each server then computes its own part.
     """
 
     def __init__(

@@ -326,7 +326,8 @@ def function(func: Any = None, *, input_signature: Any = None, donate_argnums: i
       ArgumentTypeError: (when called) an argument that is neither an array nor hashable.
       ArgumentError: (when called) an argument that does not fit `input_signature`.
       VariableError: (when called) variables are created on a later call than the first.
-      If the function raises, no variable has changed.
+
+    If the function raises, no variable has changed.
 
     Source: `tf.function`; `donate_argnums` as in `jax.jit`.
     """

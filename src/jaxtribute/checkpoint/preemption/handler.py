@@ -122,8 +122,7 @@ class PreemptionCheckpointHandler:
           args: positional arguments for `save_fn`, or for the manager's `save`.
           kwargs: keyword arguments for it.
 
-        Raises:
-          as `run`.
+        It raises what `run` raises.
 
         Source: `tf.distribute.experimental.PreemptionCheckpointHandler.save_checkpoint_if_preempted`.
         """
