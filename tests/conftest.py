@@ -1,6 +1,8 @@
 """The suite runs on eight logical CPU devices, with JAX at its strictest, and lets no test leave anything behind."""
 
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import jax
@@ -53,6 +55,27 @@ def as_compiled_for_users(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_stays(no_leaks: None, same_environment: None) -> None:
     """Every test is watched."""
+
+
+_STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"})
+_started: list[str] = []
+
+
+def _note_start(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in _STARTS:
+        _started.append(f"{event}{arguments[:2]}")
+
+
+sys.addaudithook(_note_start)
+
+
+@pytest.fixture(autouse=True)
+def only_slow_tests_start_processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Keeps `make test` fast: whatever starts a process is marked `slow`."""
+    _started.clear()
+    yield
+    if _started and request.node.get_closest_marker("slow") is None:
+        pytest.fail(f"the test started a process: {_started[0]}. HINT: mark it `slow`.", pytrace=False)
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,12 @@ printed; of a traceback the last line counts. `...` stands for anything.
 import contextlib
 import doctest
 import io
+import os
 import re
 import sys
+import traceback
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +69,40 @@ def _name(error: type[Exception]) -> str:
     return error.__qualname__ if builtin else f"{error.__module__}.{error.__qualname__}"
 
 
+def run_pages(pages: Sequence[Path]) -> list[Path]:
+    """Runs each page in a process of its own, forked from one that has imported what the pages use, and no more.
+
+    Returns:
+        The pages that failed; what they raised has been printed.
+    """
+    import jaxtribute  # pyright: ignore[reportUnusedImport]
+    import jaxtribute.compat.tf
+    import jaxtribute.testing  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    failed: list[Path] = []
+    for page in pages:
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                run_page(page)
+                status = 0
+            except BaseException:
+                print(f"{page} failed:")
+                traceback.print_exc(file=sys.stdout)
+            finally:
+                sys.stdout.flush()
+                os._exit(status)
+        if os.waitpid(child, 0)[1]:
+            failed.append(page)
+    return failed
+
+
 if __name__ == "__main__":
     # Keras's own variables, whenever NumPy reads them.
     warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning)
-    run_page(Path(sys.argv[1]))
+    # The threads of OpenBLAS, which it stops before a fork.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    failures = run_pages([Path(name) for name in sys.argv[1:]])
+    sys.exit(f"failed: {', '.join(map(str, failures))}" if failures else 0)

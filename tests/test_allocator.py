@@ -35,12 +35,14 @@ def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator, "_decided", None)
 
 
+@pytest.mark.slow
 def test_a_tuned_process_keeps_freed_memory() -> None:
     tuned, faults = run_python(FAULTS).split()
     assert tuned == "True"
     assert int(faults) < 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "env", [{"JAXTRIBUTE_TUNE_ALLOCATOR": "0"}, {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}]
 )

@@ -38,14 +38,17 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 class TestInAProcessOfItsOwn:
+    @pytest.mark.slow
     @pytest.mark.parametrize("devices", [2, 8])
     def test_the_pool_has_two_threads_a_device(self, devices: int) -> None:
         report = run_python("import jaxtribute\n" + REPORT, devices=devices)
         assert report.split() == expected(devices)
 
+    @pytest.mark.slow
     def test_one_device_keeps_the_pool_of_jax(self) -> None:
         assert run_python("import jaxtribute\n" + REPORT, devices=1).split() == ["1", "None", str(CORES)]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "env",
         [
@@ -56,6 +59,7 @@ class TestInAProcessOfItsOwn:
     def test_devices_configured_by_jax_s_own_means_get_it_at_import(self, env: dict[str, str]) -> None:
         assert run_python("import jaxtribute\n" + REPORT, env=env).split() == expected(5)
 
+    @pytest.mark.slow
     def test_devices_configured_after_the_import_get_it_when_a_strategy_prepares(self) -> None:
         code = """
             import jaxtribute, jax
@@ -64,6 +68,7 @@ class TestInAProcessOfItsOwn:
         """
         assert run_python(textwrap.dedent(code) + REPORT).split() == expected(5)
 
+    @pytest.mark.slow
     def test_a_larger_pool_of_the_user_stays(self) -> None:
         report = run_python("import jaxtribute\n" + REPORT, devices=4, env={"PJRT_NPROC": "20"})
         assert report.split() == ["4", "20", "20"]

@@ -63,6 +63,7 @@ def test_orders_of_growth() -> None:
     assert order(sizes, [5 + 0.1 * size**2 for size in sizes]) == pytest.approx(2, abs=0.1)
 
 
+@pytest.mark.slow
 def test_the_plan_of_many_devices_is_a_curve(monkeypatch: pytest.MonkeyPatch) -> None:
     curve = [{"devices": n, "step": 0.1 + n / 1e3, "collectives": n / 1e3, "efficiency": 0.5} for n in (1, 10, 100)]
 
@@ -144,6 +145,7 @@ def test_a_peer_of_sums_serves_the_one_that_was_asked_for(name: str) -> None:
     assert total == pytest.approx(problems.make("vector-4", 2).data[0][:, 0].sum(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_an_unknown_suite_is_an_error_that_lists_all() -> None:
     command = [sys.executable, "-m", "benchmarks", "run", "--suite", "nonsense"]
     done = subprocess.run(

@@ -1,5 +1,7 @@
 """The public module of cluster resolvers."""
 
+import pytest
+
 import jaxtribute as jd
 from processes import run_python
 
@@ -13,6 +15,7 @@ def test_names_are_those_of_tensorflow_and_a_few_more() -> None:
     )
 
 
+@pytest.mark.slow
 def test_no_cloud_library_is_loaded_before_it_is_used() -> None:
     run_python(
         """

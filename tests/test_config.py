@@ -11,6 +11,7 @@ from jaxtribute.errors import ArgumentError, ArgumentTypeError, ConfigError
 from processes import run_python
 
 
+@pytest.mark.slow
 def test_the_import_starts_no_backend_and_imports_no_extra() -> None:
     code = """
         import sys
@@ -24,6 +25,7 @@ def test_the_import_starts_no_backend_and_imports_no_extra() -> None:
     assert run_python(code).split() == []
 
 
+@pytest.mark.slow
 def test_a_call_sets_the_devices_before_the_backend_starts() -> None:
     code = """
         import jaxtribute as jd
@@ -45,6 +47,7 @@ def test_a_call_sets_the_devices_before_the_backend_starts() -> None:
     assert "already started with 3" in second
 
 
+@pytest.mark.slow
 def test_the_call_wins_over_the_environment_and_the_environment_over_jax() -> None:
     code = """
         import jaxtribute as jd
@@ -58,6 +61,7 @@ def test_the_call_wins_over_the_environment_and_the_environment_over_jax() -> No
     assert run_python(code, devices=4, env=flags).split() == ["4", "5"]
 
 
+@pytest.mark.slow
 def test_without_the_allocator() -> None:
     code = """
         import jaxtribute as jd
@@ -68,6 +72,7 @@ def test_without_the_allocator() -> None:
     assert run_python(code).split() == ["2", "False"]
 
 
+@pytest.mark.slow
 def test_the_environment_is_refused_after_jax_has_started() -> None:
     output = run_python("import jax; jax.devices(); import jaxtribute", devices=2, status=1)
     assert "ConfigError: cannot make 2 logical CPU devices: the JAX backend has already started with 1" in output

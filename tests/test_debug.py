@@ -74,6 +74,7 @@ def on_a_worker() -> str:
     return "no error"
 
 
+@pytest.mark.slow
 def test_a_copy_of_another_worker(multi_process: SharedRunners) -> None:
     found: list[Any] = multi_process(workers=2, devices=2).run(on_a_worker)
     for text in found:

@@ -133,6 +133,7 @@ class TestResolveDevice:
         assert f"there is no device {text!r}; the devices are {PREFIX}CPU:0, {PREFIX}CPU:1, " in message
         assert "CPU:7. HINT: use one of these" in message
 
+    @pytest.mark.slow
     def test_it_prepares_the_backend_that_it_starts(self) -> None:
         code = """
             from jaxtribute import allocator, devices
@@ -142,6 +143,7 @@ class TestResolveDevice:
         """
         assert run_python(code).split() == ["39", "80", "True"]
 
+    @pytest.mark.slow
     def test_the_allocator_is_tuned_for_a_single_device_too(self) -> None:
         code = """
             from jaxtribute import allocator, devices

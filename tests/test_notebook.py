@@ -32,6 +32,7 @@ def cells() -> list[dict[str, Any]]:
     return json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
 
 
+@pytest.mark.slow
 def test_it_runs() -> None:
     printed = run_python(RUNNER, str(NOTEBOOK))
     assert printed.count(": drawing") == 3
@@ -42,6 +43,7 @@ def test_it_runs() -> None:
     assert printed.count("of 4 has") == 4, "each replica printed"
 
 
+@pytest.mark.slow
 def test_a_cell_that_raises_is_named(tmp_path: Path) -> None:
     broken = tmp_path / "broken.ipynb"
     broken.write_text(json.dumps({"cells": [{"cell_type": "code", "source": ["x = 1\n", "x / 0\n"]}]}))

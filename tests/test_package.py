@@ -91,6 +91,7 @@ def test_the_sdist_holds_what_builds_and_tests_the_same_wheel(wheel: Path, tmp_p
     assert names(build(WheelBuilder, unpacked, tmp_path / "again")) == names(wheel)
 
 
+@pytest.mark.slow
 def test_the_wheel_works_from_where_it_is_unpacked(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)

@@ -12,6 +12,7 @@ import pytest
 from processes import ProcessFailedError, free_ports, run_python
 
 
+@pytest.mark.slow
 def test_the_output_is_stdout_and_stderr() -> None:
     output = run_python("""
         import sys
@@ -21,29 +22,34 @@ def test_the_output_is_stdout_and_stderr() -> None:
     assert sorted(output.splitlines()) == ["err", "out one two"]
 
 
+@pytest.mark.slow
 def test_a_script_may_be_a_file(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('from a file')")
     assert run_python(script) == "from a file\n"
 
 
+@pytest.mark.slow
 def test_devices_and_environment_reach_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "not for the child")
     code = "import os; print(*(os.environ.get(n) for n in ('JAXTRIBUTE_CPU_DEVICES', 'MINE', 'XLA_FLAGS')))"
     assert run_python(code, devices=3, env={"MINE": "1"}).split() == ["3", "1", "None"]
 
 
+@pytest.mark.slow
 def test_another_exit_status_fails_and_shows_the_output() -> None:
     with pytest.raises(ProcessFailedError, match=r"(?s)ended with 1, not 0.*the cause"):
         run_python("raise SystemExit('the cause')")
     assert "the cause" in run_python("raise SystemExit('the cause')", status=1)
 
 
+@pytest.mark.slow
 def test_a_warning_is_an_error() -> None:
     with pytest.raises(ProcessFailedError, match="UserWarning: beware"):
         run_python("import warnings; warnings.warn('beware')")
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_killed_and_shows_its_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stuck, communicate = tmp_path / "stuck", subprocess.Popen[str].communicate
 
@@ -79,6 +85,7 @@ def test_a_free_port_is_given_to_nobody_else() -> None:
         assert max(port, other) < given.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_a_process_that_is_left_behind_is_killed() -> None:
     # The grandchild holds no pipe of ours, so only its process group tells of it.
     code = """

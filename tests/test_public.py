@@ -110,6 +110,7 @@ def test_every_strategy_name_of_tf_distribute_here_names_its_source() -> None:
     assert without == []
 
 
+@pytest.mark.slow
 def test_importing_starts_no_backend_and_loads_no_extra() -> None:
     from processes import run_python
 

@@ -28,6 +28,7 @@ _PROGRAM = """
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_in_a_save(tmp_path: Path) -> None:
     run_python(_PROGRAM, str(tmp_path), "end")  # waits for it
     run_python(_PROGRAM, str(tmp_path), "kill", status=-9)

@@ -46,6 +46,7 @@ def test_the_script_is_declared() -> None:
     assert callable(getattr(importlib.import_module(module), function))
 
 
+@pytest.mark.slow
 def test_the_module_can_be_run(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import tensorflow as tf\n")

@@ -92,6 +92,7 @@ def serve_and_join() -> tuple[str, int, set[str]]:
     return server.target, processes, {port.ip.removeprefix("::ffff:") for port in ports}
 
 
+@pytest.mark.slow
 def test_workers_meet_and_wait_for_each_other() -> None:
     found = jd.testing.run_multi_process(serve_and_join, workers=2)
     assert len({target for target, _, _ in found}) == 2

@@ -33,6 +33,7 @@ def close(seen: dict[str, Any], recorded: dict[str, Any]) -> None:
         np.testing.assert_allclose(seen[name], value, atol=TOLERANCE, rtol=0, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["custom_loop", "central_storage", "parameter_server"])
 def test_program_ends_with_the_loss_of_tensorflow(name: str, tmp_path: Path) -> None:
     close(last_line(run_python(migrated(name, tmp_path))), RECORDED[name])

@@ -24,6 +24,7 @@ def last_line(output: str) -> dict[str, Any]:
     return json.loads(output.strip().split("\n")[-1].removeprefix("[0] "))
 
 
+@pytest.mark.slow
 def test_one_process_a_task_trains_on_though_some_are_killed() -> None:
     """The start-up of TensorFlow's programs: each process is told by TF_CONFIG who it is."""
     jobs = {job: [f"{LOOPBACK}:{port}"] for job, port in zip(CLUSTER, free_ports(3), strict=True)}

@@ -12,6 +12,7 @@ from jaxtribute.testing import runner
 from jaxtribute.testing.shared import SharedRunners
 
 
+@pytest.mark.slow
 def test_two_workers_reduce_and_read(multi_process: SharedRunners) -> None:
     for found in multi_process(workers=2, devices=2).run(rehearsal.rehearse, (0.3,)):
         assert found["replicas"] == 4

@@ -7,6 +7,8 @@ import pytest
 
 from processes import run_python
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "digits.py"
 # Rich wraps at the width of the terminal, of which a test has none.
 WIDTH = {"COLUMNS": "100"}

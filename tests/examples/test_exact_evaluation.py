@@ -3,7 +3,11 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from processes import run_python
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "exact_evaluation.py"
 ROW = re.compile(r"^│ (\d+) +│ (\d+) +│ (\d+) +│ ([\d.]+) +│ ([\d.]+) +│ ([\d.]+) +│$", re.MULTILINE)

@@ -7,6 +7,8 @@ import pytest
 
 from processes import run_python
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "keras_digits.py"
 
 

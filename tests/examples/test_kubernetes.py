@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from processes import free_ports
@@ -45,6 +46,7 @@ def test_its_parts_fit_together() -> None:
     assert (ROOT / container["args"][-2]).is_file()
 
 
+@pytest.mark.slow
 def test_its_command_runs_in_every_pod(tmp_path: Path) -> None:
     _, job = documents()
     (container,) = job["spec"]["template"]["spec"]["containers"]

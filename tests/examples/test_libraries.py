@@ -3,7 +3,11 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from processes import run_python
+
+pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Not each under every strategy, as that costs a compilation or two; all in one process, which costs one start.

@@ -302,6 +302,7 @@ def test_a_thread_serves_the_next_pass_and_then_ends(monkeypatch: pytest.MonkeyP
     gc.collect()
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_over_ten_epochs() -> None:
     images = np.random.default_rng(0).integers(0, 255, (4_000, 32, 32, 3), np.uint8)
     dataset = distribute(make_numpy_dataset((images, np.arange(4_000))).shuffle(0).batch(256), 4)

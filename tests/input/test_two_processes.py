@@ -5,6 +5,8 @@ import pytest
 import input_workers
 from jaxtribute.testing.shared import SharedRunners
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("case", ["arrays", "list"])
 def test_a_batch_over_two_processes(case: str, multi_process: SharedRunners) -> None:

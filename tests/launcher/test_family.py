@@ -6,9 +6,13 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 from jaxtribute.launcher.family import Family
 from jaxtribute.testing.leaks import is_alive
 from processes import await_end
+
+pytestmark = pytest.mark.slow
 
 
 def test_members_and_what_they_start_are_killed() -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from namespaces import Machine, NoRightsError, two_machines
 
+pytestmark = pytest.mark.slow
+
 PORT = 29400
 SCRIPT = 'echo "$TF_CONFIG"; while :; do sleep 0.1; done'
 

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import checkpoint_workers
 import jaxtribute as jd
 from checkpoint_programs import advance, assert_same, build
 from jaxtribute.testing.shared import SharedRunners
+
+pytestmark = pytest.mark.slow
 
 ALONE: dict[str, Callable[[], Any]] = {
     "one device": lambda: jd.OneDeviceStrategy("cpu:0"),

@@ -12,6 +12,7 @@ from jaxtribute.testing.shared import SharedRunners
 from replicas import one_device
 
 
+@pytest.mark.slow
 def test_training_as_on_one_device(multi_process: SharedRunners) -> None:
     expected = programs.program(one_device(0))
     for found in multi_process(workers=2, devices=2).run(programs.on_this_worker):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import kill_program
 from jaxtribute.checkpoint.rehearsal import rehearse
@@ -19,6 +20,7 @@ PROGRAM = Path(kill_program.__file__)
 EPOCHS, EVERY, EXAMPLES = 3, 2, 320
 
 
+@pytest.mark.slow
 def test_a_kill_in_a_save_and_a_preemption_change_nothing(multi_process: SharedRunners, tmp_path: Path) -> None:
     calm, rough = tmp_path / "calm", tmp_path / "rough"
     calm.mkdir()

@@ -13,6 +13,8 @@ import pytest
 
 from namespaces import Machine, NoRightsError, two_machines
 
+pytestmark = pytest.mark.slow
+
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 PORT = 2222
 SILENCE_S = 3

@@ -19,6 +19,7 @@ def on_workers(multi_process: SharedRunners, program: Any, *args: Any) -> list[A
     return multi_process(workers=2, devices=2).run(program, args)
 
 
+@pytest.mark.slow
 def test_who_is_who(multi_process: SharedRunners) -> None:
     for rank, facts in enumerate(on_workers(multi_process, programs.facts)):
         assert facts == {
@@ -30,6 +31,7 @@ def test_who_is_who(multi_process: SharedRunners) -> None:
         }
 
 
+@pytest.mark.slow
 def test_variables_start_with_the_first_workers_value(multi_process: SharedRunners) -> None:
     for values in on_workers(multi_process, programs.first_values):
         assert values["scalar"] == 5.0
@@ -39,6 +41,7 @@ def test_variables_start_with_the_first_workers_value(multi_process: SharedRunne
         assert values["on_read"] == 0.0
 
 
+@pytest.mark.slow
 def test_variables_of_different_shapes_are_an_error_on_all_workers(multi_process: SharedRunners) -> None:
     for text in on_workers(multi_process, programs.different_shapes):
         assert "'odd'" in text
@@ -47,11 +50,13 @@ def test_variables_of_different_shapes_are_an_error_on_all_workers(multi_process
         assert "HINT" in text
 
 
+@pytest.mark.slow
 def test_updates_are_not_in_slices_between_processes_unless_asked_for(multi_process: SharedRunners) -> None:
     assert on_workers(multi_process, programs.sliced_slots, "auto") == [False, False]
     assert on_workers(multi_process, programs.sliced_slots, True) == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_collectives(multi_process: SharedRunners, compiled: bool) -> None:
     for rank, found in enumerate(on_workers(multi_process, programs.collectives, compiled)):
@@ -66,6 +71,7 @@ def test_collectives(multi_process: SharedRunners, compiled: bool) -> None:
         np.testing.assert_array_equal(found["gathered"], np.repeat(np.arange(4), 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_ragged_values(multi_process: SharedRunners, compiled: bool) -> None:
     rows = np.repeat(np.arange(4), np.arange(4)).astype(np.float32)
@@ -76,6 +82,7 @@ def test_ragged_values(multi_process: SharedRunners, compiled: bool) -> None:
         assert found["local"] == [(2 * rank, 2), (2 * rank + 1, 2)]
 
 
+@pytest.mark.slow
 def test_writes_in_every_context(multi_process: SharedRunners) -> None:
     for found in on_workers(multi_process, programs.writes):
         np.testing.assert_array_equal(found["eager"][0], [6, 4])
@@ -85,6 +92,7 @@ def test_writes_in_every_context(multi_process: SharedRunners) -> None:
         assert found["created"] == [3.0, 3.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["DATA", "OFF"])
 def test_training_as_on_one_machine(multi_process: SharedRunners, policy: str) -> None:
     rows, batch, epochs = 27, 8, 2
@@ -121,12 +129,14 @@ def train_by_hand(rows: int, batch: int, epochs: int) -> tuple[list[float], Any]
     return losses, np.asarray(w)
 
 
+@pytest.mark.slow
 def test_workers_that_run_out_first_take_part_until_the_end(multi_process: SharedRunners) -> None:
     first, second = on_workers(multi_process, programs.own_data)
     assert first == second
     assert sum(first) == sum(range(5)) + sum(range(2))
 
 
+@pytest.mark.slow
 def test_workers_that_do_different_things_are_told(multi_process: SharedRunners) -> None:
     for text in multi_process(workers=2, devices=2).run(programs.off_course):
         assert "worker 0" in text

@@ -32,6 +32,7 @@ def test_a_process_gets_its_devices_and_a_pool_that_fits(module: str) -> None:
     assert machine.run_module(module, ["run"], 3) == {"devices": "3", "pool": "None"}
 
 
+@pytest.mark.slow
 def test_processes_that_form_a_cluster(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher is played by a module that prints what each of two workers would."""
     commands: list[list[str]] = []

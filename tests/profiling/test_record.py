@@ -43,6 +43,7 @@ except Exception:
 """
 
 
+@pytest.mark.slow
 def test_a_slow_input_is_found_out(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -220,6 +220,7 @@ class TestKeys:
         assert names == ["tcp://127.0.0.1:1", "tcp://127.0.0.2:3", "tcp://[::1]:4"]
 
 
+@pytest.mark.slow
 def test_a_program_that_stops_nothing_ends() -> None:
     program = """
 import jaxtribute as jd
@@ -233,6 +234,7 @@ print(client.one_blocking())
     assert run_python(program) == "1\n"
 
 
+@pytest.mark.slow
 def test_without_its_libraries_it_says_what_to_install() -> None:
     program = """
 import sys

@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parent / "loops.py"
 STEPS = {2: 3000, 4: 3000, 8: 3000, 32: 1500}
 LOOPS = ["explicit_collectives", "automatic_collectives", "strategy_steps"]
 
-pytestmark = pytest.mark.stress
+pytestmark = pytest.mark.slow
 
 
 def sums(steps: int, *loops: str, devices: int | None = None, env: Mapping[str, str] | None = None) -> list[list[str]]:
@@ -25,11 +25,13 @@ def sums(steps: int, *loops: str, devices: int | None = None, env: Mapping[str, 
     return [line.split() for line in lines[1::2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", STEPS)
 def test_thousands_of_steps_that_nobody_waits_for(devices: int) -> None:
     assert sums(STEPS[devices], *LOOPS, devices=devices) == [[str(devices), f"{STEPS[devices]}.0"]] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "env", [{"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}, {"JAX_NUM_CPU_DEVICES": "4"}]
 )
@@ -37,6 +39,7 @@ def test_devices_configured_by_jax_s_own_means(env: dict[str, str]) -> None:
     assert sums(3000, "explicit_collectives", env=env) == [["4", "3000.0"]]
 
 
+@pytest.mark.slow
 def test_what_a_parent_with_fewer_devices_chose_is_not_kept() -> None:
     inherited = {"PJRT_NPROC": "4", "JAXTRIBUTE_PJRT_NPROC": "4"}
     assert sums(3000, "explicit_collectives", devices=8, env=inherited) == [["8", "3000.0"]]

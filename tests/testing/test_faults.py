@@ -131,6 +131,7 @@ def test_text_that_is_no_list_of_faults(text: str) -> None:
         faults.parse(text)
 
 
+@pytest.mark.slow
 def test_the_environment_injects_for_the_rest_of_the_process() -> None:
     from processes import run_python
 

@@ -36,6 +36,7 @@ def test_a_thread_that_is_about_to_end_is_waited_for() -> None:
     thread.join()
 
 
+@pytest.mark.slow
 def test_a_child_process_is_seen_until_it_ends(impatient: None) -> None:
     before = leaks.list_children()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
@@ -44,6 +45,7 @@ def test_a_child_process_is_seen_until_it_ends(impatient: None) -> None:
     assert leaks.left_behind(leaks.list_children, before) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_threads", [True, False])
 def test_children_of_children_are_seen_unless_they_are_to_be_ignored(
     by_threads: bool, monkeypatch: pytest.MonkeyPatch
@@ -62,6 +64,7 @@ def test_children_of_children_are_seen_unless_they_are_to_be_ignored(
     assert set(leaks.list_children()) <= set(before)
 
 
+@pytest.mark.slow
 def test_a_process_that_has_just_ended_has_no_children() -> None:
     with subprocess.Popen(["true"]) as child:
         child.wait()

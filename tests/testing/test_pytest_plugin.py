@@ -18,6 +18,7 @@ def fixture(definition: Any, *args: Any) -> Generator[None]:
     return running
 
 
+@pytest.mark.slow
 def test_a_thread_that_stays_fails_the_test(multi_process: SharedRunners, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaks, "DEADLINE_S", 0.0)
     guard = fixture(pytest_plugin.no_leaks, multi_process)
@@ -44,6 +45,7 @@ def test_the_environment_is_restored_and_its_change_told(monkeypatch: pytest.Mon
     assert list(fixture(pytest_plugin.same_environment)) == []
 
 
+@pytest.mark.slow
 def test_runners_end_with_the_session() -> None:
     definition: Any = pytest_plugin.multi_process
     running = definition._get_wrapped_function()()

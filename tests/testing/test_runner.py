@@ -67,6 +67,7 @@ def leave_a_grandchild() -> int:
     return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE).pid
 
 
+@pytest.mark.slow
 def test_two_processes_form_a_cluster_and_keep_their_state(multi_process: SharedRunners) -> None:
     runner = multi_process(workers=2, devices=2)
     assert runner.run(place) == [(0, 2, 4), (1, 2, 4)]
@@ -81,6 +82,7 @@ def test_two_processes_form_a_cluster_and_keep_their_state(multi_process: Shared
     assert multi_process(workers=2, devices=2) is runner
 
 
+@pytest.mark.slow
 def test_a_rank_that_raises_is_named_and_the_processes_go_on(multi_process: SharedRunners) -> None:
     runner = multi_process(workers=2, devices=2)
     runner.start()
@@ -99,11 +101,13 @@ def test_a_rank_that_raises_is_named_and_the_processes_go_on(multi_process: Shar
     assert runner.pids == pids
 
 
+@pytest.mark.slow
 def test_a_result_that_cannot_be_sent_is_an_error_of_that_rank(multi_process: SharedRunners) -> None:
     with pytest.raises(ProcessFailedError, match="lock"):
         multi_process(workers=2, devices=2).run(threading.Lock)
 
 
+@pytest.mark.slow
 def test_what_hangs_or_dies_is_killed_and_the_next_call_starts_anew() -> None:
     with MultiProcessRunner(2, None, grace_s=0.2) as runner:
         with pytest.raises(ProcessFailedError, match=r"(?s)rank 1 of 2 raised SystemExit: no more.*in fail_and_hang"):
@@ -122,10 +126,12 @@ def test_what_hangs_or_dies_is_killed_and_the_next_call_starts_anew() -> None:
         await_end(*grandchildren)
 
 
+@pytest.mark.slow
 def test_one_call_in_processes_of_its_own() -> None:
     assert run_multi_process(os.getenv, workers=1, env={"MINE": "1"}, args=("MINE",)) == ["1"]
 
 
+@pytest.mark.slow
 def test_the_processes_end_with_the_one_that_started_them() -> None:
     code = (
         "import jaxtribute as jd; r = jd.testing.MultiProcessRunner(); r.start(); print(*r.pids, flush=True); input()"
@@ -139,6 +145,7 @@ def test_the_processes_end_with_the_one_that_started_them() -> None:
     await_end(*pids)
 
 
+@pytest.mark.slow
 def test_a_runner_has_at_least_one_process_with_one_device() -> None:
     with pytest.raises(ArgumentError, match="workers=0"):
         MultiProcessRunner(0)

@@ -7,6 +7,8 @@ import pytest
 from jaxtribute.testing import shared
 from jaxtribute.testing.shared import SharedRunners
 
+pytestmark = pytest.mark.slow
+
 
 class Runner:
     """Stands for a runner, which would start processes."""

@@ -14,6 +14,7 @@ import jaxtribute as jd
 from processes import run_python
 
 
+@pytest.mark.slow
 def test_a_program_without_these_libraries_does_not_load_them() -> None:
     run_python("""
         import sys
@@ -89,6 +90,7 @@ _KERAS = """
 """
 
 
+@pytest.mark.slow
 def test_keras(tmp_path: Path) -> None:
     # It sets environment variables when it is loaded, so it gets a process of its own.
     run_python(_KERAS, str(tmp_path / "ckpt"), env={"KERAS_BACKEND": "jax"})

@@ -131,6 +131,7 @@ def launched(
             process.kill()
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_the_ranks_and_nothing_stays() -> None:
     script = "trap 'echo heard; exit 1' INT; echo $$; while :; do sleep 0.05; done"
     with launched("--workers", "2", "sh", "-c", script, session=True) as process:
@@ -143,6 +144,7 @@ def test_ctrl_c_reaches_the_ranks_and_nothing_stays() -> None:
         await_end(*pids)
 
 
+@pytest.mark.slow
 def test_nothing_stays_when_the_launcher_is_killed() -> None:
     script = "trap '' TERM HUP; sleep 600 & echo $$ $!; wait"
     with launched("--workers", "2", "sh", "-c", script) as process:
@@ -155,6 +157,7 @@ def test_nothing_stays_when_the_launcher_is_killed() -> None:
         await_end(*pids)
 
 
+@pytest.mark.slow
 def test_on_a_terminal_only_rank_0_has_one() -> None:
     ours, theirs = pty.openpty()
     script = "test -t 1 && echo terminal || echo pipe"

@@ -70,6 +70,7 @@ def test_the_manager_keeps_as_many_as_it_is_told(tmp_path: Path) -> None:
     np.testing.assert_array_equal(model.weight.numpy(), 3.0)
 
 
+@pytest.mark.slow
 def test_workers_that_save_to_folders_of_their_own_write_one_checkpoint(
     multi_process: SharedRunners, tmp_path: Path
 ) -> None:

@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
 from processes import run_python
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import json, warnings

@@ -130,6 +130,7 @@ class TestDevices:
         with pytest.raises(ArgumentError, match=r"GPU.*HINT"):
             tf.config.set_logical_device_configuration(tf.config.PhysicalDevice("gpu", "GPU"), [])
 
+    @pytest.mark.slow
     def test_splitting_before_jax_starts(self) -> None:
         output = run_python("""
             import jaxtribute.compat.tf as tf

@@ -15,6 +15,7 @@ from jaxtribute.input.splitting import Shard
 from processes import run_python
 
 
+@pytest.mark.slow
 def test_neither_is_ever_imported() -> None:
     run_python(
         """

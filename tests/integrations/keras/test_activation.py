@@ -31,6 +31,7 @@ _LATER = """
 """
 
 
+@pytest.mark.slow
 def test_keras_may_be_imported_inside_the_scope() -> None:
     assert "found" in run_python(_LATER, devices=2, env={"KERAS_BACKEND": "jax"})
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import jaxtribute as jd
 import keras_workers
@@ -14,6 +15,7 @@ from jaxtribute.testing.shared import SharedRunners
 from keras_models import X, assert_same, classifier, keras, trained
 
 
+@pytest.mark.slow
 def test_training_on_two_workers(multi_process: SharedRunners, tmp_path: Path) -> None:
     first, second = multi_process(workers=2, devices=2).run(keras_workers.train, (str(tmp_path),))
     alone = classifier()
