@@ -88,7 +88,7 @@ def run_pages(pages: Sequence[Path]) -> list[Path]:
             try:
                 run_page(page)
                 status = 0
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - told by the status
                 print(f"{page} failed:")
                 traceback.print_exc(file=sys.stdout)
             finally:

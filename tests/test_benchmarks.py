@@ -46,6 +46,7 @@ def test_every_suite_is_described_and_has_its_module() -> None:
         assert registry.described(name)
 
 
+@pytest.mark.slow
 def test_an_environment_in_the_given_place_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert environments.names() == ["tensorflow", "torch"]
     monkeypatch.setenv(environments.PLACE, str(tmp_path))
@@ -116,6 +117,7 @@ def test_a_page_keeps_what_stands_around_its_tables() -> None:
     assert "old" not in found
 
 
+@pytest.mark.slow
 def test_contenders_must_have_equal_losses() -> None:
     arguments = ["--problem", "4-4", "--batch", "4", "--devices", "1"]
     names = [Contender("jaxtribute"), Contender("named-sharding", bar=1.0)]
@@ -127,11 +129,13 @@ def test_contenders_must_have_equal_losses() -> None:
     json.dumps(found.as_json())
 
 
+@pytest.mark.slow
 def test_a_peer_that_fails_tells_why() -> None:
     with pytest.raises(RuntimeError, match="invalid literal for int"):
         Peer("benchmarks.peers.jax_steps", ["--problem", "nonsense", "--contender", "jaxtribute"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["jaxtribute-all-reduce", "psum"])
 def test_a_peer_of_sums_serves_the_one_that_was_asked_for(name: str) -> None:
     arguments = ["--problem", "vector-4", "--batch", "2", "--devices", "2", "--contender", name]

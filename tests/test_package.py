@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from processes import run_python
 
 ROOT = Path(__file__).parents[1]
+CI = ROOT / ".ci" / "run"
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -107,9 +108,12 @@ def test_the_wheel_works_from_where_it_is_unpacked(wheel: Path, tmp_path: Path) 
 
 def test_the_workflow_does_what_the_ci_does() -> None:
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    steps = re.findall(r"run: (.+)", workflow)
-    assert ".ci/run" in steps
-    assert {step.removeprefix("make ") for step in steps if step.startswith("make ")} <= set(targets)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert re.search(r"run: \S+ \.ci/run$", workflow, re.MULTILINE)
+    assert set(re.findall(r"make ([a-z-]+)", workflow)) <= targets
+    assert set(re.findall(r"^for target in (.+);", CI.read_text(encoding="utf-8"), re.MULTILINE)[0].split()) <= targets
     lowest = PROJECT["requires-python"].removeprefix(">=")
-    assert f'"{lowest}"' in workflow
+    pythons = re.findall(r'python: \["(.+)"\]', workflow)[0].split('", "')
+    assert pythons[0] == lowest
+    names = [name for name in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", name)]
+    assert pythons == [name.rpartition(" ")[2] for name in names]

@@ -94,6 +94,7 @@ def test_a_program_that_begins_anew(monkeypatch: pytest.MonkeyPatch, path: str, 
     assert (found.saved, found.resumed) == (True, False)
 
 
+@pytest.mark.slow
 def test_a_program_that_does_not_end(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import time; print('here', flush=True); time.sleep(100)")

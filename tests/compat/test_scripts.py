@@ -39,6 +39,7 @@ def test_program_ends_with_the_loss_of_tensorflow(name: str, tmp_path: Path) -> 
     close(last_line(run_python(migrated(name, tmp_path))), RECORDED[name])
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_losses_of_tensorflow(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

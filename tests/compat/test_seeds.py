@@ -103,6 +103,7 @@ def test_block_shows_what_the_document_states(block: Block, tmp_path: Path) -> N
         assert agree(stated(said), shown(next(iter(seen.values()))[0]))
 
 
+@pytest.mark.slow
 @needs_texts
 def test_blocks_of_several_workers() -> None:
     with jd.testing.MultiProcessRunner(workers=2, devices=2) as runner:

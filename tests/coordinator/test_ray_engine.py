@@ -43,6 +43,7 @@ def test_one_process_a_task_trains_on_though_some_are_killed() -> None:
     assert result["counted"] == result["steps"]
 
 
+@pytest.mark.slow
 def test_launch_starts_a_chief_that_was_killed_again_from_what_it_saved(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -76,6 +77,7 @@ class Pretended:
         monkeypatch.setattr(ray_node, "_COMMAND", [sys.executable, "-I", "-S", "-c", code])
 
 
+@pytest.mark.slow
 def test_a_chief_may_have_a_port_that_ray_would_keep_for_its_workers() -> None:
     port = next(port for port in range(17000, 19999) if _is_free(port))
     node = ray_node.start_head(f"{LOOPBACK}:{port}")
@@ -90,6 +92,7 @@ def _is_free(port: int) -> bool:
         return probe.connect_ex((LOOPBACK, port)) != 0
 
 
+@pytest.mark.slow
 def test_a_node_that_ends_tells_what_ray_said(monkeypatch: pytest.MonkeyPatch) -> None:
     Pretended(monkeypatch, "print('no such port'); raise SystemExit(1)")
     with pytest.raises(ClusterError, match=r"could not be started.*no such port"):
@@ -100,6 +103,7 @@ def test_a_node_that_ends_tells_what_ray_said(monkeypatch: pytest.MonkeyPatch) -
         ray_node.start_head("127.0.0.1:1")
 
 
+@pytest.mark.slow
 def test_a_task_offers_its_place_until_the_chief_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     Pretended(monkeypatch, "import time; time.sleep(60)")
     with socket.create_server(("127.0.0.1", 0)) as chief:

@@ -13,6 +13,8 @@ from jaxtribute.launcher.outcome import Kind, Outcome
 from jaxtribute.launcher.output import RankOutput
 from processes import await_end
 
+pytestmark = pytest.mark.slow
+
 DEAF = "trap '' TERM INT; echo ready; while :; do sleep 0.05; done"
 """A rank that hears no signal but SIGKILL."""
 

@@ -71,11 +71,13 @@ def coordinator() -> str:
         return f"127.0.0.1:{ports.numbers[0]}"
 
 
+@pytest.mark.slow
 def test_all_ranks_start_once() -> None:
     assert go(Leader(options("exit 0", workers=3)).run()) == [0]
     assert starts() == [[0, 0, 3], [0, 1, 3], [0, 2, 3]]
 
 
+@pytest.mark.slow
 def test_a_job_is_started_again_until_it_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
     script = 'test "$JAXTRIBUTE_RESTART" = 2 || exit 9'
     assert go(Leader(options(script, max_restarts=2)).run()) == [0]
@@ -85,12 +87,14 @@ def test_a_job_is_started_again_until_it_ends_well(capsys: pytest.CaptureFixture
     assert "starts the job again (2 of 2 restarts)" in said
 
 
+@pytest.mark.slow
 def test_after_the_last_restart_the_code_is_that_of_the_failure() -> None:
     assert go(Leader(options("exit 9", max_restarts=1)).run()) == [9]
     assert len(starts()) == 2
     assert go(Leader(options("exit 75")).run()) == [75]
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_killed_is_left_out_once() -> None:
     script = """
         case "$JAXTRIBUTE_RESTART$index" in 02) kill -9 $$;; 1*) exit 75;; 0*) sleep 600;; esac
@@ -100,6 +104,7 @@ def test_a_worker_that_was_killed_is_left_out_once() -> None:
     assert [start for start in starts() if start[0] == 2] == [[2, 0, 3], [2, 1, 3], [2, 2, 3]]
 
 
+@pytest.mark.slow
 def test_growing_lets_the_ranks_save_and_is_no_failure() -> None:
     one = Leader(options('test "$JAXTRIBUTE_RESTART" = 1 && exit 0', saves=True, workers=2))
 
@@ -112,6 +117,7 @@ def test_growing_lets_the_ranks_save_and_is_no_failure() -> None:
     assert len(starts()) == 4
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_job_whatever_restarts_are_left() -> None:
     one = Leader(options("", saves=True, workers=2, max_restarts=3))
 
@@ -132,6 +138,7 @@ def machines(script: str, **more: Any) -> tuple[Leader, Follower]:
     return Leader(first), Follower(second)
 
 
+@pytest.mark.slow
 def test_two_machines_form_one_job() -> None:
     # The rank that fails waits until all have left their lines: the others are stopped as soon as it ends.
     fails = "until test $(wc -l < record) = 3; do sleep 0.01; done; exit 6"
@@ -140,6 +147,7 @@ def test_two_machines_form_one_job() -> None:
     assert starts() == [[restart, rank, 3] for restart in (0, 1) for rank in range(3)]
 
 
+@pytest.mark.slow
 def test_a_failure_on_one_machine_stops_the_other_and_both_exit_with_its_code() -> None:
     first, second = machines('test "$index" = 2 && exit 6; sleep 600')
     assert go(first.run(), second.run()) == [6, 6]
@@ -147,6 +155,7 @@ def test_a_failure_on_one_machine_stops_the_other_and_both_exit_with_its_code() 
     assert go(first.run(), second.run()) == [5, 5]
 
 
+@pytest.mark.slow
 def test_a_traceback_of_another_machine_is_shown_here_too(capfd: pytest.CaptureFixture[str]) -> None:
     traceback = "echo 'Traceback (most recent call last):'; echo 'ValueError: boom'; exit 1"
     first, second = machines(f'test "$index" = 2 && {{ {traceback}; }}; sleep 600')
@@ -171,6 +180,7 @@ def test_a_machine_that_waits_can_be_told_to_leave() -> None:
     assert go(patient.run(), third.run(), leave()) == [143, 143, None]
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_machine_0_ends_all() -> None:
     first, second = machines("sleep 600")
 
@@ -181,6 +191,7 @@ def test_ctrl_c_on_machine_0_ends_all() -> None:
     assert go(first.run(), second.run(), interrupt()) == [130, 130, None]
 
 
+@pytest.mark.slow
 def test_a_machine_that_leaves_is_done_without_and_taken_back() -> None:
     leader.REJOIN_S, before = 0.1, leader.REJOIN_S
     try:
@@ -204,6 +215,7 @@ def test_a_machine_that_leaves_is_done_without_and_taken_back() -> None:
         leader.REJOIN_S = before
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_lost_fails_the_job(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +232,7 @@ def test_a_machine_that_is_lost_fails_the_job(
     assert "machine 1 was lost" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_machine_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader, "ANSWER_S", 0.1)
     monkeypatch.setattr(remote.RemoteNode, "stop", lambda self: None)
@@ -227,6 +240,7 @@ def test_a_machine_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPa
     assert go(first.run(), second.run()) == [5, 70]
 
 
+@pytest.mark.slow
 def test_machines_that_do_not_come_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

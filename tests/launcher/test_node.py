@@ -31,6 +31,7 @@ def test_a_start_travels() -> None:
     assert Start.from_json(start.as_json()) == start
 
 
+@pytest.mark.slow
 def test_ranks_know_their_place(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

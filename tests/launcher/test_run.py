@@ -48,17 +48,20 @@ def launch_with(*numbers: signal.Signals, restarts: int = 0) -> int:
         sender.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_sigterm_lets_the_ranks_save(number: signal.Signals) -> None:
     assert launch_with(number, restarts=3) == 75
     assert notes() == ["saved", "saved", "start 0", "start 0"]
 
 
+@pytest.mark.slow
 def test_sigusr1_lets_them_save_and_start_again() -> None:
     assert launch_with(signal.SIGWINCH, signal.SIGUSR1) == 0
     assert notes() == ["saved", "saved", "start 0", "start 0", "start 1", "start 1"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_no_keyboard_interrupt_and_handlers_are_restored() -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     assert launch_with(signal.SIGINT) == 130

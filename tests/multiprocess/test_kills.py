@@ -53,6 +53,7 @@ def test_a_kill_in_a_save_and_a_preemption_change_nothing(multi_process: SharedR
         assert (other["seen:0"] == 1).all()
 
 
+@pytest.mark.slow
 def test_a_rehearsal_of_a_preemption(tmp_path: Path) -> None:
     found = rehearse(PROGRAM, [str(tmp_path), "3", "100", "320"], workers=1, step=2, timeout_s=300)
     assert found.problem == "", found

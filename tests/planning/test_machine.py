@@ -28,6 +28,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "measured_by_a_test"
 
 
+@pytest.mark.slow
 def test_a_process_gets_its_devices_and_a_pool_that_fits(module: str) -> None:
     assert machine.run_module(module, ["run"], 3) == {"devices": "3", "pool": "None"}
 
@@ -47,11 +48,13 @@ def test_processes_that_form_a_cluster(module: str, monkeypatch: pytest.MonkeyPa
     assert answer == {"rank": 0}
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_shows_what_it_printed(module: str) -> None:
     with pytest.raises(ProcessFailedError, match=r"(?s)on 2 devices ended with 1. HINT.*before.*ValueError: mine"):
         machine.run_module(module, ["fail"], 2)
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "DEADLINE_S", 0.5)
     with pytest.raises(DeadlineError, match=r"has not ended in 0 s|has not ended in 1 s"):

@@ -168,6 +168,7 @@ def fall_silent() -> str:
     return watch.failure.message(cluster.names)
 
 
+@pytest.mark.slow
 def test_a_worker_falls_silent() -> None:
     with MultiProcessRunner(workers=2) as runner:
         first, _ = runner.run(fall_silent)

@@ -40,6 +40,7 @@ def test_a_program_that_is_invariant() -> None:
     assert_strategy_invariant(training, devices=(1, 2, 3, 100))
 
 
+@pytest.mark.slow
 def test_a_program_that_is_invariant_over_processes() -> None:
     one = {"OneDeviceStrategy": lambda: jd.OneDeviceStrategy("CPU:0")}
     assert_strategy_invariant(training, strategies=one, workers=[(2, 1)])

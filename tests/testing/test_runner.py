@@ -153,6 +153,7 @@ def test_a_runner_has_at_least_one_process_with_one_device() -> None:
         run_multi_process(rank, devices=-1)
 
 
+@pytest.mark.slow
 def test_processes_are_set_up_before_their_first_call() -> None:
     with MultiProcessRunner(1, None, setup=remember_start) as runner:
         assert runner.run(remember, ("a",)) == [["start", "a"]]
@@ -161,6 +162,7 @@ def test_processes_are_set_up_before_their_first_call() -> None:
         assert runner.run(remember, ("c",)) == [["start", "c"]]
 
 
+@pytest.mark.slow
 def test_an_interrupted_call_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -31,12 +31,14 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "program.py"
 
 
+@pytest.mark.slow
 def test_a_program_runs_once_a_rank_with_its_arguments(program: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", "--workers", "2", "--devices-per-worker", "3", program, "--workers", "x"]) == 0
     lines = sorted(capfd.readouterr().out.splitlines())
     assert lines == [f"[{rank}] rank {rank} of ['--workers', 'x'] with 3 devices" for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_a_module_or_a_command_will_do(program: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", "-m", "this"]) == 0
     assert "[0] Beautiful is better than ugly." in capfd.readouterr().out
@@ -48,6 +50,7 @@ def test_a_module_or_a_command_will_do(program: str, capfd: pytest.CaptureFixtur
     assert sorted(path.name for path in Path("jaxtribute-logs").iterdir()) == ["rank-0.log", "rank-1.log"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [True, False])
 def test_a_traceback_is_printed_once(split: bool, program: str, capfd: pytest.CaptureFixture[str]) -> None:
     Path(program).write_text(f"{PROGRAM}\nif task['index'] == 1: raise ValueError('boom')")

@@ -20,6 +20,7 @@ def saved(tmp_path: Path) -> str:
     return str(tmp_path / "step.json")
 
 
+@pytest.mark.slow
 def test_a_script_from_beginning_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A process looks at the script; the rest is arithmetic."""
     out, step = str(tmp_path / "curve.png"), str(tmp_path / "step.json")
