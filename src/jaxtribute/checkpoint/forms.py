@@ -93,7 +93,8 @@ def combine(rows: Host, aggregation: str) -> Host:
     if aggregation == VariableAggregation.SUM.name:
         return rows.sum(0, dtype=rows.dtype)
     if aggregation == VariableAggregation.MEAN.name:
-        return rows.mean(0, dtype=rows.dtype)
+        wide = np.promote_types(rows.dtype, np.float32)  # a sum of half precision may not fit where the mean does
+        return rows.mean(0, dtype=wide).astype(rows.dtype)
     return rows[0]
 
 

@@ -235,9 +235,9 @@ class ReductionToOneDevice(CrossDeviceOps):
         if device is None:
             device = destination.devices[0] if isinstance(destination, ReplicaMesh) else destination
         value = per_replica_value if isinstance(per_replica_value, Mirrored) else as_array(per_replica_value)
-        parts = [jax.device_put(summable(part), device) for part in value.values]
+        parts = [jax.device_put(summable(part, reduce_op), device) for part in value.values]
         total = fold(add, parts) if self._accumulate is None else self._accumulate(parts)
-        return put(total if reduce_op is ReduceOp.SUM else divided(total, mesh.size), destination)
+        return put(total if reduce_op is ReduceOp.SUM else divided(total, mesh.size, value.data.dtype), destination)
 
 
 def _distributed(value: Any) -> PerReplica | Mirrored:

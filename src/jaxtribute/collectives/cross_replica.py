@@ -66,14 +66,14 @@ def reduce_value(value: Any, op: ReduceOp, axis: int | tuple[int, ...] | None, m
                 f"reduce('SUM') over {replicas} replicas of {data!r}, which is not a distributed value, does not say "
                 "whether each replica holds it. HINT: pass what strategy.run returned, or use 'MEAN'."
             )
-    array = summable(data) if op is ReduceOp.SUM or axis is not None else jnp.asarray(data)
+    array, given = summable(data, op), jnp.result_type(data)
     axes = check_axes(axis, array.ndim)
     if op is ReduceOp.SUM:
         total = array if axes is None else array.sum(axes, dtype=array.dtype)
         return total * jnp.asarray(replicas, total.dtype) if replicas > 1 else total
     if axes is None:
-        return array
-    return divided(array.sum(axes, dtype=array.dtype), math.prod(array.shape[one] for one in axes))
+        return array.astype(given) if jnp.issubdtype(given, jnp.inexact) else array
+    return divided(array.sum(axes, dtype=array.dtype), math.prod(array.shape[one] for one in axes), given)
 
 
 def reduce_leaves(values: Sequence[Any], op: ReduceOp, mesh: ReplicaMesh, summation: Summation) -> list[Any]:
@@ -263,10 +263,10 @@ def _reduce_mapped(
 
 @partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _reduce_split(data: Any, layout: _Layout, op: ReduceOp, axes: Axes, mesh: ReplicaMesh) -> Any:
-    stacked = layout.drop_idle(layout.stack(summable(data), mesh.size), op)
+    stacked = layout.drop_idle(layout.stack(summable(data, op), mesh.size), op)
     total = stacked.sum((0, *(axis + 1 for axis in axes or ())), dtype=stacked.dtype)
     if op is ReduceOp.MEAN:
-        total = divided(total, layout.count(stacked.shape[1:], axes or (), mesh.size))
+        total = divided(total, layout.count(stacked.shape[1:], axes or (), mesh.size), data.dtype)
     return _everywhere(total, mesh)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxtribute.collectives.idle import guarded, is_idle, kept
@@ -17,16 +18,32 @@ from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import AXIS
 
 
-def summable(value: Any) -> Any:
-    """`value` as an array that can be added up: booleans count as int32."""
+def summable(value: Any, op: ReduceOp = ReduceOp.SUM) -> Any:
+    """`value` as an array that can be added up.
+
+    Booleans count as int32. For a mean integers become JAX's default float and half precision float32, as in
+    `jnp.mean`: their sum may not fit where their mean does.
+    """
     array = jnp.asarray(value)
+    if op is ReduceOp.MEAN and not jnp.issubdtype(array.dtype, jnp.inexact):
+        return array.astype(jnp.result_type(float))
+    if op is ReduceOp.MEAN and array.dtype.itemsize < np.dtype(np.float32).itemsize:
+        return array.astype(jnp.float32)
     return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
 
 
-def divided(total: Any, count: Any) -> Any:
-    """`total / count` in the dtype of `total` if that is inexact, else in JAX's default float."""
+def divided(total: Any, count: Any, given: Any = None) -> Any:
+    """`total / count`.
+
+    Args:
+      total: a sum.
+      count: of how many.
+      given: the dtype of what was summed up, by default that of the sum: the result has it if it is inexact, and
+        otherwise JAX's default float.
+    """
     dtype = total.dtype if jnp.issubdtype(total.dtype, jnp.inexact) else jnp.result_type(float)
-    return total.astype(dtype) / jnp.asarray(count, dtype)
+    mean = total.astype(dtype) / jnp.asarray(count, dtype)
+    return mean.astype(given) if given is not None and jnp.issubdtype(given, jnp.inexact) else mean
 
 
 def contributions(values: Sequence[Any], op: ReduceOp, replicas: int, idle: tuple[int, ...]) -> tuple[list[Any], int]:
@@ -39,7 +56,7 @@ def contributions(values: Sequence[Any], op: ReduceOp, replicas: int, idle: tupl
       idle: ids of the replicas that got no data. A mean leaves them out; to a sum they give zero in place of
         NaN, which is what means over no examples come to.
     """
-    arrays = [summable(value) for value in values]
+    arrays = [summable(value, op) for value in values]
     if not idle:
         return arrays, replicas
     mine = is_idle(idle, replicas)
@@ -61,7 +78,9 @@ def all_reduce(
     totals = (summation or AutoSum())(arrays, replicas)
     if idle:
         totals = [guarded(total, op, idle, replicas) for total in totals]
-    return totals if op is ReduceOp.SUM else [divided(total, count) for total in totals]
+    if op is ReduceOp.SUM:
+        return totals
+    return [divided(total, count, jnp.result_type(value)) for total, value in zip(totals, values, strict=True)]
 
 
 def all_gather(value: Any, axis: int) -> Any:
@@ -98,15 +117,19 @@ def reduce_local(
       idle: the replicas that got no data; see `contributions`.
       uneven: whether the replicas' shapes may differ.
     """
-    array = summable(value)
+    array, given = summable(value, op), jnp.result_type(value)
     elements = 1 if axes is None else math.prod(array.shape[axis] for axis in axes)
     if axes is not None:
         array = array.sum(axes, dtype=array.dtype)
     total = all_reduce([array], ReduceOp.SUM if axes is not None else op, replicas, idle=idle)[0]
-    if op is ReduceOp.SUM or axes is None:
+    if op is ReduceOp.SUM:
         return total
+    if axes is None:
+        return total.astype(given) if jnp.issubdtype(given, jnp.inexact) else total
     if not uneven:
-        return divided(total, elements * replicas)
+        return divided(total, elements * replicas, given)
     # The true number of elements of all replicas, as an array: psum would multiply a number by their number.
-    counted, _ = contributions([jnp.asarray(elements, jnp.int32)], ReduceOp.MEAN, replicas, idle)
-    return divided(total, lax.psum(counted[0], AXIS))
+    counted = jnp.asarray(elements, jnp.int32)
+    if idle:
+        counted = kept(counted, op, is_idle(idle, replicas))
+    return divided(total, lax.psum(counted, AXIS), given)

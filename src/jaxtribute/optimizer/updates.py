@@ -126,5 +126,5 @@ def _reduce_gradients(
     arrays, count = contributions([grads[i] for i in large], op, replicas, idle)
     for i, array in zip(large, arrays, strict=True):
         piece = scattered(array, replicas)
-        results[i] = Slice(piece if op is ReduceOp.SUM else divided(piece, count), array.shape)
+        results[i] = Slice(piece if op is ReduceOp.SUM else divided(piece, count, _dtype(grads[i])), array.shape)
     return results

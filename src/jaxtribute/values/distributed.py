@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import operator
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -13,8 +15,9 @@ from jax.core import Tracer
 
 from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.values.agreement import Signature, all_signatures
+from jaxtribute.values.comparing import Asking
 from jaxtribute.values.mesh import ReplicaMesh, own
-from jaxtribute.values.operators import ArrayOperators
+from jaxtribute.values.operators import COMPARABLE, ArrayOperators, operand
 
 
 class DistributedValues:
@@ -151,6 +154,46 @@ class PerReplica(DistributedValues):
             f"a PerReplica value of {self.mesh.size} replicas is no single array to compute with here. "
             "HINT: compute in the function passed to strategy.run, or reduce the value first."
         )
+
+    def __eq__(self, other: object) -> Any:
+        """A `PerReplica` of what is equal in each component; containers search by identity instead."""
+        if isinstance(other, (DistributedValues, ArrayOperators)):
+            asking = Asking(sys._getframe(1))
+            if asking.wants_identity() or not asking.compares():
+                return self is other
+        return self._compared(operator.eq, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._compared(operator.ne, other)
+
+    __hash__ = object.__hash__
+
+    def _compared(self, function: Callable[[Any, Any], Any], other: Any) -> Any:
+        """`function` of each component and of `other`, or of its component."""
+        if not isinstance(other, (PerReplica, ArrayOperators, *COMPARABLE, *((str,) if self.is_tuple else ()))):
+            return NotImplemented
+        if isinstance(other, PerReplica) and (other.mesh != self.mesh or other.shapes != self.shapes):
+            raise ArgumentTypeError(
+                f"the components of {self.mesh.size} and of {other.mesh.size} replicas, of shapes {self.shapes or ''} "
+                f"and {other.shapes or ''}, cannot be compared. HINT: compare values of one strategy and of equal "
+                "shapes."
+            )
+        if isinstance(self.data, tuple) or isinstance(getattr(other, "data", None), tuple):
+            theirs = other.values if isinstance(other, PerReplica) else (operand(other),) * len(self.mesh.local_ids)
+            equal = tuple(function(mine, their) for mine, their in zip(self.values, theirs, strict=True))
+            return PerReplica(equal, self.mesh)
+        theirs = other.data if isinstance(other, PerReplica) else self._repeated(operand(other))
+        return PerReplica(function(self.data, theirs), self.mesh, self.scalar, self.shapes, self.idle)
+
+    def _repeated(self, other: Any) -> Any:
+        """`other`, which broadcasts to the shape of each component, as broadcasts to the global array."""
+        if np.ndim(other) < self.component_ndim or not self.component_ndim:
+            return other
+        rows = self.data.shape[0] // self.mesh.size
+        whole = jnp.broadcast_to(other, (rows, *self.data.shape[1:]))
+        return jnp.tile(whole, (self.mesh.size, *[1] * (self.component_ndim - 1)))
+
+    __array_priority__ = ArrayOperators.__array_priority__
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _no_operand
     __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __floordiv__ = __mod__ = __neg__ = _no_operand

@@ -6,12 +6,18 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxtribute.values.comparing import Asking
+
+COMPARABLE = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, list, tuple)
+"""What `==` compares by value; JAX refuses lists and tuples with a sentence. Anything else is not equal."""
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -35,6 +41,26 @@ def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return method
 
 
+def equal(self: ArrayOperators, other: Any) -> Any:
+    """`self == other`, element by element; a search for another variable or value goes by identity instead."""
+    if isinstance(other, ArrayOperators):
+        asking = Asking(sys._getframe(1))
+        if asking.wants_identity():
+            return self is other
+        if not asking.compares():
+            return Sought(self, other, asking)
+    elif not isinstance(other, COMPARABLE):
+        return NotImplemented
+    return operator.eq(self._operand(), operand(other))
+
+
+def unequal(self: ArrayOperators, other: Any) -> Any:
+    """`self != other`, element by element; no search asks this."""
+    if isinstance(other, (ArrayOperators, *COMPARABLE)):
+        return operator.ne(self._operand(), operand(other))
+    return NotImplemented
+
+
 def operand(value: Any) -> Any:
     """The array that `value` stands for, if it stands for one, else `value` itself."""
     return value._operand() if isinstance(value, ArrayOperators) else value
@@ -50,6 +76,9 @@ class ArrayOperators:
     """Mixin: Python's operators and array conversions, applied to the array that `_operand()` gives."""
 
     __slots__ = ()
+
+    __array_priority__ = 100
+    """As that of `jax.Array`: NumPy's arrays and numbers on the left of an operator leave it to the value."""
 
     def _operand(self) -> Any:
         raise NotImplementedError
@@ -89,8 +118,22 @@ class ArrayOperators:
     def __int__(self) -> int:
         return int(self._operand())
 
+    def __complex__(self) -> complex:
+        return complex(self._operand())
+
+    def __index__(self) -> int:
+        return operator.index(self._operand())
+
     def __bool__(self) -> bool:
         return bool(self._operand())
+
+    def __round__(self, ndigits: int = 0) -> Any:
+        return round(self._operand(), ndigits)
+
+    # By value where code compares, and yet keys of dictionaries: see `comparing`.
+    __eq__ = equal
+    __ne__ = unequal
+    __hash__ = object.__hash__
 
     def __len__(self) -> int:
         return len(self._operand())
@@ -110,7 +153,10 @@ class ArrayOperators:
     __truediv__, __rtruediv__ = _binary(operator.truediv), _reflected(operator.truediv)
     __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _reflected(operator.floordiv)
     __mod__, __rmod__ = _binary(operator.mod), _reflected(operator.mod)
+    __divmod__, __rdivmod__ = _binary(divmod), _reflected(divmod)
     __pow__, __rpow__ = _binary(operator.pow), _reflected(operator.pow)
+    __lshift__, __rlshift__ = _binary(operator.lshift), _reflected(operator.lshift)
+    __rshift__, __rrshift__ = _binary(operator.rshift), _reflected(operator.rshift)
     __matmul__, __rmatmul__ = _binary(operator.matmul), _reflected(operator.matmul)
     __and__, __rand__ = _binary(operator.and_), _reflected(operator.and_)
     __or__, __ror__ = _binary(operator.or_), _reflected(operator.or_)
@@ -119,6 +165,39 @@ class ArrayOperators:
     __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)
     __neg__, __pos__, __abs__ = _unary(operator.neg), _unary(operator.pos), _unary(operator.abs)
     __invert__ = _unary(operator.invert)
+
+
+class Sought(ArrayOperators):
+    """`left == right` where something else than `==` asks for it: `operator.eq`, or a search.
+
+    It is the array of what is equal, computed when it is first needed. But the instruction that asked gets the truth
+    of a search: whether both are the same object.
+
+    Args:
+      left: a variable or distributed value.
+      right: another one.
+      asking: the instruction.
+    """
+
+    __slots__ = ("_array", "_asking", "_pair")
+
+    def __init__(self, left: ArrayOperators, right: ArrayOperators, asking: Asking) -> None:
+        self._pair, self._asking = (left, right), asking
+        self._array: Any = None
+
+    def _operand(self) -> Any:
+        if self._array is None:
+            left, right = self._pair
+            self._array = left._operand() == right._operand()
+        return self._array
+
+    def __bool__(self) -> bool:
+        if self._asking.again(sys._getframe(1)):
+            return self._pair[0] is self._pair[1]
+        return bool(self._operand())
+
+    def __repr__(self) -> str:
+        return repr(self._operand())
 
 
 def _as_array(name: str) -> property:
@@ -138,3 +217,5 @@ def _as_array(name: str) -> property:
 for _name in {*_ARRAY_ATTRIBUTES, *(name for name in dir(jax.Array) if not name.startswith("_"))}:
     if not hasattr(ArrayOperators, _name):
         setattr(ArrayOperators, _name, _as_array(_name))
+
+jax.tree_util.register_pytree_node(Sought, lambda sought: ((sought._operand(),), None), lambda _, children: children[0])

@@ -65,7 +65,7 @@ class OnReadPolicy(Policy):
             rows = context.strategy.extended.all_rows(rows)
         if how is VariableAggregation.ONLY_FIRST_REPLICA:
             return rows[0]
-        return rows.sum(0, dtype=rows.dtype) if how is VariableAggregation.SUM else rows.mean(0, dtype=rows.dtype)
+        return rows.sum(0, dtype=rows.dtype) if how is VariableAggregation.SUM else rows.mean(0)
 
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
         """Updates a replica's own row; elsewhere all rows, so that a read gives the new value."""
