@@ -10,6 +10,7 @@ BUILTINS = {
     "ArgumentError": ValueError,
     "ArgumentTypeError": TypeError,
     "CancelledError": RuntimeError,
+    "CheckpointDamagedError": RuntimeError,
     "CheckpointError": RuntimeError,
     "CheckpointMismatchError": ValueError,
     "ClusterError": RuntimeError,

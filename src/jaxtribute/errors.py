@@ -22,6 +22,7 @@ Each error also inherits the builtin that Python code would expect at that place
     ├── MissingLibraryError  (ImportError)   a library of an extra that is not installed
     ├── ProcessFailedError   (RuntimeError)  a process of a job on this machine that raised or died
     └── CheckpointError      (RuntimeError)  a checkpoint that could not be written or read
+        ├── CheckpointDamagedError (RuntimeError)  a checkpoint whose files are not as they were written
         └── CheckpointMismatchError (ValueError)  a checkpoint that does not fit what it is restored into
 """
 
@@ -108,6 +109,10 @@ class ProcessFailedError(JaxtributeError, RuntimeError):
 
 class CheckpointError(JaxtributeError, RuntimeError):
     """A checkpoint could not be written or read."""
+
+
+class CheckpointDamagedError(CheckpointError):
+    """Files of a checkpoint are missing, or hold other bytes than were written. The message lists them."""
 
 
 class CheckpointMismatchError(CheckpointError, ValueError):

@@ -19,7 +19,7 @@ from orbax.checkpoint.experimental import v1
 
 import jaxtribute as jd
 from checkpoint_programs import advance, assert_same, build
-from jaxtribute.checkpoint import arrays
+from jaxtribute.checkpoint import arrays, description
 from jaxtribute.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -228,18 +228,18 @@ def test_what_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(CheckpointError, match=r"is no checkpoint .* HINT"):
         checkpoint.restore(tmp_path)
     assert not checkpoint.restore(None).differences
-    path = Path(checkpoint.save(tmp_path / "ckpt", block=True))
-    entries = json.loads((path / "jaxtribute.json").read_text())
-    (path / "jaxtribute.json").write_text(json.dumps(entries | {"format": 99}))
-    with pytest.raises(CheckpointError, match="format 99"):
+    with monkeypatch.context() as later:
+        later.setattr(description, "_FORMAT", 99)
+        path = checkpoint.save(tmp_path / "ckpt", block=True)
+    with pytest.raises(CheckpointError, match=r"in format 99, .* HINT"):
         checkpoint.restore(path)
-    (path / "jaxtribute.json").write_text(json.dumps(entries))
+    path = checkpoint.save(tmp_path / "ckpt", block=True)
 
     def torn(*args: Any) -> None:
         raise ValueError("DATA_LOSS")
 
     monkeypatch.setattr(arrays, "read", torn)
-    with pytest.raises(CheckpointError, match=r"cannot be read: ValueError: DATA_LOSS\. HINT: restore an earlier"):
+    with pytest.raises(CheckpointError, match=r"cannot be read: ValueError: DATA_LOSS.*nothing has changed.*HINT"):
         checkpoint.restore(path)
 
 

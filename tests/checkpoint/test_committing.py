@@ -74,7 +74,12 @@ def checkpoint(monkeypatch: pytest.MonkeyPatch, peers: Peers) -> tuple[jd.Checkp
 
 
 def test_the_first_of_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    peers = Peers({"jaxtribute/save/0/0/written/1": "", "jaxtribute/save/0/1/written/1": "OSError: disk full"})
+    said = {
+        "jaxtribute/save/0/0/written/1": "",
+        "jaxtribute/save/0/0/marks/1": "{}",
+        "jaxtribute/save/0/1/written/1": "OSError: disk full",
+    }
+    peers = Peers(said)
     saved, _ = checkpoint(monkeypatch, peers)
     saved.save(tmp_path / "ckpt", block=True)
     assert peers.says["jaxtribute/save/0/0/result"] == ""

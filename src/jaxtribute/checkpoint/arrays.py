@@ -147,6 +147,11 @@ def merge(directory: Path) -> None:
     _handler().finalize(epath.Path(directory))
 
 
+def folder_of_process(directory: Path) -> Path:
+    """The folder of the files that this process alone writes, among those of `directory`."""
+    return directory / f"ocdbt.process_{jax.process_index()}"
+
+
 def read(directory: Path, wanted: Mapping[str, tuple[tuple[int, ...], Sharding] | None]) -> dict[str, Any]:
     """Reads some arrays.
 

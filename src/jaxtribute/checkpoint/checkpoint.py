@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from jaxtribute import context as contexts
 from jaxtribute.checkpoint import arrays, committing
@@ -15,8 +14,9 @@ from jaxtribute.checkpoint.background import Background
 from jaxtribute.checkpoint.collecting import Found, cell, collect
 from jaxtribute.checkpoint.committing import STATE, Channel, Save
 from jaxtribute.checkpoint.description import Description, Differences
-from jaxtribute.checkpoint.forms import Spec, dtype_of
-from jaxtribute.errors import ArgumentError, CheckpointError, CheckpointMismatchError, ContextError
+from jaxtribute.checkpoint.files import FILE, check_name, check_path
+from jaxtribute.checkpoint.restoring import Restore, mismatch
+from jaxtribute.errors import ArgumentError, CheckpointError, ContextError
 from jaxtribute.values.stored import updating
 
 _COUNTERS = ("save_counter", "run_counter")
@@ -38,7 +38,7 @@ class RestoreStatus:
           CheckpointMismatchError: they do not; it lists the names.
         """
         if self.differences:
-            raise _mismatch(self._path, self.differences)
+            raise mismatch(self._path, self.differences)
         return self
 
     def assert_existing_objects_matched(self) -> RestoreStatus:
@@ -48,7 +48,7 @@ class RestoreStatus:
           CheckpointMismatchError: something was not.
         """
         if self.differences.missing:
-            raise _mismatch(self._path, Differences(self.differences.missing, (), ()))
+            raise mismatch(self._path, Differences(self.differences.missing, (), ()))
         return self
 
     def expect_partial(self) -> RestoreStatus:
@@ -133,8 +133,9 @@ class Checkpoint:
 
         Source: `tf.train.Checkpoint.save`.
         """
+        check_path(file_prefix, "file_prefix")
         self._background.wait()
-        return self.write(f"{file_prefix}-{self.count()}", block=block, timeout_s=timeout_s)
+        return self.write(f"{os.fspath(file_prefix)}-{self.count()}", block=block, timeout_s=timeout_s)
 
     def count(self, counter: str = "save_counter") -> int:
         """Counts `save_counter` or `run_counter` up, and returns it; for managers and handlers."""
@@ -160,10 +161,11 @@ class Checkpoint:
         Source: `tf.train.Checkpoint.write`.
         """
         _check_context("save")
+        target = check_path(path, "path")
+        check_name(target.name, "path")
         self._background.wait()
         found, channel = self._found(), self._agreeing()
         positions = {name: _position(name, iterator) for name, iterator in found.iterators.items()}
-        target = Path(path).expanduser().absolute()
         with updating:  # no step in between: all values are of one moment
             specs = {name: leaf.spec for name, leaf in found.leaves.items()}
             leaves = {name: leaf.snapshot() for name, leaf in found.leaves.items() if specs[name].size}
@@ -203,9 +205,14 @@ class Checkpoint:
           What was left out, with checks to call.
 
         Raises:
-          CheckpointMismatchError: names, shapes or dtypes differ: all that do are listed, and nothing has changed.
+          CheckpointMismatchError: names, shapes or dtypes differ: all that do are listed.
+          CheckpointDamagedError: files are missing or not as they were written: they are listed.
           CheckpointError: there is no complete checkpoint, or it cannot be read.
           InputError: an iterator cannot go to its position.
+          ArgumentTypeError: `save_path` is no path.
+
+        After an error nothing has changed, on any worker. All is read before the first value changes; only where that
+        would take more than half of the free memory, a disk that fails in the middle leaves a part, and it says so.
 
         Source: `tf.train.Checkpoint.restore`.
         """
@@ -223,21 +230,11 @@ class Checkpoint:
         self._background.wait()
         if save_path is None:
             return RestoreStatus(Path(), Differences((), (), ()))
-        path = Path(save_path).expanduser().absolute()
-        found, saved = self._found(), Description.read(path)
-        for name in () if counters else _COUNTERS:
+        path = check_path(save_path, "save_path")
+        found, without = self._found(), () if counters else _COUNTERS
+        for name in without:
             del found.leaves[name]
-            saved = saved.without(name)
-        specs = {name: leaf.spec for name, leaf in found.leaves.items()}
-        differences = Differences.between(saved, specs, found.iterators)
-        if differences.unlike or (strict and differences):
-            raise _mismatch(path, differences)
-        for name in found.iterators.keys() & set(saved.iterators):
-            _go_to(found.iterators[name], path / name)
-        names = [name for name in found.leaves if name in saved.values]
-        _restore_values(path, found, saved, names)
-        for rebuild in found.rebuilds:
-            rebuild()
+        differences = Restore(path, found, strict, without, committing.cluster()).run()
         return RestoreStatus(path, differences)
 
     def _agreeing(self) -> Channel | None:
@@ -249,38 +246,17 @@ class Checkpoint:
 
     def _found(self) -> Found:
         found = collect(self._trackables, self._trackables.__setitem__)
-        if STATE in found.iterators:
-            raise ArgumentError(f"an iterator named {STATE!r} would be saved where the arrays are. HINT: rename it.")
+        for name in found.iterators:
+            check_name(name, "the name of an iterator, whose position is saved in a folder of that name,")
+            if name in (STATE, FILE):
+                raise ArgumentError(
+                    f"an iterator named {name!r} would be saved where other files are. HINT: rename it."
+                )
         found.leaves.update({name: cell(self._counts, name) for name in _COUNTERS})
         return found
 
     def __repr__(self) -> str:
         return f"<jd.Checkpoint of {', '.join(self._trackables)}; saved {self.save_counter} times>"
-
-
-def _restore_values(path: Path, found: Found, saved: Description, names: list[str]) -> None:
-    """Reads and puts back a few values at a time, so that no second copy of all of them is ever held."""
-    for name in [name for name in names if not saved.values[name].size]:  # nothing is written of them
-        spec = saved.values[name]
-        shape = (spec.rows, *spec.shape) if spec.rows else spec.shape
-        found.leaves[name].put(np.zeros(shape, dtype_of(spec.dtype)), spec)
-    names = [name for name in names if saved.values[name].size]
-    for batch in arrays.batches([_bytes(saved.values[name]) for name in names]):
-        wanted = {name: found.leaves[name].placement(saved.values[name]) for name in names[batch]}
-        try:
-            values = arrays.read(path / STATE, wanted)
-        except Exception as error:
-            raise CheckpointError(
-                f"{path} cannot be read: {type(error).__name__}: {error}. HINT: restore an earlier checkpoint; what "
-                "was restored until here has changed."
-            ) from error
-        with updating:
-            for name in wanted:
-                found.leaves[name].put(values.pop(name), saved.values[name])
-
-
-def _bytes(spec: Spec) -> int:
-    return spec.size * max(1, spec.rows) * dtype_of(spec.dtype).itemsize
 
 
 def _position(name: str, iterator: Any) -> str:
@@ -294,12 +270,6 @@ def _position(name: str, iterator: Any) -> str:
         ) from None
 
 
-def _go_to(iterator: Any, directory: Path) -> None:
-    own = directory / committing.position_file()
-    found = own if own.exists() else min(directory.glob("process_*.json"))
-    iterator.set_state(json.loads(found.read_text()))
-
-
 def _check_context(action: str) -> None:
     context = contexts.current()
     if context.frame.traced or context.frame.local:
@@ -307,10 +277,3 @@ def _check_context(action: str) -> None:
             f"Checkpoint.{action} was called in a jd.function or a replica function, where values are not final. "
             "HINT: call it between steps, in the program that calls them."
         )
-
-
-def _mismatch(path: Path, differences: Differences) -> CheckpointMismatchError:
-    return CheckpointMismatchError(
-        f"{path} does not fit this program:\n{differences}\nHINT: names follow from how the objects hang together; "
-        "restore(path, strict=False) takes what both have."
-    )

@@ -5,17 +5,19 @@ Processes tell each other over the cluster's key-value store, never by a collect
 
 from __future__ import annotations
 
-import os
+import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxtribute.checkpoint import arrays
+from jaxtribute.checkpoint import arrays, checksums
+from jaxtribute.checkpoint.checksums import Mark
 from jaxtribute.checkpoint.description import Description
+from jaxtribute.checkpoint.files import REPLACED, UNFINISHED, standing, sync, write_text
 from jaxtribute.checkpoint.forms import Host
 from jaxtribute.cluster import runtime
 from jaxtribute.cluster.runtime import Cluster
@@ -24,9 +26,6 @@ from jaxtribute.values.lending import Lease
 
 STATE = "state"
 """The folder of a checkpoint that holds its arrays."""
-UNFINISHED = ".orbax-checkpoint-tmp"
-"""What the name of a checkpoint ends with until it is complete; Orbax's own tools know it, too."""
-_REPLACED = ".replaced"
 _LONGEST_S = 600.0
 
 
@@ -115,7 +114,7 @@ class Save:
             if self.channel is None:
                 self._make()
                 self._write()
-                self._complete()
+                self._complete({})
             else:
                 self._run_in(self.channel)
         except (CheckpointError, TimeoutError):
@@ -141,11 +140,18 @@ class Save:
             cluster.set(f"{key}/made", made)
         else:
             made = cluster.get(f"{key}/made", timeout_s, of=0)
-        cluster.set(f"{key}/written/{cluster.rank}", made or _outcome(self._write))
+
+        def write() -> None:
+            self._write()
+            cluster.set(f"{key}/marks/{cluster.rank}", json.dumps(self._own_marks()))
+
+        cluster.set(f"{key}/written/{cluster.rank}", made or _outcome(write))
         if first:
             outcomes = [cluster.get(f"{key}/written/{rank}", timeout_s, of=rank) for rank in range(cluster.workers)]
             failed = [f"{cluster.names[rank]}: {text}" for rank, text in enumerate(outcomes) if text]
-            cluster.set(f"{key}/result", "; ".join(failed) or _outcome(self._complete))
+            cluster.set(
+                f"{key}/result", "; ".join(failed) or _outcome(lambda: self._complete(self._all_marks(channel)))
+            )
             channel.clean()
         result = cluster.get(f"{key}/result", timeout_s, of=0)
         if result:
@@ -156,6 +162,9 @@ class Save:
 
     def _make(self) -> None:
         """Makes the folder anew; what is there is of a save that never ended."""
+        old = standing(self.path)
+        if old != self.path:  # a program was killed while it replaced this checkpoint
+            old.rename(self.path)
         shutil.rmtree(self.unfinished, ignore_errors=True)
         (self.unfinished / STATE).mkdir(parents=True)
 
@@ -163,19 +172,40 @@ class Save:
         arrays.write(self.unfinished / STATE, self.arrays)
         for name, text in self.positions.items():
             (self.unfinished / name).mkdir(exist_ok=True)
-            _write_text(self.unfinished / name / position_file(), text)
+            write_text(self.unfinished / name / position_file(), text)
 
-    def _complete(self) -> None:
-        """Gives the checkpoint its name."""
+    def _own_marks(self) -> dict[str, Mark]:
+        """The marks of the files that this process alone writes."""
+        own = arrays.folder_of_process(self.unfinished / STATE)
+        files = [f"{STATE}/{own.name}/{name}" for name in checksums.names(own)]
+        positions = [f"{name}/{position_file()}" for name in self.positions]
+        return checksums.marks(self.unfinished, [*files, *positions])
+
+    def _all_marks(self, channel: Channel) -> dict[str, Mark]:
+        """The marks that the processes have told."""
+        cluster, found = channel.cluster, dict[str, Mark]()
+        for rank in range(cluster.workers):
+            told = json.loads(cluster.get(f"{channel.key}/marks/{rank}", patience(cluster, self.timeout_s), of=rank))
+            found |= {name: (size, checksum) for name, (size, checksum) in told.items()}
+        return found
+
+    def _complete(self, known: Mapping[str, Mark]) -> None:
+        """Gives the checkpoint its name.
+
+        Args:
+          known: marks of files that need not be read again.
+        """
         arrays.merge(self.unfinished / STATE)
-        self.description.write(self.unfinished)
-        _sync(self.unfinished)
-        replaced = self.path.with_name(self.path.name + _REPLACED)
+        rest = [name for name in checksums.names(self.unfinished) if name not in known]
+        marks = {**known, **checksums.marks(self.unfinished, rest)}
+        replace(self.description, files=marks).write(self.unfinished)
+        sync(self.unfinished)
+        replaced = self.path.with_name(self.path.name + REPLACED)
+        shutil.rmtree(replaced, ignore_errors=True)
         if self.path.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-            self.path.rename(replaced)
+            self.path.rename(replaced)  # from here until the next line the checkpoint of this name is found there
         self.unfinished.rename(self.path)
-        _sync(self.path.parent)
+        sync(self.path.parent)
         shutil.rmtree(replaced, ignore_errors=True)
         self.committed()
 
@@ -193,19 +223,3 @@ def _outcome(action: Callable[[], Any]) -> str:
     except Exception as error:  # noqa: BLE001  # the others must learn of it, whatever it is
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def _write_text(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(directory: Path) -> None:
-    """Has the disk remember which files a folder has."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

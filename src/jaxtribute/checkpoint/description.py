@@ -1,20 +1,26 @@
-"""`jaxtribute.json`: what a checkpoint is, beside Orbax's own files; and how it differs from what is expected."""
+"""`jaxtribute.json`: what a checkpoint is, beside Orbax's own files; and how it differs from what is expected.
+
+The file comes last, and holds the checksums of all others, and one of itself.
+"""
 
 from __future__ import annotations
 
 import json
 import time
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import jaxtribute
+from jaxtribute.checkpoint.checksums import Mark
+from jaxtribute.checkpoint.files import FILE, write_text
 from jaxtribute.checkpoint.forms import Spec
-from jaxtribute.errors import CheckpointError
+from jaxtribute.errors import CheckpointDamagedError, CheckpointError
 
-FILE = "jaxtribute.json"
-_FORMAT = 1
+_FORMAT = 2
+_WITHOUT_CHECKSUM = 1
 
 
 @dataclass(frozen=True)
@@ -26,28 +32,31 @@ class Description:
       iterators: the names of iterators whose positions are saved.
       workers: the processes that wrote it.
       written_at: when it was complete, in seconds since 1970.
+      files: the marks of all other files of the checkpoint, by name.
     """
 
     values: Mapping[str, Spec]
     iterators: tuple[str, ...]
     workers: int
     written_at: float
+    files: Mapping[str, Mark] = field(default_factory=dict[str, Mark])
 
     def write(self, directory: Path) -> None:
-        """Writes the file into a checkpoint."""
+        """Writes the file into a checkpoint, through to the disk."""
         entries = {
             "format": _FORMAT,
             "jaxtribute": jaxtribute.__version__,
             "written_at": self.written_at,
             "workers": self.workers,
-            "iterators": self.iterators,
+            "iterators": list(self.iterators),
             "values": {name: spec.as_json() for name, spec in self.values.items()},
+            "files": {name: list(mark) for name, mark in self.files.items()},
         }
-        (directory / FILE).write_text(json.dumps(entries, indent=1) + "\n")
+        write_text(directory / FILE, json.dumps({"checksum": _checksum(entries), **entries}, indent=1) + "\n")
 
     @classmethod
     def of(cls, values: Mapping[str, Spec], iterators: Mapping[str, Any], workers: int) -> Description:
-        """The description of a checkpoint that is written now."""
+        """The description of a checkpoint that is written now, before its files are known."""
         return cls(dict(values), tuple(iterators), workers, time.time())
 
     @classmethod
@@ -55,22 +64,18 @@ class Description:
         """Reads the file of a checkpoint.
 
         Raises:
-          CheckpointError: there is no complete checkpoint, or a later version has written it.
+          CheckpointDamagedError: the file is missing, or not as it was written.
+          CheckpointError: there is no such folder, or another version has written the checkpoint.
         """
-        try:
-            entries: dict[str, Any] = json.loads((directory / FILE).read_text())
-        except FileNotFoundError:
-            raise CheckpointError(
-                f"{directory} is no checkpoint of this library: it has no {FILE}. HINT: pass the path that save() "
-                "returned, or manager.latest_checkpoint."
-            ) from None
-        if entries["format"] > _FORMAT:
+        entries = _entries(directory)
+        if entries["format"] != _FORMAT:
             raise CheckpointError(
                 f"{directory} was written by jaxtribute {entries['jaxtribute']} in format {entries['format']}, and "
-                f"this version reads up to {_FORMAT}. HINT: restore it with that version."
+                f"this version reads format {_FORMAT}. HINT: restore it with that version."
             )
         values = {name: Spec.from_json(entry) for name, entry in entries["values"].items()}
-        return cls(values, tuple(entries["iterators"]), entries["workers"], entries["written_at"])
+        files = {name: (size, checksum) for name, (size, checksum) in entries["files"].items()}
+        return cls(values, tuple(entries["iterators"]), entries["workers"], entries["written_at"], files)
 
     def without(self, name: str) -> Description:
         """The description but for one value."""
@@ -122,3 +127,42 @@ class Differences:
 def _kind(spec: Spec | None) -> str:
     """What values must have in common to be restored into each other."""
     return "an iterator's position" if spec is None else str(spec)
+
+
+def _entries(directory: Path) -> dict[str, Any]:
+    """What the file of a checkpoint holds, if it is as it was written."""
+    try:
+        content = (directory / FILE).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        if not directory.is_dir():
+            raise CheckpointError(
+                f"{directory} is no checkpoint: there is no such folder. HINT: pass the path that save() returned, "
+                "or manager.latest_checkpoint."
+            ) from None
+        raise CheckpointDamagedError(
+            f"{directory} is no checkpoint of this library, or a damaged one: it has no {FILE}. HINT: pass the path "
+            "that save() returned, or manager.latest_checkpoint."
+        ) from None
+    except OSError as error:
+        raise _damaged(directory, f"{FILE} cannot be read: {error.strerror or error}") from error
+    try:
+        entries = json.loads(content)
+        checksum = entries.pop("checksum", None)
+        sound = checksum == _checksum(entries) or (checksum is None and entries["format"] == _WITHOUT_CHECKSUM)
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        raise _damaged(directory, f"{FILE} cannot be read: {type(error).__name__}: {error}") from None
+    if not sound:
+        raise _damaged(directory, f"{FILE} does not hold what was written")
+    return entries
+
+
+def _damaged(directory: Path, problem: str) -> CheckpointDamagedError:
+    return CheckpointDamagedError(
+        f"{directory} is damaged: {problem}. HINT: restore an earlier checkpoint; "
+        "manager.restore_or_initialize() does so by itself."
+    )
+
+
+def _checksum(entries: Mapping[str, Any]) -> int:
+    """The checksum of a description's entries, whatever the order and the spaces."""
+    return zlib.crc32(json.dumps(entries, sort_keys=True).encode())

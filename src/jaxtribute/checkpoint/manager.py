@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 import json
-import re
+import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from jaxtribute.checkpoint import committing
 from jaxtribute.checkpoint.checkpoint import Checkpoint
-from jaxtribute.checkpoint.description import FILE, Description
-from jaxtribute.errors import ArgumentError
+from jaxtribute.checkpoint.description import Description
+from jaxtribute.checkpoint.files import (
+    FILE,
+    UNFINISHED,
+    check_name,
+    check_path,
+    complete,
+    left_over,
+    numbered,
+    standing,
+)
+from jaxtribute.checkpoint.preserved import Preserved
+from jaxtribute.checkpoint.restoring import verify
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, CheckpointDamagedError, CheckpointError
 
-_STATE = "checkpoints.json"
+_LOG = logging.getLogger(__name__)
 _HOUR_S = 3600.0
 
 
 def latest_checkpoint(directory: Any, checkpoint_name: str = "ckpt") -> str | None:
-    """The complete checkpoint of the highest number in a folder, or None where there is none.
+    """Finds the whole checkpoint of the highest number in a folder; None where there is none at all.
+
+    Its files are read and compared with their checksums. Of one that is damaged a warning says so, and the one before
+    it is looked at. Where workers must agree, call `CheckpointManager.restore_or_initialize` instead.
 
     Args:
       directory: the folder.
       checkpoint_name: what the checkpoints' names start with.
 
+    Raises:
+      CheckpointDamagedError: there are checkpoints, and all are damaged.
+      ArgumentError: a name or a path that cannot be one.
+
     Source: `tf.train.latest_checkpoint`.
     """
-    found = _numbered(Path(directory).expanduser().absolute(), checkpoint_name)
-    return str(found[max(found)]) if found else None
+    folder = check_path(directory, "directory")
+    found = numbered(folder, check_name(checkpoint_name, "checkpoint_name"))
+    return _newest_whole([found[number] for number in sorted(found, reverse=True)], folder, {})
 
 
 class CheckpointManager:
@@ -51,7 +71,9 @@ class CheckpointManager:
     In a cluster all workers make the same calls.
 
     Raises:
-      ArgumentError: a count or span that is not positive, or an interval without a step counter.
+      ArgumentError: a count or span that is not positive, an interval without a step counter, or a name or path that
+        cannot be one.
+      ArgumentTypeError: a name or path of another type.
 
     Source: `tf.train.CheckpointManager`.
     """
@@ -84,14 +106,17 @@ class CheckpointManager:
                 "HINT: pass the variable that counts your steps."
             )
         self._checkpoint = checkpoint
-        self._directory = Path(directory).expanduser().absolute()
+        self._directory = check_path(directory, "directory")
         self._max_to_keep = max_to_keep
         self._every_s = None if keep_checkpoint_every_n_hours is None else keep_checkpoint_every_n_hours * _HOUR_S
-        self._name = checkpoint_name
+        self._name = check_name(checkpoint_name, "checkpoint_name")
         self._step_counter, self._interval = step_counter, checkpoint_interval
         self._init_fn, self._block, self._timeout_s = init_fn, block, timeout_s
         self._last_step: int | None = None
-        self._preserved_at = self._recalled()
+        self._preserved = Preserved(self._directory, self._name)
+        self._preserved_at = max(self._preserved.entries().values(), default=time.time())
+        self._known: dict[Path, Any] = {}
+        self._damaged: set[Path] = set()
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -111,13 +136,19 @@ class CheckpointManager:
     @property
     def checkpoints(self) -> list[str]:
         """The complete checkpoints in the folder, the oldest first."""
-        found = _numbered(self._directory, self._name)
+        found = complete(self._directory, self._name)
         return [str(found[number]) for number in sorted(found)]
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The newest complete checkpoint, or None."""
-        return next(reversed(self.checkpoints), None)
+        """The newest whole checkpoint, or None.
+
+        Its files are read once and compared with their checksums, unless this object has saved or restored it.
+
+        Raises:
+          CheckpointDamagedError: there are checkpoints, and all are damaged.
+        """
+        return _newest_whole(self._newest_first(), self._directory, self._known)
 
     def save(self, checkpoint_number: Any = None, check_interval: bool = True) -> str | None:
         """Saves a checkpoint, in the background unless `block` was given.
@@ -139,36 +170,46 @@ class CheckpointManager:
         if check_interval and self._too_soon(step):
             return None
         self._checkpoint.wait()
-        number = self._checkpoint.count() if checkpoint_number is None else int(checkpoint_number)
+        number = self._checkpoint.count() if checkpoint_number is None else _number(checkpoint_number)
+        target = self._directory / f"{self._name}-{number}"
         path = self._checkpoint.write(
-            self._directory / f"{self._name}-{number}",
-            block=self._block,
-            timeout_s=self._timeout_s,
-            committed=self._prune,
+            target, block=self._block, timeout_s=self._timeout_s, committed=lambda: self._prune(target)
         )
         self._last_step = step
         return path
 
     def restore_or_initialize(self) -> str | None:
-        """Restores the newest checkpoint, or calls `init_fn` where there is none.
+        """Restores the newest whole checkpoint, or calls `init_fn` where there is none at all.
+
+        Of one that is damaged a warning says so, and the one before it is taken.
 
         Returns:
           The path of the checkpoint, or None.
 
         Raises:
-          CheckpointMismatchError: it does not fit.
-          CheckpointError: it cannot be read.
+          CheckpointMismatchError: the checkpoint does not fit.
+          CheckpointDamagedError: there are checkpoints, and all are damaged.
+          CheckpointError: the checkpoint cannot be read.
 
         Source: `tf.train.CheckpointManager.restore_or_initialize`.
         """
         self._checkpoint.wait()
-        path = self._agreed(self.latest_checkpoint)
-        if path is not None:
-            self._checkpoint.restore(path)
+        skipped: list[str] = []
+        for path in self._agreed(self._newest_first()):
+            try:
+                self._checkpoint.restore(path)
+            except CheckpointDamagedError as error:
+                self._damaged.add(path)
+                skipped.append(_skip(path, error))
+                continue
+            self._known[path] = _identity(path)
             self._last_step = self._step()
-        elif self._init_fn is not None:
+            return str(path)
+        if skipped:
+            raise _nothing_whole(self._directory, skipped)
+        if self._init_fn is not None:
             self._init_fn()
-        return path
+        return None
 
     def wait(self) -> None:
         """Waits until the save that is under way is complete; raises what went wrong with it."""
@@ -197,63 +238,124 @@ class CheckpointManager:
             return False
         return step - self._last_step < self._interval
 
-    def _agreed(self, path: str | None) -> str | None:
+    def _newest_first(self) -> list[Path]:
+        found = numbered(self._directory, self._name)
+        return [found[number] for number in sorted(found, reverse=True)]
+
+    def _agreed(self, paths: list[Path]) -> list[Path]:
         """What the first worker sees, which others may not see yet on a file system over the network."""
         cluster = committing.cluster()
         if cluster is None:
-            return path
+            return paths
         key = f"jaxtribute/latest/{cluster.number('latest')}"
         if cluster.rank == 0:
-            cluster.set(key, path or "")
-        return cluster.get(key, committing.patience(cluster, self._timeout_s), of=0) or None
+            cluster.set(key, json.dumps([str(path) for path in paths]))
+        told = json.loads(cluster.get(key, committing.patience(cluster, self._timeout_s), of=0))
+        return [Path(path) for path in told]
 
-    def _prune(self) -> None:
+    def _prune(self, saved: Path) -> None:
         """Deletes what is too old or was never completed; the first worker does it, after each save."""
-        found = _numbered(self._directory, self._name)
-        old = sorted(found)[: -self._max_to_keep] if self._max_to_keep is not None else []
-        for number in old:
-            if not self._stays(number, found[number]):
-                # A name that no complete checkpoint has, in case that this is where the program ends.
-                found[number].rename(f"{found[number]}{committing.UNFINISHED}")
-        for left in self._directory.glob(f"{self._name}-*{committing.UNFINISHED}"):
+        self._damaged.discard(saved)
+        self._known[saved] = _identity(saved)
+        found = complete(self._directory, self._name)
+        others = [number for number in sorted(found) if found[number] not in (*self._damaged, saved)]
+        kept = self._preserved.entries()
+        for number in others[: 1 - self._max_to_keep or None] if self._max_to_keep is not None else []:
+            if number in kept or self._begins_span(found[number]):
+                kept.setdefault(number, self._preserved_at)
+                continue
+            # A name that no complete checkpoint has, in case that this is where the program ends.
+            gone = Path(f"{found[number]}{UNFINISHED}")
+            shutil.rmtree(gone, ignore_errors=True)
+            standing(found[number]).rename(gone)
+        if kept != self._preserved.entries():
+            self._preserved.write(kept)
+        for left in left_over(self._directory, self._name):
             shutil.rmtree(left, ignore_errors=True)
 
-    def _stays(self, number: int, path: Path) -> bool:
-        """Whether a checkpoint is the one of its span of time."""
-        if any(number == kept for kept, _ in self._entries()):
-            return True
+    def _begins_span(self, path: Path) -> bool:
+        """True if a checkpoint is the first one of a span of time, and stays."""
         if self._every_s is None:
             return False
-        written_at = Description.read(path).written_at
+        try:
+            written_at = Description.read(standing(path)).written_at
+        except CheckpointError:  # damaged: nobody can use it
+            return False
         if written_at - self._preserved_at < self._every_s:
             return False
         self._preserved_at = written_at
-        self._remember(number)
         return True
 
-    def _entries(self) -> list[tuple[int, float]]:
-        """The checkpoints that stay for good, with their times."""
-        state = self._directory / _STATE
-        entries: dict[str, Any] = json.loads(state.read_text()) if state.is_file() else {}
-        return [(int(number), float(at)) for number, at in entries.get(self._name, [])]
 
-    def _recalled(self) -> float:
-        """When the last checkpoint that stays for good was written; else now."""
-        return max((at for _, at in self._entries()), default=time.time())
+def _newest_whole(paths: Iterable[Path], directory: Path, known: dict[Path, Any]) -> str | None:
+    """The first of some checkpoints whose files are as they were written.
 
-    def _remember(self, number: int) -> None:
-        state = self._directory / _STATE
-        entries: dict[str, Any] = json.loads(state.read_text()) if state.exists() else {}
-        entries[self._name] = [*self._entries(), (number, self._preserved_at)]
-        fresh = state.with_suffix(".new")
-        fresh.write_text(json.dumps(entries) + "\n")
-        fresh.replace(state)
+    Args:
+      paths: the newest first.
+      directory: where they are.
+      known: those that were found whole before, with their identities; one that is found now is added.
+
+    Raises:
+      CheckpointDamagedError: there are some, and all are damaged.
+    """
+    skipped: list[str] = []
+    for path in paths:
+        identity = _identity(path)
+        try:
+            if identity is None or known.get(path) != identity:
+                verify(path)
+        except CheckpointDamagedError as error:
+            if standing(path).exists():  # otherwise another process has just deleted it
+                skipped.append(_skip(path, error))
+            continue
+        except CheckpointError:
+            if not standing(path).exists():
+                continue  # likewise; one of another version says so when it is restored
+        known[path] = identity
+        return str(path)
+    if skipped:
+        raise _nothing_whole(directory, skipped)
+    return None
 
 
-def _numbered(directory: Path, name: str) -> dict[int, Path]:
-    """The complete checkpoints of a folder by their numbers."""
-    if not directory.is_dir():
-        return {}
-    pattern = re.compile(re.escape(name) + r"-(\d+)")
-    matches = ((pattern.fullmatch(path.name), path) for path in directory.iterdir())
-    return {int(match[1]): path for match, path in matches if match is not None and (path / FILE).exists()}
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Tells a checkpoint from a later one of the same name."""
+    try:
+        stat = (standing(path) / FILE).stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
+
+
+def _skip(path: Path, error: CheckpointDamagedError) -> str:
+    """Says that a checkpoint is left out; returns the reason."""
+    _LOG.warning("%s is left out, and an earlier checkpoint is taken: %s", path, error)
+    return str(error)
+
+
+def _nothing_whole(directory: Path, reasons: Sequence[str]) -> CheckpointDamagedError:
+    listed = "\n".join(reasons)
+    return CheckpointDamagedError(
+        f"none of the {len(reasons)} checkpoints in {directory} is whole:\n{listed}\nHINT: bring one back from a "
+        "backup, or move them away to begin anew."
+    )
+
+
+def _number(value: Any) -> int:
+    """A checkpoint's number.
+
+    Raises:
+      ArgumentError: negative, or not whole.
+      ArgumentTypeError: no number.
+    """
+    try:
+        number, exact = int(value), float(value)
+        if isinstance(value, str):
+            raise TypeError
+    except (TypeError, ValueError, OverflowError):
+        raise ArgumentTypeError(
+            f"checkpoint_number={value!r} is a {type(value).__name__}. HINT: pass a whole number, or a variable of one."
+        ) from None
+    if number < 0 or float(number) != exact:
+        raise ArgumentError(f"checkpoint_number={value!r} is not a whole number from 0 on. HINT: pass your step.")
+    return number

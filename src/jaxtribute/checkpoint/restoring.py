@@ -1,0 +1,255 @@
+"""Restores a checkpoint whole, or changes nothing.
+
+All that may be wrong with its files is found first: their checksums, names and shapes, the positions, the arrays. Each
+worker looks at one part of the files, and they tell each other. Only then values change.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtribute.checkpoint import arrays, checksums
+from jaxtribute.checkpoint.collecting import Found
+from jaxtribute.checkpoint.committing import STATE, position_file
+from jaxtribute.checkpoint.description import Description, Differences
+from jaxtribute.checkpoint.files import standing
+from jaxtribute.checkpoint.forms import Spec, dtype_of
+from jaxtribute.cluster.runtime import Cluster
+from jaxtribute.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError
+from jaxtribute.values.stored import updating
+
+
+@dataclass(frozen=True)
+class Restore:
+    """One restore, as one process sees it.
+
+    Attributes:
+      path: the checkpoint.
+      found: the program's values.
+      strict: whether names that only the checkpoint or only the program has are an error.
+      without: names that are left out.
+      cluster: all workers, which restore together; None for one process.
+    """
+
+    path: Path
+    found: Found
+    strict: bool
+    without: Sequence[str]
+    cluster: Cluster | None
+
+    def run(self) -> Differences:
+        """Restores; returns what was left out.
+
+        Raises:
+          CheckpointMismatchError: names, shapes or dtypes differ.
+          CheckpointDamagedError: files are not as they were written; on another worker, too.
+          CheckpointError: they cannot be read.
+          InputError: an iterator cannot go to its position.
+        """
+        undo: list[Callable[[], None]] = []
+        error: Exception | None = None
+        values = _Values(self.path, self.found, {})
+        differences = Differences((), (), ())
+        try:
+            try:
+                saved = self._described()
+                differences = self._fitting(saved)
+                self._verify(saved)
+                specs = {name: saved.values[name] for name in self.found.leaves if name in saved.values}
+                values = _Values(self.path, self.found, specs)
+                values.read()
+                self._go_to(saved, undo)
+            except Exception as problem:  # noqa: BLE001  # the other workers must learn of it, whatever it is
+                error = problem
+            _agree(self.path, error, self.cluster)
+        except BaseException:
+            for back in undo:
+                back()
+            raise
+        values.put()
+        for rebuild in self.found.rebuilds:
+            rebuild()
+        return differences
+
+    def _described(self) -> Description:
+        saved = Description.read(standing(self.path))
+        for name in self.without:
+            saved = saved.without(name)
+        return saved
+
+    def _fitting(self, saved: Description) -> Differences:
+        specs = {name: leaf.spec for name, leaf in self.found.leaves.items()}
+        differences = Differences.between(saved, specs, self.found.iterators)
+        if differences.unlike or (self.strict and differences):
+            raise mismatch(self.path, differences)
+        return differences
+
+    def _verify(self, saved: Description) -> None:
+        part = (self.cluster.rank, self.cluster.workers) if self.cluster is not None else (0, 1)
+        verify(self.path, saved, part)
+
+    def _go_to(self, saved: Description, undo: list[Callable[[], None]]) -> None:
+        """Sends the iterators to their positions, and notes how to send them back."""
+        for name in self.found.iterators.keys() & set(saved.iterators):
+            iterator = self.found.iterators[name]
+            files = sorted(file for file in saved.files if file.rpartition("/")[0] == name)
+            own = f"{name}/{position_file()}"
+            position = json.loads((standing(self.path) / (own if own in files else files[0])).read_text("utf-8"))
+            before = iterator.get_state()
+            iterator.set_state(position)
+            undo.append(lambda iterator=iterator, before=before: iterator.set_state(before))
+
+
+def verify(path: Path, saved: Description | None = None, part: tuple[int, int] = (0, 1)) -> None:
+    """Checks that the files of a checkpoint are as they were written; nothing else is looked at.
+
+    Args:
+      path: the checkpoint.
+      saved: its description, where that was read already.
+      part: which part of the files to look at, of how many.
+
+    Raises:
+      CheckpointDamagedError: some are not; they are listed.
+      CheckpointError: there is no checkpoint, or one of another version.
+    """
+    place = standing(path)
+    saved = saved or Description.read(place)
+    if problems := checksums.damages(place, saved.files, part):
+        lines = "".join(f"\n  {problem}" for problem in problems)
+        raise CheckpointDamagedError(
+            f"{path} is damaged:{lines}\nHINT: restore an earlier checkpoint; manager.restore_or_initialize() does so "
+            "by itself."
+        )
+
+
+def mismatch(path: Path, differences: Differences) -> CheckpointMismatchError:
+    """The error of a checkpoint that is of another program."""
+    return CheckpointMismatchError(
+        f"{path} does not fit this program:\n{differences}\nHINT: names follow from how the objects hang together; "
+        "restore(path, strict=False) takes what both have."
+    )
+
+
+def _agree(path: Path, error: Exception | None, cluster: Cluster | None) -> None:
+    """Raises on every worker if one has found an error, so that all restore or none."""
+    if cluster is None:
+        if error is not None:
+            raise error
+        return
+    own = [isinstance(error, CheckpointDamagedError), "" if error is None else f"{type(error).__name__}: {error}"]
+    told = [json.loads(text) for text in cluster.exchange("restore", json.dumps(own))]
+    failed = [(rank, damaged, text) for rank, (damaged, text) in enumerate(told) if text]
+    if not failed:
+        return
+    only_damage = all(damaged for _, damaged, _ in failed)
+    if error is not None and not (own[0] and len(failed) > 1):
+        raise error
+    # All raise the same kind, as all or none fall back to an earlier checkpoint.
+    kind = CheckpointDamagedError if only_damage else CheckpointError
+    lines = "".join(f"\n{cluster.names[rank]}: {text}" for rank, _, text in failed)
+    raise kind(f"{path} was not restored, and nothing has changed:{lines}")
+
+
+class _Values:
+    """The values of a checkpoint on their way into the program.
+
+    All are read before the first is put in its place. Only where memory is short are they read in several parts.
+
+    Args:
+      path: the checkpoint.
+      found: the program's values.
+      specs: those that are restored, by name.
+    """
+
+    def __init__(self, path: Path, found: Found, specs: dict[str, Spec]) -> None:
+        self._path, self._found, self._specs = path, found, specs
+        self._names = [name for name, spec in specs.items() if spec.size]
+        self._parts = self._read_parts()
+        self._first: dict[str, Any] = {}
+
+    def read(self) -> None:
+        """Reads the first part, which mostly is all of it."""
+        self._first = next(self._parts, {})
+
+    def put(self) -> None:
+        """Puts all values in their places."""
+        for name, spec in self._specs.items():
+            if not spec.size:  # nothing is written of them
+                shape = (spec.rows, *spec.shape) if spec.rows else spec.shape
+                self._found.leaves[name].put(np.zeros(shape, dtype_of(spec.dtype)), spec)
+        self._put(self._first)
+        for part in self._parts:
+            self._put(part)
+
+    def _put(self, values: dict[str, Any]) -> None:
+        with updating:
+            for name in list(values):
+                self._found.leaves[name].put(values.pop(name), self._specs[name])
+
+    def _read_parts(self) -> Generator[dict[str, Any]]:
+        names, done = self._names, 0
+        for part in list(arrays.batches([self._bytes(name) for name in names], _room())):
+            values: dict[str, Any] = {}
+            for batch in arrays.batches([self._bytes(name) for name in names[part]]):
+                chosen = names[part][batch]
+                wanted = {name: self._found.leaves[name].placement(self._specs[name]) for name in chosen}
+                try:
+                    values |= arrays.read(standing(self._path) / STATE, wanted)
+                except Exception as error:
+                    changed = f"{done} of {len(names)} values have changed" if done else "nothing has changed"
+                    raise CheckpointError(
+                        f"{self._path} cannot be read: {type(error).__name__}: {error}. Its files are as they were "
+                        f"written; {changed}. HINT: see the cause above, and restore once more."
+                    ) from error
+            done += len(values)
+            yield values
+
+    def _bytes(self, name: str) -> int:
+        """The memory that a value takes: that of one device, or of all that share the host's."""
+        spec, placement = self._specs[name], self._found.leaves[name].placement(self._specs[name])
+        itemsize = dtype_of(spec.dtype).itemsize
+        if placement is None:
+            return spec.size * max(1, spec.rows) * itemsize
+        shape, sharding = placement
+        host = [device for device in sharding.addressable_devices if device.platform == "cpu"]
+        return math.prod(sharding.shard_shape(shape)) * itemsize * max(1, len(host))
+
+
+def _room() -> int:
+    """The bytes that values may take beside those that they replace: half of what is free on a device or the host."""
+    free = [_free_on_host()]
+    for device in jax.local_devices():
+        stats = device.memory_stats() or {}
+        if "bytes_limit" in stats:
+            free.append(stats["bytes_limit"] - stats["bytes_in_use"])
+    return max(1, min(free) // 2)
+
+
+def _free_on_host() -> int:
+    """The bytes of the machine's memory, and of its container's, that this process may take; only Linux tells."""
+    free = sys.maxsize
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    limit = "".join(_lines("/sys/fs/cgroup/memory.max"))
+    if limit.isdecimal():
+        used = int("".join(_lines("/sys/fs/cgroup/memory.current")) or 0)
+        stat = dict(line.split() for line in _lines("/sys/fs/cgroup/memory.stat"))
+        free = min(free, int(limit) - used + int(stat.get("inactive_file", 0)))
+    return free
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,245 @@
+"""Whatever happens to a file of a checkpoint, it is noticed before anything changes, and an earlier one is taken."""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+from jaxtribute.checkpoint import arrays, checksums, restoring
+from jaxtribute.checkpoint.description import Description
+from jaxtribute.errors import CheckpointDamagedError, CheckpointError, InputError
+
+VALUES = {"w": (3, 2), "big": (4000,), "scalar": ()}
+
+
+class Position:
+    """An object with a position."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def get_state(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        if state["at"] < 0:
+            raise InputError(f"there is no position {state['at']}. HINT: begin at 0.")
+        self.at = state["at"]
+
+
+class Program:
+    """Variables and a position, that all have the same number in them."""
+
+    def __init__(self, number: int = 0) -> None:
+        with jd.OneDeviceStrategy("cpu:0").scope():
+            self.variables = {name: jd.Variable(np.zeros(shape, np.float32)) for name, shape in VALUES.items()}
+        self.position = Position()
+        self.checkpoint = jd.Checkpoint(model=self.variables, data=self.position, rate=0)
+        self.set(number)
+
+    def set(self, number: int) -> None:
+        for name, variable in self.variables.items():
+            variable.assign(np.full(VALUES[name], number, np.float32))
+        self.position.at = self.checkpoint.rate = number
+
+    def numbers(self) -> set[int]:
+        found = {int(one) for variable in self.variables.values() for one in np.ravel(variable.numpy())}
+        return found | {self.position.at, self.checkpoint.rate}
+
+    def manager(self, folder: Path, **options: Any) -> jd.CheckpointManager:
+        return jd.CheckpointManager(self.checkpoint, folder, block=True, **options)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two checkpoints: `ckpt-1`, of the number 1, and `ckpt-2`."""
+    folder = tmp_path_factory.mktemp("saved")
+    program = Program()
+    manager = program.manager(folder)
+    for number in (1, 2):
+        program.set(number)
+        manager.save()
+    manager.close()
+    return folder
+
+
+def one_bit(content: bytes, rng: random.Random) -> bytes:
+    place = rng.randrange(len(content))
+    return content[:place] + bytes([content[place] ^ 1 << rng.randrange(8)]) + content[place + 1 :]
+
+
+CHANGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
+    "empty": lambda _, __: b"",
+    "cut": lambda content, rng: content[: rng.randrange(1, len(content))],
+    "one bit": one_bit,
+    "random": lambda content, rng: rng.randbytes(len(content)),
+}
+
+
+def damage(kind: str, folder: Path, files: list[str], number: int) -> None:
+    """Damages one file of the checkpoint `ckpt-2`."""
+    rng = random.Random(f"{kind} {number}")
+    path, other = folder / "ckpt-2" / files[number], folder / "ckpt-2" / files[number - 1]
+    content = path.read_bytes()
+    if kind == "missing":
+        path.unlink()
+    elif kind == "swapped":
+        path.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+    elif kind == "old":
+        # Orbax's names are random, so the file of the same place in the other checkpoint stands for the same file.
+        earlier = checksums.names(folder / "ckpt-1")
+        path.write_bytes((folder / "ckpt-1" / earlier[min(number, len(earlier) - 1)]).read_bytes())
+    else:
+        path.write_bytes(CHANGES[kind](content, rng))
+
+
+@pytest.mark.parametrize("kind", [*CHANGES, "swapped", "missing", "old"])
+def test_every_file_in_every_way(kind: str, saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    program, files = Program(), checksums.names(saved / "ckpt-2")
+    assert len(files) >= 8
+    for number, name in enumerate(files):
+        folder = tmp_path / str(number)
+        shutil.copytree(saved, folder)
+        damage(kind, folder, files, number)
+        same = (folder / "ckpt-2" / name).exists() and all(
+            (folder / "ckpt-2" / file).read_bytes() == (saved / "ckpt-2" / file).read_bytes() for file in files
+        )
+        assert not same or kind == "old", (kind, name)  # some hold the same in both
+        program.set(7)
+        if not same:
+            with pytest.raises(CheckpointDamagedError, match="HINT") as caught:
+                program.checkpoint.restore(folder / "ckpt-2")
+            # Without the description nothing is known of the others; what an old one tells of is missing.
+            described = {"swapped": files[number - 1], "old": name}.get(kind) == "jaxtribute.json"
+            assert described or name in str(caught.value)
+            assert program.numbers() == {7}
+        caplog.clear()
+        manager = program.manager(folder, init_fn=lambda: pytest.fail("begun anew"))
+        with caplog.at_level(logging.WARNING):
+            assert manager.restore_or_initialize() == str(folder / ("ckpt-2" if same else "ckpt-1"))
+        assert program.numbers() == {2 if same else 1}
+        assert same or "ckpt-2 is left out, and an earlier checkpoint is taken" in caplog.text
+        assert jd.latest_checkpoint(folder) == manager.latest_checkpoint == str(folder / f"ckpt-{2 if same else 1}")
+        manager.close()
+        shutil.rmtree(folder)
+
+
+def test_the_next_save_takes_the_place_of_a_damaged_one(saved: Path, tmp_path: Path) -> None:
+    program, folder = Program(), tmp_path / "copy"
+    shutil.copytree(saved, folder)
+    (folder / "ckpt-2" / "jaxtribute.json").unlink()
+    manager = program.manager(folder)
+    assert manager.restore_or_initialize() == str(folder / "ckpt-1")
+    program.set(3)
+    assert manager.save() == str(folder / "ckpt-2") == manager.latest_checkpoint
+    manager.close()
+    again = Program()
+    again.checkpoint.restore(jd.latest_checkpoint(folder))
+    assert again.numbers() == {3}
+
+
+def test_where_nothing_is_whole_no_program_begins_anew(saved: Path, tmp_path: Path) -> None:
+    program, folder = Program(7), tmp_path / "copy"
+    shutil.copytree(saved, folder)
+    (folder / "ckpt-1" / "jaxtribute.json").unlink()
+    (folder / "ckpt-2" / "jaxtribute.json").write_text("")
+    manager = program.manager(folder, init_fn=lambda: pytest.fail("begun anew"))
+    for action in (
+        manager.restore_or_initialize,
+        lambda: manager.latest_checkpoint,
+        lambda: jd.latest_checkpoint(folder),
+    ):
+        with pytest.raises(CheckpointDamagedError, match=r"none of the 2 checkpoints .* is whole[\s\S]*HINT"):
+            action()
+    assert program.numbers() == {7}
+    manager.close()
+
+
+def test_a_damaged_one_does_not_count_among_those_that_stay(saved: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(saved, folder)
+    (folder / "ckpt-2").rename(folder / "ckpt-200")
+    (folder / "ckpt-200" / "state" / "manifest.ocdbt").write_bytes(b"")
+    program = Program()
+    manager = program.manager(folder, max_to_keep=1)
+    assert manager.restore_or_initialize() == str(folder / "ckpt-1")
+    for number in (20, 30):
+        program.set(number)
+        manager.save(checkpoint_number=number)
+        assert manager.latest_checkpoint == str(folder / f"ckpt-{number}")
+    manager.close()
+    assert Program().manager(folder).restore_or_initialize() == str(folder / "ckpt-30")
+
+
+def test_values_that_are_restored_change_all_or_none(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program(7)
+    read, batches = arrays.read, arrays.batches
+    calls: list[int] = []
+
+    def fail_late(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError("the disk is gone")
+        return read(*given)
+
+    monkeypatch.setattr(arrays, "read", fail_late)
+    monkeypatch.setattr(arrays, "batches", lambda sizes, limit=1: batches(sizes, limit))
+    with pytest.raises(CheckpointError, match=r"the disk is gone.*nothing has changed.*HINT"):
+        program.checkpoint.restore(saved / "ckpt-2")
+    assert program.numbers() == {7}
+    # Where there is not enough memory for a second copy, what has changed is said.
+    calls.clear()
+    monkeypatch.setattr(restoring, "_room", lambda: 1)
+    with pytest.raises(CheckpointError, match=r"2 of \d values have changed"):
+        program.checkpoint.restore(saved / "ckpt-2")
+    monkeypatch.setattr(arrays, "read", read)
+    program.checkpoint.restore(saved / "ckpt-2")
+    assert program.numbers() == {2}
+
+
+def test_a_position_that_cannot_be_taken_changes_nothing(tmp_path: Path) -> None:
+    bad = Program(5)
+    bad.position.at = -1
+    path = bad.checkpoint.write(tmp_path / "bad", block=True)
+    program = Program(7)
+    with pytest.raises(InputError, match="no position -1"):
+        program.checkpoint.restore(path)
+    assert program.numbers() == {7}
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(Program(1).checkpoint.write(tmp_path / "one", block=True))
+    (path / "data" / "process_0-of-1.json").unlink()
+    (path / "data" / "process_0-of-1.json").mkdir()
+    with pytest.raises(CheckpointDamagedError, match=r"process_0-of-1\.json: [\s\S]*HINT"):
+        Program().checkpoint.read(path)
+    (path / "jaxtribute.json").unlink()
+    (path / "jaxtribute.json").mkdir()
+    with pytest.raises(CheckpointDamagedError, match=r"jaxtribute\.json cannot be read"):
+        Program().checkpoint.read(path)
+
+
+def test_the_parts_of_several_processes_are_all_files(saved: Path) -> None:
+    marks = Description.read(saved / "ckpt-2").files
+    names = checksums.names(saved / "ckpt-2")
+    assert sorted([*marks, "jaxtribute.json"]) == names
+    assert checksums.damages(saved / "ckpt-2", marks) == []
+    nowhere = [checksums.damages(saved / "nowhere", marks, (part, 3)) for part in range(3)]
+    assert sorted(line for lines in nowhere for line in lines) == sorted(f"{name}: missing" for name in marks)
+    assert all(nowhere)
+
+
+def test_the_checksum_is_that_of_zlib(tmp_path: Path) -> None:
+    content = random.Random(0).randbytes(3 << 20)
+    (tmp_path / "file").write_bytes(content)
+    assert checksums.mark(tmp_path / "file") == (len(content), zlib.crc32(content))
