@@ -1,7 +1,10 @@
 """Calls between a server and its clients; the keys and addresses of both."""
 
+import os
 import stat
+import sys
 import threading
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -43,7 +46,48 @@ def wait() -> str:
     return "at last"
 
 
-FUNCTIONS = {"multiply": multiply, "fail": fail, "wait": wait, "echo": lambda *args: args, "thing": object}
+def give_odd_text() -> Any:
+    return {ODD: [ODD]}
+
+
+def fail_oddly() -> None:
+    raise OSError(2, "no such file", ODD)
+
+
+def leave() -> None:
+    sys.exit(0)
+
+
+def fall_silent() -> None:
+    raise Mute
+
+
+class Mute(BaseException):
+    def __str__(self) -> str:
+        raise SystemExit(1)
+
+
+ODD = os.fsdecode(b"caf\xe9.txt")
+"""The name of a file that is not UTF-8: a string with a lone surrogate."""
+HOSTILE: dict[str, Any] = {
+    "give_odd_text": give_odd_text,
+    "fail_oddly": fail_oddly,
+    "leave": leave,
+    "fall_silent": fall_silent,
+    "large": lambda: np.array([2**40]),
+    "keyed": lambda: {np.int64(1): 2},
+    "deep": lambda: nested(1000),
+}
+
+
+def nested(depth: int) -> Any:
+    made: Any = 1
+    for _ in range(depth):
+        made = [made]
+    return made
+
+
+FUNCTIONS = {**HOSTILE, "multiply": multiply, "fail": fail, "wait": wait, "echo": lambda *args: args, "thing": object}
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +222,117 @@ class TestFailures:
     def test_an_address_that_is_taken(self, address: str) -> None:
         with pytest.raises(ClusterError, match=f"cannot listen at {address}.*HINT"):
             rpc.Server.create("grpc", address).start()
+
+
+class TestHostile:
+    def test_text_that_is_not_utf8(self, client: Any) -> None:
+        assert client.give_odd_text_blocking() == {ODD: [ODD]}
+        assert client.echo_blocking(ODD) == (ODD,)
+        code, text = client.fail_oddly().get_error()
+        assert code == 2
+        assert repr(ODD) in text
+
+    @pytest.mark.parametrize(
+        ("method", "words"),
+        [("leave", "SystemExit: 0"), ("fall_silent", "Mute: <no text"), ("keyed", "not made of"), ("deep", "not made")],
+    )
+    def test_no_function_ends_the_servers_thread(self, client: Any, method: str, words: str) -> None:
+        code, text = client.call(method).get_error()
+        assert code in (2, 3)
+        assert words in text
+        assert client.multiply_blocking(2, 3) == 6
+
+    def test_integers_that_jax_cannot_hold_are_refused(self, client: Any) -> None:
+        assert "does not fit int32" in client.large().get_error()[1]
+        assert "does not fit int32" in client.echo(np.array([-(2**40)])).get_error()[1]
+        assert client.echo_blocking(2**40) == (2**40,)
+
+    def test_what_is_no_call_is_refused(self, client: Any, address: str) -> None:
+        for wrong in (5, np.ones(2), "ab"):
+            with pytest.raises(ArgumentTypeError, match=r"args is of type.*HINT"):
+                client.call("echo", wrong)
+        with pytest.raises(ArgumentTypeError, match="method_name is 3"):
+            client.call(3)
+        for wrong in (-1, float("nan"), "1"):
+            with pytest.raises(ArgumentError, match=r"timeout_in_ms is.*HINT"):
+                client.call("echo", timeout_in_ms=wrong)
+            with pytest.raises(ArgumentError, match=r"timeout_in_ms is.*HINT"):
+                rpc.Client.create("grpc", address, timeout_in_ms=wrong)
+        with pytest.raises(ArgumentTypeError, match=r"method_name is 3.*HINT"):
+            rpc.Server.create("grpc", LOOPBACK).register(3, abs)  # pyright: ignore[reportArgumentType]
+
+    @pytest.mark.parametrize("number", [nested(600), "1", None, -1.5, {"a": 1}])
+    def test_a_strangers_number_stops_nobody(self, client: Any, address: str, number: Any) -> None:
+        def wrapped(inner: Any) -> bytes:
+            return (
+                b"\x83\xa2id"
+                + inner
+                + msgpack.packb("method")
+                + msgpack.packb("echo")
+                + msgpack.packb("args")
+                + b"\xc0"
+            )
+
+        depth, inner = 0, number
+        while isinstance(inner, list):
+            depth, inner = depth + 1, inner[0]
+        with zmq.Context(io_threads=1) as context, context.socket(zmq.DEALER) as socket:
+            socket.connect(f"tcp://{address}")
+            socket.send(wrapped(b"\x91" * depth + msgpack.packb(inner)))
+            assert socket.poll(20_000)
+            assert wire.unpack(socket.recv_multipart())[0]["code"] == 3
+        assert client.multiply_blocking(2, 2) == 4
+
+    def test_a_server_that_ends_is_told_of_at_once(self) -> None:
+        GO_ON.clear()
+        STARTED.clear()
+        server = rpc.Server.create("grpc", LOOPBACK)
+        server.register("wait", wait)
+        server.register("one", lambda: 1)
+        server.start()
+        with rpc.Client.create("grpc", server.address, timeout_in_ms=60_000) as client:
+            first, behind = client.call("wait"), client.call("one")
+            assert STARTED.wait(20)
+            begun = time.monotonic()
+            stopping = threading.Thread(target=server.stop)
+            stopping.start()
+            GO_ON.set()
+            stopping.join()
+            codes = {first.get_error()[0], behind.get_error()[0]}
+            assert codes <= {0, 14}
+            assert 14 in codes
+            assert time.monotonic() - begun < 30
+            with pytest.raises(ClusterError, match=r"has ended, or the connection.*HINT"):
+                behind.get_value()
+        with pytest.raises(ClusterError, match=r"was closed.*HINT"):
+            client.call("one")
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            [b"\xc1"],
+            wire.pack({"id": 2, "value": 7}),
+            wire.pack({"id": 2, "value": ["a"]}),
+            wire.pack({"id": 2, "code": 9}),
+        ],
+    )
+    def test_a_server_that_answers_nonsense(self, answer: list[Any]) -> None:
+        with zmq.Context(io_threads=1) as context, context.socket(zmq.ROUTER) as socket:
+            port = socket.bind_to_random_port("tcp://127.0.0.1")
+
+            def serve() -> None:
+                replies = [wire.pack({"id": 1, "value": ["l", [["v", "f"]]]}), answer]
+                for reply in replies:
+                    identity = socket.recv_multipart()[0]
+                    socket.send_multipart([identity, *reply])
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            with rpc.Client.create("grpc", f"127.0.0.1:{port}", timeout_in_ms=1000) as client:
+                result = client.call("f")
+                with pytest.raises((ClusterError, DeadlineError)):
+                    result.get_value()
+            thread.join()
 
 
 class TestKeys:

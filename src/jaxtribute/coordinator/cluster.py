@@ -21,7 +21,8 @@ import numpy as np
 from jaxtribute.coordinator import saves
 from jaxtribute.coordinator.access import Access
 from jaxtribute.coordinator.client import Client, Request, ServerLostError
-from jaxtribute.coordinator.closures import ClosureQueue, Numbers, Worker
+from jaxtribute.coordinator.closure_queue import ClosureQueue
+from jaxtribute.coordinator.closures import Numbers, Worker
 from jaxtribute.coordinator.engines import Engine
 from jaxtribute.coordinator.layout import Layout, Shard
 from jaxtribute.coordinator.optimizing import RemoteOptimizer, plan_parts
@@ -93,7 +94,13 @@ class Cluster:
         self.queue = ClosureQueue(
             hub,
             [
-                Worker(i, functools.partial(engine.define, "worker", i), functools.partial(engine.take, i))
+                Worker(
+                    i,
+                    functools.partial(engine.define, "worker", i),
+                    functools.partial(engine.take, i),
+                    functools.partial(engine.stack, i),
+                    functools.partial(engine.renew, i),
+                )
                 for i in range(workers)
             ],
             self.numbers,
@@ -118,7 +125,7 @@ class Cluster:
         self.client.connect(self.endpoints, self.epoch)
         self._activate(range(self.servers))
         self.queue.announce()
-        self.engine.watch(self._on_lost, self._on_back)
+        self.engine.watch(self._on_lost, self._on_back, self.queue.fail)
 
     def close(self) -> None:
         """Ends all processes."""

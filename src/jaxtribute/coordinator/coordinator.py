@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import numpy as np
 
-from jaxtribute.coordinator import pickling, saves
-from jaxtribute.coordinator.closures import Definition
+from jaxtribute.coordinator import late, pickling, saves
+from jaxtribute.coordinator.closures import MAX_ATTEMPTS, Definition
 from jaxtribute.coordinator.dataset import PerWorkerDataset, check_dataset_fn
+from jaxtribute.coordinator.failures import name_of, told
 from jaxtribute.coordinator.remote_value import RemoteValue
 from jaxtribute.coordinator.results import NotPlainError, encode
-from jaxtribute.errors import ArgumentTypeError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
@@ -34,14 +35,20 @@ class ClusterCoordinator:
 
     Args:
       strategy: the strategy.
+      max_attempts: how many processes may end while they run a function, by `os._exit`, a crash or too little memory,
+        before the function fails instead of running again.
 
     Raises:
       ArgumentTypeError: another strategy.
+      ArgumentError: `max_attempts` is no positive number.
 
     Source: `tf.distribute.coordinator.ClusterCoordinator`.
     """
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Strategy, *, max_attempts: int = MAX_ATTEMPTS) -> None:
+        if type(max_attempts) is not int or max_attempts < 1:
+            raise ArgumentError(f"max_attempts is {max_attempts!r}. HINT: pass 1 or more.")
+        self._max_attempts = max_attempts
         cluster = getattr(strategy.extended, "cluster", None)
         if cluster is None:
             raise ArgumentTypeError(
@@ -63,7 +70,9 @@ class ClusterCoordinator:
         """How many workers there are."""
         return self._cluster.workers
 
-    def schedule(self, fn: Callable[..., Any], args: Any = None, kwargs: Any = None) -> RemoteValue:
+    def schedule(
+        self, fn: Callable[..., Any], args: Any = None, kwargs: Any = None, *, timeout_s: float | None = None
+    ) -> RemoteValue:
         """Runs a function on a worker, some time, and returns at once.
 
         A `jd.function` is compiled on the worker: one request to each server brings the variables that it reads, one
@@ -75,19 +84,24 @@ class ClusterCoordinator:
           args: its positional arguments, a tuple or list: arrays, numbers, strings, nests of them, and iterators of
             `create_per_worker_dataset`. Anything else is copied to the worker when it is first passed.
           kwargs: its keyword arguments.
+          timeout_s: how long it may run, in seconds; by default as long as it takes, with a warning that says where it
+            is after a minute, and whenever its age has doubled. One that takes longer fails, its worker's process is
+            ended, and another takes the worker's place; what it has sent to parameter servers stays.
 
         Returns:
           What will be its result.
 
         Raises:
           ArgumentTypeError: `fn` is no function, or something that cannot be on a worker.
+          ArgumentError: `timeout_s` is no positive number.
           Exception: what an earlier function raised.
 
         Source: `tf.distribute.coordinator.ClusterCoordinator.schedule`.
         """
         if not callable(fn):
             raise ArgumentTypeError(f"schedule was given {fn!r} of type {type(fn).__name__}. HINT: pass a function.")
-        leaves, tree = jax.tree.flatten((tuple(args or ()), dict(kwargs or {})), is_leaf=_is_whole)
+        timeout_s = late.checked(timeout_s)
+        leaves, tree = _flattened(args, kwargs)
         arrays: list[Any] = []
         plain: list[Any] = []
         constants: list[Any] = []
@@ -102,26 +116,26 @@ class ClusterCoordinator:
         arrays = [
             np.array(array) if isinstance(array, np.ndarray) and array.flags.writeable else array for array in arrays
         ]
-        return self._queue.put(self._definition(fn, tree, constants), plain, arrays)
+        definition = self._definition(fn, tree, constants)
+        return self._queue.put(definition, plain, arrays, timeout_s, self._max_attempts)
 
     def _definition(self, fn: Callable[..., Any], tree: Any, constants: Sequence[Any]) -> Definition:
         key = fn, tree, tuple(id(constant) for constant in constants)
-        found = self._definitions.get(key)
+        try:
+            if any(isinstance(constant, np.ndarray) for constant in constants):
+                raise TypeError  # such as a masked array: its elements may be others than the last time
+            found = self._definitions.get(key)
+        except TypeError:
+            key, found = object(), None  # a function that cannot be hashed travels each time
         if found is not None:
             self._definitions.move_to_end(key)
         else:
-            blob = pickling.dumps(
-                (
-                    fn,
-                    _Arguments(
-                        tree,
-                        [c if c is not _PLACE else None for c in constants],
-                        [i for i, c in enumerate(constants) if c is _PLACE],
-                    ),
-                )
-            )
+            places = [i for i, constant in enumerate(constants) if constant is _PLACE]
+            arguments = _Arguments(tree, [None if c is _PLACE else c for c in constants], places)
+            blob = pickling.dumps((fn, arguments))
             # The constants are kept, so that their ids stay theirs.
-            found = self._definitions[key] = Definition(next(self._cluster.definitions), blob), constants
+            definition = Definition(next(self._cluster.definitions), blob, name_of(fn))
+            found = self._definitions[key] = definition, constants
             if len(self._definitions) > _DEFINITIONS:
                 self._queue.forget(self._definitions.popitem(last=False)[1][0])
         return found[0]
@@ -225,11 +239,34 @@ class _Arguments:
         return self.tree.unflatten(leaves)
 
 
+def _flattened(args: Any, kwargs: Any) -> tuple[list[Any], Any]:
+    """Returns the leaves of the arguments of a call, and how they are put together.
+
+    Raises:
+      ArgumentTypeError: they are no arguments of a call.
+    """
+    if args is not None and not isinstance(args, (tuple, list)):
+        raise ArgumentTypeError(f"args is of type {type(args).__name__}. HINT: pass a tuple or list: args=(x,).")
+    named = kwargs is None or (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs))
+    if not named:
+        raise ArgumentTypeError(
+            f"kwargs is of type {type(kwargs).__name__}. HINT: pass a dictionary with names as keys: kwargs={{'x': 1}}."
+        )
+    try:
+        return jax.tree.flatten((tuple(args or ()), dict(kwargs or {})), is_leaf=_is_whole)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ArgumentTypeError(
+            f"the arguments cannot be taken apart: {told(error)}. "
+            "HINT: pass nests that do not hold themselves, with keys of one type in a dictionary."
+        ) from error
+
+
 _PLACE = object()
 
 
 def _is_whole(value: Any) -> bool:
-    return isinstance(value, Variable)
+    # JAX will refuse iterators among leaves; those of each worker are references, any other does not travel.
+    return isinstance(value, (Variable, Iterator))
 
 
 def _fetched(value: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import cloudpickle
 
+from jaxtribute.coordinator.failures import told
 from jaxtribute.coordinator.variable import Description, ServerVariable
 from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.execution.function import Function
@@ -117,11 +118,11 @@ def dumps(value: Any, pickler: type[Pickler] | None = None) -> bytes:
     buffer = io.BytesIO()
     try:
         (pickler or Pickler)(buffer, protocol=5).dump(value)
-    except (TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, ArgumentTypeError):
-            raise
+    except ArgumentTypeError:
+        raise
+    except Exception as error:
         raise ArgumentTypeError(
-            f"a function or what it uses cannot be sent to workers: {error}. HINT: it closes over something that "
+            f"a function or what it uses cannot be sent to workers: {told(error)}. HINT: it closes over something that "
             "belongs to this process, such as a lock or an open file; make it inside the function."
         ) from error
     return buffer.getvalue()

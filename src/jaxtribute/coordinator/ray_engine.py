@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import threading
+import traceback
 from typing import Any
 
 import ray
 from ray import exceptions
 
 from jaxtribute.allocator import tune_allocator
-from jaxtribute.coordinator.engines import Back, Lost, make_task
+from jaxtribute.coordinator.engines import Back, Failed, Lost, make_task, stack_of
+from jaxtribute.coordinator.failures import told
 from jaxtribute.coordinator.ray_node import RayNode, resource_of
 from jaxtribute.coordinator.server_task import TaskSettings
 from jaxtribute.coordinator.transport import Endpoint, own_host
@@ -21,6 +24,7 @@ from jaxtribute.errors import ClusterError, DeadlineError
 _LOG = logging.getLogger(__name__)
 _THREADS = 4
 _ANSWER_S = 60
+_STACK_S = 5
 _STORE_BYTES = 100 << 20
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -36,8 +40,17 @@ class TaskActor:
         tune_allocator()  # arrays of one size come and go
         host = own_host() if remote else None
         self._task = make_task(role, index, settings, host, *arguments)
-        self._thread = threading.Thread(target=self._task.run, name=f"jaxtribute-{role}-{index}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"jaxtribute-{role}-{index}", daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._task.run()
+        except BaseException:  # noqa: BLE001
+            # The process would live on, deaf: if it ends, Ray starts another, and those who wait are told.
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
 
     def endpoint(self) -> Endpoint:
         """Where it can be reached."""
@@ -51,9 +64,13 @@ class TaskActor:
         """Brings code."""
         self._task.define(key, blob)
 
-    def take(self, closure: int) -> Any:
-        """A result of a worker."""
+    def take(self, closure: int) -> bytes | None:
+        """Returns a worker's pickled result."""
         return self._task.take(closure)
+
+    def stack(self) -> str:
+        """Returns where the task's thread is."""
+        return stack_of(self._thread)
 
     def serve(self) -> None:
         """Returns when the task has ended: whoever waits for it notices that."""
@@ -123,11 +140,21 @@ class RayEngine:
         if role != "worker":
             ray.get(brought, timeout=_ANSWER_S)
 
-    def take(self, index: int, closure: int) -> Any:
-        """A worker's result; None if the worker is gone."""
-        with contextlib.suppress(exceptions.RayError):
-            return ray.get(self._actors["worker", index].take.remote(closure), timeout=60)
+    def take(self, index: int, closure: int) -> bytes | None:
+        """Returns a worker's pickled result; None if the worker is gone."""
+        with contextlib.suppress(Exception):  # Ray's, or what is below Ray
+            return ray.get(self._actors["worker", index].take.remote(closure), timeout=_ANSWER_S)
         return None
+
+    def stack(self, index: int) -> str:
+        """Returns where a worker's thread is; nothing if its process does not say."""
+        with contextlib.suppress(Exception):
+            return ray.get(self._actors["worker", index].stack.remote(), timeout=_STACK_S)
+        return ""
+
+    def renew(self, index: int) -> None:
+        """Ends a worker's process; Ray starts another."""
+        ray.kill(self._actors["worker", index], no_restart=False)
 
     def pid(self, role: str, index: int) -> int:
         """The process of a task; waits while it is being started."""
@@ -137,9 +164,17 @@ class RayEngine:
             except exceptions.ActorUnavailableError:
                 self._stopping.wait(0.1)
 
-    def watch(self, lost: Lost, back: Back) -> None:
+    def watch(self, lost: Lost, back: Back, failed: Failed) -> None:
         """Begins to watch."""
-        self._watcher = threading.Thread(target=self._watch, args=(lost, back), name="jaxtribute-watch", daemon=True)
+
+        def run() -> None:
+            try:
+                self._watch(lost, back)
+            except BaseException as error:  # noqa: BLE001 (whatever it is, those who wait are told)
+                _LOG.exception("the thread ends that watches Ray's processes")
+                failed(f"the processes that Ray runs cannot be watched any more: {told(error)}")
+
+        self._watcher = threading.Thread(target=run, name="jaxtribute-watch", daemon=True)
         self._watcher.start()
 
     def _watch(self, lost: Lost, back: Back) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute.coordinator.pickling import ByReference
+from jaxtribute.coordinator.results import as_jax
 from jaxtribute.errors import ArgumentTypeError
 
 
@@ -40,8 +40,13 @@ class RemoteValue(ByReference):
         return self._value
 
     def get(self) -> Any:
-        """As `fetch`, with JAX arrays."""
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, self.fetch())
+        """Waits for the function and returns its result, with JAX arrays.
+
+        Raises:
+          ArgumentError: an array of integers that JAX's type for them cannot hold.
+          Exception: what `fetch` raises.
+        """
+        return jax.tree.map(lambda leaf: as_jax(leaf) if isinstance(leaf, np.ndarray) else leaf, self.fetch())
 
     def settle(self, value: Any, error: BaseException | None = None) -> None:
         """Takes the result, or the error in its place; the caller tells those who wait."""
@@ -50,7 +55,7 @@ class RemoteValue(ByReference):
 
     @property
     def is_done(self) -> bool:
-        """Whether the function has ended."""
+        """True if the function has ended."""
         return self._done
 
     def reference(self) -> tuple[Any, tuple[Any, ...]]:

@@ -13,6 +13,7 @@ import cloudpickle
 import numpy as np
 
 from jaxtribute.coordinator import snapshots
+from jaxtribute.coordinator.failures import told
 from jaxtribute.coordinator.store import Answer, Store
 from jaxtribute.coordinator.transport import Endpoint, Hub, Keys, Link
 from jaxtribute.coordinator.wire import Header, pack, unpack
@@ -91,9 +92,9 @@ class ServerTask:
                 self._copy(header, arrays)
             answer: Answer = getattr(self, f"_on_{kind}")(header, arrays)
             return pack({"n": number, **answer.header}, answer.arrays)
-        except Exception as error:  # noqa: BLE001 (whatever it is, the caller waits for an answer)
+        except BaseException as error:  # noqa: BLE001 (whatever user code raises, the caller waits for an answer)
             _LOG.debug("a request failed", exc_info=True)
-            return pack({"n": number, "error": f"{type(error).__name__}: {error}"})
+            return pack({"n": number, "error": told(error)})
 
     def _copy(self, header: Header, arrays: Sequence[Any]) -> None:
         """Lets the mirror do the same first, so that what is answered for is never lost."""

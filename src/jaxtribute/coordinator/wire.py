@@ -15,6 +15,8 @@ import numpy as np
 from jaxtribute.errors import ClusterError
 
 _INLINE_BYTES = 2048
+_SURROGATES = "surrogatepass"
+"""Names of files that are not UTF-8 are strings with lone surrogates in Python: they travel as they are."""
 
 Header = dict[str, Any]
 
@@ -25,6 +27,8 @@ def pack(header: Header, arrays: Sequence[Any] = ()) -> list[Any]:
     specs: list[Any] = []
     for given in arrays:
         array = np.asarray(given)
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))  # a type's name does not tell the order of bytes
         spec: list[Any] = [array.dtype.name, array.shape]
         if array.nbytes > _INLINE_BYTES:
             array = np.ascontiguousarray(array)
@@ -35,7 +39,7 @@ def pack(header: Header, arrays: Sequence[Any] = ()) -> list[Any]:
         specs.append(spec)
     if specs:
         header = {**header, "#": specs}
-    frames[0] = msgpack.packb(header)
+    frames[0] = msgpack.packb(header, unicode_errors=_SURROGATES)
     return frames
 
 
@@ -46,10 +50,10 @@ def unpack(frames: Sequence[Any]) -> tuple[Header, list[np.ndarray[Any, Any]]]:
       ClusterError: the frames are no message.
     """
     try:
-        header: Header = msgpack.unpackb(frames[0], strict_map_key=False)
+        header: Header = msgpack.unpackb(frames[0], strict_map_key=False, unicode_errors=_SURROGATES)
         rest = iter(frames[1:])
         arrays = [_array(spec, rest) for spec in header.pop("#", ())]
-    except (ValueError, TypeError, IndexError, AttributeError, StopIteration, msgpack.UnpackException) as error:
+    except Exception as error:
         raise ClusterError(
             f"a message of {len(frames)} frames cannot be read: {error}. HINT: run the same version everywhere."
         ) from error

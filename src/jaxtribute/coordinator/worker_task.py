@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ import cloudpickle
 from jaxtribute.coordinator import pickling
 from jaxtribute.coordinator.access import Access
 from jaxtribute.coordinator.client import Client, ServerLostError
+from jaxtribute.coordinator.failures import pack_error, told, trace_of
 from jaxtribute.coordinator.results import NotPlainError, decode, encode
 from jaxtribute.coordinator.server_task import TaskSettings
 from jaxtribute.coordinator.transport import Endpoint, Link, deadline
@@ -65,7 +65,7 @@ class WorkerTask:
         self._staleness = staleness
         self._blobs: dict[int, bytes] = {}
         self._arrived = threading.Condition()
-        self._odd: dict[int, Any] = {}
+        self._odd: dict[int, bytes] = {}
         self._stopping = threading.Event()
         self._inbox: deque[tuple[Header, list[Any]]] = deque()
         self._calls: dict[int, Any] = {}
@@ -85,8 +85,8 @@ class WorkerTask:
             self._blobs[key] = blob
             self._arrived.notify_all()
 
-    def take(self, closure: int) -> Any:
-        """A result, or an error, that is no plain structure."""
+    def take(self, closure: int) -> bytes | None:
+        """Returns a pickled result, or error, that is no plain structure; None if there is none any more."""
         return self._odd.pop(closure, None)
 
     def stop(self) -> None:
@@ -185,45 +185,45 @@ class WorkerTask:
             self._run(header, arrays)
 
     def _run(self, header: Header, arrays: Sequence[Any]) -> None:
+        """Runs a closure and sends what it comes to, whatever the user's code does: nothing of it ends this thread."""
         key = header["c"]
         self._running, self._pushes, self._floor = (key, header["d"]), 0, header["f"]
         reply: Header = {"t": "done", "w": self._index, "c": key}
-        values: list[Any] = []
-        start = time.perf_counter()
         try:
-            function, arguments = self._call(header["d"])
-            with self.strategy.scope():
-                args, kwargs = arguments([decode(plain, iter_) for iter_ in [iter(arrays)] for plain in header["v"]])
-                result = function(*args, **kwargs)
-            self._encode(key, result, reply, values)
-            reply |= {"ok": 1, "s": time.perf_counter() - start}
+            frames = self._result(header, arrays, reply)
         except ServerLostError:
-            reply["lost"] = 1
+            frames = pack({**reply, "lost": 1})
         except BaseException as error:  # noqa: BLE001 (the coordinator raises it)
-            self._fail(key, error, reply)
-        self._link.send(pack(reply, values))
+            frames = self._failure(key, error, reply)
+        self._link.send(frames)
 
-    def _encode(self, key: int, result: Any, reply: Header, values: list[Any]) -> None:
+    def _result(self, header: Header, arrays: Sequence[Any], reply: Header) -> list[Any]:
+        start = time.perf_counter()
+        function, arguments = self._call(header["d"])
+        if header.get("say"):
+            self._link.send(pack({"t": "begun", "w": self._index, "c": header["c"]}))
+        given = iter(arrays)
+        with self.strategy.scope():
+            args, kwargs = arguments([decode(plain, given) for plain in header["v"]])
+            result = function(*args, **kwargs)
+        values: list[Any] = []
         try:
-            reply["v"] = encode(result, values)
+            encoded: Header = {"v": encode(result, values)}
         except NotPlainError:
             values.clear()
-            cloudpickle.dumps(result)  # it is the user's function that must fail, not the coordinator
-            self._odd[key] = result
-            reply["odd"] = 1
+            self._odd[header["c"]] = cloudpickle.dumps(result)
+            encoded = {"odd": 1}
+        return pack({**reply, **encoded, "ok": 1, "s": time.perf_counter() - start}, values)
 
-    def _fail(self, key: int, error: BaseException, reply: Header) -> None:
+    def _failure(self, key: int, error: BaseException, reply: Header) -> list[Any]:
         if isinstance(error, StopIteration):
             error = OutOfRangeError("the data of this worker has ended. HINT: repeat() it, or schedule fewer steps.")
-        trace = "".join(traceback.format_exception(error))
-        reply |= {"ok": 0, "error": f"{type(error).__name__}: {error}", "trace": trace}
-        try:
-            error.__traceback__ = error.__cause__ = error.__context__ = None
-            cloudpickle.loads(cloudpickle.dumps(error))
-        except Exception:  # noqa: BLE001 (its text has to do)
-            return
-        self._odd[key] = error
-        reply["odd"] = 1
+        reply = {**reply, "ok": 0, "error": told(error), "trace": trace_of(error)}
+        blob = pack_error(error)
+        if blob is not None:
+            self._odd[key] = blob
+            reply["odd"] = 1
+        return pack(reply)
 
     def _call(self, key: int) -> tuple[Any, Callable[[list[Any]], Any]]:
         """The function and what puts its arguments together."""

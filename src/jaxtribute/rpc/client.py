@@ -10,16 +10,17 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
 
-import jax.numpy as jnp
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from jaxtribute.cluster.addresses import Address
 from jaxtribute.coordinator import wire
-from jaxtribute.coordinator.results import NotPlainError, decode, encode
+from jaxtribute.coordinator.failures import told
+from jaxtribute.coordinator.results import NotPlainError, as_jax, decode, encode
 from jaxtribute.coordinator.transport import Keys
-from jaxtribute.errors import ArgumentTypeError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError
 from jaxtribute.rpc.keys import checked, endpoint, read_keys, tuned
-from jaxtribute.rpc.result import DEADLINE_EXCEEDED, OK, Outcome, StatusOrResult
+from jaxtribute.rpc.result import CANCELLED, DEADLINE_EXCEEDED, OK, UNAVAILABLE, UNKNOWN, Outcome, StatusOrResult
 
 DEFAULT_TIMEOUT_MS = 60_000
 _TURN_S = 0.05
@@ -42,8 +43,10 @@ class Client:
         if keys is not None:
             self._socket.curve_serverkey = keys.called_public
             self._socket.curve_publickey, self._socket.curve_secretkey = keys.caller_public, keys.caller_secret
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._connected = False
         self._socket.connect(endpoint(address))
-        self._end = weakref.finalize(self, _close, self._socket, context)
+        self._end = weakref.finalize(self, _close, self._socket, self._monitor, context)
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._outcomes: dict[int, Outcome | None] = {}
@@ -76,9 +79,10 @@ class Client:
         Source: `tf.distribute.experimental.rpc.Client.create`.
         """
         found = read_keys(keys)
-        client = Client(checked(rpc_layer, address, found), name, timeout_in_ms or DEFAULT_TIMEOUT_MS, found)
+        limit = _checked_ms(timeout_in_ms) or DEFAULT_TIMEOUT_MS
+        client = Client(checked(rpc_layer, address, found), name, limit, found)
         try:
-            client._methods = frozenset(client._send(None, (), 0).get_value())
+            client._methods = frozenset(map(str, client._send(None, (), 0).get_value()))
         except BaseException:
             client.close()
             raise
@@ -100,12 +104,18 @@ class Client:
           timeout_in_ms: how long it may take; the client's own limit for 0.
 
         Raises:
-          ArgumentTypeError: arguments that cannot be sent.
+          ArgumentTypeError: arguments that cannot be sent, or a name that is no string.
+          ArgumentError: `timeout_in_ms` is no number of milliseconds.
+          ClusterError: the client was closed.
 
         Source: `tf.distribute.experimental.rpc.Client.call`.
         """
         del output_specs
-        return self._send(method_name, tuple(args or ()), timeout_in_ms)
+        if not isinstance(method_name, str):
+            raise ArgumentTypeError(f"method_name is {method_name!r}. HINT: pass a string.")
+        if args is not None and not isinstance(args, (tuple, list)):
+            raise ArgumentTypeError(f"args is of type {type(args).__name__}. HINT: pass a tuple or list: args=[x].")
+        return self._send(method_name, tuple(args or ()), _checked_ms(timeout_in_ms))
 
     def close(self) -> None:
         """Ends the connection."""
@@ -140,6 +150,9 @@ class Client:
         timeout_s = (timeout_ms or self._timeout_ms) / 1e3
         end = time.monotonic() + timeout_s
         with self._lock:
+            if self._socket.closed:
+                raise ClusterError(f"{self!r} was closed. HINT: make another.")
+            self._look_for_end()  # of an earlier connection, which this call has nothing to do with
             self._outcomes[number] = None
             self._socket.send_multipart(frames)
         outcome: list[Outcome] = []
@@ -154,23 +167,47 @@ class Client:
         return StatusOrResult(wait)
 
     def _wait(self, number: int, end: float) -> Outcome | None:
-        """The outcome of a call, or None if there is none in time. Whoever waits reads what comes for others, too."""
+        """Returns the outcome of a call; None if there is none in time. Whoever waits reads for the others, too."""
         while True:
             with self._lock:
                 left = max(0.0, end - time.monotonic())
-                if self._outcomes[number] is None and self._socket.poll(int(1e3 * min(left, _TURN_S)) + 1):
-                    self._take(self._socket.recv_multipart())
+                try:
+                    if self._outcomes[number] is None and self._socket.poll(int(1e3 * min(left, _TURN_S)) + 1):
+                        self._take(self._socket.recv_multipart())
+                    self._look_for_end()
+                except zmq.ZMQError:
+                    return self._outcomes.pop(number) or Outcome(None, CANCELLED, f"{self!r} was closed meanwhile")
                 if self._outcomes[number] is not None or not left:
                     return self._outcomes.pop(number)
 
     def _take(self, frames: Sequence[bytes]) -> None:
-        header, arrays = wire.unpack(frames)
-        if self._outcomes.get(header["id"], ...) is not None:
-            return  # nobody waits for it any more
-        code = header.get("code", OK)
-        value = decode(header["value"], map(jnp.asarray, arrays)) if code == OK else None
-        message = f"{self._address}: {header['message']}" if code != OK else ""
-        self._outcomes[header["id"]] = Outcome(value, code, message)
+        number: Any = None
+        try:
+            header, arrays = wire.unpack(frames)
+            number, code = header["id"], header.get("code", OK)
+            if self._outcomes.get(number, ...) is not None:
+                return  # nobody waits for it any more
+            value = decode(header["value"], map(as_jax, arrays)) if code == OK else None
+            message = f"{self._address}: {header['message']}" if code != OK else ""
+        except Exception as error:  # noqa: BLE001 (it is the call's, if it can be told which)
+            value, code = None, UNKNOWN
+            message = f"an answer from {self._address} cannot be read: {told(error)}"
+        if isinstance(number, int) and number in self._outcomes:
+            self._outcomes[number] = Outcome(value, code, message)
+
+    def _look_for_end(self) -> None:
+        """Ends the calls under way if the server has ended: what it had taken of them is lost."""
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._connected = True
+            elif self._connected:
+                self._connected = False
+                while self._socket.poll(0):
+                    self._take(self._socket.recv_multipart())  # what it said before
+                text = f"{self._address} has ended, or the connection to it, before it answered. HINT: does it run?"
+                for number, outcome in self._outcomes.items():
+                    self._outcomes[number] = outcome or Outcome(None, UNAVAILABLE, text)
 
     def _late(self, method: str | None, timeout_s: float) -> Outcome:
         what = "a client" if method is None else f"the call of {method!r}"
@@ -182,6 +219,15 @@ class Client:
         )
 
 
-def _close(socket: zmq.Socket[bytes], context: zmq.Context[Any]) -> None:
+def _checked_ms(timeout_in_ms: int) -> int:
+    number = isinstance(timeout_in_ms, (int, float)) and not isinstance(timeout_in_ms, bool)
+    if not number or not 0 <= timeout_in_ms < float("inf"):
+        raise ArgumentError(f"timeout_in_ms is {timeout_in_ms!r}. HINT: pass milliseconds, or 0 for the usual time.")
+    return timeout_in_ms
+
+
+def _close(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], context: zmq.Context[Any]) -> None:
+    socket.disable_monitor()
+    monitor.close(0)
     socket.close()
     context.term()

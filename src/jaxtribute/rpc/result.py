@@ -1,4 +1,4 @@
-"""What a call comes to."""
+"""Outcome of a call: a value, or an error code and message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxtribute.errors import ClusterError, DeadlineError
 
-OK, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND = 0, 2, 3, 4, 5
+OK, CANCELLED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, UNAVAILABLE = 0, 1, 2, 3, 4, 5, 14
 """Codes, as TensorFlow and gRPC number them."""
 
 
@@ -34,7 +34,7 @@ class StatusOrResult:
         self._wait = wait
 
     def is_ok(self) -> bool:
-        """Returns whether the function has returned, and has not failed."""
+        """Returns True if the function has returned, and has not failed."""
         return self._wait().code == OK
 
     def get_error(self) -> tuple[int, str]:
@@ -47,7 +47,7 @@ class StatusOrResult:
 
         Raises:
           DeadlineError: there was no answer in time.
-          ClusterError: the function failed, or there is none of that name.
+          ClusterError: the function failed, there is none of that name, or the server has ended.
         """
         outcome = self._wait()
         if outcome.code == OK:

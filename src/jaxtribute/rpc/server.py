@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
-import jax.numpy as jnp
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from jaxtribute.cluster.addresses import Address
 from jaxtribute.coordinator import wire
-from jaxtribute.coordinator.results import NotPlainError, decode, encode
+from jaxtribute.coordinator.failures import told
+from jaxtribute.coordinator.results import NotPlainError, as_jax, decode, encode
 from jaxtribute.coordinator.transport import Keys, Known
 from jaxtribute.errors import ArgumentTypeError, ClusterError
 from jaxtribute.rpc.keys import checked, endpoint, read_keys, tuned
 from jaxtribute.rpc.result import INVALID_ARGUMENT, NOT_FOUND, UNKNOWN
+
+_LOG = logging.getLogger(__name__)
 
 Functions = Mapping[str, Callable[..., Any]]
 
@@ -69,10 +72,12 @@ class Server:
           func: a `jd.function`, or any other.
 
         Raises:
-          ArgumentTypeError: it is no function.
+          ArgumentTypeError: it is no function, or the name no string.
 
         Source: `tf.distribute.experimental.rpc.Server.register`.
         """
+        if not isinstance(method_name, str):
+            raise ArgumentTypeError(f"method_name is {method_name!r}. HINT: pass a string.")
         if not callable(func):
             raise ArgumentTypeError(f"register({method_name!r}, {func!r}). HINT: pass a function.")
         self._functions[method_name] = func
@@ -139,33 +144,39 @@ def _stop(
 def _serve(socket: zmq.Socket[bytes], functions: Functions) -> None:
     try:
         while True:
-            identity, *frames = socket.recv_multipart()
-            socket.send_multipart([identity, *_answer(frames, functions)])
-    except zmq.ContextTerminated:
-        return
+            try:
+                identity, *frames = socket.recv_multipart()
+                socket.send_multipart([identity, *_answer(frames, functions)])
+            except zmq.ZMQError as error:
+                if isinstance(error, zmq.ContextTerminated) or socket.closed:
+                    return
+                _LOG.debug("an answer could not be sent", exc_info=True)  # its caller is gone
     finally:
-        socket.close()
+        socket.close()  # callers notice that, and are told that the server has ended
 
 
 def _answer(frames: Sequence[bytes], functions: Functions) -> list[Any]:
+    """Answers a call. Nothing that a stranger sends, and nothing that a function does, ends the server's thread."""
     number: Any = None
     try:
         header, arrays = wire.unpack(frames)
+        if type(header["id"]) is not int:
+            raise ArgumentTypeError("the call has no number")
         number, method = header["id"], header["method"]
         if method is None:
             return wire.pack({"id": number, "value": encode(sorted(functions), [])})
         if method not in functions:
             return _failed(number, NOT_FOUND, f"there is no {method!r}; there are {sorted(functions)}")
-        args = decode(header["args"], map(jnp.asarray, arrays))
+        args = decode(header["args"], map(as_jax, arrays))
     except Exception as error:  # noqa: BLE001 (whatever a stranger sends)
-        return _failed(number, INVALID_ARGUMENT, f"the call cannot be read: {error}")
+        return _failed(number, INVALID_ARGUMENT, f"the call cannot be read: {told(error)}")
     try:
         results: list[Any] = []
         return wire.pack({"id": number, "value": encode(functions[method](*args), results)}, results)
     except NotPlainError:
         return _failed(number, INVALID_ARGUMENT, f"what {method!r} returned is not made of arrays, numbers and strings")
-    except Exception as error:  # noqa: BLE001 (it is the caller's)
-        return _failed(number, UNKNOWN, f"{method!r} failed: {type(error).__name__}: {error}")
+    except BaseException as error:  # noqa: BLE001 (it is the caller's)
+        return _failed(number, UNKNOWN, f"{method!r} failed: {told(error)}")
 
 
 def _failed(number: Any, code: int, message: str) -> list[Any]:
