@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -218,3 +219,17 @@ def off_course() -> str:
     except jd.errors.ClusterError as error:
         return str(error)
     return "no error"
+
+
+def steps_until(folder: str) -> int:
+    """Steps over all workers, one after the other, until there is a file `end`; the number of steps."""
+    s = strategy()
+    place, done = Path(folder), 0
+    step = jd.function(lambda x: s.reduce("SUM", x, axis=None))
+    while True:
+        done += 1
+        ends = np.float32((place / "end").exists())
+        last = float(step(s.experimental_distribute_values_from_function(lambda _, ends=ends: ends)))
+        (place / f"going-{rank()}").touch()
+        if last == s.num_replicas_in_sync:
+            return done

@@ -140,6 +140,7 @@ def test_a_machine_that_talks_nonsense_is_dropped(capsys: pytest.CaptureFixture[
     async def babble(meeting: Meeting, address: Address) -> None:
         line = await wire.connect(address.host, address.port)
         line.send({"machine": 1})
+        assert await line.receive() == {"welcome": True}
         line.send({"ended": {"kind": "nonsense"}})
         assert await line.receive() is None
         await line.close()

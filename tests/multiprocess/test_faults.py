@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+import worker_programs
+from jaxtribute.testing import MultiProcessRunner
 
 pytestmark = pytest.mark.slow
 
@@ -62,3 +67,23 @@ def test_the_ledger_names_both_lines(case: str) -> None:
         assert "step 41 of" in text, text
         assert "has ended its program after step 40" in text, text
         assert text.count(line("value = float(call(x))")) >= 2, text
+
+
+def test_a_job_that_stood_still_for_longer_than_a_silence_goes_on(tmp_path: Path) -> None:
+    """As on a machine that was asleep: all stop, and nobody is lost."""
+    with MultiProcessRunner(workers=2, env={"JAXTRIBUTE_SILENCE_S": "3"}, timeout_s=200) as runner:
+        with ThreadPoolExecutor() as pool:
+            job = pool.submit(runner.run, worker_programs.steps_until, (str(tmp_path),))
+            while not all((tmp_path / f"going-{rank}").exists() for rank in range(2)):
+                assert not job.done(), job.result()
+                time.sleep(0.02)
+            pids = runner.pids
+            for number in (signal.SIGSTOP, signal.SIGCONT):
+                for pid in pids:
+                    os.kill(pid, number)
+                if number == signal.SIGSTOP:
+                    time.sleep(8.0)
+            (tmp_path / "end").touch()
+            first, second = job.result(200)
+        assert first == second > 1
+        assert all("stood still for" in runner.output(rank) for rank in range(2))

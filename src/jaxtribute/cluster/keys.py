@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import jax
 
 from jaxtribute.cluster.roster import Roster
-from jaxtribute.cluster.steps import StepLog
+from jaxtribute.cluster.steps import RunningClock, StepLog
 from jaxtribute.cluster.watch import Watch
 from jaxtribute.errors import ClusterError, DeadlineError
 
@@ -57,11 +56,12 @@ class KeyValues:
           DeadlineError: it was not set in time.
           ClusterError: meanwhile a worker failed.
         """
-        deadline = time.monotonic() + timeout_s
+        clock = RunningClock()
+        deadline = clock.now() + timeout_s
         whom = "another worker" if of is None else self.names[of]
         while True:
             self.check()
-            left = deadline - time.monotonic()
+            left = deadline - clock.now()
             try:
                 return self.store.blocking_key_value_get(key, max(1, int(1000 * min(left, 1.0))))
             except jax.errors.JaxRuntimeError as error:
@@ -72,7 +72,7 @@ class KeyValues:
                     f"{self.names[self.rank]} is in {self.steps.last}, and {whom} has ended its program after "
                     f"{self.watch.left[of]}. HINT: every worker must make the same calls as often as the others."
                 )
-            if time.monotonic() > deadline:
+            if clock.now() > deadline:
                 there = "" if of is None else f"\n{self.watch.whereabouts([of])}"
                 raise DeadlineError(
                     f"{self.names[self.rank]} waited {timeout_s:g} s for {whom} to set {key!r}. "

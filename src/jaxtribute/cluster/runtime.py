@@ -32,7 +32,7 @@ from jaxtribute.cluster.addresses import Address
 from jaxtribute.cluster.failures import Failure
 from jaxtribute.cluster.keys import KeyValues
 from jaxtribute.cluster.roster import Roster, can_connect
-from jaxtribute.cluster.steps import StepLog
+from jaxtribute.cluster.steps import RunningClock, StepLog
 from jaxtribute.cluster.waiting import await_workers
 from jaxtribute.cluster.watch import Watch, say
 from jaxtribute.errors import ClusterError, ConfigError, DeadlineError
@@ -41,6 +41,7 @@ BIND = "JAXTRIBUTE_BIND_ADDRESS"
 SILENCE = "JAXTRIBUTE_SILENCE_S"
 TIMEOUT = "JAXTRIBUTE_TIMEOUT_S"
 _GRACE_S = 2.0
+_HEARTBEAT_S = 24 * 3600
 
 _config = cast(Any, jax.config)
 
@@ -49,7 +50,7 @@ class Cluster(KeyValues):
     """The cluster that this process belongs to: its members, a key-value store and barriers. Made by `connect`."""
 
     def __init__(self, roster: Roster, store: Any, silence_s: float, timeout_s: float) -> None:
-        steps = StepLog()
+        steps = StepLog(RunningClock(min(5.0, silence_s / 2)))
         super().__init__(roster, store, Watch(store, roster, silence_s, self._end, steps), steps)
         self.timeout_s = timeout_s
         self._barriers: dict[str, int] = {}
@@ -304,6 +305,8 @@ def _start(roster: Roster, timeout_s: float) -> None:
             roster.rank,
             cluster_detection_method="deactivate",
             initialization_timeout=left_s,
+            # The watch notices a worker's end, and whether all stood still; the service's own check would abort.
+            heartbeat_timeout_seconds=_HEARTBEAT_S,
             coordinator_bind_address=bind if roster.rank == 0 else None,
         )
     except (RuntimeError, ValueError) as error:

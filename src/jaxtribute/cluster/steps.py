@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -13,6 +14,34 @@ from jaxtribute import waits
 from jaxtribute.callers import located, main_thread
 
 _KEPT = 64
+_STOPPED_S = 5.0
+
+
+class RunningClock:
+    """A clock that stands still while this process does: stopped by a signal, or on a machine that sleeps.
+
+    It can tell only where somebody looks at it often. Between two looks that are further apart than that, the process
+    has not run.
+
+    Args:
+      most_s: seconds between two looks at most.
+    """
+
+    def __init__(self, most_s: float = _STOPPED_S) -> None:
+        self._most_s = most_s
+        self._lock = threading.Lock()
+        self._seen = time.monotonic()
+        self.stopped_s = 0.0
+        """Seconds for which the process has not run."""
+
+    def now(self) -> float:
+        """Seconds of `time.monotonic`, less those for which the process has not run."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._seen > self._most_s:
+                self.stopped_s += now - self._seen
+            self._seen = now
+            return now - self.stopped_s
 
 
 @dataclass(frozen=True)
@@ -22,7 +51,7 @@ class Flight:
     Attributes:
       number: counts the steps of this worker, from 1.
       name: what it is a step of.
-      start: when it was handed over, in seconds of `time.monotonic`.
+      start: when it was handed over, in seconds of the log's clock.
       result: an array that the step makes; None while it is traced, compiled or handed over.
     """
 
@@ -42,9 +71,14 @@ class Flight:
 
 
 class StepLog:
-    """The steps of this worker. Written by the thread that trains, read by the one that watches."""
+    """The steps of this worker. Written by the thread that trains, read by the one that watches.
 
-    def __init__(self) -> None:
+    Args:
+      clock: tells when steps begin.
+    """
+
+    def __init__(self, clock: RunningClock | None = None) -> None:
+        self.clock = clock or RunningClock()
         self._flights: deque[Flight] = deque(maxlen=_KEPT)
         self._entered: Flight | None = None
         self.number = 0
@@ -59,14 +93,14 @@ class StepLog:
         self.number += 1
         self.name = name
         self.last = f"step {self.number} of {name}{line and f', called at {line}'}"
-        self._entered = Flight(self.number, name, time.monotonic(), None)
+        self._entered = Flight(self.number, name, self.clock.now(), None)
 
     def dispatched(self, result: Any) -> None:
         """The step was handed over."""
         self._entered = None
         leaf = next((x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)), None)
         if leaf is not None:
-            self._flights.append(Flight(self.number, self.name, time.monotonic(), leaf))
+            self._flights.append(Flight(self.number, self.name, self.clock.now(), leaf))
 
     def oldest(self) -> Flight | None:
         """The step that has been in flight for longest, if any is; else the one that is being handed over."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from jaxtribute.cluster.roster import Roster
+from jaxtribute.cluster.steps import RunningClock
 from jaxtribute.cluster.watch import say
 from jaxtribute.errors import DeadlineError
 
@@ -34,11 +35,12 @@ def await_workers(
     Raises:
       DeadlineError: some did not come; it names them.
     """
-    start = time.monotonic()
+    clock = RunningClock()
+    start = clock.now()
     spoken, pause = start, 0.001
     while missing := absent():
         check()
-        now = time.monotonic()
+        now = clock.now()
         if now - start > timeout_s:
             raise DeadlineError(
                 f"{roster.names[roster.rank]} waited {timeout_s:g} s {where} for {roster.named(missing)}. "

@@ -49,7 +49,8 @@ class Watch:
     """Pulses of all workers, over the coordination service.
 
     Twice a second each worker writes a new pulse and reads the others'. One whose pulse stands still for `silence_s`
-    seconds is lost. A failure, of whatever kind, is written to the service; all who read it end.
+    seconds is lost. A failure, of whatever kind, is written to the service; all who read it end. Seconds for which this
+    process was stopped itself, as all are on a machine that sleeps, are not counted.
 
     Args:
       store: the coordination service's client.
@@ -73,16 +74,19 @@ class Watch:
         """Seconds after which a step that has not finished is an error."""
         self._rank = roster.rank
         self._stop = threading.Event()
-        self._heard = dict.fromkeys(range(len(roster.members)), time.monotonic())
+        self._clock = steps.clock
+        self._told_s = 0.0
+        """Seconds for which this process has stood still, as it has said."""
+        self._heard = dict.fromkeys(range(len(roster.members)), self._clock.now())
         self._pulses: dict[int, str] = {}
-        self._answered = time.monotonic()
+        self._answered = self._clock.now()
         self.left: dict[int, str] = {}
         """The workers whose programs have ended well, each with what it did last."""
         self.failure: Failure | None = None
         """The first failure that is known, of this worker or another."""
         self._shown = False
         self._every_s = stragglers.interval_s()
-        self._compared: tuple[float, dict[int, dict[str, Any]]] = time.monotonic(), {}
+        self._compared: tuple[float, dict[int, dict[str, Any]]] = self._clock.now(), {}
         self._threads = [
             threading.Thread(target=target, name=f"jaxtribute-{name}", daemon=True)
             for name, target in (("pulse", self._pulse), ("watch", self._check))
@@ -170,7 +174,7 @@ class Watch:
     def _all_gone(self) -> bool:
         entries = self._store.key_value_dir_get(f"{ROOT}/")
         gone = {int(key.rpartition("/")[2]) for key, _ in entries if key.split("/")[-2] in ("gone", "left")}
-        now = time.monotonic()
+        now = self._clock.now()
         lost = {rank for rank, heard in self._heard.items() if now - heard > _SUSPICIOUS_S}
         return len(gone | lost) == len(self._roster.members)
 
@@ -182,16 +186,16 @@ class Watch:
                 pulse = json.dumps({"count": count, "report": self._steps.report()})
                 self._store.key_value_set(f"{ROOT}/pulse/{self._rank}", pulse, True)
                 self._read(self._store.key_value_dir_get(f"{ROOT}/"))
-                self._answered = time.monotonic()
+                self._answered = self._clock.now()
             except RuntimeError as error:
                 if self._stop.wait(_PULSE_S):
                     return
-                if time.monotonic() - self._answered > self._silence_s:
+                if self._clock.now() - self._answered > self._silence_s:
                     self._fail(Failure(0, f"cannot be reached: {str(error).splitlines()[0]}", "", self._rank))
             self._stop.wait(_PULSE_S)
 
     def _read(self, entries: list[tuple[str, str]]) -> None:
-        now = time.monotonic()
+        now = self._clock.now()
         left: dict[int, str] = {}
         failures: list[Failure] = []
         asked = False
@@ -217,7 +221,8 @@ class Watch:
     def _check(self) -> None:
         """Looks for silence; in a thread of its own, as a call to a service that is cut off may not return."""
         while not self._stop.wait(_PULSE_S):
-            now = time.monotonic()
+            now = self._clock.now()
+            self._say_stopped()
             self._compare(now)
             silent_s = now - self._answered
             if silent_s > self._silence_s and self._rank != 0:
@@ -233,6 +238,13 @@ class Watch:
             if lost and silent_s < self._silence_s / 2:
                 self._fail(Failure(lost[0], f"was lost: no pulse for {self._silence_s:.0f} s", "", self._rank))
                 return
+
+    def _say_stopped(self) -> None:
+        """Says for how long this process did not run: what happened meanwhile is no silence of the others."""
+        stopped_s = self._clock.stopped_s - self._told_s
+        if stopped_s:
+            self._told_s += stopped_s
+            say(f"{self._roster.names[self._rank]} stood still for {stopped_s:.0f} s, and goes on")
 
     def _compare(self, now: float) -> None:
         """The coordinator says now and then whom the others wait for."""

@@ -46,24 +46,32 @@ class Follower:
     async def run(self) -> int:
         """Takes part until machine 0 says how the job ended; the exit code.
 
+        Where fewer workers suffice, the job may go on without this machine while the network between them is cut: it
+        then tries to come back, for as long as it waits at the start.
+
         Raises:
             DeadlineError: Machine 0 was not there in time.
             ClusterError: Machine 0 does not want this one.
         """
-        line = await self._reach()
-        self._node = LocalNode(self._options, line.own_host)
-        try:
-            line.send({"machine": self._options.node_rank})
-            return await self._follow(line, self._node)
-        finally:
-            self._node.close()
-            await line.close()
+        while True:
+            line = await self._reach()
+            self._node = LocalNode(self._options, line.own_host)
+            try:
+                line.send({"machine": self._options.node_rank})
+                code = await self._follow(line, self._node)
+            finally:
+                self._node.close()
+                await line.close()
+            if code is not None:
+                return code
+            say(f"machine {self._options.node_rank} lost the launcher of machine 0 and tries to come back")
+            await asyncio.sleep(RETRY_S)
 
     async def _reach(self) -> Line:
         start = spoken = time.monotonic()
         while self._leaving is None:
             try:
-                return await connect(self._address.host, self._address.port)
+                return await connect(self._address.host, self._address.port, self._options.key)
             except OSError as error:
                 now = time.monotonic()
                 if now - start > self._options.join_timeout_s:
@@ -78,7 +86,8 @@ class Follower:
             await asyncio.sleep(RETRY_S)
         raise SystemExit(128 + self._leaving)
 
-    async def _follow(self, line: Line, node: LocalNode) -> int:
+    async def _follow(self, line: Line, node: LocalNode) -> int | None:
+        """The exit code; None where machine 0 was lost, and the job may go on without this machine."""
         running: asyncio.Task[Outcome] | None = None
         hearing = asyncio.ensure_future(line.receive())
         leaving = asyncio.ensure_future(self._told_to_leave.wait())
@@ -92,7 +101,7 @@ class Follower:
                 if hearing.done():
                     message = hearing.result()
                     if message is None:
-                        return await self._orphaned(node, running)
+                        return await self._orphaned(line, node, running)
                     if "exit" in message:
                         return int(message["exit"])
                     running = self._obey(node, message) or running
@@ -111,6 +120,8 @@ class Follower:
                 await asyncio.gather(running, return_exceptions=True)
 
     def _obey(self, node: LocalNode, message: Message) -> asyncio.Task[Outcome] | None:
+        if "welcome" in message:
+            return None
         if "refused" in message:
             raise ClusterError(
                 f"machine 0 at {self._address} refused this one: {message['refused']}. "
@@ -124,9 +135,16 @@ class Follower:
             node.stop()
         return None
 
-    async def _orphaned(self, node: LocalNode, running: asyncio.Task[Outcome] | None) -> int:
+    async def _orphaned(self, line: Line, node: LocalNode, running: asyncio.Task[Outcome] | None) -> int | None:
         if running is not None:
             node.stop()
             await running
+        if not line.heard:
+            raise ClusterError(
+                f"machine 0 at {self._address} did not answer as a launcher of this job. HINT: see what it says, and "
+                "give the same --key on all machines, or on none."
+            )
+        if self._options.min_workers is not None and self._leaving is None:
+            return None
         say(f"machine {self._options.node_rank} lost the launcher of machine 0 at {self._address} and ends")
         return ELSEWHERE

@@ -71,7 +71,7 @@ class Leader:
         host = LOOPBACK
         if self._options.nodes > 1:
             assert self._options.coordinator is not None
-            self._meeting = Meeting(Address.parse(self._options.coordinator), self._options.nodes)
+            self._meeting = Meeting(Address.parse(self._options.coordinator), self._options.nodes, self._options.key)
             await self._meeting.open(self._options.join_timeout_s)
             host = self._meeting.host
         self._local = LocalNode(self._options, host)
@@ -84,7 +84,7 @@ class Leader:
         return code
 
     async def _supervise(self) -> int:
-        restart, counted = 0, 0
+        restart, failures, preemptions = 0, 0, 0
         while True:
             nodes, addresses = await self._gather(again=restart > 0)
             if self._asked is not None:
@@ -96,14 +96,19 @@ class Leader:
             report(outcome, self._options, shown=local and (outcome.rank == 0 or not self._options.split))
             if self._asked is not None:
                 return outcome.code
+            # Machines that are taken away and given back may be many; failures are a budget of their own.
+            preempted = outcome.kind is Kind.PREEMPTED
             if not self._growing:
-                counted += 1
-                if counted > self._options.max_restarts:
+                failures, preemptions = failures + (not preempted), preemptions + preempted
+                if failures > self._options.max_restarts or preemptions > self._options.preemptions:
                     return outcome.code
                 self._shrink(outcome)
             self._growing = False
             restart += 1
-            say(f"starts the job again ({counted} of {self._options.max_restarts} restarts)")
+            say(
+                f"starts the job again ({failures} of {self._options.max_restarts} restarts, "
+                f"{preemptions} of {self._options.preemptions} after preemptions)"
+            )
 
     def _shrink(self, outcome: Outcome) -> None:
         """Leaves out the workers that something killed, where fewer suffice; the start after that has them again."""

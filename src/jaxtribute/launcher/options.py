@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+PREEMPTIONS = 100
+"""Starts after preemptions; a program that always asks to be started again must end some time."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +22,11 @@ class Options:
         nodes: Machines.
         node_rank: This machine among them; machine 0 is the one that the others find.
         coordinator: `host:port` of machine 0's launcher, where there are several machines.
+        key: A secret that the launchers share, by which they know each other; `None` believes who comes first.
         join_timeout_s: Seconds to wait for the other machines.
-        max_restarts: How often the job is started again after a failure or preemption.
+        max_restarts: How often the job is started again after a failure.
+        max_preemptions: How often it is started again after it was preempted and has saved; `None` for `PREEMPTIONS`
+            where it is started again after failures, else never.
         min_workers: Workers of all machines that suffice to go on; `None` takes all.
         grace_s: Seconds between SIGTERM and SIGKILL for the others of a rank that failed.
         save_s: Seconds that preempted processes have to save.
@@ -36,10 +42,19 @@ class Options:
     nodes: int = 1
     node_rank: int = 0
     coordinator: str | None = None
+    key: bytes | None = field(default=None, repr=False)
     join_timeout_s: float = 300.0
     max_restarts: int = 0
+    max_preemptions: int | None = None
     min_workers: int | None = None
     grace_s: float = 3.0
     save_s: float = 60.0
     log_dir: Path | None = None
     split: bool = False
+
+    @property
+    def preemptions(self) -> int:
+        """How often the job is started again after a preemption."""
+        if self.max_preemptions is not None:
+            return self.max_preemptions
+        return PREEMPTIONS if self.max_restarts else 0

@@ -13,10 +13,12 @@ from jaxtribute.launcher.attempt import Signal
 from jaxtribute.launcher.node import Start
 from jaxtribute.launcher.outcome import Kind, Outcome
 from jaxtribute.launcher.output import say
-from jaxtribute.launcher.wire import LONGEST, Line
+from jaxtribute.launcher.wire import LONGEST, Line, Message
 
 HELLO_S = 10.0
 """How long a connection may stay silent before it says which machine it is."""
+STRANGERS = 64
+"""How many connections may be at that stage at a time, and how many of them are told of."""
 RETRY_S = 0.5
 
 
@@ -76,10 +78,12 @@ class Meeting:
     Args:
         address: Where it listens: the coordinator.
         nodes: How many machines the job has.
+        key: What their launchers share; `None` takes whoever comes for one of them.
     """
 
-    def __init__(self, address: Address, nodes: int) -> None:
-        self._address, self._nodes = address, nodes
+    def __init__(self, address: Address, nodes: int, key: bytes | None = None) -> None:
+        self._address, self._nodes, self._key = address, nodes, key
+        self._strangers = self._refused = 0
         self.present: dict[int, RemoteNode] = {}
         self.changed = asyncio.Event()
         self._server: asyncio.Server | None = None
@@ -131,23 +135,40 @@ class Meeting:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        line = Line(reader, writer)
+        if self._strangers >= STRANGERS:
+            writer.close()
+            return
+        line = Line(reader, writer, self._key)
+        self._strangers += 1
         try:
             hello = await asyncio.wait_for(line.receive(), HELLO_S)
         except TimeoutError:
             hello = None
-        number = (hello or {}).get("machine")
-        if not isinstance(number, int) or not 0 < number < self._nodes or number in self.present:
-            reason = f"machine {number!r} of {self._nodes} is not expected, or has come already"
-            line.send({"refused": reason})
-            say(f"{line.peer_host} was sent away: {reason}")
-            await line.close()
+        finally:
+            self._strangers -= 1
+        number = None if hello is None else hello.get("machine")
+        # True is an int too.
+        if type(number) is not int or not 0 < number < self._nodes or number in self.present:
+            await self._refuse(line, hello, number)
             return
         node = self.present[number] = RemoteNode(number, line)
+        line.send({"welcome": True})
         await node.listen(self.changed.set)
         if self.present.get(number) is node:
             del self.present[number]
         self.changed.set()
+        await line.close()
+
+    async def _refuse(self, line: Line, hello: Message | None, number: object) -> None:
+        """Sends somebody away, and says so, though not for ever."""
+        reason = f"machine {number!r} of {self._nodes} is not expected, or has come already"
+        if hello is None and self._key is not None:
+            reason = "it does not know the key"
+        self._refused += 1
+        if self._refused <= STRANGERS:
+            last = "; others will be sent away silently" if self._refused == STRANGERS else ""
+            say(f"{line.peer_host} was sent away: {reason[:200]}{last}")
+        line.send({"refused": reason})
         await line.close()
 
 

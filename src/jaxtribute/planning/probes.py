@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from jaxtribute.bench.timing import in_turns, seconds_a_call
+from jaxtribute.collectives.wholes import scattered
 from jaxtribute.planning.hlo import Collective
 from jaxtribute.planning.products import Product, all_made
 
@@ -238,7 +239,7 @@ def _exchanged(kind: str, values: list[Any]) -> list[Any]:
     """One collective of several arrays. Rare kinds cost at most what an all-reduce of as many bytes does."""
     size = jax.lax.axis_size("replica")
     if kind == "reduce-scatter" and all(value.size >= size for value in values):
-        return [jax.lax.psum_scatter(value[: value.size // size * size], "replica", tiled=True) for value in values]
+        return [scattered(value, size) for value in values]
     if kind == "collective-permute":
         pairs = [(place, (place + 1) % size) for place in range(size)]
         return [jax.lax.ppermute(value, "replica", pairs) for value in values]

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
 
 from jaxtribute.cluster import runtime
 from jaxtribute.collectives.cross_device_ops import CrossDeviceOps
@@ -17,7 +20,7 @@ from jaxtribute.devices import default_devices
 from jaxtribute.errors import ArgumentTypeError, ClusterError
 from jaxtribute.strategies.base import Strategy
 from jaxtribute.strategies.extended import StrategyExtended
-from jaxtribute.values.mesh import ReplicaMesh
+from jaxtribute.values.mesh import AXIS, ReplicaMesh
 
 if TYPE_CHECKING:
     from jaxtribute.cluster.resolvers.base import ClusterResolver
@@ -155,7 +158,24 @@ def worker_mesh(cluster: Cluster | None, devices: Sequence[jax.Device]) -> Repli
             f"the workers have different numbers of devices: {found}. HINT: start each with the same number, e.g. "
             "JAXTRIBUTE_CPU_DEVICES or CUDA_VISIBLE_DEVICES."
         )
-    return ReplicaMesh(ordered, cluster)
+    mesh = ReplicaMesh(ordered, cluster)
+    if mesh.devices[0].platform == "cpu":
+        _connect(mesh, cluster)
+    return mesh
+
+
+def _connect(mesh: ReplicaMesh, cluster: Cluster) -> None:
+    """Lets Gloo connect the replicas' devices while all workers are known to be here.
+
+    It does so in the first collective, and gives up after 30 s whatever the deadline is: a worker whose first program
+    takes longer to compile, or whose first batch comes late, would end the job.
+    """
+    rows = mesh.assemble([jax.device_put(np.float32(1), device) for device in mesh.local_devices])
+    spec = PartitionSpec(AXIS)
+    total = jax.shard_map(lambda row: lax.psum(row, AXIS), mesh=mesh.mesh, in_specs=spec, out_specs=PartitionSpec())
+    compiled = jax.jit(total).lower(rows).compile()
+    cluster.barrier("connection", cluster.timeout_s)
+    jax.block_until_ready(compiled(rows))
 
 
 def _from_environment() -> ClusterResolver:

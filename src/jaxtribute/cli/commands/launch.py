@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 HELP = "run a program in several processes that form a cluster, on this machine or on several"
 WRONG, UNREACHABLE = 2, 70
 """Exit statuses besides those of the program: wrong arguments; machines that do not find each other."""
+_KEY_BYTES = 16
 LOGS = Path("jaxtribute-logs")
 
 
@@ -38,8 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several.add_argument("--node-rank", type=int, metavar="R", help="this machine, from 0 up; Kubernetes says it")
     several.add_argument("--coordinator", metavar="HOST:PORT", help="an address of machine 0 with a free port")
     several.add_argument("--join-timeout", type=float, default=300.0, metavar="S", help="seconds to wait for all (300)")
+    several.add_argument("--key", type=Path, metavar="FILE", help="a secret by which the launchers know each other")
     again = parser.add_argument_group("failures")
     again.add_argument("--max-restarts", type=int, default=0, metavar="N", help="start again so often (0)")
+    again.add_argument(
+        "--max-preemptions",
+        type=int,
+        metavar="N",
+        help="start again so often after preemptions (100 with --max-restarts, else 0)",
+    )
     again.add_argument("--min-workers", type=_count, metavar="M", help="go on with fewer workers, down to M")
     add("-m", dest="module", action="store_true", help="the program is a module, as in python -m")
     add("program", help="a Python file, or any command")
@@ -78,13 +86,29 @@ def _options(arguments: argparse.Namespace) -> Options:
         gpus=arguments.gpus_per_worker,
         coordinator=arguments.coordinator,
         join_timeout_s=arguments.join_timeout,
+        key=None if arguments.key is None else _read_key(arguments.key),
         max_restarts=arguments.max_restarts,
+        max_preemptions=arguments.max_preemptions,
         min_workers=arguments.min_workers,
         grace_s=arguments.grace,
         save_s=arguments.save_time,
         log_dir=arguments.log_dir or (LOGS if arguments.split else None),
         split=arguments.split,
     )
+
+
+def _read_key(path: Path) -> bytes:
+    """The secret in a file, without the white space around it."""
+    from jaxtribute.errors import ArgumentError
+
+    hint = f"HINT: make it once with `head -c 32 /dev/urandom | base64 > {path}`, and copy it to every machine."
+    try:
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise ArgumentError(f"--key {path} cannot be read: {error}. {hint}") from error
+    if len(key) < _KEY_BYTES:
+        raise ArgumentError(f"--key {path} holds {len(key)} bytes, and needs {_KEY_BYTES} at least. {hint}")
+    return key
 
 
 def _command(program: str, arguments: list[str], *, module: bool) -> tuple[str, ...]:
@@ -107,6 +131,7 @@ def _refuse_for_slurm(arguments: argparse.Namespace) -> None:
     given = {
         "--workers": arguments.workers,
         "--max-restarts": arguments.max_restarts,
+        "--max-preemptions": arguments.max_preemptions,
         "--min-workers": arguments.min_workers,
         "--gpus-per-worker": arguments.gpus_per_worker,
         "--split": arguments.split,
