@@ -7,8 +7,10 @@ from typing import Any
 import grain
 import numpy as np
 
+from jaxtribute.input import grain_inside as inside
 from jaxtribute.input import grain_tree
 from jaxtribute.input.batches import Batch, Tree, as_batch, rows
+from jaxtribute.input.grain_inside import parents
 from jaxtribute.input.permutation import Positions
 from jaxtribute.input.splitting import Shard, worker_bounds
 
@@ -19,9 +21,11 @@ class _WorkerBatches(grain.MapDataset[Batch]):
     """The batches of a batching node, cut down to the rows of one worker."""
 
     def __init__(self, node: Any, shard: Shard) -> None:
-        self._records = grain_tree.parents(node)[0]
+        self._records = parents(node)[0]
         super().__init__(self._records)
-        self._size: int = node._batch_size
+        found = inside.batching(node)
+        assert found is not None
+        self._size, self._stack = found.size, found.stack
         self._length = len(node)
         self._shard = shard
 
@@ -49,7 +53,7 @@ class ArrayBatches(_WorkerBatches):
         super().__init__(node, shard)
         self._positions = positions
         self._source = grain_tree.array_source(source)
-        self._range = grain_tree.range_of(source)
+        self._range = inside.range_of(source)
         self._chunk_size = min(_CHUNK, max(len(self._records), self._size))
         self._chunks: dict[int, Positions] = {}
 
@@ -85,15 +89,11 @@ class ArrayBatches(_WorkerBatches):
 class RecordBatches(_WorkerBatches):
     """Batches stacked from records, of which only this worker's are read."""
 
-    def __init__(self, node: Any, shard: Shard) -> None:
-        super().__init__(node, shard)
-        self._batch_fn = node._batch_fn
-
     def _read(self, start: int, stop: int) -> Tree:
         if stop > start:
-            return as_batch(self._batch_fn([self._records[index] for index in range(start, stop)])).tree
+            return as_batch(self._stack([self._records[index] for index in range(start, stop)])).tree
         # No rows for this worker: one record tells what they would look like.
-        return rows(as_batch(self._batch_fn([self._records[max(start - 1, 0)]])).tree, 0, 0)
+        return rows(as_batch(self._stack([self._records[max(start - 1, 0)]])).tree, 0, 0)
 
 
 def for_worker(dataset: Any, shard: Shard) -> tuple[Any, str]:
@@ -110,12 +110,12 @@ def for_worker(dataset: Any, shard: Shard) -> tuple[Any, str]:
         if inner is None:
             return dataset, "all"
         # A map over whole batches sees them whole, on every worker.
-        found = grain_tree.positions_of(grain_tree.parents(inner)[0])
+        found = grain_tree.positions_of(parents(inner)[0])
         assert found is not None
         whole = _Trees(ArrayBatches(inner, Shard(), *found))
         return grain_tree.rewrite(dataset, lambda n: whole if n is inner else None), "all"
-    found = grain_tree.positions_of(grain_tree.parents(node)[0])
-    if found is not None and (grain_tree.array_source(found[1]) or grain_tree.range_of(found[1])):
+    found = grain_tree.positions_of(parents(node)[0])
+    if found is not None and (grain_tree.array_source(found[1]) or inside.range_of(found[1])):
         cut: Any = ArrayBatches(node, shard, *found)
         return grain_tree.rewrite(dataset, lambda n: cut if n is node else None), "arrays"
     if shard.workers == 1:
@@ -126,12 +126,12 @@ def for_worker(dataset: Any, shard: Shard) -> tuple[Any, str]:
 
 def _first_array_batch(node: Any) -> Any:
     """The batching node over arrays below maps of whole batches, if that is all there is."""
-    while grain_tree.is_reordering(node) or grain_tree.is_map(node):
-        node = grain_tree.parents(node)[0]
-    if not grain_tree.is_default_batch(node):
+    while inside.is_reordering(node) or inside.is_map(node):
+        node = parents(node)[0]
+    if grain_tree.stacking(node) is None:
         return None
-    found = grain_tree.positions_of(grain_tree.parents(node)[0])
-    if found is None or not (grain_tree.array_source(found[1]) or grain_tree.range_of(found[1])):
+    found = grain_tree.positions_of(parents(node)[0])
+    if found is None or not (grain_tree.array_source(found[1]) or inside.range_of(found[1])):
         return None
     return node
 
@@ -143,8 +143,8 @@ class _Trees(grain.MapDataset[Tree]):
         super().__init__(parent)
 
     def __len__(self) -> int:
-        return len(self._parent)
+        return len(self.parents[0])
 
     def __getitem__(self, index: Any) -> Any:
-        parent: Any = self._parent
+        parent: Any = self.parents[0]
         return parent[index].tree if isinstance(index, int) else self.slice(index)

@@ -1,18 +1,15 @@
 """The files that a Grain dataset reads, and the dataset over some of them."""
 
-# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import grain
-from grain._src.python.dataset.transformations import interleave, mix
-from grain._src.python.dataset.transformations import source as sources
-from grain.experimental import ParquetIterDataset, TFRecordIterDataset
 
 from jaxtribute.errors import InputError
-from jaxtribute.input.grain_tree import Node, parents, rewrite, walk
+from jaxtribute.input import grain_inside as inside
+from jaxtribute.input.grain_inside import Node, SameElements, parents
+from jaxtribute.input.grain_tree import rewrite, walk
 from jaxtribute.input.splitting import Shard
 
 
@@ -38,7 +35,7 @@ def keep(dataset: Node, shard: Shard) -> Node:
     reader = readers[0]
     own = slice(shard.worker, None, shard.workers)
     try:
-        return rewrite(dataset, lambda node: _over(node, own) if node is reader else None)
+        return rewrite(dataset, lambda node: inside.over_files(node, own) if node is reader else None)
     except ValueError as error:
         raise InputError(
             f"the files of this dataset cannot be shared out among {shard.workers} workers: {error}. "
@@ -54,75 +51,32 @@ def _readers(node: Node) -> list[Node]:
 
 
 def _names(node: Node) -> tuple[str, ...]:
-    if isinstance(node, ParquetIterDataset):
-        return tuple(map(str, node._paths))
-    if isinstance(node, TFRecordIterDataset):
-        return (str(node._path),)
-    if isinstance(node, interleave.InterleaveIterDataset):
-        return tuple(_name(node, number) for number in range(len(node._datasets)))
-    if isinstance(node, mix.ConcatenateMapDataset):
+    interleaved = inside.interleaved(node)
+    if interleaved is not None:
+        return tuple(_name(node, interleaved, number) for number in range(len(interleaved)))
+    if inside.is_concatenation(node):
         below = [_names_below(parent) for parent in parents(node)]
         return tuple(names[0] for names in below) if all(len(names) == 1 for names in below) else ()
-    if isinstance(node, sources.SourceMapDataset):
-        paths = getattr(node._source, "paths", ())
-        return tuple(map(str, [paths] if isinstance(paths, str) else paths))
-    return ()
+    return inside.paths(node)
 
 
 def _names_below(node: Node) -> tuple[str, ...]:
     return tuple(name for reader in _readers(node) for name in _names(reader))
 
 
-def _name(node: Any, number: int) -> str:
-    """A name for one of the datasets that an interleaving reads. Making it from a `MapDataset` may open the file."""
-    if isinstance(node._datasets, grain.MapDataset):
+def _name(node: Node, interleaved: Any, number: int) -> str:
+    """A name for one of the datasets that a node interleaves. Making it from a `MapDataset` may open the file."""
+    if isinstance(interleaved, grain.MapDataset):
         return f"dataset {number} of {node}"
-    names = _names_below(node._datasets[number])
+    names = _names_below(interleaved[number])
     return names[0] if len(names) == 1 else f"dataset {number} of {node}"
 
 
-def _over(node: Node, own: slice) -> Node:
-    """A reader over some of its files."""
-    if isinstance(node, (ParquetIterDataset, interleave.InterleaveIterDataset)):
-        clone: Any = copy.copy(node)
-        clone.set_slice(own)
-        return clone
-    if isinstance(node, mix.ConcatenateMapDataset):
-        return grain.MapDataset.concatenate(list(parents(node)[own]))
-    if isinstance(node, sources.SourceMapDataset):
-        return grain.MapDataset.source(_source_over(node._source, own))
-    raise ValueError(f"{node} reads a single file")
-
-
-def _source_over(source: Any, own: slice) -> Any:
-    paths = list(source.paths)
-    if len(set(map(str, paths))) < len(paths):
-        raise ValueError(f"{source!r} reads parts of one file more than once")
-    if isinstance(source, grain.sources.ArrayRecordDataSource):
-        return _array_records_over(source, own)
-    rest = {"encoding": source.encoding} if hasattr(source, "encoding") else {}
-    return type(source)(paths[own], **rest)
-
-
-def _array_records_over(source: Any, own: slice) -> Any:
-    given = source._reader_options_string
-    options = dict(pair.split(":", 1) for pair in given.split(",")) if given else None
-    result: Any = grain.sources.ArrayRecordDataSource(source.paths[own], options)
-    if len(result) != sum(part.num_records for part in source._read_instructions[own]):
-        raise ValueError(f"{source!r} reads only parts of its files")
-    return result
-
-
-class ShardHint(grain.MapDataset[Any]):
+class ShardHint(SameElements):
     """Marks where `AutoShardPolicy.HINT` shards a pipeline; until then it changes nothing."""
 
-    _MUTATES_ELEMENT_SPEC = False
-
-    def __len__(self) -> int:
-        return len(self._parent)
-
     def __getitem__(self, index: Any) -> Any:
-        return self._parent[index] if isinstance(index, int) else self.slice(index)
+        return self.parents[0][index] if isinstance(index, int) else self.slice(index)
 
 
 def shard_hint(dataset: Any) -> Any:

@@ -14,9 +14,10 @@ from jaxtribute.integrations.keras import share as shares
 from jaxtribute.integrations.keras.share import Share
 from keras_models import RNG, X, Y, assert_same, both, crossentropy, keras, trained
 
-TOKENS = RNG.integers(0, 5, (16, 3))
+# Of int64 JAX warns where Keras asks for shapes.
+TOKENS = RNG.integers(0, 5, (16, 3), np.int32)
 TOKENS[:, 0] = 1
-LABELS = RNG.integers(0, 3, (16, 3))
+LABELS = RNG.integers(0, 3, (16, 3), np.int32)
 
 
 def every_reduction() -> Any:

@@ -29,11 +29,13 @@ class IterSource(Source):
 
     def static_rows(self) -> bool:
         """Whether the pipeline drops its remainder."""
-        return grain_tree.is_default_batch(self._dataset) and self._dataset._drop_remainder
+        found = grain_tree.stacking(self._dataset)
+        return found is not None and found.drops_remainder
 
     def batch_size(self) -> int | None:
         """Examples in a full batch."""
-        return self._dataset._batch_size if grain_tree.is_default_batch(self._dataset) else None
+        found = grain_tree.stacking(self._dataset)
+        return None if found is None else found.size
 
     def files(self) -> tuple[str, ...]:
         """The files that the dataset reads."""

@@ -8,6 +8,7 @@ from typing import Any
 import grain
 
 from jaxtribute.errors import InputError
+from jaxtribute.input import grain_inside as inside
 from jaxtribute.input.batches import Batch, as_batch
 from jaxtribute.input.sources.base import Source, register
 from jaxtribute.input.splitting import Shard
@@ -23,7 +24,7 @@ class LoaderSource(Source):
 
     def open(self, shard: Shard) -> _LoaderStream:
         """Starts a pass."""
-        shards = self._loader._shard_options.shard_count
+        shards = inside.loader_shards(self._loader)
         if shard.workers > 1 and shards > 1:
             raise InputError(
                 f"this DataLoader reads one of {shards} shards already, and its batches would be shared out among "
@@ -50,7 +51,7 @@ class _LoaderStream:
 
     def close(self) -> None:
         """Closes what is read from."""
-        self._iterator._iterator.close()
+        inside.close_loader(self._iterator)
 
 
 register("grain.DataLoader", lambda dataset: isinstance(dataset, grain.DataLoader), LoaderSource)

@@ -11,6 +11,7 @@ from jaxtribute.errors import InputError
 from jaxtribute.input import grain_files, grain_tree
 from jaxtribute.input.batches import Batch, as_batch
 from jaxtribute.input.grain_batches import for_worker
+from jaxtribute.input.grain_inside import parents
 from jaxtribute.input.sources.base import Source, register
 from jaxtribute.input.splitting import Shard
 
@@ -28,7 +29,10 @@ class MapSource(Source):
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._batch = grain_tree.outer_batch(dataset)
+        node = grain_tree.outer_batch(dataset)
+        self._batch = None if node is None else grain_tree.stacking(node)
+        self._batches = 0 if node is None else len(node)
+        self._records = 0 if node is None else len(parents(node)[0])
         self.reads = "all" if self._batch is None else "share"
 
     def open(self, shard: Shard) -> _IndexStream | _ThreadedStream:
@@ -39,26 +43,26 @@ class MapSource(Source):
 
     def static_rows(self) -> bool:
         """Whether the pipeline drops its remainder."""
-        return self._batch is not None and self._batch._drop_remainder
+        return self._batch is not None and self._batch.drops_remainder
 
     def length(self) -> tuple[int, int] | None:
         """Batches and examples of one pass, if they are known."""
         batches = len(self._dataset)
         if self._batch is None or grain_tree.drops_elements(self._dataset) or batches >= sys.maxsize // 2:
             return None
-        if self._batch._drop_remainder or batches % max(len(self._batch), 1):
-            return batches, batches * self._batch._batch_size
-        return batches, batches // max(len(self._batch), 1) * len(grain_tree.parents(self._batch)[0])
+        if self._batch.drops_remainder or batches % max(self._batches, 1):
+            return batches, batches * self._batch.size
+        return batches, batches // max(self._batches, 1) * self._records
 
     def batch_size(self) -> int | None:
         """Examples in a full batch."""
-        return None if self._batch is None else self._batch._batch_size
+        return None if self._batch is None else self._batch.size
 
     def left_over(self) -> int:
         """Examples that the pipeline drops at the end of a pass."""
-        if self._batch is None or not self._batch._drop_remainder:
+        if self._batch is None or not self._batch.drops_remainder:
             return 0
-        return len(grain_tree.parents(self._batch)[0]) % self._batch._batch_size
+        return self._records % self._batch.size
 
     def knows_end(self) -> bool:
         """Whether the number of batches is the same on every worker."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,17 +17,13 @@ _SAME = frozenset({"copy", "copy_p", "convert_element_type", "reshape"})
 _PLUS = frozenset({"add", "add_any", "sub", "scatter-add"})
 
 
-def checked_updates(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`JAXTrainer._update_metrics_variables`, which in a replica's step refuses metrics that do not add up."""
-
-    def update(self: Any, metrics_variables: Any, *batch: Any) -> Any:
-        share = current()
-        if share is not None and (share.sends or not share.alone):
-            variables = self.metrics_variables
-            check_additive(self, variables, metrics_variables, lambda values: original(self, values, *batch)[1])
-        return original(self, metrics_variables, *batch)
-
-    return functools.wraps(original)(update)
+def checked_updates(original: Callable[..., Any], model: Any, metrics_variables: Any, *batch: Any) -> Any:
+    """A trainer's `_update_metrics_variables`, which in a replica's step refuses metrics that do not add up."""
+    share = current()
+    if share is not None and (share.sends or not share.alone):
+        variables = model.metrics_variables
+        check_additive(model, variables, metrics_variables, lambda values: original(model, values, *batch)[1])
+    return original(model, metrics_variables, *batch)
 
 
 def check_additive(model: Any, variables: Sequence[Any], values: Sequence[Any], update: Callable[[Any], Any]) -> None:

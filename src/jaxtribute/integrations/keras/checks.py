@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras import callbacks as keras_callbacks
-from keras.src.utils.python_utils import is_default
 
 from jaxtribute.errors import ArgumentError, ContextError
 from jaxtribute.integrations.keras.data import creator_of
+from jaxtribute.integrations.keras.inside import is_default
 from jaxtribute.integrations.keras.variables import on_servers
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from jaxtribute.input import DistributedDataset, DistributedIterator
 from jaxtribute.input.batches import as_batch
@@ -17,6 +16,7 @@ from jaxtribute.input.placement import to_devices
 from jaxtribute.input.splitting import Shard
 from jaxtribute.input.steps import cut
 from jaxtribute.integrations.keras import workers
+from jaxtribute.integrations.keras.inside import DataAdapter
 from jaxtribute.integrations.keras.variables import on_servers
 from jaxtribute.values.distributed import PerReplica
 

@@ -13,12 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from keras.src import backend
-from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from jaxtribute import context as contexts
 from jaxtribute.execution.replica_context import ReplicaContext
 from jaxtribute.integrations.keras import share
+from jaxtribute.integrations.keras.inside import in_stateless_scope
 from jaxtribute.values.enums import ReduceOp
 
 
@@ -58,38 +57,29 @@ def together(variable: Any, value: Any) -> Any:
     return value  # weights and slots, which summed gradients keep alike
 
 
-def summed_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
+def summed_gradients(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
     """An optimizer's `apply`, which in a replica function sums the gradients over the replicas first."""
-
-    @functools.wraps(original)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        replica = own_replica()
-        if replica is None or _applying.active or in_stateless_scope():
-            return original(self, grads, trainable_variables)
-        if not self.built and trainable_variables is not None:  # once for all replicas
-            trainable_variables = list(trainable_variables)
-            replica.merge_call(lambda _: self.build(trainable_variables))
-        grads, places = jax.tree.flatten(list(grads))
-        grads = places.unflatten(replica.all_reduce(ReduceOp.SUM, grads))
-        with _summed():
-            return original(self, grads, trainable_variables)
-
-    return apply
+    replica = own_replica()
+    if replica is None or _applying.active or in_stateless_scope():
+        return original(optimizer, grads, trainable_variables)
+    if not optimizer.built and trainable_variables is not None:  # once for all replicas
+        trainable_variables = list(trainable_variables)
+        replica.merge_call(lambda _: optimizer.build(trainable_variables))
+    grads, places = jax.tree.flatten(list(grads))
+    grads = places.unflatten(replica.all_reduce(ReduceOp.SUM, grads))
+    with _summed():
+        return original(optimizer, grads, trainable_variables)
 
 
-def initialized_now(original: Callable[..., Any]) -> Callable[..., Any]:
-    """How a Keras variable gets its first value: computed at once, also where a model is built in a traced function."""
+def initialized_now(original: Callable[..., Any], variable: Any, initializer: Callable[..., Any]) -> None:
+    """Gives a Keras variable its first value, computed at once also where a model is built in a traced function."""
 
-    @functools.wraps(original)
-    def initialize(self: backend.Variable, initializer: Any) -> None:
-        @functools.wraps(initializer)
-        def now(*args: Any, **kwargs: Any) -> Any:
-            with jax.ensure_compile_time_eval():
-                return initializer(*args, **kwargs)
+    @functools.wraps(initializer)
+    def now(*args: Any, **kwargs: Any) -> Any:
+        with jax.ensure_compile_time_eval():
+            return initializer(*args, **kwargs)
 
-        original(self, now)
-
-    return initialize
+    original(variable, now)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtribute import context as contexts
 from jaxtribute.coordinator.worker_task import current_worker_index
 from jaxtribute.execution.function import function
+from jaxtribute.integrations.keras import inside
 from jaxtribute.integrations.keras.merging import State, start_of_layers, start_of_metrics
 from jaxtribute.integrations.keras.share import Share, entered
 from jaxtribute.integrations.keras.steps import Lists, Logs, rows_of
@@ -66,7 +67,7 @@ class Runner:
             logs, state = self._model.train_step((trainable, start[0], slots, start[1]), batch)
         gradients = share.gradients
         if gradients is not None and clips_before(self._model.optimizer):
-            gradients = self._model.optimizer._clip_gradients(gradients)
+            gradients = inside.clipped(self._model.optimizer, gradients)
         _send(lists.trainable, trainable, state[0])
         _send(lists.layers, start[0], state[1])
         _send(lists.metrics, start[1], state[3])

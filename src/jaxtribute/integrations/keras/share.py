@@ -7,7 +7,6 @@ examples (a sum, a mean over weights or over what a mask leaves) is scaled here 
 
 from __future__ import annotations
 
-import inspect
 import math
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -88,87 +87,77 @@ def entered(share: Share) -> Generator[Share]:
         _current.share = before
 
 
-def whole_batch_losses(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`keras.src.losses.loss.reduce_weighted_values`, for a replica's part of a batch."""
-
-    def reduce_weighted_values(
-        values: Any,
-        sample_weight: Any = None,
-        mask: Any = None,
-        reduction: str | None = "sum_over_batch_size",
-        dtype: Any = None,
-    ) -> Any:
-        loss = original(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
-        share = current()
-        if share is None or share.alone or not share.total or jnp.ndim(values) == 0:
-            return loss
-        if reduction == "sum":
-            return loss / (share.weight or 1.0)
-        if reduction == "mean_with_sample_weight" and (mask is not None or sample_weight is not None):
-            divisor = original(jnp.ones_like(values), sample_weight=sample_weight, mask=mask, reduction="sum")
-        elif reduction in ("sum_over_batch_size", "mean") and mask is not None:
-            divisor = jnp.sum(jnp.asarray(mask, loss.dtype))
-        else:
-            return loss
-        total = share.sum(divisor)
-        return loss * (divisor / jnp.where(total == 0, 1, total)) / (share.weight or 1.0)
-
-    return reduce_weighted_values
+def whole_batch_losses(
+    original: Callable[..., Any],
+    values: Any,
+    sample_weight: Any = None,
+    mask: Any = None,
+    reduction: str | None = "sum_over_batch_size",
+    dtype: Any = None,
+) -> Any:
+    """Keras's `reduce_weighted_values`, for a replica's part of a batch."""
+    loss = original(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+    share = current()
+    if share is None or share.alone or not share.total or jnp.ndim(values) == 0:
+        return loss
+    if reduction == "sum":
+        return loss / (share.weight or 1.0)
+    if reduction == "mean_with_sample_weight" and (mask is not None or sample_weight is not None):
+        divisor = original(jnp.ones_like(values), sample_weight=sample_weight, mask=mask, reduction="sum")
+    elif reduction in ("sum_over_batch_size", "mean") and mask is not None:
+        divisor = jnp.sum(jnp.asarray(mask, loss.dtype))
+    else:
+        return loss
+    total = share.sum(divisor)
+    return loss * (divisor / jnp.where(total == 0, 1, total)) / (share.weight or 1.0)
 
 
-def whole_batch_moments(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`keras.src.backend.jax.nn.moments`, which can synchronise batch statistics over the replicas."""
-
-    def moments(x: Any, axes: Sequence[int], keepdims: bool = False, synchronized: bool = False) -> Any:
-        share = current()
-        if share is None or not synchronized:
-            return original(x, axes, keepdims=keepdims, synchronized=synchronized)
-        if share.alone:
-            return original(x, axes, keepdims=keepdims)
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        axes = tuple(axes)
-        count = share.sum(jnp.asarray(math.prod(wide.shape[axis] for axis in axes), wide.dtype))
-        mean = share.sum(jnp.sum(wide, axes, keepdims=True)) / count
-        variance = share.sum(jnp.sum(jnp.square(wide - mean), axes, keepdims=True)) / count
-        if not keepdims:
-            mean, variance = jnp.squeeze(mean, axes), jnp.squeeze(variance, axes)
-        return mean.astype(x.dtype), variance.astype(x.dtype)
-
-    return moments
+def whole_batch_moments(
+    original: Callable[..., Any], x: Any, axes: Sequence[int], keepdims: bool = False, synchronized: bool = False
+) -> Any:
+    """The backend's `moments`, which can synchronise batch statistics over the replicas."""
+    share = current()
+    if share is None or not synchronized:
+        return original(x, axes, keepdims=keepdims, synchronized=synchronized)
+    if share.alone:
+        return original(x, axes, keepdims=keepdims)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    axes = tuple(axes)
+    count = share.sum(jnp.asarray(math.prod(wide.shape[axis] for axis in axes), wide.dtype))
+    mean = share.sum(jnp.sum(wide, axes, keepdims=True)) / count
+    variance = share.sum(jnp.sum(jnp.square(wide - mean), axes, keepdims=True)) / count
+    if not keepdims:
+        mean, variance = jnp.squeeze(mean, axes), jnp.squeeze(variance, axes)
+    return mean.astype(x.dtype), variance.astype(x.dtype)
 
 
-def synchronizable(original: Callable[..., Any]) -> Callable[..., Any]:
+def synchronizable(
+    original: Callable[..., Any], layer: Any, *args: Any, synchronized: bool = False, **kwargs: Any
+) -> None:
     """`BatchNormalization.__init__`, which takes `synchronized=True` in a strategy's scope."""
-
-    def init(self: Any, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
-        scoped = not contexts.current().strategy.is_default
-        original(self, *args, synchronized=synchronized and not scoped, **kwargs)
-        self.synchronized = synchronized
-
-    init.__signature__ = inspect.signature(original)  # pyright: ignore[reportFunctionMemberAccess] (Keras reads it)
-    return init
+    scoped = not contexts.current().strategy.is_default
+    original(layer, *args, synchronized=synchronized and not scoped, **kwargs)
+    layer.synchronized = synchronized
 
 
-def whole_batch_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
-    """An optimizer's `stateless_apply`, which reduces the gradients over the replicas first, or keeps them."""
-
-    def stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        share = current()
-        if share is not None and share.sends:
-            if share.gradients is not None:
-                raise ContextError(
-                    "a train_step applies gradients twice, which parameter servers do not. HINT: use one optimizer, "
-                    "and call its stateless_apply once."
-                )
-            share.gradients = list(grads)
-            return list(trainable_variables), list(optimizer_variables)
-        if share is None or share.reduced or share.alone:
-            return original(self, optimizer_variables, grads, trainable_variables)
-        grads = share.sum([grad * jnp.asarray(share.weight, grad.dtype) for grad in grads])
-        share.reduced = True  # optimizers call one another
-        try:
-            return original(self, optimizer_variables, grads, trainable_variables)
-        finally:
-            share.reduced = False
-
-    return stateless_apply
+def whole_batch_gradients(
+    original: Callable[..., Any], optimizer: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any
+) -> Any:
+    """An optimizer's `stateless_apply`, which adds up the gradients over the replicas first, or keeps them."""
+    share = current()
+    if share is not None and share.sends:
+        if share.gradients is not None:
+            raise ContextError(
+                "a train_step applies gradients twice, which parameter servers do not. HINT: use one optimizer, "
+                "and call its stateless_apply once."
+            )
+        share.gradients = list(grads)
+        return list(trainable_variables), list(optimizer_variables)
+    if share is None or share.reduced or share.alone:
+        return original(optimizer, optimizer_variables, grads, trainable_variables)
+    grads = share.sum([grad * jnp.asarray(share.weight, grad.dtype) for grad in grads])
+    share.reduced = True  # optimizers call one another
+    try:
+        return original(optimizer, optimizer_variables, grads, trainable_variables)
+    finally:
+        share.reduced = False

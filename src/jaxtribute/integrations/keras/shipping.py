@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras.src import backend
-from keras.src.saving.keras_saveable import KerasSaveable
-from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet
+import keras
 
 from jaxtribute.coordinator import pickling
 from jaxtribute.coordinator.dataset import PerWorkerValues
+from jaxtribute.integrations.keras import inside
 from jaxtribute.integrations.keras.remote import runner
 
 _NOT_SENT = dict.fromkeys(
@@ -24,7 +23,6 @@ _NOT_SENT = dict.fromkeys(
     )
 )
 """Attributes of models that belong to the coordinator's process."""
-_PLAIN: dict[type[Any], type[Any]] = {TrackedList: list, TrackedSet: set}
 
 
 class ModelPickler(pickling.Pickler):
@@ -35,13 +33,13 @@ class ModelPickler(pickling.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """How an object travels."""
-        if isinstance(obj, (KerasSaveable, backend.Variable)):
+        if isinstance(obj, (inside.KerasSaveable, keras.Variable)):
             state = {name: None if name in _NOT_SENT else value for name, value in obj.__dict__.items()}
             return bare, (type(obj),), state
-        if isinstance(obj, (TrackedDict, TrackedOrderedDict)):
+        if isinstance(obj, inside.tracked_dicts):
             return dict, (list(obj.items()),)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType, reportUnknownMemberType]
-        if type(obj) in _PLAIN:
-            return _PLAIN[type(obj)], (list(obj),)
+        if type(obj) in inside.tracked_lists:
+            return inside.tracked_lists[type(obj)], (list(obj),)
         return super().reducer_override(obj)
 
 

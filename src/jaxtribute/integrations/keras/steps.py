@@ -8,13 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 from jax import lax
-from keras.src import backend
-from keras.src.backend.jax.trainer import JAXTrainer
-from keras.src.trainers.data_adapters import data_adapter_utils
 
 from jaxtribute import context as contexts
 from jaxtribute.errors import ContextError
+from jaxtribute.integrations.keras import inside
 from jaxtribute.integrations.keras.merging import State, contributions, merged, start_of_layers, start_of_metrics
 from jaxtribute.integrations.keras.share import Share, entered
 
@@ -58,7 +57,7 @@ def rows_of(batch: Any) -> int:
 
 def train_step(model: Any, lists: Lists) -> Step:
     """A replica's training step."""
-    own = type(model).train_step is not JAXTrainer.train_step
+    own = inside.has_own_train_step(model)
 
     def step(batch: Any, total: int) -> tuple[list[Any], Logs]:
         share, batch = _share(batch, total)
@@ -142,7 +141,7 @@ def _local_gradients(
 ) -> tuple[tuple[State, State], Logs, list[Any]]:
     """The standard training step up to where the optimizer takes over; gradients are this replica's share."""
     trainable, _, optimizer, _ = before
-    x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(batch)
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
 
     def loss(values: State) -> tuple[Any, Any]:
         scaled, aux = model.compute_loss_and_updates(
@@ -152,7 +151,7 @@ def _local_gradients(
 
     (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(trainable)
     unscaled, y_pred, layers, metrics = aux
-    logs, metrics = model._update_metrics_variables(metrics, unscaled, x, y, y_pred, sample_weight)
+    logs, metrics = inside.updated_metrics(model, metrics, unscaled, x, y, y_pred, sample_weight)
     return (layers, metrics), logs, grads
 
 
@@ -188,7 +187,7 @@ def _reduced(
 def _results(model: Any, lists: Lists, values: State, touched: set[int]) -> Logs:
     """The results of the metrics that a step has updated, with these values of their variables."""
     results: Logs = {}
-    with backend.StatelessScope(state_mapping=list(zip(lists.metrics, values, strict=True))):
+    with keras.StatelessScope(state_mapping=list(zip(lists.metrics, values, strict=True))):
         for metric in model.metrics:
             if any(id(variable) in touched for variable in metric.variables):
                 result = metric.result()

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxtribute.execution.function import function
+from jaxtribute.integrations.keras import inside
 from jaxtribute.integrations.keras.data import Placer
 from jaxtribute.integrations.keras.steps import Lists, Step, predict_step, test_step, train_step
 from jaxtribute.integrations.keras.variables import StrategyVariable, adopt, on_servers
@@ -46,8 +47,9 @@ def scheduler_of(model: Any) -> Scheduler | None:
 def strategy_of(model: Any) -> Strategy | None:
     """The strategy in whose scope a model was made or compiled, or its variables were; None for plain Keras."""
     found = model.__dict__.get(_ATTRIBUTE)
-    if found is None and getattr(model, "_loss_tracker", None) is not None:
-        found = getattr(model._loss_tracker.variables[0], "strategy", None)
+    tracker = inside.loss_tracker(model)
+    if found is None and tracker is not None:
+        found = getattr(tracker.variables[0], "strategy", None)
     if found is None and getattr(model, "built", False):
         found = next((v.strategy for v in model.weights if isinstance(v, StrategyVariable)), None)
     if found is not None:
@@ -77,6 +79,10 @@ def make_predict_function(model: Any, strategy: Strategy) -> Function:
         return jax.tree.map(lambda leaf: _joined(leaf, strategy), step(batch), is_leaf=_is_distributed)
 
     return _repeated(model, whole, joins=True)
+
+
+MAKERS = {"train": make_train_function, "test": make_test_function, "predict": make_predict_function}
+"""What makes the functions that Keras calls."""
 
 
 def _scheduled(model: Any, strategy: Strategy, kind: str) -> Function:

@@ -10,10 +10,10 @@ from typing import Any
 import cloudpickle
 import jax
 import jax.numpy as jnp
-from keras.src import backend
-from keras.src.optimizers.base_optimizer import BaseOptimizer
+import keras
 
 from jaxtribute import context as contexts
+from jaxtribute.integrations.keras import inside
 from jaxtribute.integrations.keras.remote import rebuilt
 
 _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
@@ -38,7 +38,7 @@ class Parameter:
     @classmethod
     def of(cls, variable: Any, optimizer: Any) -> Parameter:
         """What `optimizer` asks of a Keras variable."""
-        decays = getattr(innermost(optimizer), "_use_weight_decay", lambda _: True)(variable)
+        decays = inside.decays(innermost(optimizer), variable)
         return cls(variable.path, variable.constraint, bool(variable.overwrite_with_gradient), decays)
 
     @property
@@ -59,7 +59,7 @@ class KerasTransform:
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
         self._kind, self._config = type(optimizer), optimizer.get_config()
-        rate = getattr(optimizer, "_learning_rate", None)
+        rate = inside.learning_rate(optimizer)
         if callable(rate):  # a schedule, which may be the user's own
             self._config["learning_rate"] = rate
         if clips_before(optimizer):
@@ -107,11 +107,8 @@ class KerasTransform:
             variables = [_stand_in(param, i, known[i] if known else None) for i, param in enumerate(params)]
             belonging = _watched(inner)
             if known:
-                inner._exclude_from_weight_decay = {
-                    inner._var_key(variable)
-                    for variable, parameter in zip(variables, known, strict=True)
-                    if not parameter.decays
-                }
+                pairs = zip(variables, known, strict=True)
+                inside.exclude_from_decay(inner, [variable for variable, parameter in pairs if not parameter.decays])
             optimizer.build(variables)
         index = {id(variable): i for i, variable in enumerate(variables)}
         owners = [index.get(belonging.get(id(variable), 0)) for variable in optimizer.variables]
@@ -149,7 +146,7 @@ def nested(values: Sequence[Any], owners: Sequence[int | None]) -> Any:
     return {"shared": shared, "slots": [[slot.get(i) for i in range(max(slot) + 1)] for slot in slots]}
 
 
-def _watched(optimizer: BaseOptimizer) -> dict[int, int]:
+def _watched(optimizer: keras.optimizers.Optimizer) -> dict[int, int]:
     """Notes for each variable that an optimizer makes, by `id`, that of the variable that it is made beside."""
     belonging: dict[int, int] = {}
     original = optimizer.add_variable_from_reference
@@ -167,8 +164,8 @@ def _stand_in(param: Any, index: int, known: Parameter | None) -> Any:
     """A Keras variable of the same shape; its value does not matter."""
     path = known.path if known else f"parameter_{index}"
     *scopes, name = path.split("/")
-    variable = backend.Variable(initializer="zeros", shape=param.shape, dtype=str(param.dtype), name=name)
-    variable._path = "/".join([*scopes, name])
+    variable = keras.Variable(initializer="zeros", shape=param.shape, dtype=str(param.dtype), name=name)
+    inside.set_path(variable, "/".join([*scopes, name]))
     if known is not None:
         variable.constraint = known.constraint
         variable.overwrite_with_gradient = known.overwritten

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
-from keras.src import backend
-from keras.src.backend.common import global_state
-from keras.src.optimizers.base_optimizer import BaseOptimizer
+import keras
 
 from jaxtribute import context as contexts
 from jaxtribute.context import Context
+from jaxtribute.integrations.keras import inside
 from jaxtribute.integrations.keras.loops import together
 from jaxtribute.values.enums import VariableAggregation
 from jaxtribute.values.variable import Variable
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from jaxtribute.strategies.base import Strategy
 
 
-class StrategyVariable(backend.Variable):
+class StrategyVariable(keras.Variable):
     """A Keras variable made in a strategy's scope: a `jd.Variable` holds its value.
 
     Keras keeps a variable's array in `_value`; here that reads and assigns the `jd.Variable`, which knows where the
@@ -60,10 +59,10 @@ class StrategyVariable(backend.Variable):
             return Variable(value, trainable=self.trainable, name=self.path, aggregation=first)
 
 
-def new_variable(cls: type[Any], *_: Any, **__: Any) -> Any:
+def new_variable(_: Any, cls: type[Any], *__: Any, **___: Any) -> Any:
     """`keras.Variable.__new__`: in a strategy's scope a variable is a `StrategyVariable`."""
     strategy = contexts.current().strategy
-    if cls is not backend.Variable or strategy.is_default or (on_servers(strategy) and _made_by_optimizer()):
+    if cls is not keras.Variable or strategy.is_default or (on_servers(strategy) and inside.made_by_optimizer()):
         return object.__new__(cls)
     variable = object.__new__(StrategyVariable)
     variable.strategy = strategy
@@ -76,12 +75,6 @@ def on_servers(strategy: Strategy) -> bool:
     return module is not None and isinstance(strategy, module.ParameterServerStrategy)
 
 
-def _made_by_optimizer() -> bool:
-    """Whether an optimizer makes a variable, in whose place parameter servers will keep a slot."""
-    scopes = global_state.get_global_attribute("name_scope_stack") or [None]
-    return isinstance(getattr(scopes[-1], "caller", None), BaseOptimizer)
-
-
 def keep_in(variable: Any, stored: Variable, strategy: Strategy) -> None:
     """Makes `stored` hold a Keras variable's value."""
     variable.__dict__.pop("_value", None)
@@ -91,7 +84,7 @@ def keep_in(variable: Any, stored: Variable, strategy: Strategy) -> None:
 
 def adopt(variable: Any, strategy: Strategy) -> None:
     """Makes a Keras variable that was created outside every scope one of `strategy`'s, with the value that it has."""
-    if isinstance(variable, StrategyVariable) or type(variable) is not backend.Variable:
+    if isinstance(variable, StrategyVariable) or type(variable) is not keras.Variable:
         return
     value = variable.__dict__.pop("_value")
     variable.__class__ = StrategyVariable

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from keras import callbacks
-from keras.src.trainers.data_adapters import is_grain_dataset, is_tf_dataset, is_torch_dataloader
 
 from jaxtribute.errors import InputError
+from jaxtribute.integrations.keras import inside
 
 if TYPE_CHECKING:
     from jaxtribute.strategies.base import Strategy
@@ -50,19 +50,14 @@ def silenced(method: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> 
 
 def _writes(callback: Any) -> bool:
     if isinstance(callback, callbacks.BackupAndRestore):
-        setattr(callback, "_save_model", _nothing)  # noqa: B010 (it restores on every worker)
-        callback.delete_checkpoint = False
+        inside.writes_nothing(callback)  # it restores on every worker
         return False
     return isinstance(callback, _WRITERS)
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    pass
-
-
 def sharded(x: Any, strategy: Strategy) -> Any:
     """A dataset whose files or records the workers can share out, as a distributed one; all else as it is."""
-    if is_grain_dataset(x) or is_tf_dataset(x) or is_torch_dataloader(x):
+    if inside.is_dataset(x):
         return strategy.experimental_distribute_dataset(x)
     return x
 
@@ -74,11 +69,12 @@ def in_one_order(adapter: Any, strategy: Strategy) -> Iterator[Any]:
       InputError: a `PyDataset` that other threads shuffle.
     """
     iterator = adapter.get_jax_iterator()
-    if not (getattr(adapter, "_shuffle", False) or getattr(adapter, "shuffle", False)):
+    if not inside.shuffles(adapter):
         return iterator
-    if getattr(adapter, "enqueuer", None) is not None:
+    threaded = inside.read_by_threads(adapter)
+    if threaded is not None:
         raise InputError(
-            f"{adapter.py_dataset!r} has workers={adapter.py_dataset.workers}, which would shuffle it in another order "
+            f"{threaded!r} has workers={threaded.workers}, which would shuffle it in another order "
             "on each worker of the strategy. HINT: pass shuffle=False, and shuffle in on_epoch_end() by a seed."
         )
     return _seeded(iterator, _agreed_seed(strategy))
