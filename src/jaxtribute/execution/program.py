@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.sharding import Sharding
 
 from jaxtribute.collectives.listing import listed
 from jaxtribute.execution.capture import Capture, Constant, is_constant
-from jaxtribute.execution.frames import escape_error
+from jaxtribute.execution.frames import check_untraced
+from jaxtribute.execution.interrupts import Guard
 from jaxtribute.values.lending import lent
 from jaxtribute.values.mesh import ReplicaMesh, own, put
-from jaxtribute.values.stored import prepare_donation, updating
+from jaxtribute.values.stored import Slot, prepare_donation, replace, updating
 from jaxtribute.values.variable import Variable
 
 spread: set[int] = set()
@@ -28,6 +29,18 @@ class Grow(Exception):  # noqa: N818
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
+
+
+class _Outcome(Slot):
+    """What a program gives besides the variables' arrays: the leaves of its results, by their structure's number."""
+
+    __slots__ = ()
+
+    def leaves(self) -> tuple[int, list[Any]]:
+        """The number and the leaves."""
+        content: Any = self._data
+        ((number, leaves),) = content.items()
+        return number, leaves
 
 
 class Program:
@@ -55,6 +68,10 @@ class Program:
         self.donated: list[Variable] = []
         self.kept: list[Variable] = []
         self._constants = False
+        self._guard: Guard | None = None
+        self._numbers = itertools.count()
+        self._trees: dict[int, Any] = {}
+        """The structures of results, by a number that the compiled program gives back with them."""
         self._grow(first)
 
     def _grow(self, capture: Capture) -> None:
@@ -71,7 +88,7 @@ class Program:
         self._needs_home = self._home is not None and not bound
         target = self._target()  # once: it may look at every variable
         state = [self._placement(variable, target) for variable in self.donated]
-        shardings = None if any(sharding is None for sharding in state) else (state, None)
+        self._shardings = None if any(sharding is None for sharding in state) else [*state, None]
         self._donated_ids = frozenset(id(variable) for variable in self.donated)
         self._pending = capture
         self._closed = capture.closed
@@ -80,11 +97,22 @@ class Program:
             from jaxtribute.execution.central.program import CentralProgram  # for one strategy alone
 
             self.mesh, self._given = self.mesh or central.mesh, frozenset()
+            self._central = True
             self._jitted: Any = CentralProgram(
                 self._body, self.donated, self.kept, central.mesh, central.parameter_device
             )
         else:
-            self._jitted = jax.jit(self._body, donate_argnums=(0, 3) if self._given else 0, out_shardings=shardings)
+            self._central = False
+            self._compile_anew()
+
+    def _compile_anew(self) -> None:
+        """Makes a `jax.jit` that knows no program yet."""
+
+        def step(*inputs: Any) -> list[Any]:  # of its own: equal functions would share what JAX knows of them
+            return self._body(*inputs)
+
+        donated = (0, 3) if self._given else 0
+        self._jitted = jax.jit(step, donate_argnums=donated, out_shardings=self._shardings)
 
     def _target(self) -> Sharding | None:
         """Where arguments and variables of no strategy must lie; None where it does not matter."""
@@ -101,12 +129,17 @@ class Program:
         return variable.stored.sharding if variable.stored.committed else None
 
     def _body(
-        self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any], given: Sequence[Any] = ()
-    ) -> tuple[list[Any], Any]:
+        self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any], given: Sequence[Any] = (), _: Any = ()
+    ) -> list[Any]:
+        """The written variables' new arrays, and behind them the results under the number of their structure.
+
+        JAX makes lists and dictionaries of the outputs without any Python, and what the user returns is put together
+        later: a signal would be heard in between, and the new arrays lost.
+        """
         if given:
             rest, gifts = iter(leaves), iter(given)
             leaves = [next(gifts if i in self._given else rest) for i in range(len(leaves) + len(given))]
-        capture = self._pending or self._retrace(leaves)
+        capture = self._pending or self._traced(leaves)
         self._pending = None
         known = dict(zip((*self.donated, *self.kept), (*donated, *kept), strict=True))
         frame = capture.frame
@@ -122,15 +155,22 @@ class Program:
         passed = {id(value) for value in (*leaves, *inputs)}
         state = [jnp.copy(value) if id(value) in passed else value for value in outputs[count:]]
         known.update(zip(capture.frame.written, state, strict=True))
-        return [known[variable] for variable in self.donated], capture.tree.unflatten(outputs[:count])
+        number = next(self._numbers)
+        self._trees[number] = capture.tree
+        return [*(known[variable] for variable in self.donated), {number: list(outputs[:count])}]
+
+    def _traced(self, leaves: Sequence[Any]) -> Capture:
+        guard = self._guard
+        return self._retrace(leaves) if guard is None else guard.resumed(lambda: self._retrace(leaves))
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Runs one step: puts the variables in, takes their new values back, returns the results."""
         if self.mesh is not None and self.mesh.peers is not None:
             self.mesh.entering(self.name, lambda: self._collectives(leaves))
         with updating:
-            state, result = self._step(leaves)
+            result = self._step(leaves)
         if self.mesh is not None:
+            state = [variable._data for variable in self.donated]  # pyright: ignore[reportPrivateUsage]
             self.mesh.throttle(result if self.mesh.peers is not None and jax.tree.leaves(result) else state or result)
         return jax.tree.map(_unwrapped, result, is_leaf=is_constant) if self._constants else result
 
@@ -139,7 +179,7 @@ class Program:
         shapes = [f"argument {leaf.dtype}{list(leaf.shape)}" for leaf in leaves if hasattr(leaf, "dtype")]
         return [*shapes, *listed(self._closed.jaxpr)]
 
-    def _step(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
+    def _step(self, leaves: Sequence[Any]) -> Any:
         if self._loose and (self.mesh is not None or spread):
             self._settle()
         if lent and not lent.isdisjoint(self._donated_ids):
@@ -147,29 +187,42 @@ class Program:
         # This is every step's path: the underscore saves a call a variable.
         donated = [variable._data for variable in self.donated]  # pyright: ignore[reportPrivateUsage]
         kept = [variable._data for variable in self.kept]  # pyright: ignore[reportPrivateUsage]
-        inputs: tuple[Sequence[Any], ...] = (donated, kept, leaves)
+        gifts: Sequence[Any] = ()
+        given = leaves
         if self._given:
-            split = [[leaf for i, leaf in enumerate(leaves) if (i in self._given) is gift] for gift in (False, True)]
-            inputs = (donated, kept, *split)
+            given, gifts = ([x for i, x in enumerate(leaves) if (i in self._given) is gift] for gift in (False, True))
+        outcome, guard = _Outcome(), Guard(self._check_eager)
+        # The program is called by `replace`, as it takes the first array: nothing may come between the two.
+        outputs = itertools.chain.from_iterable(map(self._jitted, (donated,), (kept,), (given,), (gifts,), (guard,)))
+        self._guard = guard
         try:
             if self._needs_home and self._home is not None:
                 with jax.default_device(self._home.devices[0]):
-                    state, result = self._jitted(*inputs)
+                    replace([*self.donated, outcome], outputs)
             else:
-                state, result = self._jitted(*inputs)
+                replace([*self.donated, outcome], outputs)
         except Grow as grow:
+            guard.release()
             self._grow(grow.capture)
             return self._step(leaves)
         except ValueError:
+            guard.release()
             moved = self._brought_home(leaves)
             if moved is None:
                 raise
             return self._step(moved)
-        if state and isinstance(state[0], Tracer):
-            raise escape_error(self.donated[0])  # called inside jax.jit or the like, without a traced argument
-        for variable, array in zip(self.donated, state, strict=False):
-            variable._data = array  # pyright: ignore[reportPrivateUsage]
-        return state, result
+        finally:
+            if guard.broken and not self._central:
+                self._compile_anew()  # JAX would call a program that it could not finish through Python for ever
+            if guard.slow:
+                guard.release()
+        number, flat = outcome.leaves()
+        return self._trees[number].unflatten(flat)
+
+    def _check_eager(self) -> None:
+        """Checks that new values can get out: not if this was called inside jax.jit, without a traced argument."""
+        if self.donated:
+            check_untraced(self.donated[0])
 
     def _brought_home(self, leaves: Sequence[Any]) -> list[Any] | None:
         """Brings arguments and variables of no strategy from other devices to the program's; None if none is away."""
@@ -213,7 +266,7 @@ class Program:
     def lower(self, leaves: Sequence[Any]) -> Any:
         """The program lowered for `leaves`, for looking at; runs nothing."""
         donated, kept = [v.peek() for v in self.donated], [v.peek() for v in self.kept]
-        return self._jitted.lower(donated, kept, leaves)
+        return self._jitted.lower(donated, kept, leaves, (), Guard())
 
 
 def program_of(
