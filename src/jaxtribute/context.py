@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,6 +12,9 @@ if TYPE_CHECKING:
     from jaxtribute.execution.replica_context import ReplicaContext
     from jaxtribute.strategies.base import Strategy
     from jaxtribute.values.variable import Variable
+
+
+R = TypeVar("R")
 
 
 class Frame(Protocol):
@@ -35,6 +36,10 @@ class Frame(Protocol):
 
     def set(self, variable: Variable, value: Any) -> None:
         """Rebinds the variable's array in this frame's view."""
+        ...
+
+    def together(self, operation: Callable[[Frame], R]) -> R:
+        """Returns what `operation` does with a frame as one: no other thread writes between its reads and writes."""
         ...
 
     def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
@@ -98,6 +103,15 @@ def base() -> Context | None:
     return _stack.base
 
 
+def entries() -> list[Context]:
+    """What the calling thread has entered.
+
+    To leave contexts again whatever happens, cut the list back in a `finally`: `del entries[depth:]` is one operation,
+    while the handler of a signal may raise at the start of any function, an `__exit__` too.
+    """
+    return _stack.entries
+
+
 def push(context: Context) -> None:
     """Enters `context`; the caller pops it in a `finally`."""
     _stack.entries.append(context)
@@ -108,11 +122,18 @@ def pop() -> None:
     _stack.entries.pop()
 
 
-@contextmanager
-def entered(context: Context) -> Generator[Context]:
-    """Makes `context` the current one inside a `with` block."""
-    _stack.entries.append(context)
-    try:
-        yield context
-    finally:
-        _stack.entries.pop()
+class entered:  # noqa: N801
+    """Makes `context` the current one inside a `with` block; what is entered inside and not left is left with it."""
+
+    __slots__ = ("_context", "_depth", "_entries")
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._entries = context, _stack.entries
+        self._depth = len(self._entries)
+
+    def __enter__(self) -> Context:
+        self._entries.append(self._context)
+        return self._context
+
+    def __exit__(self, *_: object) -> None:
+        del self._entries[self._depth :]

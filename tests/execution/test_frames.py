@@ -8,7 +8,8 @@ from jax.core import Tracer, eval_jaxpr
 import jaxtribute as jd
 from jaxtribute import context as contexts
 from jaxtribute.errors import TraceError
-from jaxtribute.execution.frames import EagerFrame, OverlayFrame, TracedFrame, current_trace, lift
+from jaxtribute.execution.eager import EagerFrame
+from jaxtribute.execution.frames import OverlayFrame, TracedFrame, current_trace, lift
 from replicas import mirrored, one_device, variable
 
 

@@ -1,9 +1,9 @@
-"""How code reaches the variables' arrays: eagerly, while a program is traced, and inside `jd.grad`."""
+"""How code reaches the variables' arrays while a program is traced, and inside `jd.grad`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.extend.core as jex
@@ -13,11 +13,12 @@ from jax.core import ShapedArray
 from jaxtribute import context as contexts
 from jaxtribute.collectives.marks import state_p
 from jaxtribute.errors import TraceError
-from jaxtribute.values.mesh import own
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
     from jaxtribute.context import Frame
+
+R = TypeVar("R")
 
 variable_p = jex.Primitive("jd_variable")
 """Stands for a variable's value in a traced program, until `lift` turns it into an input."""
@@ -60,45 +61,6 @@ def check_untraced(variable: Variable) -> None:
     """
     if type(current_trace()) is not _EAGER:
         raise escape_error(variable)
-
-
-class EagerFrame:
-    """Reads and writes the variables themselves."""
-
-    local = False
-    traced = False
-    differentiating = False
-
-    def get(self, variable: Variable) -> Any:
-        """The stored global array."""
-        return variable.peek()
-
-    def set(self, variable: Variable, value: Any) -> None:
-        """Stores a copy of `value`, placed as the variable is."""
-        check_untraced(variable)
-        old = variable.stored
-        if isinstance(value, jax.Array) and value.committed and not old.committed:
-            value = jax.device_get(value)  # the only way to an array that JAX may move
-        variable.bind(own(value, old.sharding if old.committed else None))
-
-    def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
-        """`make` of the stored array."""
-        return make(self.get(variable))
-
-    def create(self, make: Callable[[], Variable]) -> Variable:
-        """Makes the variable."""
-        return make()
-
-
-class UncompiledFrame(EagerFrame):
-    """The frame of a `jd.function` that runs as Python.
-
-    Args:
-      op_by_op: whether JAX's loops, conditions and inner jits run as Python too, one operation at a time.
-    """
-
-    def __init__(self, *, op_by_op: bool) -> None:
-        self.op_by_op = op_by_op
 
 
 class _Derived:
@@ -170,6 +132,10 @@ class TracedFrame(_Derived):
         self.values[variable] = value
         self.written[variable] = None
 
+    def together(self, operation: Callable[[Frame], R]) -> R:
+        """`operation` of this frame."""
+        return operation(self)
+
     def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
         """`make` of the variable's value so far."""
         return self.once(variable, self.get(variable), make)
@@ -214,6 +180,10 @@ class OverlayFrame(_Derived):
             raise escape_error(variable)
         self._values[variable] = value
         self.written[variable] = value
+
+    def together(self, operation: Callable[[Frame], R]) -> R:
+        """`operation` of this frame."""
+        return operation(self)
 
     def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
         """`make` of the overlaid value, or what the frame below makes of its own."""

@@ -20,7 +20,7 @@ from jaxtribute import context as contexts
 from jaxtribute.errors import ArgumentTypeError, VariableError
 from jaxtribute.execution.capture import Capture, capture
 from jaxtribute.execution.feeds import FedPrograms, Feed
-from jaxtribute.execution.frames import EagerFrame
+from jaxtribute.execution.eager import EagerFrame, EagerStep
 from jaxtribute.execution.program import program_of
 from jaxtribute.execution.signature import InputSignature
 from jaxtribute.execution.uncompiled import NotSplittable, uncompiled
@@ -78,7 +78,8 @@ class Function(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the compiled program, tracing it first for a new signature."""
         context = contexts.current()
-        if type(context.frame) is not EagerFrame:
+        frame = context.frame
+        if type(frame) is not EagerFrame and not (isinstance(frame, EagerStep) and not frame.uncompiled):
             return self._python_function(*args, **kwargs)
         given: Any = (args, kwargs) if self._conform is None else (self._conform(args, kwargs), {})
         leaves, tree = tree_flatten(given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,8 @@ from jaxtribute.collectives.cross_replica import gather_value, pick_value, reduc
 from jaxtribute.collectives.summation import Summation
 from jaxtribute.context import Context
 from jaxtribute.errors import ContextError
-from jaxtribute.execution.frames import UncompiledFrame, check_untraced
+from jaxtribute.execution.eager import EagerStep, stepping
+from jaxtribute.execution.frames import check_untraced
 from jaxtribute.execution.nests import flatten, map_leaves
 from jaxtribute.execution.rendezvous import Rendezvous
 from jaxtribute.execution.replica_context import ReplicaContext
@@ -27,8 +28,10 @@ from jaxtribute.values.mesh import ReplicaMesh, put
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
+    from jaxtribute.context import Frame
     from jaxtribute.strategies.base import Strategy
 
+R = TypeVar("R")
 
 Copies = dict[int, tuple[Any, Mirrored]]
 """Arrays on one device by their id, each with the mirrored value that it is a copy of."""
@@ -48,7 +51,7 @@ class LockstepFrame:
         """This replica's copy."""
         mesh = variable.policy.mesh
         if mesh is None:
-            return jax.device_put(variable.peek(), self._run.mesh.local_devices[self._index])
+            return jax.device_put(self._run.step.get(variable), self._run.mesh.local_devices[self._index])
         self._run.strategy.extended.check_variable(variable)
         return self._run.read(variable, self._index)
 
@@ -56,9 +59,13 @@ class LockstepFrame:
         """Rebinds this replica's copy; equal copies of a mirrored variable come together as one array."""
         check_untraced(variable)
         if variable.policy.mesh is None:
-            self._run.eager.set(variable, jax.device_put(value, next(iter(variable.peek().devices()))))
+            self._run.step.set(variable, jax.device_put(value, next(iter(variable.stored.devices()))))
         else:
-            self._run.write(variable, self._index, value)
+            self._run.step.operate(lambda: self._run.write(variable, self._index, value))
+
+    def together(self, operation: Callable[[Frame], R]) -> R:
+        """`operation` of this frame."""
+        return self._run.step.operate(lambda: operation(self))
 
     def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
         """`make` of this replica's copy."""
@@ -156,14 +163,15 @@ def _check_eager(name: str, values: list[Any]) -> None:
 class LockstepRun:
     """One eager `strategy.run`."""
 
-    def __init__(self, strategy: Strategy, mesh: ReplicaMesh) -> None:
-        self.strategy, self.mesh = strategy, mesh
+    def __init__(self, strategy: Strategy, mesh: ReplicaMesh, step: EagerStep) -> None:
+        self.strategy, self.mesh, self.step = strategy, mesh, step
         self.eager = contexts.current().frame
+        step.resets.append(self._reset)
         self._parts: dict[Variable, tuple[jax.Array, list[Any]]] = {}
         self._copies: dict[int, tuple[Any, Mirrored]] = {}
         self._writes: dict[Variable, dict[int, Any]] = {}
         self.idle: tuple[int, ...] = ()
-        self._op_by_op = isinstance(self.eager, UncompiledFrame) and self.eager.op_by_op
+        self._op_by_op = step.op_by_op
         self._rendezvous: Rendezvous
 
     def __call__(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -235,7 +243,7 @@ class LockstepRun:
 
     def _split(self, variable: Variable) -> list[Any]:
         """The variable's copies, one a local replica; kept as long as the variable holds the same array."""
-        array = variable.peek()
+        array = self.step.get(variable)
         known = self._parts.get(variable)
         if known is None or known[0] is not array:
             spread = variable.policy.spread(array)
@@ -248,6 +256,11 @@ class LockstepRun:
         """Drops what is known of the variables: cross-replica code may have changed them."""
         self._parts.clear()
 
+    def _reset(self) -> None:
+        """Drops what the replicas have written: it is written again."""
+        self._parts.clear()
+        self._writes.clear()
+
     def write(self, variable: Variable, index: int, value: Any) -> None:
         """Notes one replica's new copy; when all have written, the variable gets them as one array."""
         parts = self._split(variable)
@@ -256,9 +269,9 @@ class LockstepRun:
         if not variable.policy.shared:
             parts[index] = value
             array = self.mesh.assemble(parts)
-            variable.bind(array)
+            self.step.bind(variable, array)
             # The replica may hold what it wrote, so the array counts as lent.
-            self._parts[variable] = (variable.peek(), parts)
+            self._parts[variable] = (self.step.get(variable), parts)
             return
         pending = self._writes.setdefault(variable, {})
         pending[index] = value
@@ -266,13 +279,13 @@ class LockstepRun:
             del self._writes[variable]
             copies = [pending[i] for i in range(len(parts))]
             whole = jax.make_array_from_single_device_arrays(variable.shape, self.mesh.replicated, copies)
-            variable.bind(variable.policy.collected(whole))
-            variable.peek()  # the replicas may hold what they wrote, so the array counts as lent
+            self.step.bind(variable, variable.policy.collected(whole))
+            self.step.get(variable)  # the replicas may hold what they wrote, so the array counts as lent
 
 
 def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Runs `fn` eagerly on every local replica; see `Strategy.run`."""
-    return LockstepRun(strategy, mesh)(fn, args, kwargs)
+    return stepping(lambda step: LockstepRun(strategy, mesh, step)(fn, args, kwargs))
 
 
 def components(nest: Any, mesh: ReplicaMesh) -> list[Any]:

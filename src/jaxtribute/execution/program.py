@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.sharding import Sharding
 
+from jaxtribute import context as contexts
 from jaxtribute.collectives.listing import listed
 from jaxtribute.execution.capture import Capture, Constant, is_constant
-from jaxtribute.execution.frames import escape_error
+from jaxtribute.execution.eager import EagerStep
+from jaxtribute.execution.frames import check_untraced
+from jaxtribute.execution.interrupts import Guard
 from jaxtribute.values.lending import lent
 from jaxtribute.values.mesh import ReplicaMesh, own, put
-from jaxtribute.values.stored import prepare_donation, updating
+from jaxtribute.values.stored import Slot, StoredArray, prepare_donation, replace, updating
 from jaxtribute.values.variable import Variable
 
 spread: set[int] = set()
@@ -28,6 +32,18 @@ class Grow(Exception):  # noqa: N818
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
+
+
+class _Outcome(Slot):
+    """What a program gives besides the variables' arrays: the leaves of its results, by their structure's number."""
+
+    __slots__ = ()
+
+    def leaves(self) -> tuple[int, list[Any]]:
+        """The number and the leaves."""
+        content: Any = self._data
+        ((number, leaves),) = content.items()
+        return number, leaves
 
 
 class Program:
@@ -55,23 +71,30 @@ class Program:
         self.donated: list[Variable] = []
         self.kept: list[Variable] = []
         self._constants = False
+        self._growing: Capture | None = None
+        """What the program is to take besides, as long as it does not."""
+        self._guard: Guard | None = None
+        self._numbers = itertools.count()
+        self._trees: dict[int, Any] = {}
+        """The structures of results, by a number that the compiled program gives back with them."""
         self._grow(first)
 
     def _grow(self, capture: Capture) -> None:
+        self._growing = capture
         written = dict.fromkeys([*self.donated, *capture.frame.written])
         read = dict.fromkeys([*self.kept, *capture.frame.inputs])
         self.donated, self.kept = list(written), [variable for variable in read if variable not in written]
         self.mesh = capture.frame.mesh or self.mesh
         self._home = self._home or capture.frame.home
         self._constants |= capture.constants
-        self._loose = [v for v in (*self.donated, *self.kept) if v.policy.mesh is None]
-        self._settle()
+        self._loose = [i for i, v in enumerate((*self.donated, *self.kept)) if v.policy.mesh is None]
+        self._settle(self._loose_of(self.donated, self.kept))
         # Without an argument that is bound to a device, JAX would run on its default one.
         bound = any(variable.stored.committed for variable in (*self.donated, *self.kept))
         self._needs_home = self._home is not None and not bound
         target = self._target()  # once: it may look at every variable
         state = [self._placement(variable, target) for variable in self.donated]
-        shardings = None if any(sharding is None for sharding in state) else (state, None)
+        self._shardings = None if any(sharding is None for sharding in state) else [*state, None]
         self._donated_ids = frozenset(id(variable) for variable in self.donated)
         self._pending = capture
         self._closed = capture.closed
@@ -80,11 +103,23 @@ class Program:
             from jaxtribute.execution.central.program import CentralProgram  # for one strategy alone
 
             self.mesh, self._given = self.mesh or central.mesh, frozenset()
+            self._central = True
             self._jitted: Any = CentralProgram(
                 self._body, self.donated, self.kept, central.mesh, central.parameter_device
             )
         else:
-            self._jitted = jax.jit(self._body, donate_argnums=(0, 3) if self._given else 0, out_shardings=shardings)
+            self._central = False
+            self._compile_anew()
+        self._growing = None
+
+    def _compile_anew(self) -> None:
+        """Makes a `jax.jit` that knows no program yet."""
+
+        def step(*inputs: Any) -> list[Any]:  # of its own: equal functions would share what JAX knows of them
+            return self._body(*inputs)
+
+        donated = (0, 3) if self._given else 0
+        self._jitted = jax.jit(step, donate_argnums=donated, out_shardings=self._shardings)
 
     def _target(self) -> Sharding | None:
         """Where arguments and variables of no strategy must lie; None where it does not matter."""
@@ -101,12 +136,17 @@ class Program:
         return variable.stored.sharding if variable.stored.committed else None
 
     def _body(
-        self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any], given: Sequence[Any] = ()
-    ) -> tuple[list[Any], Any]:
+        self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any], given: Sequence[Any] = (), _: Any = ()
+    ) -> list[Any]:
+        """The written variables' new arrays, and behind them the results under the number of their structure.
+
+        JAX makes lists and dictionaries of the outputs without any Python, and what the user returns is put together
+        later: a signal would be heard in between, and the new arrays lost.
+        """
         if given:
             rest, gifts = iter(leaves), iter(given)
             leaves = [next(gifts if i in self._given else rest) for i in range(len(leaves) + len(given))]
-        capture = self._pending or self._retrace(leaves)
+        capture = self._pending or self._traced(leaves)
         self._pending = None
         known = dict(zip((*self.donated, *self.kept), (*donated, *kept), strict=True))
         frame = capture.frame
@@ -122,13 +162,23 @@ class Program:
         passed = {id(value) for value in (*leaves, *inputs)}
         state = [jnp.copy(value) if id(value) in passed else value for value in outputs[count:]]
         known.update(zip(capture.frame.written, state, strict=True))
-        return [known[variable] for variable in self.donated], capture.tree.unflatten(outputs[:count])
+        number = next(self._numbers)
+        self._trees[number] = capture.tree
+        return [*(known[variable] for variable in self.donated), {number: list(outputs[:count])}]
+
+    def _traced(self, leaves: Sequence[Any]) -> Capture:
+        guard = self._guard
+        return self._retrace(leaves) if guard is None else guard.resumed(lambda: self._retrace(leaves))
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Runs one step: puts the variables in, takes their new values back, returns the results."""
         if self.mesh is not None and self.mesh.peers is not None:
             self.mesh.entering(self.name, lambda: self._collectives(leaves))
-        with updating:
+        frame = contexts.current().frame
+        if isinstance(frame, EagerStep):
+            step = frame
+            state, result = step.operate(lambda: self._step(leaves, step))
+        else:
             state, result = self._step(leaves)
         if self.mesh is not None:
             self.mesh.throttle(result if self.mesh.peers is not None and jax.tree.leaves(result) else state or result)
@@ -139,39 +189,71 @@ class Program:
         shapes = [f"argument {leaf.dtype}{list(leaf.shape)}" for leaf in leaves if hasattr(leaf, "dtype")]
         return [*shapes, *listed(self._closed.jaxpr)]
 
-    def _step(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
+    def _step(self, leaves: Sequence[Any], within: EagerStep | None = None) -> tuple[list[Any], Any]:
+        """One step on the variables, or on what the eager step `within` has made of them."""
+        with updating:
+            while True:
+                if self._growing is not None:
+                    self._grow(self._growing)  # an interrupt came in its midst
+                try:
+                    if within is None:
+                        return self._run(leaves, self.donated, self.kept)
+                    donated = [within.slot(variable, written=True) for variable in self.donated]
+                    kept = [within.slot(variable, written=False) for variable in self.kept]
+                    return self._run(leaves, donated, kept)
+                except Grow as grow:
+                    self._growing = grow.capture
+
+    def _run(
+        self, leaves: Sequence[Any], donated: Sequence[StoredArray], kept: Sequence[StoredArray]
+    ) -> tuple[list[Any], Any]:
+        """Calls the program with the arrays of `donated` and `kept`; returns the new ones, and the results."""
         if self._loose and (self.mesh is not None or spread):
-            self._settle()
-        if lent and not lent.isdisjoint(self._donated_ids):
-            prepare_donation(self.donated)
+            self._settle(self._loose_of(donated, kept))
+        if lent and (donated is not self.donated or not lent.isdisjoint(self._donated_ids)):
+            prepare_donation(donated)
         # This is every step's path: the underscore saves a call a variable.
-        donated = [variable._data for variable in self.donated]  # pyright: ignore[reportPrivateUsage]
-        kept = [variable._data for variable in self.kept]  # pyright: ignore[reportPrivateUsage]
-        inputs: tuple[Sequence[Any], ...] = (donated, kept, leaves)
+        old = [slot._data for slot in donated]  # pyright: ignore[reportPrivateUsage]
+        read = [slot._data for slot in kept]  # pyright: ignore[reportPrivateUsage]
+        rest, gifts = leaves, ()
         if self._given:
-            split = [[leaf for i, leaf in enumerate(leaves) if (i in self._given) is gift] for gift in (False, True)]
-            inputs = (donated, kept, *split)
+            rest, gifts = ([x for i, x in enumerate(leaves) if (i in self._given) is gift] for gift in (False, True))
+        outcome = _Outcome()
+        self._guard = guard = Guard(self._check_eager)
+        # The program is called by `replace`, as it takes the first array: nothing may come between the two.
+        outputs = chain.from_iterable(map(self._jitted, (old,), (read,), (rest,), (gifts,), (guard,)))
         try:
             if self._needs_home and self._home is not None:
                 with jax.default_device(self._home.devices[0]):
-                    state, result = self._jitted(*inputs)
+                    replace([*donated, outcome], outputs)
             else:
-                state, result = self._jitted(*inputs)
-        except Grow as grow:
-            self._grow(grow.capture)
-            return self._step(leaves)
+                replace([*donated, outcome], outputs)
         except ValueError:
-            moved = self._brought_home(leaves)
+            guard.release()
+            moved = self._brought_home(leaves, self._loose_of(donated, kept))
             if moved is None:
                 raise
-            return self._step(moved)
-        if state and isinstance(state[0], Tracer):
-            raise escape_error(self.donated[0])  # called inside jax.jit or the like, without a traced argument
-        for variable, array in zip(self.donated, state, strict=False):
-            variable._data = array  # pyright: ignore[reportPrivateUsage]
-        return state, result
+            return self._run(moved, donated, kept)
+        finally:
+            if guard.broken and not self._central:
+                self._compile_anew()  # JAX would call a program that it could not finish through Python for ever
+            if guard.slow:
+                guard.release()
+        number, flat = outcome.leaves()
+        state = [] if self.mesh is None else [slot._data for slot in donated]  # pyright: ignore[reportPrivateUsage]
+        return state, self._trees[number].unflatten(flat)
 
-    def _brought_home(self, leaves: Sequence[Any]) -> list[Any] | None:
+    def _check_eager(self) -> None:
+        """Checks that new values can get out: not if this was called inside jax.jit, without a traced argument."""
+        if self.donated:
+            check_untraced(self.donated[0])
+
+    def _loose_of(self, donated: Sequence[StoredArray], kept: Sequence[StoredArray]) -> list[StoredArray]:
+        """Those of variables that belong to no strategy."""
+        both = (*donated, *kept)
+        return [both[place] for place in self._loose]
+
+    def _brought_home(self, leaves: Sequence[Any], loose: Sequence[StoredArray]) -> list[Any] | None:
         """Brings arguments and variables of no strategy from other devices to the program's; None if none is away."""
         target = self._target()
         if target is None:
@@ -180,25 +262,25 @@ class Program:
         def away(array: Any) -> bool:
             return isinstance(array, jax.Array) and array.committed and array.sharding.device_set != target.device_set
 
-        stray = [variable for variable in self._loose if away(variable.stored)]
+        stray = [slot for slot in loose if away(slot.stored)]
         if not stray and not any(away(leaf) for leaf in leaves):
             return None
-        for variable in stray:
-            variable.bind(own(variable.stored, target))
+        for slot in stray:
+            slot.bind(own(slot.stored, target))
         return [put(leaf, target) if away(leaf) else leaf for leaf in leaves]
 
-    def _settle(self) -> None:
+    def _settle(self, loose: Sequence[StoredArray]) -> None:
         """Brings variables that belong to no strategy to the devices of this program."""
         target = self._target()
-        for variable in self._loose:
-            array = variable._data  # pyright: ignore[reportPrivateUsage]
+        for slot in loose:
+            array = slot.stored
             if target is not None and len(target.device_set) > 1:
                 if array.sharding != target:
-                    variable.bind(own(array, target))
-                    spread.add(id(variable))
+                    slot.bind(own(array, target))
+                    spread.add(id(slot))
             elif len(array.devices()) > 1:
-                variable.bind(array.addressable_shards[0].data.copy())
-                spread.discard(id(variable))
+                slot.bind(array.addressable_shards[0].data.copy())
+                spread.discard(id(slot))
 
     @property
     def jitted(self) -> Any:
@@ -213,7 +295,7 @@ class Program:
     def lower(self, leaves: Sequence[Any]) -> Any:
         """The program lowered for `leaves`, for looking at; runs nothing."""
         donated, kept = [v.peek() for v in self.donated], [v.peek() for v in self.kept]
-        return self._jitted.lower(donated, kept, leaves)
+        return self._jitted.lower(donated, kept, leaves, (), Guard())
 
 
 def program_of(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxtribute import context as contexts
-from jaxtribute.execution.frames import UncompiledFrame
+from jaxtribute.execution.eager import EagerStep
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,11 +36,14 @@ def uncompiled(
         name,
         reason,
     )
-    frame = UncompiledFrame(op_by_op=isinstance(reason, InnerCollective))
+    op_by_op = isinstance(reason, InnerCollective)
 
     def run(dynamic: Sequence[Any]) -> Any:
         context = contexts.current()
-        with contexts.entered(contexts.Context(context.strategy, context.replica, frame)):
-            return call(dynamic)
+        step = EagerStep(uncompiled=True, op_by_op=op_by_op)
+        with contexts.entered(contexts.Context(context.strategy, context.replica, step)):
+            result = call(dynamic)
+        step.commit()
+        return result
 
     return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import jax
@@ -256,12 +257,26 @@ class Optimizer:
 
     def _apply(self, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context) -> None:
         """Updates by this replica's gradients, which `op` reduces, or by reduced ones."""
-        self._keep(self._updated(grads, op, self._held(context), context), context)
+
+        def update(frame: contexts.Frame) -> None:
+            within = replace(context, frame=frame)
+            self._keep(self._updated(grads, op, self._held(within), within), within)
+
+        context.frame.together(update)
 
     def _accumulate(
         self, accumulation: Accumulation, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context
     ) -> None:
         """Adds gradients to the sums, and at the end of a cycle reduces those and updates."""
+
+        def add(frame: contexts.Frame) -> None:
+            self._add(accumulation, grads, op, replace(context, frame=frame))
+
+        context.frame.together(add)
+
+    def _add(
+        self, accumulation: Accumulation, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context
+    ) -> None:
         frame, several = context.frame, self._mesh.size > 1
         rows = ReduceOp.SUM if frame.local and several and Kind.WHOLE not in accumulation.kinds else None
         dtypes = [variable.dtype for variable in self._variables]

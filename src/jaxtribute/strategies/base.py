@@ -141,11 +141,13 @@ class Strategy(LegacyMethods):
                 f"args must be a tuple or list, not {type(args).__name__}. HINT: strategy.run(fn, args=(x,))."
             )
         context = require_cross_replica(self, "run")
-        contexts.push(Context(self, None, context.frame))
+        entries = contexts.entries()
+        depth = len(entries)
         try:
+            entries.append(Context(self, None, context.frame))
             return self._extended.call_for_each_replica(fn, args, kwargs)
         finally:
-            contexts.pop()
+            del entries[depth:]
 
     def run_steps(self, step: Callable[[Any], Any], iterator: Any, n: int, *, steps_per_call: int = 16) -> Any:
         """Calls `step` with the next `n` batches, several steps in one compiled program.

@@ -16,7 +16,7 @@ from jaxtribute.devices import device_name
 from jaxtribute.errors import ArgumentError, StrategyMixError
 from jaxtribute.execution import compiled, lockstep
 from jaxtribute.execution.capture import OuterFrame
-from jaxtribute.execution.frames import EagerFrame
+from jaxtribute.execution.eager import EagerFrame, stepping
 from jaxtribute.execution.function import Function
 from jaxtribute.execution.nests import flatten, map_leaves
 from jaxtribute.execution.replica_context import ReplicaContext
@@ -167,10 +167,12 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         args, kwargs = map_leaves(_only, (tuple(args), kwargs))
         context = ReplicaContext(self.strategy, self._only_id())
         with contexts.entered(contexts.Context(self.strategy, context, frame)):
-            if self.home is None or frame.traced or isinstance(fn, Function):
+            if frame.traced or isinstance(fn, Function):
                 return fn(*args, **kwargs)
+            if self.home is None:
+                return stepping(lambda _: fn(*args, **kwargs))
             with jax.default_device(self.home.devices[0]):
-                return fn(*args, **kwargs)
+                return stepping(lambda _: fn(*args, **kwargs))
 
     def _only_id(self) -> Any:
         return jax.numpy.int32(0)

@@ -236,6 +236,11 @@ class ReplicaMesh:
             self.peers.dispatched(result)
         if self._bounded and not next(self._calls) % _STEPS_IN_FLIGHT:
             start = time.monotonic()
-            jax.block_until_ready(result)
+            try:
+                jax.block_until_ready(result)
+            except RuntimeError:
+                # Another thread's step has taken the arrays over, and will wait for its own.
+                if not any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(result)):
+                    raise
             if self.peers is not None:
                 self.peers.waited(time.monotonic() - start)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +14,7 @@ from jaxtribute.values.enums import VariableAggregation
 from jaxtribute.values.operators import operand
 
 if TYPE_CHECKING:
-    from jaxtribute.context import Context
+    from jaxtribute.context import Context, Frame
     from jaxtribute.execution.replica_context import ReplicaContext
     from jaxtribute.values.variable import Variable
 
@@ -116,7 +116,12 @@ class ScatterMethods:
             indices, values = _joined(variable, indices, values, how, replica)
         if not frame.local:
             indices, values = policy.admit(indices), policy.admit(values)
-        policy.store(variable, how.apply(policy.whole(variable, context), indices, values), context)
+
+        def write(frame: Frame) -> None:
+            within = replace(context, frame=frame)
+            policy.store(variable, how.apply(policy.whole(variable, within), indices, values), within)
+
+        frame.together(write)
         return self
 
 
@@ -145,8 +150,12 @@ def _scatter_own(variable: Variable, indices: Any, values: Any, how: Scatter, co
             f"{variable.name} keeps one value a replica: {how.value} in cross-replica context does not say whose rows "
             "are meant. HINT: call it in strategy.run."
         )
-    rows = frame.get(variable)
-    frame.set(variable, how.apply(rows.reshape(variable.shape), indices, values).reshape(rows.shape))
+
+    def write(frame: Frame) -> None:
+        rows = frame.get(variable)
+        frame.set(variable, how.apply(rows.reshape(variable.shape), indices, values).reshape(rows.shape))
+
+    frame.together(write)
 
 
 def _joined(variable: Variable, indices: Any, values: Any, how: Scatter, replica: ReplicaContext) -> tuple[Any, Any]:

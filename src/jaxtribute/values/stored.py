@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable
 
 import jax
@@ -14,13 +15,32 @@ updating = threading.RLock()
 """Held while a step gives up variables' arrays and puts new ones in place: no other thread may read in between."""
 
 
-class StoredArray:
-    """Base of variables, for frames, which alone know when the stored array may be used."""
+class Slot:
+    """A place for an array, or for what a step gives besides arrays."""
 
     # A slot is read and written faster than an attribute in a dictionary; every step does both for every variable.
     __slots__ = ("_data",)
 
     _data: jax.Array
+
+
+_set = Slot._data.__set__  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownVariableType]
+
+
+def replace(slots: Iterable[Slot], arrays: Iterable[jax.Array]) -> None:
+    """Puts arrays into slots, all in one call of C, in which no signal's handler runs.
+
+    Args:
+      slots: where they go.
+      arrays: what goes there; an iterator of C that calls a compiled program does so in the same call.
+    """
+    deque(map(_set, slots, arrays), 0)  # pyright: ignore[reportUnknownArgumentType]
+
+
+class StoredArray(Slot):
+    """Base of variables, for frames, which alone know when the stored array may be used."""
+
+    __slots__ = ()
 
     @property
     def stored(self) -> jax.Array:

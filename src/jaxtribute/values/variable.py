@@ -18,7 +18,7 @@ from jaxtribute.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute.values.operators import ArrayOperators, operand
 from jaxtribute.values.policies import Policy, Update
 from jaxtribute.values.scatter import ScatterMethods
-from jaxtribute.values.stored import StoredArray, updating
+from jaxtribute.values.stored import StoredArray
 
 
 class _Creation(type):
@@ -203,11 +203,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, StoredArray, metac
     def _update(self, value: Any, update: Update) -> Self:
         context = self._context()
         context.strategy.extended.check_variable(self)
-        if context.frame.local or context.frame.traced:
-            self._policy.write(self, value, update, context)
-        else:
-            with updating:
-                self._policy.write(self, value, update, context)
+        self._policy.write(self, value, update, context)
         return self
 
     def _context(self) -> Context:

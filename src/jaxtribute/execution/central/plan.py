@@ -113,8 +113,8 @@ class Plan:
         wanted = [*state, *(None for _ in range(tree.num_leaves))]
         self._outputs = [self._output(place, central) for place, central in enumerate(wanted)]
 
-    def __call__(self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any]) -> tuple[list[Any], Any]:
-        """The variables' new arrays, and the results."""
+    def __call__(self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        """The variables' new arrays, and behind them the results."""
         inputs = (*donated, *kept, *leaves)
         values: dict[Any, Any] = dict(zip(self._inputs, inputs, strict=True))
         for upload in self._uploads:
@@ -127,7 +127,7 @@ class Plan:
         for upload in self._next:
             known = [outputs[place] for place in upload.places]
             upload.remember(known, values[upload, "next"] if upload.packed else known[0])
-        return outputs[: self._count], self._tree.unflatten(outputs[self._count :])
+        return [*outputs[: self._count], self._tree.unflatten(outputs[self._count :])]
 
     def _moved(self, value: Any, up: bool) -> Any:
         return jax.device_put(value, self._mesh.replicated) if up else on_device(value, self._device)

@@ -9,10 +9,11 @@ import jax
 
 from jaxtribute.execution.central.placing import place
 from jaxtribute.execution.central.plan import Plan
+from jaxtribute.execution.interrupts import Guard
 from jaxtribute.values.mesh import ReplicaMesh
 from jaxtribute.values.variable import Variable
 
-Body = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], tuple[list[Any], Any]]
+Body = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
 
 
 class CentralProgram:
@@ -42,8 +43,11 @@ class CentralProgram:
         self._count = len(donated)
         self._plans: dict[Any, Plan] = {}
 
-    def __call__(self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any]) -> tuple[list[Any], Any]:
-        """The variables' new arrays, and the results."""
+    def __call__(
+        self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any], _: Sequence[Any], guard: Guard
+    ) -> list[Any]:
+        """The variables' new arrays, and behind them the results, as `body` gives them."""
+        guard.defer()  # several programs, with Python between them
         key = tuple((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), _is_split(leaf)) for leaf in leaves)
         plan = self._plans.get(key)
         if plan is None:
@@ -52,7 +56,7 @@ class CentralProgram:
 
     def _plan(self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any]) -> Plan:
         closed, shapes = jax.make_jaxpr(self._body, return_shape=True)(donated, kept, leaves)
-        tree = jax.tree.structure(shapes[1])
+        tree = jax.tree.structure(shapes[-1])
         central = [*self._central, *(False for _ in leaves)]
         split = [*(False for _ in self._central), *(_is_split(leaf) for leaf in leaves)]
         state = [*self._central[: self._count], *(False for _ in range(tree.num_leaves))]

@@ -77,7 +77,7 @@ class CentralPolicy(Policy):
             value = aggregated(variable, value, context.replica)
         else:
             value = self.admit(coerce(variable, value))
-        frame.set(variable, update.apply(frame.get(variable), value))
+        frame.together(lambda frame: frame.set(variable, update.apply(frame.get(variable), value)))
 
 
 def on_device(value: Any, device: jax.Device | None) -> Any:

@@ -48,7 +48,7 @@ class MirroredPolicy(Policy):
         else:
             value = coerce(variable, value)
         frame = context.frame
-        frame.set(variable, update.apply(frame.get(variable), value))
+        frame.together(lambda frame: frame.set(variable, update.apply(frame.get(variable), value)))
 
     def distributed(self, variable: Variable, context: Context) -> Any:
         """Its copies, as `Mirrored`."""

@@ -70,12 +70,11 @@ class OnReadPolicy(Policy):
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
         """Updates a replica's own row; elsewhere all rows, so that a read gives the new value."""
         frame = context.frame
-        rows = frame.get(variable)
         if frame.local and context.replica is not None:
             value = jnp.reshape(coerce(variable, value), (1, *variable.shape))
         else:
-            value = self._spread(variable, value, update, rows.shape)
-        frame.set(variable, update.apply(rows, value))
+            value = self._spread(variable, value, update, frame.get(variable).shape)
+        frame.together(lambda frame: frame.set(variable, update.apply(frame.get(variable), value)))
 
     def gradient(self, variable: Variable, gradient: Any, context: Context) -> Any:
         """That for the combined value, from those for the rows."""

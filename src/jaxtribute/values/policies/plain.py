@@ -49,4 +49,4 @@ class PlainPolicy(Policy):
         frame = context.frame
         if frame.local and frame.traced and context.replica is not None:
             value = context.replica.fold_writes(value, update is not Update.ASSIGN)
-        frame.set(variable, update.apply(frame.get(variable), value))
+        frame.together(lambda frame: frame.set(variable, update.apply(frame.get(variable), value)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from jaxtribute.values.policies.base import Policy, Update, aggregated, check_ag
 from jaxtribute.values.policies.mirrored import MirroredPolicy
 
 if TYPE_CHECKING:
-    from jaxtribute.context import Context
+    from jaxtribute.context import Context, Frame
     from jaxtribute.values.mesh import ReplicaMesh
     from jaxtribute.values.variable import Variable
 
@@ -95,8 +96,13 @@ class ShardedPolicy(Policy):
             value = aggregated(variable, value, context.replica)
         else:
             value = coerce(variable, value)
-        old = None if update is Update.ASSIGN else self.whole(variable, context)
-        self.store(variable, update.apply(old, value), context)
+
+        def write(frame: Frame) -> None:
+            within = replace(context, frame=frame)
+            old = None if update is Update.ASSIGN else self.whole(variable, within)
+            self.store(variable, update.apply(old, value), within)
+
+        context.frame.together(write)
 
     def whole(self, variable: Variable, context: Context) -> Any:
         """The value put together from its slices."""

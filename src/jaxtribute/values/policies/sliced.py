@@ -54,7 +54,7 @@ class SlicedPolicy(Policy):
         """Updates a replica's own slice; elsewhere the whole value."""
         frame = context.frame
         value = value if frame.local else self._flatten(coerce(variable, value))
-        frame.set(variable, update.apply(frame.get(variable), value))
+        frame.together(lambda frame: frame.set(variable, update.apply(frame.get(variable), value)))
 
     def whole(self, variable: Variable, context: Context) -> Any:
         """As `read`: an update of slices needs no other slice."""

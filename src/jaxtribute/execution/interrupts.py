@@ -1,0 +1,130 @@
+"""Steps that no signal can cut in two: the variables' old arrays are given up and the new ones bound, or neither.
+
+A signal's handler runs between two operations of Python in the main thread, and may raise. A step that has given up
+the variables' arrays must bind the new ones before that: so the call of the compiled program and the binding are one
+call of C, `values.stored.replace`, in which no Python runs once JAX has a program for the arguments. Where JAX first
+has to trace, to compile or to look one up, it runs Python around the call: the handlers are put off meanwhile.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import jax
+
+_Handler = Callable[[int, FrameType | None], Any]
+
+# What `signal` wraps makes an enum of every answer, which takes longer than the question.
+_handler_of: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+_set_handler: Callable[[int, Any], Any] = getattr(signal.signal, "__wrapped__", signal.signal)
+_SIGNALS = tuple(int(number) for number in signal.valid_signals())
+
+
+class Deferral:
+    """Puts off what handlers of signals do, from `begin` to `end`; of the main thread alone, which runs them."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, _Handler] = {}
+        self._noted: list[tuple[int, FrameType | None]] = []
+        self._waiting = False
+
+    def begin(self) -> None:
+        """From here on signals are only noted."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._waiting = True
+        for number in _SIGNALS:
+            handler = _handler_of(number)
+            if callable(handler) and number not in self._handlers:
+                self._handlers[number] = handler
+                _set_handler(number, self._note)
+
+    def end(self) -> None:
+        """Puts the handlers back and calls those whose signals came, which may raise."""
+        self._waiting = False
+        try:
+            while self._handlers:
+                number, handler = next(reversed(self._handlers.items()))
+                if _handler_of(number) == self._note:  # else the program has set another one meanwhile
+                    _set_handler(number, handler)
+                del self._handlers[number]
+            while self._noted:
+                number, frame = self._noted.pop(0)
+                handler = _handler_of(number)
+                if callable(handler):
+                    handler(number, frame)
+        finally:
+            if self._handlers or self._noted:  # a handler that was back already has raised
+                self.end()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._waiting:
+            self._noted.append((number, frame))
+        else:
+            self._handlers[number](number, frame)
+
+
+class Guard:
+    """An argument without arrays that tells when JAX runs Python around a program.
+
+    JAX flattens a call's arguments once to look for the program. Only where it knows none for them, or cannot call
+    it without Python, does it flatten them again, before anything runs.
+
+    Args:
+      check: called then, before anything else; may raise.
+    """
+
+    __slots__ = ("_check", "_deferral", "_seen", "broken")
+
+    def __init__(self, check: Callable[[], None] | None = None) -> None:
+        self._check = check
+        self.broken = False
+        """True if the user's own function, called meanwhile, has not come to its end."""
+        self._seen = False
+        self._deferral: Deferral | None = None
+
+    @property
+    def slow(self) -> bool:
+        """True if JAX has run Python."""
+        return self._deferral is not None
+
+    def defer(self) -> None:
+        """Puts off signals until `release`."""
+        if self._deferral is None and self._check is not None:
+            self._check()
+            self._deferral = Deferral()
+            self._deferral.begin()
+
+    def release(self) -> None:
+        """Ends what `defer` began, when all is bound."""
+        deferral, self._deferral = self._deferral, None
+        if deferral is not None:
+            deferral.end()
+
+    def resumed(self, call: Callable[[], Any]) -> Any:
+        """`call()`, the user's own function, which signals may interrupt: nothing has been given up yet."""
+        if self._deferral is None:
+            return call()
+        self.broken = True
+        self._deferral.end()
+        result = call()
+        self._deferral.begin()
+        self.broken = False
+        return result
+
+    def _flattened(self) -> tuple[tuple[()], None]:
+        if self._seen:
+            self.defer()
+        self._seen = True
+        return (), None
+
+
+def _unflattened(_: None, __: tuple[()]) -> None:
+    """What the program itself gets."""
+
+
+jax.tree_util.register_pytree_node(Guard, Guard._flattened, _unflattened)  # pyright: ignore[reportPrivateUsage]
