@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+import weakref
+from collections.abc import Generator, Hashable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+from jaxtribute.traced_reads import traced_reads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +31,11 @@ class Frame(Protocol):
     """Whether the code is being traced into a compiled program."""
     differentiating: bool
     """Whether the code is being differentiated by variables."""
+
+    @property
+    def view(self) -> Hashable:
+        """The view of variables that functions which JAX keeps traced have in this frame; see `traced_reads`."""
+        ...
 
     def get(self, variable: Variable) -> Any:
         """Returns the variable's current array in this frame's view."""
@@ -91,6 +99,8 @@ def depth() -> int:
 def set_base(context: Context | None) -> None:
     """Replaces what the calling thread falls back to outside every scope."""
     _stack.base = context
+    if traced_reads.contexts:
+        show()
 
 
 def base() -> Context | None:
@@ -101,18 +111,38 @@ def base() -> Context | None:
 def push(context: Context) -> None:
     """Enters `context`; the caller pops it in a `finally`."""
     _stack.entries.append(context)
+    if traced_reads.contexts:
+        show()
 
 
 def pop() -> None:
     """Leaves the context entered last."""
     _stack.entries.pop()
+    if traced_reads.contexts:
+        show()
+
+
+def show() -> None:
+    """Tells JAX's caches of traced functions what they depend on in the calling thread's context."""
+    context = current()
+    view: Hashable = context.frame.view
+    if traced_reads.contexts:
+        view = view, weakref.ref(context.strategy), context.replica is None
+    traced_reads.show(view)
 
 
 @contextmanager
 def entered(context: Context) -> Generator[Context]:
     """Makes `context` the current one inside a `with` block."""
-    _stack.entries.append(context)
+    entries = _stack.entries
+    # A step's frame is mostly the same, and then there is nothing to tell.
+    told = not traced_reads.contexts and bool(entries) and entries[-1].frame is context.frame
+    entries.append(context)
+    if not told:
+        show()
     try:
         yield context
     finally:
-        _stack.entries.pop()
+        entries.pop()
+        if not told or traced_reads.contexts:
+            show()

@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from jaxtribute.coordinator.client import Exchange
 from jaxtribute.errors import TraceError
-from jaxtribute.execution.frames import TracedFrame, current_trace, escape_error, variable_p
+from jaxtribute.execution.frames import TracedFrame, escape_error, variable_p
 
 if TYPE_CHECKING:
     from jaxtribute.coordinator.optimizing import RemoteOptimizer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,6 +13,7 @@ from jax.core import ShapedArray
 from jaxtribute import context as contexts
 from jaxtribute.collectives.marks import state_p
 from jaxtribute.errors import TraceError
+from jaxtribute.traced_reads import EAGER, current_trace, kept_beyond, traced_reads
 from jaxtribute.values.mesh import own
 from jaxtribute.values.variable import Variable
 
@@ -33,16 +34,6 @@ def _variable_aval(*, shape: tuple[int, ...], dtype: np.dtype[Any], key: int) ->
     return ShapedArray(shape, dtype)
 
 
-def current_trace() -> Any:
-    """The JAX trace that operations of this thread are recorded in."""
-    with jex.take_current_trace() as trace:
-        return trace
-
-
-with jax.ensure_compile_time_eval():
-    _EAGER: type = type(current_trace())
-
-
 def escape_error(variable: Variable) -> TraceError:
     """The error of a write from inside a JAX transformation."""
     return TraceError(
@@ -58,7 +49,7 @@ def check_untraced(variable: Variable) -> None:
     Raises:
       TraceError: one is.
     """
-    if type(current_trace()) is not _EAGER:
+    if type(current_trace()) is not EAGER:
         raise escape_error(variable)
 
 
@@ -68,9 +59,12 @@ class EagerFrame:
     local = False
     traced = False
     differentiating = False
+    view = None
 
     def get(self, variable: Variable) -> Any:
         """The stored global array."""
+        if kept_beyond(None):
+            traced_reads.note_stored(variable, elsewhere=variable.policy.remote)
         return variable.peek()
 
     def set(self, variable: Variable, value: Any) -> None:
@@ -101,24 +95,50 @@ class UncompiledFrame(EagerFrame):
         self.op_by_op = op_by_op
 
 
-class _Derived:
-    """What a frame has made of variables' arrays, each once and in the frame's own trace."""
+class _InTrace:
+    """What is known of variables in one JAX trace, the frame's own.
+
+    Functions that JAX keeps, such as the bodies of loops, may have read values that are of this trace only. Once one
+    has, the frame has a view of its own, and a new one when such a value changes.
+    """
 
     trace: Any
 
     def __init__(self) -> None:
         self._derived: dict[Variable, tuple[Any, Any]] = {}
+        self._view: int | None = None
+        self._kept: set[int] = set()
 
     def once(self, variable: Variable, array: Any, make: Callable[[Any], Any]) -> Any:
-        """`make(array)`, or what it was before."""
+        """`make(array)`, computed once in the frame's own trace, or what it was before."""
         known = self._derived.get(variable)
         if known is None or known[0] is not array:
             with jex.set_current_trace(self.trace):
                 known = self._derived[variable] = (array, make(array))
         return known[1]
 
+    def noted(self, variable: Variable) -> None:
+        """Called before a read."""
+        if not kept_beyond(self.trace):
+            return
+        self._kept.add(id(variable))
+        traced_reads.read.add(id(variable))
+        if self._view is None:  # the function that reads is being kept under a view that others share
+            traced_reads.renew(variable)
+            self._look_anew()
 
-class TracedFrame(_Derived):
+    def changed(self, variable: Variable) -> None:
+        """Called after a write."""
+        if id(variable) in self._kept:
+            self._look_anew()
+
+    def _look_anew(self) -> None:
+        self._kept.clear()
+        self._view = traced_reads.fresh()
+        contexts.show()
+
+
+class TracedFrame(_InTrace):
     """Keeps the variables' values of a program being traced; the variables themselves stay as they are.
 
     Args:
@@ -146,9 +166,17 @@ class TracedFrame(_Derived):
         """One replica's losses that gradients may take along when they are summed."""
         self.totals: dict[int, tuple[Any, Any]] = {}
         """By its id, a replica's value and its sum over all replicas, where that is known."""
+        if traced_reads.read:
+            self._view = traced_reads.fresh()
+
+    @property
+    def view(self) -> Hashable:
+        """Its own, or as long as no kept function has read a variable that of all programs."""
+        return self._view or traced_reads.generation or None
 
     def get(self, variable: Variable) -> Any:
         """The variable's value so far: a tracer."""
+        self.noted(variable)
         if variable not in self.values:
             contexts.current().strategy.extended.check_variable(variable)
             shape = variable.policy.local_shape(variable) if self.local else variable.stored.shape
@@ -169,6 +197,7 @@ class TracedFrame(_Derived):
             value = state_p.bind(value)
         self.values[variable] = value
         self.written[variable] = None
+        self.changed(variable)
 
     def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
         """`make` of the variable's value so far."""
@@ -181,7 +210,7 @@ class TracedFrame(_Derived):
         return variable
 
 
-class OverlayFrame(_Derived):
+class OverlayFrame(_InTrace):
     """Gives some variables other values while a function is differentiated, and keeps what it writes.
 
     Args:
@@ -199,9 +228,20 @@ class OverlayFrame(_Derived):
         self._values = {variable: array for variable, (array, _) in values.items()}
         self._derived.update({variable: pair for variable, pair in values.items() if pair[1] is not None})
         self.written: dict[Variable, Any] = {}
+        seen = [variable for variable in values if id(variable) in traced_reads.read]
+        if seen or (self.traced and traced_reads.read):
+            self._view = traced_reads.fresh()
+        if seen and not self.traced:
+            traced_reads.repeated(seen[0])
+
+    @property
+    def view(self) -> Hashable:
+        """Its own, or as long as no kept function has read an overlaid variable that of the frame below."""
+        return self._view or self.below.view
 
     def get(self, variable: Variable) -> Any:
         """The overlaid value, or that of the frame below."""
+        self.noted(variable)
         return self._values[variable] if variable in self._values else self.below.get(variable)
 
     def overlays(self, variable: Variable) -> bool:
@@ -214,11 +254,13 @@ class OverlayFrame(_Derived):
             raise escape_error(variable)
         self._values[variable] = value
         self.written[variable] = value
+        self.changed(variable)
 
     def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
         """`make` of the overlaid value, or what the frame below makes of its own."""
         if variable not in self._values:
             return self.below.derive(variable, make)
+        self.noted(variable)
         return self.once(variable, self._values[variable], make)
 
     def create(self, make: Callable[[], Variable]) -> Variable:

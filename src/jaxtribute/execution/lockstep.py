@@ -20,6 +20,7 @@ from jaxtribute.execution.frames import UncompiledFrame, check_untraced
 from jaxtribute.execution.nests import flatten, map_leaves
 from jaxtribute.execution.rendezvous import Rendezvous
 from jaxtribute.execution.replica_context import ReplicaContext
+from jaxtribute.traced_reads import kept_beyond, traced_reads
 from jaxtribute.values.agreement import all_signatures
 from jaxtribute.values.distributed import DistributedValues, Mirrored, PerReplica, idle_replicas
 from jaxtribute.values.enums import ReduceOp
@@ -40,12 +41,15 @@ class LockstepFrame:
     local = True
     traced = False
     differentiating = False
+    view = "replica"  # its device is part of the key already
 
     def __init__(self, run: LockstepRun, index: int) -> None:
         self._run, self._index = run, index
 
     def get(self, variable: Variable) -> Any:
         """This replica's copy."""
+        if kept_beyond(None):
+            traced_reads.note_stored(variable, elsewhere=variable.policy.remote)
         mesh = variable.policy.mesh
         if mesh is None:
             return jax.device_put(variable.peek(), self._run.mesh.local_devices[self._index])
@@ -172,7 +176,11 @@ class LockstepRun:
         self.idle = idle_replicas(flatten(bound)[0])
         calls = self.components(bound)
         self._rendezvous = Rendezvous([partial(self._replica, index, fn, *call) for index, call in enumerate(calls)])
-        return self.regroup(self._rendezvous.run())
+        try:
+            return self.regroup(self._rendezvous.run())
+        finally:
+            for variable in self._writes:  # what not all replicas have written is forgotten
+                traced_reads.changed(variable)
 
     def _replica(self, index: int, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         device = self.mesh.local_devices[index]
@@ -262,6 +270,7 @@ class LockstepRun:
             return
         pending = self._writes.setdefault(variable, {})
         pending[index] = value
+        traced_reads.changed(variable)
         if len(pending) == len(parts):
             del self._writes[variable]
             copies = [pending[i] for i in range(len(parts))]

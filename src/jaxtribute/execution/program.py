@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jax.sharding import Sharding
 from jaxtribute.collectives.listing import listed
 from jaxtribute.execution.capture import Capture, Constant, is_constant
 from jaxtribute.execution.frames import escape_error
+from jaxtribute.traced_reads import traced_reads
 from jaxtribute.values.lending import lent
 from jaxtribute.values.mesh import ReplicaMesh, own, put
 from jaxtribute.values.stored import prepare_donation, updating
@@ -152,9 +154,8 @@ class Program:
             split = [[leaf for i, leaf in enumerate(leaves) if (i in self._given) is gift] for gift in (False, True)]
             inputs = (donated, kept, *split)
         try:
-            if self._needs_home and self._home is not None:
-                with jax.default_device(self._home.devices[0]):
-                    state, result = self._jitted(*inputs)
+            if self._needs_home or traced_reads.generation or traced_reads.contexts:
+                state, result = self._settled(*inputs)
             else:
                 state, result = self._jitted(*inputs)
         except Grow as grow:
@@ -169,7 +170,15 @@ class Program:
             raise escape_error(self.donated[0])  # called inside jax.jit or the like, without a traced argument
         for variable, array in zip(self.donated, state, strict=False):
             variable._data = array  # pyright: ignore[reportPrivateUsage]
+        if traced_reads.stored and not traced_reads.stored.isdisjoint(self._donated_ids):
+            traced_reads.renew(self.donated[0])
         return state, result
+
+    def _settled(self, *inputs: Any) -> Any:
+        """Calls the program on its own device, and where kept functions have read variables as if none had."""
+        home = jax.default_device(self._home.devices[0]) if self._needs_home and self._home else nullcontext()
+        with home, traced_reads.steady():
+            return self._jitted(*inputs)
 
     def _brought_home(self, leaves: Sequence[Any]) -> list[Any] | None:
         """Brings arguments and variables of no strategy from other devices to the program's; None if none is away."""
