@@ -381,7 +381,7 @@ def test_one_trace_for_each_way_to_cut_a_batch() -> None:
 
     batches = [rows(n, 2, seed=i) for i, n in enumerate([8, 8, 5, 8, 5, 7, 5, 8, 7])]
     for x in batches:
-        np.testing.assert_allclose(step(deal(FOUR, x, cut(len(x), 4))).data, x.sum(), rtol=1e-5)
+        np.testing.assert_allclose(step(deal(FOUR, x, cut(len(x), 4))).data, x.sum(), rtol=1e-5, atol=1e-6)
     assert step.experimental_get_tracing_count() == 3
     assert seen == [2, 2, 1, 0, 2, 1]  # one a distinct shape
 

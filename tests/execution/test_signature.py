@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,8 +14,8 @@ from jaxtribute.values.spec import PerReplicaSpec
 from replicas import mirrored, per_replica
 
 
-def spec(*shape: int | None, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)  # pyright: ignore[reportArgumentType] (None stands for any size)
+def spec(*shape: int | None, dtype: Any = jnp.float32) -> jd.ArraySpec:
+    return jd.ArraySpec(shape, dtype)
 
 
 def test_numbers_become_arrays_and_do_not_retrace() -> None:

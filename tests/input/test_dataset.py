@@ -25,6 +25,7 @@ from jaxtribute.input import (
 )
 from jaxtribute.values.distributed import PerReplica
 from jaxtribute.values.mesh import ReplicaMesh
+from jaxtribute.values.spec import ArraySpec
 
 PER_REPLICA = InputReplicationMode.PER_REPLICA
 
@@ -71,7 +72,7 @@ def test_one_replica_gets_plain_arrays() -> None:
     elements = list(dataset)
     assert [float(element["x"]) for element in elements] == [0, 1, 2]
     assert isinstance(elements[0]["x"], jax.Array)
-    assert dataset.element_spec["y"] == jax.ShapeDtypeStruct((), np.int32)
+    assert dataset.element_spec["y"] == ArraySpec((), np.int32)
 
 
 def test_structures_are_kept() -> None:
@@ -140,7 +141,7 @@ def test_arrays_on_devices_may_be_batches() -> None:
 
 def test_the_spec_of_a_batched_dataset_has_open_rows() -> None:
     spec = distribute(make_numpy_dataset({"x": np.zeros((8, 3), np.float32)}).batch(4)).element_spec
-    assert spec == {"x": PerReplicaSpec((jax.ShapeDtypeStruct((None, 3), np.float32),) * 2)}
+    assert spec == {"x": PerReplicaSpec((ArraySpec((None, 3), np.float32),) * 2)}
 
 
 @pytest.mark.parametrize(("batch", "rows"), [(4, 2), (5, None)])
@@ -182,7 +183,7 @@ def test_a_function_is_called_once_a_worker() -> None:
         [[8, 9, 10, 11], [12, 13, 14, 15]],
         [[16, 17, 18, 19], []],
     ]
-    assert dataset.element_spec == PerReplicaSpec((jax.ShapeDtypeStruct((None,), np.int32),) * 2)
+    assert dataset.element_spec == PerReplicaSpec((ArraySpec((None,), np.int32),) * 2)
 
 
 def test_a_function_called_once_a_replica() -> None:

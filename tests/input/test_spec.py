@@ -1,16 +1,20 @@
 """Specs of elements."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.input.spec import array_spec, replica_spec, tree_spec
 from jaxtribute.input.splitting import Shard
-from jaxtribute.values.spec import PerReplicaSpec
+from jaxtribute.values.spec import ArraySpec, PerReplicaSpec
 
 
-def struct(*shape: int | None, dtype: object = np.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)  # pyright: ignore[reportArgumentType]
+def struct(*shape: int | None, dtype: object = np.float32) -> ArraySpec:
+    return ArraySpec(shape, dtype)
 
 
 def test_dtypes_are_those_that_jax_would_hold() -> None:
@@ -56,5 +60,25 @@ def test_specs_are_values_that_print() -> None:
     spec = PerReplicaSpec((struct(1), struct(1)))
     assert spec == PerReplicaSpec((struct(1), struct(1)))
     assert len({spec, PerReplicaSpec((struct(1), struct(1)))}) == 1
-    assert repr(spec).startswith("PerReplicaSpec(ShapeDtypeStruct(shape=(1,)")
+    assert repr(spec).startswith("PerReplicaSpec(ArraySpec((1,), float32)")
     assert jax.tree.leaves({"x": spec}) == [spec]
+
+
+def test_a_spec_takes_names_of_dtypes_and_random_keys() -> None:
+    assert ArraySpec([2, None], "bfloat16") == ArraySpec((2, None), jnp.bfloat16)  # pyright: ignore[reportArgumentType]
+    key = jax.random.key(0)
+    assert ArraySpec((), key.dtype).dtype == key.dtype
+    assert repr(ArraySpec((None, 3), np.int32)) == "ArraySpec((None, 3), int32)"
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((1.5,), np.float32), (3, np.float32), ((3,), "floaty"), ((-1,), "int8")])
+def test_what_describes_no_array_is_refused(shape: Any, dtype: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match="HINT"):
+        ArraySpec(shape, dtype)
+
+
+def test_a_spec_is_enough_for_jax_to_trace_a_function() -> None:
+    def double(x: Any) -> Any:
+        return x * 2
+
+    assert jax.eval_shape(double, ArraySpec((2, 3), np.float32)).shape == (2, 3)

@@ -313,9 +313,9 @@ def function(func: Any = None, *, input_signature: Any = None, donate_argnums: i
 
     Args:
       func: the function; without it a decorator is returned.
-      input_signature: one nest of specs for each argument that it must fit: `jax.ShapeDtypeStruct`, with None for
-        a dimension of any size, or a distributed dataset's `element_spec`. Numbers become arrays of the spec's
-        dtype, so that new ones do not retrace.
+      input_signature: one nest of specs for each argument that it must fit: `jd.ArraySpec`, with None for a
+        dimension of any size, `jax.ShapeDtypeStruct`, or a distributed dataset's `element_spec`. Numbers become
+        arrays of the spec's dtype, so that new ones do not retrace.
       donate_argnums: positions of arguments, such as a state that the function returns anew, whose arrays it may
         overwrite; they cannot be used afterwards. Variables that it writes are donated in any case.
 

@@ -109,7 +109,7 @@ def _open(jaxpr: Any) -> jex.Jaxpr:
 
 
 def _scan(params: dict[str, Any], flags: list[bool]) -> list[bool]:
-    consts, carries = params["num_consts"], params["num_carry"]
+    consts, carries = scan_counts(params)
     body = _open(params["jaxpr"])
     flags = list(flags)
     while True:
@@ -118,6 +118,14 @@ def _scan(params: dict[str, Any], flags: list[bool]) -> list[bool]:
         if carry == flags[consts : consts + carries]:
             return outs
         flags[consts : consts + carries] = carry
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """The numbers of a scan's constants and carried values, which come first among its operands."""
+    if "num_consts" in params:  # JAX 0.10
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
 
 
 def _while(params: dict[str, Any], flags: list[bool]) -> list[bool]:

@@ -13,15 +13,15 @@ from jaxtribute.errors import ArgumentError
 from jaxtribute.execution.nests import is_distributed
 from jaxtribute.values.distributed import PerReplica
 from jaxtribute.values.operators import operand
-from jaxtribute.values.spec import PerReplicaSpec
+from jaxtribute.values.spec import ArraySpec, PerReplicaSpec
 
 
 class InputSignature:
     """What the arguments of a function must look like; numbers among them become arrays, and so do not retrace.
 
     Args:
-      specs: one nest a positional argument: `jax.ShapeDtypeStruct` (with None for a dimension of any size),
-        `PerReplicaSpec`, or a dataset's `element_spec`.
+      specs: one nest a positional argument: `ArraySpec` (with None for a dimension of any size),
+        `jax.ShapeDtypeStruct`, `PerReplicaSpec`, or a dataset's `element_spec`.
       function: the function, whose keyword arguments are put in order.
     """
 
@@ -85,7 +85,7 @@ class InputSignature:
 
 
 def _is_spec(value: Any) -> bool:
-    return isinstance(value, (PerReplicaSpec, jax.ShapeDtypeStruct))
+    return isinstance(value, (PerReplicaSpec, ArraySpec, jax.ShapeDtypeStruct))
 
 
 def _fits(shape: Sequence[int], promised: Sequence[int | None]) -> bool:

@@ -67,7 +67,7 @@ class DistributedDataset:
         """Shapes and dtypes of an element, usable in `jd.function(input_signature=[...])`.
 
         The tree has the structure of an element, with a `PerReplicaSpec` for each `PerReplica` value, or a
-        `jax.ShapeDtypeStruct` for each array if there is one replica. A dimension that varies is None: the rows,
+        `jd.ArraySpec` for each array if there is one replica. A dimension that varies is None: the rows,
         unless the dataset drops its remainder and the replicas divide its batch. It may read one element.
 
         Raises:

@@ -1,12 +1,54 @@
-"""`PerReplicaSpec`: what a per-replica value looks like."""
+"""Specs: shapes and dtypes of arrays and of per-replica values that are yet to come."""
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+from jaxtribute.errors import ArgumentTypeError
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Shape and dtype of an array; unlike a `jax.ShapeDtypeStruct` it may leave lengths open.
+
+    Args:
+      shape: the length of each axis; None for any length.
+      dtype: the dtype, of NumPy or JAX, or its name.
+
+    Usable in `jd.function(input_signature=...)`; leaves of a dataset's `element_spec`. Source: `tf.TensorSpec`.
+
+    Raises:
+      ArgumentTypeError: a length is no whole number from 0 up, or `dtype` names no dtype.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: Any = np.float32
+
+    def __post_init__(self) -> None:
+        try:
+            shape = tuple(None if size is None else operator.index(size) for size in self.shape)
+            extended = jnp.issubdtype(self.dtype, jax.dtypes.extended)
+            dtype = self.dtype if extended else np.dtype(self.dtype)
+        except TypeError as error:
+            raise ArgumentTypeError(
+                f"ArraySpec({self.shape!r}, {self.dtype!r}) describes no array: {error}. "
+                "HINT: give a tuple of lengths, None for any length, and a dtype such as jnp.float32."
+            ) from None
+        if any(size is not None and size < 0 for size in shape):
+            raise ArgumentTypeError(
+                f"ArraySpec({self.shape!r}) has a negative length. HINT: None stands for an axis of any length."
+            )
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "dtype", dtype)
+
+    def __repr__(self) -> str:
+        return f"ArraySpec({self.shape}, {self.dtype})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,13 +56,12 @@ class PerReplicaSpec:
     """Shape and dtype of each local component of a `PerReplica` value.
 
     Attributes:
-      components: one `jax.ShapeDtypeStruct` a local replica. A dimension that varies from element to element
-        is None.
+      components: one `ArraySpec` per local replica. A dimension that varies from element to element is None.
 
     Usable in `jd.function(input_signature=...)`. Source: `PerReplicaSpec` of `tf.distribute`.
     """
 
-    components: tuple[jax.ShapeDtypeStruct, ...]
+    components: tuple[ArraySpec, ...]
 
     @property
     def shape(self) -> tuple[int | None, ...]:

@@ -67,7 +67,7 @@ class Source(ABC):
         return False
 
     def spec(self) -> Tree | None:
-        """Shapes and dtypes of an element, as `jax.ShapeDtypeStruct`s with None for rows that vary; None if empty."""
+        """Shapes and dtypes of an element, as `ArraySpec`s with None for rows that vary; None if empty."""
         element = self.first()
         return None if element is None else tree_spec(element, static=self.static_rows())
 

@@ -15,6 +15,7 @@ from jaxtribute.input.batches import Batch, Tree, as_batch
 from jaxtribute.input.options import AutoShardPolicy
 from jaxtribute.input.sources.base import Source, register
 from jaxtribute.input.splitting import Shard
+from jaxtribute.values.spec import ArraySpec
 
 _READERS = ("TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2", "_TFRecordDataset")
 
@@ -47,7 +48,7 @@ class TfSource(Source):
     def spec(self) -> Tree | None:
         """Shapes and dtypes, as TensorFlow states them."""
 
-        def leaf(spec: Any) -> jax.ShapeDtypeStruct:
+        def leaf(spec: Any) -> ArraySpec:
             if not isinstance(spec, _tf().TensorSpec) or spec.shape.rank is None:
                 raise InputError(
                     f"{spec} has no shape that arrays could have. HINT: make dense tensors of a known rank, e.g. with "
@@ -55,7 +56,7 @@ class TfSource(Source):
                 )
             kind = np.dtype(spec.dtype.as_numpy_dtype)
             dtype = kind if kind.kind in "OSU" else jax.dtypes.canonicalize_dtype(spec.dtype.as_numpy_dtype)
-            return jax.ShapeDtypeStruct(tuple(spec.shape), dtype)
+            return ArraySpec(tuple(spec.shape), dtype)
 
         return jax.tree.map(leaf, self._dataset.element_spec)
 

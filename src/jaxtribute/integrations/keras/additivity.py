@@ -87,8 +87,8 @@ def _sums(jaxpr: jex.Jaxpr, inputs: dict[int, int | None]) -> list[int | None]:
         results: list[int | None]
         if all(one == -1 for one in origins):
             results = [-1] * len(eqn.outvars)
-        elif inner is not None and not isinstance(inner, jex.Jaxpr):
-            results = _sums(inner.jaxpr, dict(enumerate(origins)))
+        elif inner is not None:
+            results = _sums(getattr(inner, "jaxpr", inner), dict(enumerate(origins)))
         elif name in _SAME and aval(eqn.outvars[0]).dtype == aval(eqn.invars[0]).dtype:
             results = [origins[0]]
         elif name in _PLUS and origins.count(-1) == len(origins) - 1 and (origins[0] != -1 or name.startswith("add")):
