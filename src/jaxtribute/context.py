@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from jaxtribute.traced_reads import traced_reads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +33,11 @@ class Frame(Protocol):
     """Whether the code is being traced into a compiled program."""
     differentiating: bool
     """Whether the code is being differentiated by variables."""
+
+    @property
+    def view(self) -> Hashable:
+        """The view of variables that functions which JAX keeps traced have in this frame; see `traced_reads`."""
+        ...
 
     def get(self, variable: Variable) -> Any:
         """Returns the variable's current array in this frame's view."""
@@ -96,6 +105,8 @@ def depth() -> int:
 def set_base(context: Context | None) -> None:
     """Replaces what the calling thread falls back to outside every scope."""
     _stack.base = context
+    if traced_reads.contexts:
+        show()
 
 
 def base() -> Context | None:
@@ -115,25 +126,45 @@ def entries() -> list[Context]:
 def push(context: Context) -> None:
     """Enters `context`; the caller pops it in a `finally`."""
     _stack.entries.append(context)
+    if traced_reads.contexts:
+        show()
 
 
 def pop() -> None:
     """Leaves the context entered last."""
     _stack.entries.pop()
+    if traced_reads.contexts:
+        show()
+
+
+def show() -> bool:
+    """Tells JAX's caches of traced functions what they depend on in the calling thread's context; True if it is new."""
+    context = current()
+    view: Hashable = context.frame.view
+    if traced_reads.contexts:
+        view = view, weakref.ref(context.strategy), context.replica is None
+    return traced_reads.show(view)
 
 
 class entered:  # noqa: N801
     """Makes `context` the current one inside a `with` block; what is entered inside and not left is left with it."""
 
-    __slots__ = ("_context", "_depth", "_entries")
+    __slots__ = ("_context", "_depth", "_entries", "_told")
 
     def __init__(self, context: Context) -> None:
         self._context, self._entries = context, _stack.entries
         self._depth = len(self._entries)
+        # A step's frame is mostly the same, and then there is nothing to tell.
+        same = bool(self._entries) and self._entries[-1].frame is context.frame
+        self._told = same and not traced_reads.contexts
 
     def __enter__(self) -> Context:
         self._entries.append(self._context)
+        if not self._told:
+            show()
         return self._context
 
     def __exit__(self, *_: object) -> None:
         del self._entries[self._depth :]
+        if not self._told or traced_reads.contexts:
+            show()

@@ -77,9 +77,12 @@ def reduce_value(value: Any, op: ReduceOp, axis: int | tuple[int, ...] | None, m
 
 
 def reduce_leaves(values: Sequence[Any], op: ReduceOp, mesh: ReplicaMesh, summation: Summation) -> list[Any]:
-    """As `reduce_value` without an axis, for many: between workers, whose every message costs, arrays go together."""
+    """As `reduce_value` without an axis, for many: arrays go together, as every program and every message costs."""
     whole = [value for value in values if isinstance(value, PerReplica) and not value.is_ragged]
-    if mesh.peers is None or not whole or any(value.idle != whole[0].idle for value in whole):
+    alike = all(value.idle == whole[0].idle for value in whole)
+    # One process's compiled program brings them together by itself.
+    worth = mesh.peers is not None or (len(whole) > 1 and not isinstance(whole[0].data, Tracer))
+    if not (whole and alike and worth):
         return [reduce_value(value, op, None, mesh) for value in values]
     totals = iter(reduce_many(whole, op, summation))
     together = {id(value) for value in whole}

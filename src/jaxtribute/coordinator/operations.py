@@ -12,7 +12,8 @@ from jax.core import Tracer
 
 from jaxtribute.coordinator.client import Exchange
 from jaxtribute.errors import TraceError
-from jaxtribute.execution.frames import TracedFrame, current_trace, escape_error, variable_p
+from jaxtribute.execution.frames import TracedFrame, escape_error, variable_p
+from jaxtribute.traced_reads import current_trace
 
 if TYPE_CHECKING:
     from jaxtribute.coordinator.optimizing import RemoteOptimizer

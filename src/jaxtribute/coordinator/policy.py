@@ -64,6 +64,7 @@ class ServerPolicy(Policy):
         if isinstance(frame, TracedFrame):
             record(frame, Operation(_KINDS[update], variable, 1), [value], variable)
             frame.values[variable] = update.apply(frame.get(variable), value)
+            frame.changed(variable)
         elif isinstance(frame, OverlayFrame):
             frame.set(variable, update.apply(frame.get(variable), value))
         else:
@@ -78,6 +79,7 @@ class ServerPolicy(Policy):
         else:
             record(frame, Operation("add", variable, 1), [value - old], variable)
         frame.values[variable] = value
+        frame.changed(variable)
 
     def lookup(self, variable: Any, ids: Any, context: Context) -> Any:
         """The rows `ids`, which alone travel."""

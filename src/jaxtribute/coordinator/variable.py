@@ -150,6 +150,7 @@ class ServerVariable(Variable):
             record(frame, Operation(how.value, self, 2), [ids, rows], self)
             if self in frame.values:
                 frame.values[self] = how.apply(frame.values[self], ids, rows)
+                frame.changed(self)
         elif isinstance(frame, OverlayFrame):
             raise VariableError(
                 f"{self.name}.{how.value} inside a function that jd.grad differentiates. HINT: call it outside."

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
 from jaxtribute import context as contexts
 from jaxtribute.context import Context
-from jaxtribute.execution.frames import OverlayFrame, check_untraced
+from jaxtribute.execution.frames import OverlayFrame, Viewed, check_untraced
+from jaxtribute.traced_reads import kept_beyond, traced_reads
 from jaxtribute.values import lending
 from jaxtribute.values.lending import lent
 from jaxtribute.values.mesh import own
@@ -29,9 +30,20 @@ class EagerFrame:
     traced = False
     differentiating = False
 
+    @property
+    def view(self) -> Hashable:
+        """None, the view of the stored values."""
+        return None
+
     def get(self, variable: Variable) -> Any:
         """The stored global array."""
+        self.noted_stored(variable)
         return variable.peek()
+
+    def noted_stored(self, variable: Variable) -> None:
+        """Called before a read of the stored array."""
+        if kept_beyond(None):
+            traced_reads.note_stored(variable, elsewhere=variable.policy.remote)
 
     def set(self, variable: Variable, value: Any) -> None:
         """Stores a copy of `value`, placed as the variable is."""
@@ -62,7 +74,7 @@ def _placed(variable: Variable, value: Any) -> jax.Array:
     return own(value, old.sharding if old.committed else None)
 
 
-class EagerStep(EagerFrame):
+class EagerStep(Viewed, EagerFrame):
     """Keeps what an eager step writes to itself; `commit` gives all of it to the variables at once.
 
     A step that fails, or that a signal cuts short, has changed nothing. Other threads see the variables as they were.
@@ -75,6 +87,7 @@ class EagerStep(EagerFrame):
     """
 
     def __init__(self, *, uncompiled: bool = False, op_by_op: bool = False) -> None:
+        super().__init__()
         self.uncompiled, self.op_by_op = uncompiled, op_by_op
         self.resets: list[Callable[[], None]] = []
         """Called before the operations are done again, by what keeps values of its own."""
@@ -83,11 +96,22 @@ class EagerStep(EagerFrame):
         self._operations: list[Callable[[], Any]] = []
         self._operating = False
 
+    @property
+    def view(self) -> Hashable:
+        """The step's own, or as long as no kept function has read what it writes that of the stored values."""
+        return self._view
+
     def get(self, variable: Variable) -> Any:
         """The array as the step has written it, else the stored one."""
         if variable in self._slots:
+            self.noted(variable)
             return self._slots[variable].peek()
+        self.noted_stored(variable)
         return self._base(variable) if self._operating else variable.peek()
+
+    def holds(self, variable: Variable) -> bool:
+        """True if the step has written the variable."""
+        return variable in self._slots
 
     def set(self, variable: Variable, value: Any) -> None:
         """Keeps a copy of `value`, placed as the variable is."""
@@ -101,6 +125,7 @@ class EagerStep(EagerFrame):
         """Keeps an array that nobody else holds, as part of an operation."""
         self._base(variable)
         self._slots.setdefault(variable, StoredArray()).bind(array)
+        self.changed(variable)
 
     def slot(self, variable: Variable, *, written: bool) -> StoredArray:
         """Where a compiled program finds the variable's array; if `written`, one that it may write over."""
@@ -146,6 +171,8 @@ class EagerStep(EagerFrame):
             held = [variable for variable, slot in slots.items() if id(slot) in lent]
             for variable in held:
                 lending.lend(id(variable))
+            for variable in slots:
+                traced_reads.changed(variable)
             replace(slots, [slot.stored for slot in slots.values()])
             for variable in slots.keys() - held:
                 if id(variable) in lent:
@@ -173,8 +200,10 @@ def stepping(call: Callable[[EagerStep], R]) -> R:
     depth = len(entries)
     try:
         entries.append(Context(context.strategy, context.replica, frame))
+        contexts.show()
         result = call(step)
     finally:
         del entries[depth:]
+        contexts.show()
     step.commit()
     return result

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import jax
 import jax.extend.core as jex
 import numpy as np
 from jax.core import ShapedArray
@@ -13,6 +12,7 @@ from jax.core import ShapedArray
 from jaxtribute import context as contexts
 from jaxtribute.collectives.marks import state_p
 from jaxtribute.errors import TraceError
+from jaxtribute.traced_reads import EAGER, current_trace, kept_beyond, traced_reads
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
@@ -34,16 +34,6 @@ def _variable_aval(*, shape: tuple[int, ...], dtype: np.dtype[Any], key: int) ->
     return ShapedArray(shape, dtype)
 
 
-def current_trace() -> Any:
-    """The JAX trace that operations of this thread are recorded in."""
-    with jex.take_current_trace() as trace:
-        return trace
-
-
-with jax.ensure_compile_time_eval():
-    _EAGER: type = type(current_trace())
-
-
 def escape_error(variable: Variable) -> TraceError:
     """The error of a write from inside a JAX transformation."""
     return TraceError(
@@ -59,20 +49,49 @@ def check_untraced(variable: Variable) -> None:
     Raises:
       TraceError: one is.
     """
-    if type(current_trace()) is not _EAGER:
+    if type(current_trace()) is not EAGER:
         raise escape_error(variable)
 
 
-class _Derived:
-    """What a frame has made of variables' arrays, each once and in the frame's own trace."""
+class Viewed:
+    """A frame that gives variables values of its own.
 
-    trace: Any
+    Functions that JAX keeps, such as the bodies of loops, may have read such values. Once one has, the frame has a view
+    of its own, and a new one when such a value changes.
+    """
+
+    trace: Any = None
+    """The trace that the frame's values are of; None for arrays."""
 
     def __init__(self) -> None:
+        self._view: int | None = None
+
+    def noted(self, variable: Variable) -> None:
+        """Called before a read of a value of the frame's own."""
+        if not kept_beyond(self.trace):
+            return
+        traced_reads.read.add(id(variable))
+        if self._view is None:
+            self._view = traced_reads.fresh()
+        if contexts.show():  # the function that reads is being kept under a view that others share
+            traced_reads.renew(variable)
+
+    def changed(self, variable: Variable) -> None:
+        """Called after a write."""
+        if id(variable) in traced_reads.read:
+            self._view = traced_reads.fresh()
+            contexts.show()
+
+
+class _InTrace(Viewed):
+    """A frame whose values are of one JAX trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._derived: dict[Variable, tuple[Any, Any]] = {}
 
     def once(self, variable: Variable, array: Any, make: Callable[[Any], Any]) -> Any:
-        """`make(array)`, or what it was before."""
+        """`make(array)`, computed once in the frame's own trace, or what it was before."""
         known = self._derived.get(variable)
         if known is None or known[0] is not array:
             with jex.set_current_trace(self.trace):
@@ -80,7 +99,7 @@ class _Derived:
         return known[1]
 
 
-class TracedFrame(_Derived):
+class TracedFrame(_InTrace):
     """Keeps the variables' values of a program being traced; the variables themselves stay as they are.
 
     Args:
@@ -108,9 +127,17 @@ class TracedFrame(_Derived):
         """One replica's losses that gradients may take along when they are summed."""
         self.totals: dict[int, tuple[Any, Any]] = {}
         """By its id, a replica's value and its sum over all replicas, where that is known."""
+        if traced_reads.read:
+            self._view = traced_reads.fresh()
+
+    @property
+    def view(self) -> Hashable:
+        """Its own, or as long as no kept function has read a variable that of all programs."""
+        return self._view or traced_reads.generation or None
 
     def get(self, variable: Variable) -> Any:
         """The variable's value so far: a tracer."""
+        self.noted(variable)
         if variable not in self.values:
             contexts.current().strategy.extended.check_variable(variable)
             shape = variable.policy.local_shape(variable) if self.local else variable.stored.shape
@@ -131,6 +158,7 @@ class TracedFrame(_Derived):
             value = state_p.bind(value)
         self.values[variable] = value
         self.written[variable] = None
+        self.changed(variable)
 
     def together(self, operation: Callable[[Frame], R]) -> R:
         """`operation` of this frame."""
@@ -147,7 +175,7 @@ class TracedFrame(_Derived):
         return variable
 
 
-class OverlayFrame(_Derived):
+class OverlayFrame(_InTrace):
     """Gives some variables other values while a function is differentiated, and keeps what it writes.
 
     Args:
@@ -165,9 +193,20 @@ class OverlayFrame(_Derived):
         self._values = {variable: array for variable, (array, _) in values.items()}
         self._derived.update({variable: pair for variable, pair in values.items() if pair[1] is not None})
         self.written: dict[Variable, Any] = {}
+        seen = [variable for variable in values if id(variable) in traced_reads.read]
+        if seen or (self.traced and traced_reads.read):
+            self._view = traced_reads.fresh()
+        if seen and not self.traced:
+            traced_reads.repeated(seen[0])
+
+    @property
+    def view(self) -> Hashable:
+        """Its own, or as long as no kept function has read an overlaid variable that of the frame below."""
+        return self._view or self.below.view
 
     def get(self, variable: Variable) -> Any:
         """The overlaid value, or that of the frame below."""
+        self.noted(variable)
         return self._values[variable] if variable in self._values else self.below.get(variable)
 
     def overlays(self, variable: Variable) -> bool:
@@ -180,6 +219,7 @@ class OverlayFrame(_Derived):
             raise escape_error(variable)
         self._values[variable] = value
         self.written[variable] = value
+        self.changed(variable)
 
     def together(self, operation: Callable[[Frame], R]) -> R:
         """`operation` of this frame."""
@@ -189,6 +229,7 @@ class OverlayFrame(_Derived):
         """`make` of the overlaid value, or what the frame below makes of its own."""
         if variable not in self._values:
             return self.below.derive(variable, make)
+        self.noted(variable)
         return self.once(variable, self._values[variable], make)
 
     def create(self, make: Callable[[], Variable]) -> Variable:

@@ -19,8 +19,8 @@ from jaxlib._jax import ArrayImpl
 from jaxtribute import context as contexts
 from jaxtribute.errors import ArgumentTypeError, VariableError
 from jaxtribute.execution.capture import Capture, capture
-from jaxtribute.execution.feeds import FedPrograms, Feed
 from jaxtribute.execution.eager import EagerFrame, EagerStep
+from jaxtribute.execution.feeds import FedPrograms, Feed
 from jaxtribute.execution.program import program_of
 from jaxtribute.execution.signature import InputSignature
 from jaxtribute.execution.uncompiled import NotSplittable, uncompiled

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,8 +47,17 @@ class LockstepFrame:
     def __init__(self, run: LockstepRun, index: int) -> None:
         self._run, self._index = run, index
 
+    @property
+    def view(self) -> Hashable:
+        """That of the step, as replicas see it; the replica's device is part of the key already."""
+        return "replica", self._run.step.view
+
     def get(self, variable: Variable) -> Any:
         """This replica's copy."""
+        if self._run.wrote(variable):
+            self._run.step.noted(variable)
+        else:
+            self._run.step.noted_stored(variable)
         mesh = variable.policy.mesh
         if mesh is None:
             return jax.device_put(self._run.step.get(variable), self._run.mesh.local_devices[self._index])
@@ -206,7 +215,9 @@ class LockstepRun:
             with jax.disable_jit(False):
                 return merge(payloads)
 
-        return self._rendezvous.meet(index, meeting, payload, compiled if self._op_by_op else merge)
+        result = self._rendezvous.meet(index, meeting, payload, compiled if self._op_by_op else merge)
+        contexts.show()  # in another replica's thread variables may have changed
+        return result
 
     def components(self, nest: Any) -> list[Any]:
         """One nest a local replica; remembers the copies of mirrored values, which `regroup` finds again."""
@@ -236,6 +247,10 @@ class LockstepRun:
     def _remember(self, copies: Sequence[Any], whole: Mirrored) -> None:
         self._copies.update({id(copy): (copy, whole) for copy in copies})
 
+    def wrote(self, variable: Variable) -> bool:
+        """True if the step, or one of the replicas, has written the variable."""
+        return variable in self._writes or self.step.holds(variable)
+
     def read(self, variable: Variable, index: int) -> Any:
         """One replica's copy, as it last wrote it."""
         pending = self._writes.get(variable, {})
@@ -246,7 +261,8 @@ class LockstepRun:
         array = self.step.get(variable)
         known = self._parts.get(variable)
         if known is None or known[0] is not array:
-            spread = variable.policy.spread(array)
+            with jax.ensure_compile_time_eval():  # the first read may be in a function that JAX traces
+                spread = variable.policy.spread(array)
             known = self._parts[variable] = (array, self.mesh.local_parts(spread))
             if variable.policy.shared:
                 self._remember(known[1], Mirrored(spread, self.mesh))
@@ -275,6 +291,7 @@ class LockstepRun:
             return
         pending = self._writes.setdefault(variable, {})
         pending[index] = value
+        self.step.changed(variable)
         if len(pending) == len(parts):
             del self._writes[variable]
             copies = [pending[i] for i in range(len(parts))]

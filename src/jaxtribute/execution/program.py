@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import chain
 from typing import Any
 
@@ -18,6 +19,7 @@ from jaxtribute.execution.capture import Capture, Constant, is_constant
 from jaxtribute.execution.eager import EagerStep
 from jaxtribute.execution.frames import check_untraced
 from jaxtribute.execution.interrupts import Guard
+from jaxtribute.traced_reads import traced_reads
 from jaxtribute.values.lending import lent
 from jaxtribute.values.mesh import ReplicaMesh, own, put
 from jaxtribute.values.stored import Slot, StoredArray, prepare_donation, replace, updating
@@ -200,6 +202,8 @@ class Program:
                         return self._run(leaves, self.donated, self.kept)
                     donated = [within.slot(variable, written=True) for variable in self.donated]
                     kept = [within.slot(variable, written=False) for variable in self.kept]
+                    for variable in self.donated:
+                        within.changed(variable)
                     return self._run(leaves, donated, kept)
                 except Grow as grow:
                     self._growing = grow.capture
@@ -219,12 +223,15 @@ class Program:
         if self._given:
             rest, gifts = ([x for i, x in enumerate(leaves) if (i in self._given) is gift] for gift in (False, True))
         outcome = _Outcome()
+        if traced_reads.stored and donated is self.donated and not traced_reads.stored.isdisjoint(self._donated_ids):
+            traced_reads.renew(self.donated[0])
         self._guard = guard = Guard(self._check_eager)
         # The program is called by `replace`, as it takes the first array: nothing may come between the two.
         outputs = chain.from_iterable(map(self._jitted, (old,), (read,), (rest,), (gifts,), (guard,)))
         try:
-            if self._needs_home and self._home is not None:
-                with jax.default_device(self._home.devices[0]):
+            if self._needs_home or traced_reads.generation or traced_reads.contexts:
+                home = jax.default_device(self._home.devices[0]) if self._needs_home and self._home else nullcontext()
+                with home, traced_reads.steady():  # as if no kept function had read a variable
                     replace([*donated, outcome], outputs)
             else:
                 replace([*donated, outcome], outputs)

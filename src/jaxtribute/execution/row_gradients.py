@@ -72,6 +72,7 @@ class LookupOverlay(OverlayFrame):
 
     def rows(self, variable: Variable, ids: Any, read: Callable[[Any], Any]) -> Any:
         """The rows `ids`, which `read` gets from the frame below."""
+        self.noted(variable)
         lookups = self.lookups
         if lookups.moves is None:
             lookups.found.append((variable, (*jnp.shape(ids), *variable.shape[1:])))

@@ -74,6 +74,10 @@ class Accumulation:
         if whole and context.frame.local and mesh.size > 1:  # one reduction of them all
             totals = _reduced_here([grads[i] for i in whole], op, context)
             grads = [totals[whole.index(i)] if i in whole else grad for i, grad in enumerate(grads)]
+        if not context.frame.local:
+            own = [i for i, kind in enumerate(self.kinds) if kind is not Kind.ROWS and isinstance(grads[i], PerReplica)]
+            reduced = _reduced_by_all([grads[i] for i in own], op, context)
+            grads = [reduced[own.index(i)] if i in own else grad for i, grad in enumerate(grads)]
         return [
             total + give(variable, grad, op, kind, context).astype(total.dtype)
             for variable, total, grad, kind in zip(self.sums, sums, grads, self.kinds, strict=True)
@@ -82,6 +86,7 @@ class Accumulation:
     def cycle(self, sums: Sequence[Any], dtypes: Sequence[Any], context: Context) -> list[Any]:
         """The gradients of a whole cycle: a replica's own in a compiled program (slices as such), elsewhere reduced."""
         found: list[Any] = []
+        rows = [i for i, kind in enumerate(self.kinds) if kind is Kind.ROWS and not context.frame.local]
         for total, variable, kind, dtype in zip(sums, self.sums, self.kinds, dtypes, strict=True):
             array = (total / np.asarray(self.steps, total.dtype) if self.mean else total).astype(dtype)
             if not context.frame.local:
@@ -90,6 +95,8 @@ class Accumulation:
                 found.append(Slice(array, variable.shape))
             else:
                 found.append(array.reshape(variable.shape))
+        for i, total in zip(rows, _reduced_by_all([found[i] for i in rows], ReduceOp.SUM, context), strict=True):
+            found[i] = total
         return found
 
 
@@ -190,9 +197,6 @@ def _given_by_all(variable: Variable, grad: Any, op: ReduceOp | None, kind: Kind
     """What all replicas together add to a sum, as the array of its variable."""
     mesh = context.strategy.extended.mesh
     if kind is not Kind.ROWS:
-        if isinstance(grad, PerReplica):
-            assert op is not None
-            grad = context.strategy.reduce(op, grad, axis=None)
         if kind is Kind.WHOLE:
             return jnp.asarray(variable.policy.admit(grad))
         return flat(jnp.asarray(grad), mesh.size)
@@ -206,12 +210,22 @@ def _given_by_all(variable: Variable, grad: Any, op: ReduceOp | None, kind: Kind
     return divided(rows, mesh.size - len(grad.idle)) if op is ReduceOp.MEAN else rows
 
 
+def _reduced_by_all(values: list[Any], op: ReduceOp | None, context: Context) -> list[Any]:
+    """Values of all replicas, reduced in one go."""
+    if not values:
+        return []
+    assert op is not None
+    return context.strategy.reduce(op, values, axis=None)
+
+
 def _component_shape(grad: PerReplica, replicas: int) -> tuple[int, ...]:
     return () if grad.scalar else (grad.data.shape[0] // replicas, *grad.data.shape[1:])
 
 
 def _whole(variable: Variable, array: Any, kind: Kind) -> Any:
-    """The sum over the replicas, of the shape of the variable, from the stored array."""
+    """The sum over the replicas, of the shape of the variable, from the stored array; rows as what is to be summed."""
     if kind is Kind.ROWS:
-        return array.sum(0, dtype=array.dtype)
+        mesh, shape = variable.policy.mesh, variable.shape
+        assert mesh is not None
+        return PerReplica(array.reshape(-1, *shape[1:]), mesh, scalar=not shape)
     return array[: variable.size].reshape(variable.shape) if kind is Kind.SLICES else jax.numpy.asarray(array)

@@ -20,6 +20,7 @@ from jaxtribute.optimizer.accumulation import Accumulation, Kind, make_accumulat
 from jaxtribute.optimizer.slicing import Slice
 from jaxtribute.optimizer.slots import Slots, make_slots
 from jaxtribute.optimizer.updates import guarded_update, sliced_update, whole_update
+from jaxtribute.traced_reads import traced_reads
 from jaxtribute.values.distributed import PerReplica
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.operators import operand
@@ -170,7 +171,7 @@ class Optimizer:
         elif self._accumulation is not None:
             self._accumulate(self._accumulation, grads, op, context)
         elif replica is None or alone:
-            self._apply([self._reduced(grad, op) for grad in grads], None, context)
+            self._apply(self._reduced(grads, op), None, context)
         else:
             self._apply(grads, op, context)
 
@@ -225,32 +226,32 @@ class Optimizer:
             )
         return [_checked(grad, variable) for grad, variable in zip(grads, self._variables, strict=True)]
 
-    def _reduced(self, grad: Any, op: ReduceOp | None) -> Any:
-        if not isinstance(grad, PerReplica):
-            return grad
+    def _reduced(self, grads: Sequence[Any], op: ReduceOp | None) -> list[Any]:
+        """Gradients that the replicas hold together, reduced in one go; others as they are."""
+        own = [grad for grad in grads if isinstance(grad, PerReplica)]
+        if not own:
+            return list(grads)
         if op is None:
             raise ArgumentError(
                 f"reduce_op=None with a gradient that differs between {self._mesh.size} replicas. "
                 "HINT: pass reduce_op='SUM' or 'MEAN', or reduce the gradients before."
             )
-        return self._strategy.reduce(op, grad, axis=None)
+        totals = iter(self._strategy.reduce(op, own, axis=None))
+        return [next(totals) if isinstance(grad, PerReplica) else grad for grad in grads]
 
     def _merged(self, strategy: Strategy, grads: list[Any], op: ReduceOp | None) -> None:
         """All replicas' gradients at once, outside any compiled program."""
         context = contexts.current()
+        grads = [grad if isinstance(grad, PerReplica) and op is not None else self._joined(grad, op) for grad in grads]
         if self._accumulation is None:
-            self._apply([self._joined(grad, op) for grad in grads], None, context)
-            return
-        unreduced = [isinstance(grad, PerReplica) and op is not None for grad in grads]
-        grads = [grad if own else self._joined(grad, op) for grad, own in zip(grads, unreduced, strict=True)]
-        self._accumulate(self._accumulation, grads, op, context)
+            self._apply(self._reduced(grads, op), None, context)
+        else:
+            self._accumulate(self._accumulation, grads, op, context)
 
     def _joined(self, grad: Any, op: ReduceOp | None) -> Any:
-        """One gradient out of what a `merge_call` makes of all replicas' gradients."""
+        """One gradient out of what a `merge_call` makes of all replicas' gradients, which are equal."""
         if isinstance(grad, PerReplica):
-            if op is not None:
-                return self._reduced(grad, op)
-            copies = list(grad.values)  # equal, as they are reduced already
+            copies = list(grad.values)
             return jax.make_array_from_single_device_arrays(copies[0].shape, self._mesh.replicated, copies)
         grad = operand(grad)  # the same array on every replica
         return grad * np.asarray(self._mesh.size, grad.dtype) if op is ReduceOp.SUM else grad
@@ -338,8 +339,10 @@ class Optimizer:
             else:
                 grads = all_reduce(grads, op, replicas, summation, idle)
         grads = [variable.policy.admit(grad) for variable, grad in zip(self._variables, grads, strict=True)]
-        update = self._update if context.frame.traced else self._eager_update
-        return update(grads, list(held[count:]), list(held[:count]))
+        if context.frame.traced:
+            return self._update(grads, list(held[count:]), list(held[:count]))
+        with traced_reads.steady():
+            return self._eager_update(grads, list(held[count:]), list(held[:count]))
 
 
 def _is_pair(value: Any) -> bool:

@@ -145,9 +145,11 @@ class Strategy(LegacyMethods):
         depth = len(entries)
         try:
             entries.append(Context(self, None, context.frame))
+            contexts.show()
             return self._extended.call_for_each_replica(fn, args, kwargs)
         finally:
             del entries[depth:]
+            contexts.show()
 
     def run_steps(self, step: Callable[[Any], Any], iterator: Any, n: int, *, steps_per_call: int = 16) -> Any:
         """Calls `step` with the next `n` batches, several steps in one compiled program.

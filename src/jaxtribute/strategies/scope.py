@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxtribute import context as contexts
 from jaxtribute.context import Context
 from jaxtribute.errors import ContextError, StrategyMixError
+from jaxtribute.traced_reads import kept_beyond, traced_reads
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -78,7 +79,7 @@ def get_strategy() -> Strategy:
 
     Source: `tf.distribute.get_strategy`.
     """
-    return contexts.current().strategy
+    return _asked().strategy
 
 
 def has_strategy() -> bool:
@@ -86,7 +87,7 @@ def has_strategy() -> bool:
 
     Source: `tf.distribute.has_strategy`.
     """
-    return not contexts.current().strategy.is_default
+    return not _asked().strategy.is_default
 
 
 def in_cross_replica_context() -> bool:
@@ -94,7 +95,7 @@ def in_cross_replica_context() -> bool:
 
     Source: `tf.distribute.in_cross_replica_context`.
     """
-    return contexts.current().replica is None
+    return _asked().replica is None
 
 
 def get_replica_context() -> ReplicaContext | None:
@@ -104,7 +105,16 @@ def get_replica_context() -> ReplicaContext | None:
 
     Source: `tf.distribute.get_replica_context`.
     """
-    return contexts.current().replica
+    return _asked().replica
+
+
+def _asked() -> Context:
+    """The context in force, which becomes part of a function that JAX keeps traced if one asks for it."""
+    context = contexts.current()
+    if kept_beyond(getattr(context.frame, "trace", None)):
+        traced_reads.note_context()
+        contexts.show()
+    return context
 
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import jax
 
+from jaxtribute.traced_reads import traced_reads
 from jaxtribute.values import lending
 from jaxtribute.values.lending import Lease, lent
 
@@ -60,14 +61,19 @@ class StoredArray(Slot):
 
     def bind(self, array: jax.Array) -> None:
         """Replaces the stored global array by one that nobody else holds."""
-        self._data = array
-        if id(self) in lent:
-            lending.recall(id(self))
+        with updating:
+            if id(self) in traced_reads.stored:
+                traced_reads.renew(self)
+            self._data = array
+            if id(self) in lent:
+                lending.recall(id(self))
 
     def __del__(self) -> None:
         recall = lending.recall
         if recall is not None and id(self) in lent:  # pyright: ignore[reportUnnecessaryComparison] (None at shutdown)
             recall(id(self))
+        if recall is not None and id(self) in traced_reads.read:  # pyright: ignore[reportUnnecessaryComparison]
+            traced_reads.read.discard(id(self))
 
 
 def prepare_donation(variables: Iterable[StoredArray]) -> None:

@@ -1,0 +1,144 @@
+"""Which functions that JAX keeps traced are out of date, because a variable that they read has changed since.
+
+JAX traces the bodies of loops and branches, `jax.checkpoint`, `jax.jit` and others once, and keeps them by the identity
+of the function. A variable's value becomes part of such a body. Two contexts that JAX makes part of the key of all its
+caches tell it when the body has to be traced anew:
+
+- the *view*, for each thread: whose values a read gives, those of a program being traced, of a differentiated function,
+  of one replica, or the stored ones;
+- the *generation*, for all threads: counts writes of stored values that such a body has read.
+
+A new view or generation makes JAX compile anew what runs eagerly, too, so there is one only where a read has made it
+necessary: a program that reads no variable in such a body never pays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Generator, Hashable
+from contextlib import contextmanager
+
+import jax
+import jax.extend.core as jex
+
+_LOG = logging.getLogger(__name__)
+
+_MANY = 16
+"""How often something is traced anew before it is said why."""
+
+_CONTEXT = -1
+"""Stands among the ids of variables for the strategy and the replica in force."""
+
+
+def current_trace() -> object:
+    """The JAX trace that operations of this thread are recorded in."""
+    with jex.take_current_trace() as trace:
+        return trace
+
+
+def _staging() -> type:
+    kinds: list[type] = []
+    jax.make_jaxpr(lambda: kinds.append(type(current_trace())))()
+    return kinds[0]
+
+
+with jax.ensure_compile_time_eval():
+    EAGER: type = type(current_trace())
+    """The type of the trace that runs operations at once."""
+    _STAGING = _staging()
+
+
+def kept_beyond(outer: object) -> bool:
+    """True if what this thread computes becomes part of a function that JAX keeps, begun inside the trace `outer`."""
+    trace = current_trace()
+    while trace is not outer:
+        if type(trace) is EAGER:
+            return False
+        if type(trace) is _STAGING or not hasattr(trace, "parent_trace"):
+            return True  # what is unknown may be kept
+        trace = getattr(trace, "parent_trace")  # noqa: B009 (traces have no common type)
+    return False
+
+
+class TracedReads:
+    """The view and the generation, and which reads they have to follow."""
+
+    def __init__(self) -> None:
+        self._views = jax.make_user_context(None)
+        self._generations = jax.make_user_context(0)
+        self._numbers = itertools.count(1)
+        self._again = 0
+        self.generation = 0
+        """How often stored values have changed that kept functions have read; from the numbers of views."""
+        self.read: set[int] = set()
+        """The ids of all variables that kept functions have read."""
+        self.stored: set[int] = set()
+        """Of those, the ones whose stored values were read in this generation."""
+        self.contexts = False
+        """True once a kept function has asked for the strategy or the replica in force."""
+
+    def fresh(self) -> int:
+        """A view that nothing has been traced in."""
+        return next(self._numbers)
+
+    def show(self, view: Hashable) -> bool:
+        """Makes `view` the calling thread's; True if it was another one."""
+        if self._views.value == view:
+            return False
+        self._views(view).__enter__()  # never left: the next call says what comes after it
+        return True
+
+    def note_stored(self, variable: object, *, elsewhere: bool) -> None:
+        """Notes a read of a stored value in a kept function; to be called before the read.
+
+        Args:
+          variable: the variable.
+          elsewhere: whether other processes may change its value at any time.
+        """
+        self.read.add(id(variable))
+        if elsewhere:
+            self.renew(variable)
+        else:
+            self.stored.add(id(variable))
+
+    def note_context(self) -> None:
+        """Notes that a kept function has asked for the strategy or the replica in force."""
+        self.read.add(_CONTEXT)
+        if not self.contexts:
+            self.contexts = True
+            self.renew()
+
+    def changed(self, variable: object) -> None:
+        """Called when a variable's stored value was replaced."""
+        if id(variable) in self.stored:
+            self.renew(variable)
+
+    def renew(self, variable: object = None) -> None:
+        """Begins a generation: whatever was kept before is traced anew."""
+        self.stored.clear()
+        self.generation = next(self._numbers)
+        self._generations.set_global(self.generation)
+        self.repeated(variable)
+
+    def repeated(self, variable: object) -> None:
+        """Says once what it costs that eager code is compiled again and again."""
+        self._again += 1
+        if self._again == _MANY:
+            _LOG.warning(
+                "JAX has traced eager code anew %d times, because a loop's body, jax.checkpoint, jax.jit or the like "
+                "reads variables that have changed, now %s. HINT: call the step as a jd.function, which is compiled "
+                "once.",
+                _MANY,
+                getattr(variable, "name", "the context"),
+            )
+
+    @contextmanager
+    def steady(self) -> Generator[None]:
+        """Runs the library's own compiled functions, which read no variables: nothing makes JAX compile them anew."""
+        with self._views(None), self._generations(0):
+            yield
+
+
+traced_reads = TracedReads()
+"""What every thread shares, as it shares JAX's caches."""
