@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jaxtribute.execution.replica_context import ReplicaContext
     from jaxtribute.strategies.base import Strategy
     from jaxtribute.values.variable import Variable
@@ -73,6 +71,16 @@ class _Fallback:
 
 
 fallback = _Fallback()
+
+
+entering: list[Callable[[], None]] = []
+"""What is called before a strategy takes force or a function is traced: libraries that must learn of that first."""
+
+
+def announce() -> None:
+    """Calls what is in `entering`."""
+    for call in tuple(entering):
+        call()
 
 
 def current() -> Context:
