@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from jaxtribute.traced_reads import traced_reads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jaxtribute.execution.replica_context import ReplicaContext
     from jaxtribute.strategies.base import Strategy
     from jaxtribute.values.variable import Variable
@@ -87,6 +85,16 @@ class _Fallback:
 
 
 fallback = _Fallback()
+
+
+entering: list[Callable[[], None]] = []
+"""What is called before a strategy takes force or a function is traced: libraries that must learn of that first."""
+
+
+def announce() -> None:
+    """Calls what is in `entering`."""
+    for call in tuple(entering):
+        call()
 
 
 def current() -> Context:

@@ -112,7 +112,8 @@ def _checked(variables: Any) -> tuple[list[Variable], Any]:
             f"variables is {variables!r}, which holds none. HINT: a Keras model has none before it is built: begin it "
             "with a keras.Input, or call model.build(shape) first."
         )
-    leaves = [leaf if isinstance(leaf, Variable) else getattr(leaf, "stored", leaf) for leaf in leaves]
+    contexts.announce()
+    leaves = [leaf if isinstance(leaf, Variable) else getattr(leaf, "__jd_variable__", leaf) for leaf in leaves]
     for leaf in leaves:
         if not isinstance(leaf, Variable):
             raise ArgumentTypeError(

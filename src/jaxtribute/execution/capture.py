@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
+from jaxtribute import context as contexts
 from jaxtribute.context import Context, entered
 from jaxtribute.errors import StrategyMixError
 from jaxtribute.execution.frames import TracedFrame, lift
@@ -88,6 +89,7 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
       context: the strategy and replica in force; its frame is replaced.
       leaves: arrays (or tracers) whose shapes and dtypes the program is for.
     """
+    contexts.announce()
     seen: list[Any] = []
 
     def program(*leaves: Any) -> list[Any]:

@@ -19,6 +19,7 @@ from jaxlib._jax import ArrayImpl
 from jaxtribute import context as contexts
 from jaxtribute.errors import ArgumentTypeError, VariableError
 from jaxtribute.execution.capture import Capture, capture
+from jaxtribute.execution.captured import check_captured
 from jaxtribute.execution.eager import EagerFrame, EagerStep
 from jaxtribute.execution.feeds import FedPrograms, Feed
 from jaxtribute.execution.program import program_of
@@ -208,6 +209,7 @@ class Function(Generic[P, R]):
                 f"call {self.__name__}.python_function, which runs eagerly."
             )
             raise
+        check_captured(result.closed, self.__name__)
         self._traces += 1
         if result.frame.created and not first:
             names = ", ".join(variable.name for variable in result.frame.created)
@@ -326,7 +328,8 @@ def function(func: Any = None, *, input_signature: Any = None, donate_argnums: i
     Raises:
       ArgumentTypeError: (when called) an argument that is neither an array nor hashable.
       ArgumentError: (when called) an argument that does not fit `input_signature`.
-      VariableError: (when called) variables are created on a later call than the first.
+      VariableError: (when called) variables are created on a later call than the first, or the function closes over
+        a module of Flax NNX or Equinox, whose arrays would be constants.
 
     If the function raises, no variable has changed.
 

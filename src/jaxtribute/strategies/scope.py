@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jaxtribute import context as contexts
@@ -15,9 +14,6 @@ if TYPE_CHECKING:
 
     from jaxtribute.execution.replica_context import ReplicaContext
     from jaxtribute.strategies.base import Strategy
-
-entering: list[Callable[[], None]] = []
-"""What is called before a strategy takes force: libraries that must learn of strategies first."""
 
 
 def check_enterable(strategy: Strategy, what: str) -> None:
@@ -63,7 +59,7 @@ class Scope:
         strategy = self._strategy
         check_enterable(strategy, f"{type(strategy).__name__}.scope()")
         self._used = True
-        _announce()
+        contexts.announce()
         now = contexts.current()
         contexts.push(now if strategy.is_default else Context(strategy, None, now.frame))
         return strategy
@@ -135,16 +131,11 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
     if strategy is None or strategy.is_default:
         return
     try:
-        _announce()
+        contexts.announce()
         contexts.set_base(Context(strategy, None, contexts.current().frame))
     except BaseException:
         contexts.set_base(old)
         raise
-
-
-def _announce() -> None:
-    for call in tuple(entering):
-        call()
 
 
 def require_cross_replica(strategy: Strategy, method: str) -> Any:

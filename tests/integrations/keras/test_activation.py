@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 import jaxtribute as jd
+from jaxtribute.context import entering
 from jaxtribute.integrations.keras import activation
-from jaxtribute.strategies.scope import entering
 from processes import run_python
 
 _LATER = """
     import sys
     import jaxtribute as jd
-    from jaxtribute.strategies.scope import entering
+    from jaxtribute.context import entering
 
     assert "keras" not in sys.modules
     with jd.MirroredStrategy().scope() as strategy:

@@ -195,7 +195,9 @@ def test_what_an_optimizer_keeps() -> None:
     inside.exclude_from_decay(optimizer, variables[:1])
     optimizer.build(variables)
     assert [inside.decays(optimizer, variable) for variable in variables] == [False, True]
-    assert inside.decays(keras.optimizers.SGD(), variables[0])
+    plain = keras.optimizers.SGD()
+    plain.build(variables)
+    assert inside.decays(plain, variables[0])
     assert np.asarray(inside.clipped(optimizer, [np.full(2, 3.0)])[0]).tolist() == [1, 1]
     assert float(inside.learning_rate(optimizer)) == 0.5
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)

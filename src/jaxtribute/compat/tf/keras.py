@@ -12,11 +12,10 @@ try:
 except ModuleNotFoundError as _missing:
     raise _MissingLibraryError(f"tf.keras needs {_missing.name}. HINT: pip install 'jaxtribute[keras]'.") from _missing
 
-from jaxtribute.strategies.scope import entering as _entering
+from jaxtribute import context as _contexts
 
 # Outside of scopes, too, Keras shall read this package's datasets.
-for _teach in tuple(_entering):
-    _teach()
+_contexts.announce()
 
 
 def __getattr__(name: str) -> Any:

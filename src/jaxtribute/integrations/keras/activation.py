@@ -1,4 +1,4 @@
-"""Finding Keras: the first scope of a strategy teaches it about strategies, and so does an import inside a scope."""
+"""Finding Keras: the first scope or traced function teaches it about strategies, or its import after that."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from jaxtribute.strategies.scope import entering
+from jaxtribute.context import entering
 
 _NAME = "keras"
 
 
 def install() -> None:
-    """Makes scopes look for Keras; imports nothing."""
+    """Makes scopes and traced functions look for Keras; imports nothing."""
     if _look not in entering:
         entering.append(_look)
 
 
 def _look() -> None:
-    """What a scope does when it is entered: takes Keras as it is, or waits for its import."""
+    """Takes Keras as it is, or waits for its import: what the first scope or traced function does."""
     entering.remove(_look)
     if getattr(sys.modules.get(_NAME), "__version__", None) is not None:
         connect()

@@ -16,8 +16,7 @@ from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
 from keras.src.backend.config import is_nnx_enabled as is_nnx_enabled
-from keras.src.backend.jax.trainer import JAXEpochIterator as JAXEpochIterator
-from keras.src.backend.jax.trainer import JAXTrainer as JAXTrainer
+from keras.src.backend.jax import trainer
 from keras.src.losses import loss as losses
 from keras.src.saving.keras_saveable import KerasSaveable as KerasSaveable
 from keras.src.trainers.data_adapters import is_grain_dataset, is_tf_dataset, is_torch_dataloader
@@ -25,6 +24,9 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAda
 from keras.src.utils.python_utils import is_default as is_default
 from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet
 
+JAXTrainer: Any = getattr(trainer, "JAXTrainer", None) or getattr(trainer, "Trainer")  # noqa: B009
+"""The class of all models that trains them. The one that scans is called `Trainer`."""
+JAXEpochIterator: Any = trainer.JAXEpochIterator
 losses_module: Any = losses
 nn: Any = getattr(backend, "ops", backend).nn
 """The backend's functions of neural networks: `backend.nn`, and `backend.ops.nn` beside the trainer that scans."""

@@ -24,7 +24,7 @@ from jaxtribute.integrations.keras.share import (
     whole_batch_losses,
     whole_batch_moments,
 )
-from jaxtribute.integrations.keras.variables import new_variable
+from jaxtribute.integrations.keras.variables import PlainValue, joined, new_variable
 
 if TYPE_CHECKING:
     from jaxtribute.strategies.base import Strategy
@@ -93,6 +93,8 @@ def patch() -> None:
         list(row.targets())  # all are there, or none is replaced
     for row in PATCHES:
         row.apply()
+    setattr(keras.Variable, "_value", PlainValue())  # noqa: B010 (an attribute that Keras sets on each object)
+    setattr(keras.Variable, "__jd_variable__", property(joined))  # noqa: B010
 
 
 def _wrapped(original: Method, instead: Method) -> Method:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,12 +49,17 @@ def strategy_of(model: Any) -> Strategy | None:
     found = model.__dict__.get(_ATTRIBUTE)
     tracker = inside.loss_tracker(model)
     if found is None and tracker is not None:
-        found = getattr(tracker.variables[0], "strategy", None)
+        found = _strategy_of(tracker.variables[:1])
     if found is None and getattr(model, "built", False):
-        found = next((v.strategy for v in model.weights if isinstance(v, StrategyVariable)), None)
+        found = _strategy_of(model.weights)
     if found is not None:
         remember(model, found)
     return found
+
+
+def _strategy_of(variables: Iterable[Any]) -> Strategy | None:
+    """The strategy that stores variables; None for plain ones and those of the default strategy, which fit as such."""
+    return next((v.strategy for v in variables if isinstance(v, StrategyVariable) and not v.strategy.is_default), None)
 
 
 def make_train_function(model: Any, strategy: Strategy) -> Function:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
+import jax
 import keras
 
 from jaxtribute import context as contexts
 from jaxtribute.context import Context
+from jaxtribute.execution.frames import EagerFrame
 from jaxtribute.integrations.keras import inside
-from jaxtribute.integrations.keras.loops import together
+from jaxtribute.integrations.keras.loops import own_replica, together
 from jaxtribute.values.enums import VariableAggregation
 from jaxtribute.values.variable import Variable
 
@@ -59,6 +61,42 @@ class StrategyVariable(keras.Variable):
             return Variable(value, trainable=self.trainable, name=self.path, aggregation=first)
 
 
+class PlainValue:
+    """The attribute `_value` of Keras variables that no strategy stores.
+
+    In a function that is traced, or that replicas run, such a variable becomes one of the strategy in force, the
+    default one included: a program takes its value as an input, and gives a new one where the function assigns it.
+    """
+
+    def __get__(self, variable: Any, owner: type[Any] | None = None) -> Any:
+        if variable is None:
+            return self
+        value = vars(variable).get("_value")
+        if value is not None and _tracked():
+            return joined(variable).read_value()
+        return value
+
+    def __set__(self, variable: Any, value: Any) -> None:
+        known = vars(variable).get("_value")
+        if known is None or value is None or not _tracked():
+            vars(variable)["_value"] = value
+            return
+        joined(variable)
+        variable._value = value  # which `StrategyVariable` takes from now on
+
+
+def _tracked() -> bool:
+    """True in a function that is traced or differentiated, or that several replicas run."""
+    context = contexts.current()
+    return (type(context.frame) is not EagerFrame or own_replica() is not None) and not on_servers(context.strategy)
+
+
+def joined(variable: Any) -> Variable:
+    """The variable that holds a Keras variable's value; one that has none yet gets it of the strategy in force."""
+    adopt(variable, contexts.current().strategy)
+    return variable.stored
+
+
 def new_variable(_: Any, cls: type[Any], *__: Any, **___: Any) -> Any:
     """`keras.Variable.__new__`: in a strategy's scope a variable is a `StrategyVariable`."""
     strategy = contexts.current().strategy
@@ -84,9 +122,18 @@ def keep_in(variable: Any, stored: Variable, strategy: Strategy) -> None:
 
 def adopt(variable: Any, strategy: Strategy) -> None:
     """Makes a Keras variable that was created outside every scope one of `strategy`'s, with the value that it has."""
-    if isinstance(variable, StrategyVariable) or type(variable) is not keras.Variable:
+    if isinstance(variable, StrategyVariable):
+        if strategy.is_default or not variable.strategy.is_default:
+            return
+        with contexts.entered(contexts.fallback.make()):
+            value = variable._value  # the default strategy's, which a function had made it
+        variable._stored = None
+    elif type(variable) is keras.Variable:
+        value = vars(variable).pop("_value")
+        variable.__class__ = StrategyVariable
+    else:
         return
-    value = variable.__dict__.pop("_value")
-    variable.__class__ = StrategyVariable
     variable.strategy = strategy
-    cast("StrategyVariable", variable)._value = value  # pyright: ignore[reportPrivateUsage]
+    # Outside what is being traced: the variable was there before, and its value is an array.
+    with contexts.entered(contexts.fallback.make()), jax.ensure_compile_time_eval():
+        cast("StrategyVariable", variable)._value = value  # pyright: ignore[reportPrivateUsage]
