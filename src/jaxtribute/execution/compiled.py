@@ -22,6 +22,7 @@ from jaxtribute.errors import TraceError, VariableError
 from jaxtribute.execution.frames import TracedFrame, lift
 from jaxtribute.execution.inference import varying_outputs
 from jaxtribute.execution.nests import flatten, is_array
+from jaxtribute.execution.placements import unplaced
 from jaxtribute.execution.replica_context import ReplicaContext
 from jaxtribute.execution.uncompiled import NotSplittable
 from jaxtribute.values.distributed import Mirrored, PerReplica, idle_replicas
@@ -292,7 +293,7 @@ def _trace(
         return [*arrays, *(frame.values[variable] for variable in frame.written), *totals]
 
     closed = jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(*arguments.local_avals(replica))
-    return _Traced(lift(closed), *seen)
+    return _Traced(unplaced(lift(closed)), *seen)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from jaxtribute import context as contexts
 from jaxtribute.config import prepare_cpu_backend
 from jaxtribute.devices import default_devices, device_name, resolve_device
 from jaxtribute.errors import ArgumentTypeError
-from jaxtribute.execution import compiled, lockstep
+from jaxtribute.execution import compiled
 from jaxtribute.execution.function import Function
 from jaxtribute.execution.nests import map_leaves
 from jaxtribute.strategies.base import Strategy

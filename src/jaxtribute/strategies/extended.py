@@ -26,7 +26,7 @@ from jaxtribute.traced_reads import EAGER as EAGER_TRACE
 from jaxtribute.traced_reads import current_trace
 from jaxtribute.values.distributed import Mirrored, PerReplica
 from jaxtribute.values.enums import ReduceOp, VariableSynchronization
-from jaxtribute.values.mesh import ReplicaMesh
+from jaxtribute.values.mesh import ReplicaMesh, unbound
 from jaxtribute.values.policies import MirroredPolicy, OnReadPolicy, PlainPolicy, Policy
 from jaxtribute.values.variable import Variable
 
@@ -178,6 +178,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         with contexts.entered(contexts.Context(self.strategy, context, frame)):
             if self.home is None or frame.traced or isinstance(fn, Function):
                 return fn(*args, **kwargs)
+            args, kwargs = map_leaves(unbound, (args, kwargs))  # to meet arrays from around the function
             with jax.default_device(self.home.devices[0]):
                 return fn(*args, **kwargs)
 
