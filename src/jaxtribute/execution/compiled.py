@@ -11,6 +11,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxtribute.collectives import manual
@@ -21,11 +22,12 @@ from jaxtribute.errors import TraceError, VariableError
 from jaxtribute.execution.frames import TracedFrame, lift
 from jaxtribute.execution.inference import varying_outputs
 from jaxtribute.execution.nests import flatten, is_array
+from jaxtribute.execution.placements import unplaced
 from jaxtribute.execution.replica_context import ReplicaContext
 from jaxtribute.execution.uncompiled import NotSplittable
 from jaxtribute.values.distributed import Mirrored, PerReplica, idle_replicas
 from jaxtribute.values.enums import ReduceOp
-from jaxtribute.values.mesh import AXIS, ReplicaMesh
+from jaxtribute.values.mesh import AXIS, ReplicaMesh, put
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
@@ -222,14 +224,44 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any
         out_specs=tuple(_SPLIT if one else _WHOLE for one in split),
         check_vma=False,
     )
-    inputs = [one.value for one in arguments.inputs]
-    outputs = mapped(*plan.consts, *inputs, *(outer.get(variable) for variable in plan.variables))
+    inputs = [*plan.consts, *(one.value for one in arguments.inputs)]
+    if outer.traced:
+        outputs = mapped(*inputs, *(outer.get(variable) for variable in plan.variables))
+    else:
+        places = [*(False for _ in plan.consts), *(one.split for one in arguments.inputs)]
+        inputs = [_put(value, mesh, split) for value, split in zip(inputs, places, strict=True)]
+        held = [_put(outer.get(variable), mesh, variable.policy.split) for variable in plan.variables]
+        outputs = jax.jit(mapped)(*inputs, *held)
     for variable, value in zip(plan.written, outputs[results : results + written], strict=True):
         outer.set(variable, value)
     if isinstance(outer, TracedFrame):
         for result, total in zip(traces[0].summed, outputs[results + written :], strict=True):
             outer.totals[id(outputs[result])] = (outputs[result], total)
     return _wrap(traces, plan, outputs, arguments, mesh)
+
+
+def run_transformed(
+    strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any, outer: Frame
+) -> Any:
+    """As `run`, where JAX differentiates or transforms eager code that runs `fn`: lockstep would lose the gradients.
+
+    Raises:
+      TraceError: replicas that see different shapes cannot be one program.
+    """
+    try:
+        return run(strategy, mesh, fn, args, kwargs, outer)
+    except NotSplittable as reason:
+        raise TraceError(
+            f"strategy.run on {mesh.size} replicas inside a function that is differentiated or transformed is one "
+            f"program, which is not possible here: {reason}. HINT: differentiate in the replica function, with "
+            "jd.value_and_grad, and reduce the gradients."
+        ) from reason
+
+
+def _put(value: Any, mesh: ReplicaMesh, split: bool) -> Any:
+    """An input of the replicas' program on their devices; what it is computed from may be differentiated."""
+    where = mesh.split if split else mesh.replicated
+    return jax.device_put(value, where) if isinstance(value, Tracer) else put(value, where)
 
 
 def _trace(
@@ -261,7 +293,7 @@ def _trace(
         return [*arrays, *(frame.values[variable] for variable in frame.written), *totals]
 
     closed = jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(*arguments.local_avals(replica))
-    return _Traced(lift(closed), *seen)
+    return _Traced(unplaced(lift(closed)), *seen)
 
 
 @dataclass

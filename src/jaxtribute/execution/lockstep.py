@@ -24,7 +24,7 @@ from jaxtribute.execution.replica_context import ReplicaContext
 from jaxtribute.values.agreement import all_signatures
 from jaxtribute.values.distributed import DistributedValues, Mirrored, PerReplica, idle_replicas
 from jaxtribute.values.enums import ReduceOp
-from jaxtribute.values.mesh import ReplicaMesh, put
+from jaxtribute.values.mesh import ReplicaMesh, put, unbound
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class LockstepFrame:
             self._run.step.noted_stored(variable)
         mesh = variable.policy.mesh
         if mesh is None:
-            return jax.device_put(self._run.step.get(variable), self._run.mesh.local_devices[self._index])
+            return self._run.near(self._run.step.get(variable), self._index)
         self._run.strategy.extended.check_variable(variable)
         return self._run.read(variable, self._index)
 
@@ -114,7 +114,7 @@ class LockstepLink:
         def merge(payloads: list[Any]) -> list[Any]:
             if run.mesh.peers is not None:
                 return run.components(pick_value(run.joined([[payload] for payload in payloads])[0], replica))
-            return [jax.device_put(payloads[replica], device) for device in run.mesh.local_devices]
+            return [run.near(payloads[replica], index) for index in range(len(payloads))]
 
         return run.meet(self._index, f"a read of replica {replica}", value, merge)
 
@@ -193,9 +193,9 @@ class LockstepRun:
 
     def _replica(self, index: int, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         device = self.mesh.local_devices[index]
+        ident = _movable(self.mesh.local_numbers[index], self.mesh)
         op_by_op = jax.disable_jit() if self._op_by_op else nullcontext()
         with jax.default_device(device), op_by_op:
-            ident = self.mesh.local_numbers[index]
             context = ReplicaContext(self.strategy, ident, LockstepLink(self, index))
             with contexts.entered(Context(self.strategy, context, LockstepFrame(self, index))):
                 try:
@@ -263,10 +263,15 @@ class LockstepRun:
         if known is None or known[0] is not array:
             with jax.ensure_compile_time_eval():  # the first read may be in a function that JAX traces
                 spread = variable.policy.spread(array)
-            known = self._parts[variable] = (array, self.mesh.local_parts(spread))
+            parts = [_movable(part, self.mesh) for part in self.mesh.local_parts(spread)]
+            known = self._parts[variable] = (array, parts)
             if variable.policy.shared:
                 self._remember(known[1], Mirrored(spread, self.mesh))
         return known[1]
+
+    def near(self, value: Any, index: int) -> Any:
+        """A value on the device of a replica, or in a mirrored one's copy there."""
+        return _movable(jax.device_put(value, self.mesh.local_devices[index]), self.mesh)
 
     def forget(self) -> None:
         """Drops what is known of the variables: cross-replica code may have changed them."""
@@ -280,8 +285,7 @@ class LockstepRun:
     def write(self, variable: Variable, index: int, value: Any) -> None:
         """Notes one replica's new copy; when all have written, the variable gets them as one array."""
         parts = self._split(variable)
-        device = self.mesh.local_devices[index]
-        value = jax.device_put(value, device)
+        value = self.near(value, index)
         if not variable.policy.shared:
             parts[index] = value
             array = self.mesh.assemble(parts)
@@ -308,11 +312,22 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any
 def components(nest: Any, mesh: ReplicaMesh) -> list[Any]:
     """One nest a local replica, with its component of every distributed value."""
     leaves, tree = flatten(nest)
-    columns = [leaf.values if isinstance(leaf, DistributedValues) else None for leaf in leaves]
+    columns = [
+        [_movable(part, mesh) for part in leaf.values] if isinstance(leaf, DistributedValues) else None
+        for leaf in leaves
+    ]
     return [
         tree.unflatten([leaf if column is None else column[i] for leaf, column in zip(leaves, columns, strict=True)])
         for i in range(len(mesh.local_ids))
     ]
+
+
+def _movable(part: Any, mesh: ReplicaMesh) -> Any:
+    """A replica's array such that it can meet arrays from around the function, which may lie anywhere.
+
+    Not among several workers: they would not see that each puts another array in the same place.
+    """
+    return part if mesh.peers is not None else unbound(part)
 
 
 def regroup(

@@ -22,9 +22,11 @@ from jaxtribute.execution.nests import flatten, map_leaves
 from jaxtribute.execution.replica_context import ReplicaContext
 from jaxtribute.strategies.legacy_extended import LegacyExtended
 from jaxtribute.strategies.operations import ExtendedOperations
+from jaxtribute.traced_reads import EAGER as EAGER_TRACE
+from jaxtribute.traced_reads import current_trace
 from jaxtribute.values.distributed import Mirrored, PerReplica
 from jaxtribute.values.enums import ReduceOp, VariableSynchronization
-from jaxtribute.values.mesh import ReplicaMesh
+from jaxtribute.values.mesh import ReplicaMesh, unbound
 from jaxtribute.values.policies import MirroredPolicy, OnReadPolicy, PlainPolicy, Policy
 from jaxtribute.values.variable import Variable
 
@@ -126,7 +128,14 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
             return compiled.run(self.strategy, self.mesh, fn, args, kwargs, frame)
         if isinstance(fn, Function):
             return fn.run_on(self.strategy)(*args, **kwargs)
-        return lockstep.run(self.strategy, self.mesh, fn, args, kwargs)
+        return self.run_eagerly(fn, args, kwargs)
+
+    def run_eagerly(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Calls `fn` on each replica where no program is traced."""
+        if type(current_trace()) is EAGER_TRACE:
+            return lockstep.run(self.strategy, self.mesh, fn, args, kwargs)
+        frame = contexts.current().frame
+        return compiled.run_transformed(self.strategy, self.mesh, fn, args, kwargs, frame)
 
     def reduce_local(self, value: compiled.LocalPerReplica, op: ReduceOp, axis: int | tuple[int, ...] | None) -> Any:
         """`Strategy.reduce` in a compiled `merge_call`, where `value` is this replica's component."""
@@ -171,6 +180,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
                 return fn(*args, **kwargs)
             if self.home is None:
                 return stepping(lambda _: fn(*args, **kwargs))
+            args, kwargs = map_leaves(unbound, (args, kwargs))  # to meet arrays from around the function
             with jax.default_device(self.home.devices[0]):
                 return stepping(lambda _: fn(*args, **kwargs))
 

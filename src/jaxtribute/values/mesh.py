@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jaxlib._jax import ArrayImpl
 
 from jaxtribute.values.agreement import first_workers
 
@@ -87,6 +88,17 @@ def put(value: Any, where: Sharding | jax.Device) -> jax.Array:
         return jax.device_put(value, where)
     host = _canonical(value) if isinstance(value, np.ndarray) else np.asarray(jnp.asarray(value))
     return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
+
+
+def unbound(array: Any) -> Any:
+    """The array where it is, but so that JAX may move it to meet another; only one on one device can be."""
+    if isinstance(array, Tracer) or not isinstance(array, jax.Array) or not array.committed:
+        return array
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        return jax.random.wrap_key_data(unbound(jax.random.key_data(array)), impl=jax.random.key_impl(array))
+    if len(array.sharding.device_set) > 1:
+        return array
+    return ArrayImpl(array.aval, array.sharding, [array], committed=False)
 
 
 class Peers(Protocol):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxtribute.values.mesh import own
+from jaxtribute.values.mesh import own, unbound
 from jaxtribute.values.policies.base import Policy, Update, coerce
 
 if TYPE_CHECKING:
@@ -40,8 +41,13 @@ class PlainPolicy(Policy):
         return self.mesh.replicate(value)
 
     def read(self, variable: Variable, context: Context) -> Any:
-        """The array."""
-        return context.frame.get(variable)
+        """The array; to a replica that runs eagerly such that it can meet arrays of other devices."""
+        array = context.frame.get(variable)
+        return array if context.replica is None or context.frame.traced else unbound(array)
+
+    def derivable(self, variable: Variable, context: Context) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
+        """The array as it is read."""
+        return self.read(variable, context), lambda value: (value, None)
 
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
         """Updates the array; several replicas write one after the other."""

@@ -1,0 +1,108 @@
+"""Programs freed of the placements of arrays that they capture.
+
+To JAX the mesh that an array lies on is part of its type, and of the types of all that is computed from it. A replica's
+program is for one replica: an array from around the function, wherever it lies, is a value to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray, Tracer
+from jax.sharding import NamedSharding
+
+
+def unplaced(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The program without the meshes of the arrays that it captures; itself if it captures none that lies on one."""
+    if not _captures_placed(closed):
+        return closed
+    return _freed(closed)
+
+
+def _captures_placed(program: Any) -> bool:
+    jaxpr = getattr(program, "jaxpr", program)
+    if any(_has_mesh(var.aval) for var in jaxpr.constvars):
+        return True
+    return any(_captures_placed(inner) for eqn in jaxpr.eqns for inner in _programs(eqn.params))
+
+
+def _programs(params: dict[str, Any]) -> list[Any]:
+    """The programs among the parameters of an operation."""
+    found: list[Any] = []
+    for value in params.values():
+        found.extend(one for one in (value if isinstance(value, (tuple, list)) else (value,)) if _is_program(one))
+    return found
+
+
+def _is_program(value: Any) -> bool:
+    return isinstance(value, (jex.Jaxpr, jex.ClosedJaxpr))
+
+
+def _has_mesh(aval: Any) -> bool:
+    """True if the type names a mesh whose axes the compiler deals with."""
+    return _of_compiler(getattr(aval, "sharding", None))
+
+
+def _of_compiler(sharding: Any) -> bool:
+    return isinstance(sharding, NamedSharding) and not sharding.mesh.empty and sharding.mesh.are_all_axes_auto
+
+
+def _freed(program: Any) -> Any:
+    """A program and all programs in it anew, every type without its mesh."""
+    jaxpr: Any = program.jaxpr if isinstance(program, jex.ClosedJaxpr) else program
+    new: dict[Any, Any] = {}
+
+    def var(old: Any) -> Any:
+        if old not in new:
+            new[old] = jex.Var(_type(old.aval))
+        return new[old]
+
+    def atom(old: Any) -> Any:
+        return old if isinstance(old, jex.Literal) else new[old]
+
+    constvars, invars = [var(one) for one in jaxpr.constvars], [var(one) for one in jaxpr.invars]
+    eqns: list[Any] = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "reshard" and _has_mesh(eqn.outvars[0].aval):
+            new[eqn.outvars[0]] = atom(eqn.invars[0])  # from one mesh to another: here neither is left
+            continue
+        taken = [atom(one) for one in eqn.invars]
+        params = {name: _parameter(value) for name, value in eqn.params.items()}
+        eqns.append(eqn.replace(invars=taken, outvars=[var(one) for one in eqn.outvars], params=params))
+    outvars = [atom(one) for one in jaxpr.outvars]
+    freed = jaxpr.replace(constvars=constvars, invars=invars, eqns=eqns, outvars=outvars)
+    consts = getattr(program, "consts", ())
+    if consts or not isinstance(program, jex.Jaxpr):
+        return jex.ClosedJaxpr(freed, [loose(value) for value in consts])
+    return freed
+
+
+def _parameter(value: Any) -> Any:
+    if _is_program(value):
+        return _freed(value)
+    if isinstance(value, (tuple, list)) and any(_is_program(one) for one in value):
+        return type(value)(_freed(one) if _is_program(one) else one for one in value)
+    return None if _of_compiler(value) else value
+
+
+def _type(aval: Any) -> Any:
+    if isinstance(aval, ShapedArray) and _has_mesh(aval):
+        return ShapedArray(aval.shape, aval.dtype, aval.weak_type)
+    return aval
+
+
+def loose(value: Any) -> Any:
+    """An array as JAX may move it, bound to no device."""
+    if not isinstance(value, jax.Array) or isinstance(value, Tracer) or not value.committed:
+        return value
+    if not value.is_fully_addressable:
+        if not value.is_fully_replicated:
+            return value
+        value = value.addressable_data(0)
+    if jnp.issubdtype(value.dtype, jax.dtypes.extended):
+        return jax.random.wrap_key_data(loose(jax.random.key_data(value)), impl=jax.random.key_impl(value))
+    return jnp.asarray(np.asarray(value))
