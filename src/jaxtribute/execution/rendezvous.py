@@ -53,6 +53,8 @@ class Rendezvous:
         self._replicas = [_Replica(body) for body in bodies]
         self._finished = Signal()
         self._error: BaseException | None = None
+        self._abandoned = False
+        """True if nobody waits for anybody any more: a thread was interrupted while it handed over."""
         self._merge: Callable[[list[Any]], Sequence[Any]] | None = None
 
     def run(self) -> list[Any]:
@@ -64,12 +66,10 @@ class Rendezvous:
         """
         try:
             self._run_new(0)
-            if any(replica.state is not _State.DONE for replica in self._replicas):
+            if not self._abandoned and any(replica.state is not _State.DONE for replica in self._replicas):
                 self._finished.take()
         except BaseException as error:  # an interrupt of the caller's thread: nobody must be left waiting
-            self._fail(error)
-            for replica in self._replicas:
-                replica.wake.give()
+            self._abandon(error)
             raise
         if self._error is not None:
             raise self._error
@@ -87,12 +87,18 @@ class Rendezvous:
         Raises:
           ContextError: another replica came to a different meeting, or ended without any.
         """
+        if self._abandoned:
+            raise _Abandoned
         replica = self._replicas[index]
-        replica.meeting, replica.payload, replica.place = meeting, payload, caller()
-        replica.state = _State.PARKED
-        self._merge = merge
-        self._pass_on()
-        replica.wake.take()
+        try:
+            replica.meeting, replica.payload, replica.place = meeting, payload, caller()
+            replica.state = _State.PARKED
+            self._merge = merge
+            self._pass_on()
+            replica.wake.take()
+        except BaseException as error:  # an interrupt: who runs next, and whether it knows, is open
+            self._abandon(error)
+            raise
         if self._error is not None:
             raise _Abandoned
         replica.state = _State.RUNNING
@@ -100,7 +106,13 @@ class Rendezvous:
         return outcome
 
     def _run_new(self, index: int) -> None:
-        """Runs replica `index` from its start, then those after it that nobody runs yet."""
+        """Runs replica `index` from its start, then those after it that nobody runs yet; raises nothing."""
+        try:
+            self._run_from(index)
+        except BaseException as error:  # noqa: BLE001 (handed to the caller's thread)
+            self._abandon(error)
+
+    def _run_from(self, index: int) -> None:
         while True:
             replica = self._replicas[index]
             replica.state = _State.RUNNING
@@ -108,7 +120,9 @@ class Rendezvous:
                 replica.result = replica.body()
             except _Abandoned:
                 pass
-            except BaseException as error:  # noqa: BLE001 (handed to the caller's thread)
+            except BaseException as error:
+                if self._abandoned:
+                    raise
                 error.add_note(f"(raised by replica {index} of {len(self._replicas)})")
                 self._fail(error)
             replica.state = _State.DONE
@@ -126,7 +140,6 @@ class Rendezvous:
         if self._error is None and self._next(_State.READY) is None:
             new = self._next(_State.NEW)
             if new is not None:
-                self._replicas[new].state = _State.RUNNING
                 _workers.submit(lambda: self._run_new(new))
                 return
             self._bring_together()
@@ -160,6 +173,14 @@ class Rendezvous:
     def _fail(self, error: BaseException) -> None:
         if self._error is None:
             self._error = error
+
+    def _abandon(self, error: BaseException) -> None:
+        """Ends all waiting, whatever the replicas' states say; each ends when it wakes, or comes to a meeting."""
+        self._fail(error)
+        self._abandoned = True
+        for replica in self._replicas:
+            replica.wake.give()
+        self._finished.give()
 
     def _mismatch(self) -> ContextError:
         lines = [

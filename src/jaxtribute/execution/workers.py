@@ -44,11 +44,9 @@ class Workers:
     def submit(self, job: Callable[[], None]) -> None:
         """Runs `job` in a thread of its own; it must not raise."""
         with self._lock:
-            worker = self._idle.pop() if self._idle else None
-        if worker is None:
+            given = bool(self._idle) and self._idle.pop().give(job)
+        if not given:
             _Worker(self, job).start()
-        else:
-            worker.give(job)
 
     def thread_name(self) -> str:
         """The name for a new thread."""
@@ -64,8 +62,10 @@ class Workers:
             if worker in self._idle:
                 self._idle.remove(worker)
                 return False
-        worker.ready.take()  # a job was given at the last moment
-        return True
+        # A job is given at the last moment, or its giver has been interrupted before it could.
+        with self._lock:
+            worker.ended = not worker.ready.take(0)
+        return not worker.ended
 
 
 class _Worker(threading.Thread):
@@ -73,10 +73,15 @@ class _Worker(threading.Thread):
         super().__init__(name=pool.thread_name(), daemon=True)
         self._pool, self._job = pool, job
         self.ready = Signal()
+        self.ended = False
 
-    def give(self, job: Callable[[], None]) -> None:
+    def give(self, job: Callable[[], None]) -> bool:
+        """Hands over a job; returns whether the thread is still there to do it."""
+        if self.ended:
+            return False
         self._job = job
         self.ready.give()
+        return True
 
     def run(self) -> None:
         more = True
