@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+from jaxtribute import settings
 from jaxtribute.cluster.accelerators import local_accelerators
 from jaxtribute.cluster.spec import ClusterSpec
 from jaxtribute.errors import ClusterSpecError
@@ -53,7 +54,7 @@ class ClusterResolver(ABC):
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self._task_type = task_type
-        self._task_id = task_id
+        self._task_id = settings.whole("task_id", task_id, optional=True)
         self._rpc_layer = rpc_layer
         self.environ: Mapping[str, str] = os.environ if environ is None else environ
         """The environment that is read."""
@@ -157,7 +158,7 @@ class ClusterResolver(ABC):
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
         """Says that this process is another task of its job."""
-        self._task_id = task_id
+        self._task_id = settings.whole("task_id", task_id, optional=True)
 
     @property
     def rpc_layer(self) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxtribute import settings
 from jaxtribute.cluster.google_cloud import make_service
 from jaxtribute.cluster.resolvers.base import ClusterResolver
 from jaxtribute.cluster.spec import ClusterSpec
@@ -47,7 +48,7 @@ class GCEClusterResolver(ClusterResolver):
         super().__init__(task_type, task_id, rpc_layer)
         self._job = task_type
         self._project, self._zone, self._group = project, zone, instance_group
-        self._port = port
+        self._port = settings.port("port", port)
         self._service = make_service("compute", "v1", credentials) if service is None else service
 
     def cluster_spec(self) -> ClusterSpec:
