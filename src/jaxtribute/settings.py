@@ -107,13 +107,13 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def function(name: str, value: _Kind) -> _Kind:
-    """Returns a setting that is called.
+def function(name: str, value: _Kind, *, optional: bool = False) -> _Kind:
+    """Returns a setting that is called, or None if that is allowed.
 
     Raises:
       ArgumentTypeError: it cannot be.
     """
-    if not callable(value):
+    if not callable(value) and not (optional and value is None):
         raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}. HINT: pass a function.")
     return value
 
@@ -131,12 +131,18 @@ def sequence(name: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def text(name: str, value: Any) -> str:
-    """Returns a setting that is a string.
+@overload
+def text(name: str, value: Any) -> str: ...
+@overload
+def text(name: str, value: Any, *, optional: bool) -> str | None: ...
+def text(name: str, value: Any, *, optional: bool = False) -> str | None:
+    """Returns a setting that is a string, or None if that is allowed.
 
     Raises:
       ArgumentTypeError: it is none.
     """
+    if optional and value is None:
+        return None
     if not isinstance(value, str):
         raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}. HINT: pass a string.")
     return value

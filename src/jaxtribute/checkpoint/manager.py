@@ -82,6 +82,7 @@ class CheckpointManager:
         settings.whole("checkpoint_interval", checkpoint_interval, 1, optional=True)
         settings.amount("timeout_s", timeout_s, above=True, optional=True)
         settings.flag("block", block)
+        settings.function("init_fn", init_fn, optional=True)
         settings.text("checkpoint_name", checkpoint_name)
         if checkpoint_interval is not None and step_counter is None:
             raise ArgumentError(

@@ -79,6 +79,7 @@ def expand_counts(text: str) -> list[int]:
       ClusterSpecError: the list is malformed.
     """
     counts: list[int] = []
+    total = 0
     for part in text.split(","):
         found = _COUNT.fullmatch(part)
         if found is None:
@@ -86,10 +87,10 @@ def expand_counts(text: str) -> list[int]:
                 f"{text!r} is no list of Slurm's tasks per node at {part!r}. HINT: expected counts and repetitions, "
                 "such as '3(x2),2,1'."
             )
-        more = int(found[2] or 1) if len(found[2] or "") <= _DIGITS else _MOST + 1
-        if len(counts) + more > _MOST:
-            raise ClusterSpecError(
-                f"{text!r} counts the tasks of more than {_MOST} nodes. HINT: let nothing but srun set it."
-            )
-        counts += [int(found[1])] * more
+        too_long = max(len(found[1]), len(found[2] or "")) > _DIGITS
+        tasks, more = (_MOST, 2) if too_long else (int(found[1]), int(found[2] or 1))
+        total += max(tasks, 1) * more
+        if total > _MOST:
+            raise ClusterSpecError(f"{text!r} counts more than {_MOST} tasks. HINT: let nothing but srun set it.")
+        counts += [tasks] * more
     return counts

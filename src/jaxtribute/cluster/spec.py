@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from jaxtribute import settings
 from jaxtribute.errors import ArgumentTypeError, ClusterSpecError
 
 Tasks = Sequence[str] | Mapping[int, str]
@@ -226,15 +227,14 @@ class ClusterDeviceFilters:
 
         Raises:
           ArgumentTypeError: a filter or the job's name is no string, or a string was given for the list.
-          ClusterSpecError: the index is negative or no whole number.
+          ArgumentError: the index is negative.
         """
         if isinstance(device_filters, str) or not all(isinstance(each, str) for each in device_filters):
             raise ArgumentTypeError(
                 f"device filters are a list of strings, not {device_filters!r}. HINT: write ['/job:ps']."
             )
-        self._filters.setdefault(_text(job_name, "the name of a job"), {})[_index(job_name, task_index)] = list(
-            device_filters
-        )
+        tasks = self._filters.setdefault(settings.text("job_name", job_name), {})
+        tasks[settings.whole("task_index", task_index)] = list(device_filters)
 
     def as_dict(self) -> dict[str, dict[int, list[str]]]:
         """The filters by job and task index."""

@@ -212,7 +212,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         accumulation_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self._device = None if reduce_to_device is None else resolve_device(reduce_to_device)
-        self._accumulate = None if accumulation_fn is None else settings.function("accumulation_fn", accumulation_fn)
+        self._accumulate = settings.function("accumulation_fn", accumulation_fn, optional=True)
 
     def summation(self, mesh: ReplicaMesh, options: CommunicationOptions | None) -> Summation:
         """Messages to the replica on the device, and back."""

@@ -121,8 +121,8 @@ class ParameterServerStrategy(Strategy):
             settings.whole("staleness", staleness),
             settings.amount("timeout_s", timeout_s, above=True),
         )
-        if variable_partitioner is not None:
-            settings.function("variable_partitioner", variable_partitioner)
+        settings.function("variable_partitioner", variable_partitioner, optional=True)
+        settings.text("address", address, optional=True)
         self._resolver = cluster_resolver
         options = {"replicas": replicas, "staleness": staleness, "timeout_s": timeout_s}
         cluster = start_cluster(cluster_resolver, address, partitioner=variable_partitioner, **options)

@@ -133,7 +133,7 @@ class MultiProcessRunner:
         settings.amount("grace_s", grace_s)
         self.workers, self.devices = workers, devices
         self._timeout_s, self._grace_s, self._env = timeout_s, grace_s, dict(env or {})
-        self._setup, self._is_set_up = setup, False
+        self._setup, self._is_set_up = settings.function("setup", setup, optional=True), False
         self._family: Family | None = None
         self._ports: ReservedPorts | None = None
         self._ranks: list[_Rank] = []
@@ -181,6 +181,7 @@ class MultiProcessRunner:
             ProcessFailedError: A rank raised, or died; with its traceback and all output of every rank.
             DeadlineError: Ranks did not finish in time; with the stacks of their threads, and all output.
         """
+        settings.function("fn", fn)
         request = encode_call(fn, tuple(args), kwargs or {})
         limit = self._timeout_s if timeout_s is None else timeout_s
         self.start()

@@ -54,9 +54,12 @@ def known_dtype(dtype: Any) -> np.dtype[Any]:
       ArgumentTypeError: nothing that names one.
     """
     try:
-        return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+        known = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
     except TypeError as error:
         raise ArgumentTypeError(f"dtype is {dtype!r}: {error}. HINT: pass a dtype, such as 'float32'.") from None
+    if _kind(known) == len(_KINDS):
+        raise ArgumentTypeError(f"dtype is {dtype!r}, which is none of numbers. HINT: pass one such as 'float32'.")
+    return known
 
 
 def converted(array: Any, dtype: np.dtype[Any], what: str) -> Any:

@@ -44,5 +44,4 @@ class TerminationConfig:
     def __post_init__(self) -> None:
         settings.amount("grace_period", self.grace_period, optional=True)
         for name in ("termination_watcher_fn", "exit_fn", "save_fn"):
-            if getattr(self, name) is not None:
-                settings.function(name, getattr(self, name))
+            settings.function(name, getattr(self, name), optional=True)

@@ -45,9 +45,10 @@ class GCEClusterResolver(ClusterResolver):
         credentials: Any = "default",
         service: Any = None,
     ) -> None:
-        super().__init__(task_type, task_id, rpc_layer)
+        super().__init__(settings.text("task_type", task_type), task_id, rpc_layer)
         self._job = task_type
-        self._project, self._zone, self._group = project, zone, instance_group
+        self._project, self._zone = settings.text("project", project), settings.text("zone", zone)
+        self._group = settings.text("instance_group", instance_group)
         self._port = settings.port("port", port)
         self._service = make_service("compute", "v1", credentials) if service is None else service
 

@@ -85,7 +85,7 @@ class KubernetesClusterResolver(ClusterResolver):
         self._port = settings.port("tf_server_port", tf_server_port)
         self._client: Any = override_client or _make_client(executable_location, self.environ)
         self._options: dict[str, Any] = {} if override_client else {"_request_timeout": _ANSWER_S}
-        self._namespace = namespace
+        self._namespace = settings.text("namespace", namespace, optional=True)
         self._num_tasks = {
             job: settings.whole(f"num_tasks[{job!r}]", count) for job, count in (num_tasks or {}).items()
         }

@@ -66,6 +66,7 @@ class SlurmClusterResolver(ClusterResolver):
         self._nodes = self._tasks_by_node(tasks_per_node)
         counts = {job: settings.whole(f"jobs[{job!r}]", count) for job, count in (jobs or {}).items()}
         self._jobs = dict(sorted((counts or {"worker": integer(self.environ, _TASKS)}).items()))
+        self._check_counts()
         self._places = [(node, local) for node, count in self._nodes.items() for local in range(count)]
         self._check_places()
         self._gpus = _node_gpus(self.environ, settings.whole("gpus_per_node", gpus_per_node, optional=True))
@@ -128,13 +129,16 @@ class SlurmClusterResolver(ClusterResolver):
             )
         return dict(zip(nodes, counts, strict=True))
 
-    def _check_places(self) -> None:
-        asked, assigned = sum(self._jobs.values()), len(self._places)
+    def _check_counts(self) -> None:
+        asked, assigned = sum(self._jobs.values()), sum(self._nodes.values())
         if asked != assigned:
             raise ClusterSpecError(
                 f"the jobs {self._jobs} have {asked} tasks, and Slurm runs {assigned}: {self._nodes}. "
                 f"HINT: start with srun --ntasks={asked}, or change jobs."
             )
+
+    def _check_places(self) -> None:
+        assigned = len(self._places)
         if self._rank >= assigned:
             raise ClusterSpecError(
                 f"{_RANK} is {self._rank}: expected 0 to {assigned - 1}, because {self._nodes} has {assigned} tasks. "

@@ -45,7 +45,7 @@ class TFConfigClusterResolver(ClusterResolver):
         environ: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(task_type, task_id, rpc_layer, environ=environ)
-        self._environment = environment
+        self._environment = settings.text("environment", environment, optional=True)
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> Detection | None:
