@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from jaxtribute import settings
 from jaxtribute.errors import DivergenceError
 from jaxtribute.execution.nests import is_whole
 from jaxtribute.values.distributed import Mirrored
@@ -34,9 +35,10 @@ def check_replicas(tree: Any, *, every: int = 1, step: int = 0) -> None:
       step: the number of the step.
 
     Raises:
+      ArgumentError: `every` is less than 1, or `step` negative.
       DivergenceError: a value differs; it names the first, the replicas that differ from replica 0, and by how much.
     """
-    if every < 1 or step % every:
+    if settings.whole("step", step) % settings.whole("every", every, 1):
         return
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_whole)[0]:
         found = _mirrored(leaf)

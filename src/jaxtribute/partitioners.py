@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxtribute import settings
 from jaxtribute.errors import ArgumentError
 
 
@@ -45,7 +46,7 @@ class FixedShardsPartitioner(Partitioner):
     """
 
     def __init__(self, num_shards: int) -> None:
-        self._shards = _positive("num_shards", num_shards)
+        self._shards = settings.whole("num_shards", num_shards, 1)
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
         """Returns `num_shards` along `axis`, at most its length."""
@@ -68,9 +69,9 @@ class MinSizePartitioner(Partitioner):
     """
 
     def __init__(self, min_shard_bytes: int = 256 << 10, max_shards: int = 1, bytes_per_string: int = 16) -> None:
-        self._bytes = _positive("min_shard_bytes", min_shard_bytes)
-        self._shards = _positive("max_shards", max_shards)
-        self._string = _positive("bytes_per_string", bytes_per_string)
+        self._bytes = settings.whole("min_shard_bytes", min_shard_bytes, 1)
+        self._shards = settings.whole("max_shards", max_shards, 1)
+        self._string = settings.whole("bytes_per_string", bytes_per_string, 1)
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
         """Returns how often `min_shard_bytes` fits into the variable, rounded up, along `axis`."""
@@ -93,9 +94,9 @@ class MaxSizePartitioner(Partitioner):
     """
 
     def __init__(self, max_shard_bytes: int, max_shards: int | None = None, bytes_per_string: int = 16) -> None:
-        self._bytes = _positive("max_shard_bytes", max_shard_bytes)
-        self._shards = None if max_shards is None else _positive("max_shards", max_shards)
-        self._string = _positive("bytes_per_string", bytes_per_string)
+        self._bytes = settings.whole("max_shard_bytes", max_shard_bytes, 1)
+        self._shards = settings.whole("max_shards", max_shards, 1, optional=True)
+        self._string = settings.whole("bytes_per_string", bytes_per_string, 1)
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
         """Returns the number of shards along `axis` into which whole rows of it fit."""
@@ -130,9 +131,3 @@ def _element_bytes(dtype: Any, string: int) -> int:
         return string
     kind = np.dtype(dtype)
     return string if kind.kind in "SUO" else kind.itemsize
-
-
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise ArgumentError(f"{name} is {value}. HINT: pass at least 1.")
-    return value

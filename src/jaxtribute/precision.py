@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxtribute import settings
 from jaxtribute.errors import ArgumentError
 from jaxtribute.execution.autodiff import value_and_grad
 from jaxtribute.values.enums import VariableAggregation
@@ -205,7 +206,7 @@ class DynamicLossScale(LossScale):
     def __init__(
         self, initial: float = 2.0**15, *, period: int = 2000, factor: float = 2.0, least: float = 1.0
     ) -> None:
-        self._period, self._factor = int(_positive("period", period)), _positive("factor", factor)
+        self._period, self._factor = settings.whole("period", period, 1), _positive("factor", factor)
         self._least = _positive("least", least)
         if self._factor <= 1:
             raise ArgumentError(f"factor is {factor}. HINT: pass more than 1, such as 2.")
@@ -265,6 +266,4 @@ def _dtype(name: str, text: str) -> Any:
 
 
 def _positive(name: str, value: float) -> float:
-    if not value > 0:
-        raise ArgumentError(f"{name} is {value!r}. HINT: pass a positive number.")
-    return float(value)
+    return settings.amount(name, value, above=True)

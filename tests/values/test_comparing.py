@@ -192,6 +192,15 @@ class Settings:
     layers: int = 1
 
 
+def test_a_compiled_function_that_returns_a_variable() -> None:
+    strategy = mirrored(2)
+    for value in ([0.0, 0.0], [0.0, 0.0], 0.0, 0.0):
+        v = variable(strategy, value)
+        returned = jd.function(v.assign_add)(jnp.ones_like(v))  # the results' structure holds the variable
+        assert returned is v
+        assert float(v.sum()) == v.size
+
+
 def test_variables_in_settings_are_compared_by_identity() -> None:
     a, b = jd.Variable(0.0), jd.Variable(0.0)
     assert Settings(a) == Settings(a)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from jaxtribute import settings
 from jaxtribute.checkpoint import committing
 from jaxtribute.checkpoint.checkpoint import Checkpoint
 from jaxtribute.checkpoint.description import Description
@@ -98,8 +99,13 @@ class CheckpointManager:
             "checkpoint_interval": checkpoint_interval,
         }
         for name, value in limits.items():
-            if value is not None and value <= 0:
-                raise ArgumentError(f"{name}={value} must be positive. HINT: None leaves it out.")
+            settings.amount(name, value, above=True, optional=True)
+        settings.whole("max_to_keep", max_to_keep, 1, optional=True)
+        settings.whole("checkpoint_interval", checkpoint_interval, 1, optional=True)
+        settings.amount("timeout_s", timeout_s, above=True, optional=True)
+        settings.flag("block", block)
+        settings.function("init_fn", init_fn, optional=True)
+        settings.text("checkpoint_name", checkpoint_name)
         if checkpoint_interval is not None and step_counter is None:
             raise ArgumentError(
                 f"checkpoint_interval={checkpoint_interval} counts steps, and step_counter is None. "

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from jaxtribute import settings
 from jaxtribute.callers import caller
 from jaxtribute.errors import ClusterError
 
@@ -34,9 +35,12 @@ def debug_collectives(enabled: bool) -> None:
 
     Args:
       enabled: whether they compare.
+
+    Raises:
+      ArgumentTypeError: neither True nor False.
     """
     global _chosen
-    _chosen = bool(enabled)
+    _chosen = settings.flag("enabled", enabled)
 
 
 def enabled() -> bool:

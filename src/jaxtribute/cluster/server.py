@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from jaxtribute import settings
 from jaxtribute.cluster import runtime
 from jaxtribute.cluster.roster import JOBS
 from jaxtribute.cluster.spec import ClusterDef, ClusterSpec, Tasks
@@ -55,7 +56,7 @@ class Server:
       start: whether to start at once.
 
     Raises:
-      ArgumentTypeError: `server_or_cluster_def` describes no cluster.
+      ArgumentTypeError: `server_or_cluster_def` describes no cluster, or another argument is of a wrong type.
       ClusterSpecError: the job or the task is left out and not clear, or the cluster does not have it.
       ConfigError: as from `start`; `DeadlineError` and `ClusterError` too.
 
@@ -71,6 +72,10 @@ class Server:
         config: Any = None,
         start: bool = True,
     ) -> None:
+        settings.text("job_name", job_name, optional=True)
+        settings.whole("task_index", task_index, optional=True)
+        settings.text("protocol", protocol, optional=True)
+        settings.flag("start", start)
         self._def = _make_def(server_or_cluster_def, job_name, task_index, protocol, config)
         self._spec = ClusterSpec(self._def.cluster)
         self._address = self._spec.task_address(self._def.job_name, self._def.task_index)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from jaxtribute import settings
 from jaxtribute.errors import ArgumentTypeError, ClusterSpecError
 
 Tasks = Sequence[str] | Mapping[int, str]
@@ -181,12 +183,17 @@ def _tasks_of(job: str, tasks: Any) -> dict[int, str]:
     return found
 
 
+def task_number(value: Any) -> int | None:
+    """The number of a task: a whole number from 0 on, or one in digits, as JSON has keys; None for anything else."""
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    return operator.index(value) if whole and operator.index(value) >= 0 else None
+
+
 def _index(job: str, key: Any) -> int:
-    try:
-        index = int(key)  # JSON turns the keys of a dict into strings
-    except (TypeError, ValueError):
-        index = -1
-    if index < 0:
+    index = task_number(key)
+    if index is None:
         raise ClusterSpecError(
             f"{key!r} is no index of a task of job {job!r}: expected a whole number from 0 on. HINT: write {_FORMS}."
         )
@@ -219,13 +226,15 @@ class ClusterDeviceFilters:
         """Sets the filters of a task, such as `["/job:ps"]`; those set before are dropped.
 
         Raises:
-          ArgumentTypeError: a filter is no string, or a string was given for the list.
+          ArgumentTypeError: a filter or the job's name is no string, or a string was given for the list.
+          ArgumentError: the index is negative.
         """
         if isinstance(device_filters, str) or not all(isinstance(each, str) for each in device_filters):
             raise ArgumentTypeError(
                 f"device filters are a list of strings, not {device_filters!r}. HINT: write ['/job:ps']."
             )
-        self._filters.setdefault(job_name, {})[task_index] = list(device_filters)
+        tasks = self._filters.setdefault(settings.text("job_name", job_name), {})
+        tasks[settings.whole("task_index", task_index)] = list(device_filters)
 
     def as_dict(self) -> dict[str, dict[int, list[str]]]:
         """The filters by job and task index."""

@@ -11,13 +11,14 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
+from jaxtribute import settings
 from jaxtribute.collectives.cross_replica import as_array, reduce_many, reduce_value
 from jaxtribute.collectives.destinations import parse_destinations, put
 from jaxtribute.collectives.manual import divided, summable
 from jaxtribute.collectives.options import CommunicationOptions
 from jaxtribute.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum
 from jaxtribute.devices import resolve_device
-from jaxtribute.errors import ArgumentError, ArgumentTypeError
+from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.values.distributed import Mirrored, PerReplica
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import ReplicaMesh
@@ -163,7 +164,7 @@ class NcclAllReduce(CrossDeviceOps):
     """
 
     def __init__(self, num_packs: int = 1) -> None:
-        self._num_packs = _checked_packs(num_packs)
+        self._num_packs = settings.whole("num_packs", num_packs)
 
     def summation(self, mesh: ReplicaMesh, options: CommunicationOptions | None) -> Summation:
         """All-reduces of packs."""
@@ -186,7 +187,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
     """
 
     def __init__(self, num_packs: int = 1) -> None:
-        self._num_packs = _checked_packs(num_packs)
+        self._num_packs = settings.whole("num_packs", num_packs)
 
     def summation(self, mesh: ReplicaMesh, options: CommunicationOptions | None) -> Summation:
         """Copies along a tree."""
@@ -211,7 +212,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         accumulation_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self._device = None if reduce_to_device is None else resolve_device(reduce_to_device)
-        self._accumulate = accumulation_fn
+        self._accumulate = settings.function("accumulation_fn", accumulation_fn, optional=True)
 
     def summation(self, mesh: ReplicaMesh, options: CommunicationOptions | None) -> Summation:
         """Messages to the replica on the device, and back."""
@@ -247,12 +248,6 @@ def _distributed(value: Any) -> PerReplica | Mirrored:
         f"cannot reduce {value!r} of type {type(value).__name__}. HINT: pass a distributed value, such as strategy.run "
         "returns."
     )
-
-
-def _checked_packs(num_packs: int) -> int:
-    if num_packs < 0:
-        raise ArgumentError(f"num_packs is {num_packs}. HINT: give the number of packs, or 0 for none.")
-    return num_packs
 
 
 def _packs(number: int, options: CommunicationOptions | None) -> Packs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from jaxtribute.errors import ArgumentError
+from jaxtribute import settings
 
 
 class CommunicationImplementation(Enum):
@@ -45,17 +45,9 @@ class CommunicationOptions:
         timeout_seconds: float | None = None,
         implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
     ) -> None:
-        if bytes_per_pack < 0:
-            raise ArgumentError(f"bytes_per_pack is {bytes_per_pack}. HINT: give a size in bytes, or 0 for automatic.")
-        if timeout_seconds is not None and timeout_seconds < 0:
-            raise ArgumentError(f"timeout_seconds is {timeout_seconds}. HINT: give seconds, or None for no limit.")
-        if isinstance(implementation, str):
-            if implementation.upper() not in CommunicationImplementation.__members__:
-                raise ArgumentError(f'implementation is {implementation!r}. HINT: use "AUTO", "RING" or "NCCL".')
-            implementation = CommunicationImplementation[implementation.upper()]
-        self.bytes_per_pack = bytes_per_pack
-        self.timeout_seconds = timeout_seconds
-        self.implementation = implementation
+        self.bytes_per_pack = settings.whole("bytes_per_pack", bytes_per_pack)
+        self.timeout_seconds = settings.amount("timeout_seconds", timeout_seconds, optional=True)
+        self.implementation = settings.member("implementation", implementation, CommunicationImplementation)
 
     def __repr__(self) -> str:
         return (

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxtribute import settings
 from jaxtribute.collectives.marks import equal
 from jaxtribute.collectives.packing import PIECE_BYTES, pack, packed_map, unpack
 from jaxtribute.values.mesh import AXIS
@@ -175,6 +176,10 @@ class Packs:
 
     number: int = 1
     bytes_per_pack: int = 0
+
+    def __post_init__(self) -> None:
+        settings.whole("number", self.number)
+        settings.whole("bytes_per_pack", self.bytes_per_pack)
 
     def apply(self, collective: Callable[[Any], Any], arrays: Sequence[Any]) -> list[Any]:
         """Applies an elementwise collective to every array, packed; results in the order of `arrays`."""

@@ -135,7 +135,8 @@ class ClosureQueue:
             self._check_thread()
             if self._absent_since is not None and time.monotonic() - self._absent_since > self._patience_s:
                 error = ClusterError(
-                    f"none of the workers {', '.join(map(str, self.workers))} has been there for {self._patience_s:.0f} s. "
+                    f"none of the workers {', '.join(map(str, self.workers))} has been there for "
+                    f"{self._patience_s:.0f} s. "
                     "HINT: look for their processes' errors; ParameterServerStrategy(timeout_s=...) waits longer."
                 )
                 self.cancel(error)

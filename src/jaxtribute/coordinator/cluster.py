@@ -135,7 +135,7 @@ class Cluster:
 
     def create(self, initial: Any, dtype: Any) -> tuple[int, Layout]:
         """Makes a variable; returns its number and where it is."""
-        from jaxtribute.values.variable import initial_array
+        from jaxtribute.values.numbers import initial_array
 
         by_part = _by_part(initial)
         if by_part is not None:

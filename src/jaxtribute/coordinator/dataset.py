@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxtribute import context as contexts
+from jaxtribute import settings
 from jaxtribute.coordinator import pickling
 from jaxtribute.coordinator.pickling import ByReference
 from jaxtribute.errors import ArgumentTypeError
@@ -46,7 +47,7 @@ class PerWorkerDataset(PerWorkerValues):
     """
 
     def __init__(self, dataset_fn: Callable[[], Any]) -> None:
-        self._dataset_fn = dataset_fn
+        self._dataset_fn = settings.function("dataset_fn", dataset_fn)
         super().__init__(lambda: _distributed(dataset_fn))
 
     def __iter__(self) -> PerWorkerIterator:

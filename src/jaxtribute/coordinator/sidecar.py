@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxtribute import settings
 from jaxtribute.coordinator.transport import deadline
 from jaxtribute.errors import DeadlineError
 from jaxtribute.values.operators import operand
@@ -43,9 +44,11 @@ class SidecarEvaluator:
         poll_s: float = 1.0,
         timeout_s: float | None = None,
     ) -> None:
-        self._checkpoint, self._evaluate, self._directory = checkpoint, evaluate, directory
-        self._log_dir, self._limit = log_dir, max_evaluations
-        self._poll_s, self._timeout_s = poll_s, timeout_s
+        self._checkpoint, self._directory, self._log_dir = checkpoint, directory, log_dir
+        self._evaluate = settings.function("evaluate", evaluate)
+        self._limit = settings.whole("max_evaluations", max_evaluations, 1, optional=True)
+        self._poll_s = settings.amount("poll_s", poll_s)
+        self._timeout_s = settings.amount("timeout_s", timeout_s, optional=True)
         self._stopping = threading.Event()
         self.results: list[dict[str, float]] = []
         """The metrics of each checkpoint, in order."""

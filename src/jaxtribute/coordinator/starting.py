@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxtribute import settings
 from jaxtribute.coordinator.cluster import Cluster
 from jaxtribute.coordinator.engines import Engine, ThreadEngine
 from jaxtribute.coordinator.ray_node import START_S, RayNode, owns_cluster, prepare_ray, start_head
 from jaxtribute.coordinator.server_task import TaskSettings
 from jaxtribute.coordinator.transport import Folder, Keys
-from jaxtribute.errors import ArgumentError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 
 def start_cluster(resolver: Any, address: str | None, **options: Any) -> Cluster:
@@ -43,30 +45,35 @@ def _start(node: RayNode | None, address: str | None, servers: int, workers: int
 
     remote = address is not None
     folder = Folder()
-    settings = TaskSettings(folder.path, Keys.make() if remote else None)
+    task_settings = TaskSettings(folder.path, Keys.make() if remote else None)
     if node is not None:
         options["timeout_s"] = max(options["timeout_s"], START_S)
-    engine: Engine = RayEngine(settings, address, remote=remote, node=node)
-    return Cluster(engine, folder, settings, servers=servers, workers=workers, **options)
+    engine: Engine = RayEngine(task_settings, address, remote=remote, node=node)
+    return Cluster(engine, folder, task_settings, servers=servers, workers=workers, **options)
 
 
 def start_in_threads(servers: int, workers: int, **options: Any) -> Cluster:
     """A cluster whose servers and workers are threads of this process: for tests, and for debugging."""
     folder = Folder()
-    settings = TaskSettings(folder.path)
-    return Cluster(ThreadEngine(settings), folder, settings, servers=servers, workers=workers, **options)
+    task_settings = TaskSettings(folder.path)
+    return Cluster(ThreadEngine(task_settings), folder, task_settings, servers=servers, workers=workers, **options)
 
 
 def tasks_of(resolver: Any) -> tuple[int, int]:
     """How many servers and workers a resolver describes.
 
     Raises:
-      ArgumentError: none.
+      ArgumentError: none, or a negative number of them.
+      ArgumentTypeError: it describes no cluster, or a number of tasks is no whole number.
     """
     spec = resolver.cluster_spec() if hasattr(resolver, "cluster_spec") else resolver
+    if not hasattr(spec, "as_dict") and not isinstance(spec, Mapping):
+        raise ArgumentTypeError(
+            f"the cluster is {spec!r} of type {type(spec).__name__}. "
+            "HINT: pass a cluster resolver, a jd.ClusterSpec or a map such as {'ps': 1, 'worker': 2}."
+        )
     jobs: dict[str, Any] = spec.as_dict() if hasattr(spec, "as_dict") else dict(spec)
-    servers, workers = (jobs.get(job, 0) for job in ("ps", "worker"))
-    counts = _count(servers), _count(workers)
+    counts = _count("ps", jobs), _count("worker", jobs)
     if not all(counts):
         raise ArgumentError(
             f"the cluster has {counts[0]} parameter servers and {counts[1]} workers: {jobs}. "
@@ -75,5 +82,8 @@ def tasks_of(resolver: Any) -> tuple[int, int]:
     return counts
 
 
-def _count(tasks: Any) -> int:
-    return tasks if isinstance(tasks, int) else len(tasks)
+def _count(job: str, jobs: Mapping[str, Any]) -> int:
+    tasks = jobs.get(job, 0)
+    if isinstance(tasks, Mapping) or (isinstance(tasks, Sequence) and not isinstance(tasks, (str, bytes))):
+        return len(tasks)
+    return settings.whole(f"the number of tasks of job {job!r}", tasks)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jaxtribute import context as contexts
+from jaxtribute import settings
 from jaxtribute.collectives.wholes import whole_p
 from jaxtribute.context import Context, entered
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
@@ -51,6 +52,8 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = Fa
 
 def _differentiated(fn: Callable[..., Any], variables: Any, has_aux: bool) -> Callable[..., Any]:
     leaves, tree = _checked(variables)
+    settings.function("fn", fn)
+    settings.flag("has_aux", has_aux)
 
     def differentiated(*args: Any, **kwargs: Any) -> Any:
         context = contexts.current()

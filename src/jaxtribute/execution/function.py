@@ -17,6 +17,7 @@ from jax.tree_util import tree_flatten
 from jaxlib._jax import ArrayImpl
 
 from jaxtribute import context as contexts
+from jaxtribute import settings
 from jaxtribute.errors import ArgumentTypeError, VariableError
 from jaxtribute.execution.capture import Capture, capture
 from jaxtribute.execution.captured import check_captured
@@ -335,7 +336,9 @@ def function(func: Any = None, *, input_signature: Any = None, donate_argnums: i
 
     Source: `tf.function`; `donate_argnums` as in `jax.jit`.
     """
-    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    several = not isinstance(donate_argnums, int)
+    listed = settings.sequence("donate_argnums", donate_argnums) if several else (donate_argnums,)
+    donated = tuple(settings.whole("donate_argnums", place) for place in listed)
     if func is None:
         return lambda func: Function(func, input_signature, donated)
-    return Function(cast("Callable[..., Any]", func), input_signature, donated)
+    return Function(settings.function("func", func), input_signature, donated)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from jaxtribute import context as contexts
+from jaxtribute import settings
 from jaxtribute.devices import device_name
 from jaxtribute.errors import ArgumentError, ContextError
 from jaxtribute.values.enums import ReduceOp
@@ -181,6 +182,7 @@ class ReplicaContext:
         Source: `tf.distribute.ReplicaContext.merge_call`.
         """
         self._check_current("merge_call")
+        settings.function("merge_fn", merge_fn)
         return self._link.merge(merge_fn, tuple(args), dict(kwargs or {}))
 
     def fold_in(self, key: jax.Array) -> jax.Array:

@@ -14,7 +14,8 @@ import numpy as np
 from jax import lax
 
 from jaxtribute import context as contexts
-from jaxtribute.errors import ArgumentError, ArgumentTypeError, OutOfRangeError, ShapeError
+from jaxtribute import settings
+from jaxtribute.errors import ArgumentTypeError, OutOfRangeError, ShapeError
 from jaxtribute.execution.feeds import Feed, Proxy
 from jaxtribute.execution.function import Function
 from jaxtribute.execution.nests import flatten, is_array
@@ -38,6 +39,7 @@ class StepLoops:
 
     def run(self, step: Step, iterator: Any, n: int, steps_per_call: int) -> Any:
         """Runs `n` steps, or as many as there is data for; see `Strategy.run_steps`."""
+        settings.function("step", step)
         _check(iterator, n, steps_per_call)
         if contexts.current().frame.traced:
             results, done = _steps(step, iterator, n)
@@ -158,8 +160,7 @@ def _join(column: Sequence[Any]) -> Any:
 
 def _check(iterator: Any, n: Any, steps_per_call: Any) -> None:
     for name, value in (("n", n), ("steps_per_call", steps_per_call)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise ArgumentError(f"{name} is {value!r}. HINT: pass a number of steps, 1 or more.")
+        settings.whole(name, value, 1)
     if not isinstance(iterator, (Feed, Proxy)):
         raise ArgumentTypeError(
             f"iterator is a {type(iterator).__name__}. HINT: pass the iterator of a distributed dataset: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxtribute import settings
 from jaxtribute.errors import ArgumentError, InputError
 
 
@@ -27,11 +28,9 @@ class InputContext:
     num_replicas_in_sync: int = 1
 
     def __post_init__(self) -> None:
-        if self.num_input_pipelines < 1 or self.num_replicas_in_sync < 1:
-            raise ArgumentError(
-                f"num_input_pipelines={self.num_input_pipelines}, num_replicas_in_sync={self.num_replicas_in_sync}: "
-                "both must be at least 1. HINT: use the context that the strategy passes to your function."
-            )
+        settings.whole("num_input_pipelines", self.num_input_pipelines, 1)
+        settings.whole("num_replicas_in_sync", self.num_replicas_in_sync, 1)
+        settings.whole("input_pipeline_id", self.input_pipeline_id)
         if not 0 <= self.input_pipeline_id < self.num_input_pipelines:
             raise ArgumentError(
                 f"input_pipeline_id={self.input_pipeline_id} is not in [0, {self.num_input_pipelines}). "
@@ -49,6 +48,7 @@ class InputContext:
 
         Source: `tf.distribute.InputContext.get_per_replica_batch_size`.
         """
+        settings.whole("global_batch_size", global_batch_size, 1)
         if global_batch_size % self.num_replicas_in_sync:
             lower = global_batch_size - global_batch_size % self.num_replicas_in_sync
             raise InputError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from jaxtribute.errors import ArgumentError, ArgumentTypeError
+from jaxtribute import settings
+from jaxtribute.errors import ArgumentError
 
 
 class InputReplicationMode(enum.Enum):
@@ -55,17 +56,18 @@ class InputOptions:
       experimental_prefetch_to_device: older name of `experimental_fetch_to_device`.
 
     Raises:
-      ArgumentError: for a negative buffer size, or two names of one option that disagree.
-      ArgumentTypeError: for a mode or a policy that is no member of its enum.
+      ArgumentError: for a negative buffer size, two names of one option that disagree, or a mode or a policy that
+        its enum does not have; strings name members.
+      ArgumentTypeError: for what is no number, no truth, or neither a member nor a string.
 
     Source: `tf.distribute.InputOptions`; `auto_shard_policy` is `tf.data.experimental.DistributeOptions`.
     """
 
     experimental_fetch_to_device: bool | None = None
-    experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER
+    experimental_replication_mode: InputReplicationMode | str = InputReplicationMode.PER_WORKER
     experimental_place_dataset_on_device: bool = False
     experimental_per_replica_buffer_size: int = 1
-    auto_shard_policy: AutoShardPolicy | None = None
+    auto_shard_policy: AutoShardPolicy | str | None = None
     experimental_prefetch_to_device: bool | None = None
 
     def __post_init__(self) -> None:
@@ -76,19 +78,15 @@ class InputOptions:
                 "one option. HINT: give only experimental_fetch_to_device."
             )
         given = prefetch if fetch is None else fetch
-        object.__setattr__(self, "experimental_fetch_to_device", True if given is None else given)
+        fetch = True if given is None else settings.flag("experimental_fetch_to_device", given)
+        object.__setattr__(self, "experimental_fetch_to_device", fetch)
         object.__setattr__(self, "experimental_prefetch_to_device", self.experimental_fetch_to_device)
-        if self.experimental_per_replica_buffer_size < 0:
-            raise ArgumentError(
-                f"experimental_per_replica_buffer_size is {self.experimental_per_replica_buffer_size}. "
-                "HINT: give 0 for no prefetching, or the number of batches to hold ready."
-            )
-        _check_member("experimental_replication_mode", self.experimental_replication_mode, InputReplicationMode)
+        settings.flag("experimental_place_dataset_on_device", self.experimental_place_dataset_on_device)
+        settings.whole("experimental_per_replica_buffer_size", self.experimental_per_replica_buffer_size)
+        mode = settings.member(
+            "experimental_replication_mode", self.experimental_replication_mode, InputReplicationMode
+        )
+        object.__setattr__(self, "experimental_replication_mode", mode)
         if self.auto_shard_policy is not None:
-            _check_member("auto_shard_policy", self.auto_shard_policy, AutoShardPolicy)
-
-
-def _check_member(name: str, value: object, kind: type[enum.Enum]) -> None:
-    if not isinstance(value, kind):
-        members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
-        raise ArgumentTypeError(f"{name} is {value!r}. HINT: give one of {members}.")
+            policy = settings.member("auto_shard_policy", self.auto_shard_policy, AutoShardPolicy)
+            object.__setattr__(self, "auto_shard_policy", policy)

@@ -13,6 +13,7 @@ import optax
 from jax import lax
 
 from jaxtribute import context as contexts
+from jaxtribute import settings
 from jaxtribute.collectives.manual import all_reduce
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, StrategyMixError
 from jaxtribute.execution.losses import sum_with_losses
@@ -350,11 +351,8 @@ def _is_pair(value: Any) -> bool:
 
 
 def _checked_cycle(steps: Any, op: Any) -> int:
-    if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1:
-        raise ArgumentError(f"accumulate_steps is {steps!r}. HINT: pass how many calls make one update, 1 or more.")
-    if op not in ("MEAN", "SUM"):
-        raise ArgumentError(f"accumulate_op is {op!r}. HINT: pass 'MEAN' or 'SUM'.")
-    return int(steps)
+    settings.member("accumulate_op", op, ReduceOp)
+    return settings.whole("accumulate_steps", steps, 1)
 
 
 def _check_elsewhere(strategy: Strategy, cycle: int, loss_scale: LossScale | None) -> None:

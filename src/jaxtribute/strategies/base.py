@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxtribute import context as contexts
+from jaxtribute import settings
 from jaxtribute.collectives.cross_replica import gather_value, reduce_leaves, reduce_value
 from jaxtribute.context import Context
 from jaxtribute.errors import ArgumentTypeError, StrategyMixError
@@ -40,6 +41,8 @@ class ValueContext:
     """
 
     def __init__(self, replica_id_in_sync_group: int = 0, num_replicas_in_sync: int = 1) -> None:
+        settings.whole("replica_id_in_sync_group", replica_id_in_sync_group)
+        settings.whole("num_replicas_in_sync", num_replicas_in_sync, 1)
         self._replica_id, self._replicas = replica_id_in_sync_group, num_replicas_in_sync
 
     @property
@@ -140,6 +143,7 @@ class Strategy(LegacyMethods):
             raise ArgumentTypeError(
                 f"args must be a tuple or list, not {type(args).__name__}. HINT: strategy.run(fn, args=(x,))."
             )
+        settings.function("fn", fn)
         context = require_cross_replica(self, "run")
         entries = contexts.entries()
         depth = len(entries)
@@ -294,6 +298,7 @@ class Strategy(LegacyMethods):
         Source: `tf.distribute.Strategy.experimental_distribute_values_from_function`.
         """
         require_cross_replica(self, "experimental_distribute_values_from_function")
+        settings.function("value_fn", value_fn)
         mesh = self._extended.mesh
         results = [value_fn(ValueContext(i, mesh.size)) for i in mesh.local_ids]
         return self._extended.regroup(results, always=True)
@@ -331,6 +336,7 @@ class Strategy(LegacyMethods):
         """
         from jaxtribute.input import distribute_from_function
 
+        settings.function("dataset_fn", dataset_fn)
         plug = self._extended
         return distribute_from_function(dataset_fn, plug.mesh, options, plug.input_context(), plug.input_agreements())
 

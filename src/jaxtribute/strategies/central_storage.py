@@ -8,9 +8,9 @@ from typing import Any
 import jax
 
 from jaxtribute import context as contexts
+from jaxtribute import settings
 from jaxtribute.config import prepare_cpu_backend
 from jaxtribute.devices import default_devices, device_name, resolve_device
-from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.execution import compiled
 from jaxtribute.execution.function import Function
 from jaxtribute.execution.nests import map_leaves
@@ -86,11 +86,8 @@ class CentralStorageStrategy(Strategy):
         parameter_device: str | jax.Device | None = None,
     ) -> None:
         prepare_cpu_backend()
-        if isinstance(compute_devices, str):
-            raise ArgumentTypeError(
-                f"compute_devices must be a list, not the string {compute_devices!r}. HINT: [{compute_devices!r}]."
-            )
-        chosen = distinct_devices(compute_devices) if compute_devices else default_devices()
+        named = () if compute_devices is None else settings.sequence("compute_devices", compute_devices)
+        chosen = distinct_devices(named) if named else default_devices()
         super().__init__(CentralStorageExtended(ReplicaMesh(chosen), _parameter_device(chosen, parameter_device)))
 
 

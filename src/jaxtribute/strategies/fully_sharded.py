@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from jaxtribute import settings
 from jaxtribute.collectives.options import CommunicationOptions
 from jaxtribute.config import prepare_cpu_backend
 from jaxtribute.errors import ArgumentError
@@ -81,8 +82,8 @@ class FullyShardedStrategy(Strategy):
         min_bytes: int = SHARDED_BYTES,
         regather: bool = True,
     ) -> None:
-        if min_bytes < 0:
-            raise ArgumentError(f"min_bytes is {min_bytes}. HINT: pass 0 to shard variables of any size.")
+        min_bytes, regather = settings.whole("min_bytes", min_bytes), settings.flag("regather", regather)
+        devices = None if devices is None else settings.sequence("devices", devices)
         if devices and cluster_resolver is not None:
             raise ArgumentError(f"devices is {devices!r} beside a cluster_resolver. HINT: a cluster's are all taken.")
         self._resolver = cluster_resolver

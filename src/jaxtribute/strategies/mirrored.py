@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
+from jaxtribute import settings
 from jaxtribute.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute.config import prepare_cpu_backend
 from jaxtribute.devices import default_devices, resolve_device
@@ -43,9 +44,8 @@ def local_mesh(
 ) -> ReplicaMesh:
     """The devices of this machine that a strategy's arguments name, by default all; see `MirroredStrategy`."""
     prepare_cpu_backend()
-    if isinstance(devices, str):
-        raise ArgumentTypeError(f"devices must be a list, not the string {devices!r}. HINT: [{devices!r}].")
-    chosen = distinct_devices(devices) if devices else default_devices()
+    named = () if devices is None else settings.sequence("devices", devices)
+    chosen = distinct_devices(named) if named else default_devices()
     if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
         raise ArgumentTypeError(
             f"cross_device_ops is {cross_device_ops!r}, a {type(cross_device_ops).__name__}. "

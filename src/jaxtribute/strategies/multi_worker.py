@@ -131,7 +131,13 @@ def join(resolver: ClusterResolver, timeout_s: float | None) -> Cluster | None:
 
     Raises:
       ClusterSpecError: the resolver does not say which task this is.
+      ArgumentTypeError: it is no resolver.
     """
+    if not callable(getattr(resolver, "cluster_spec", None)):
+        raise ArgumentTypeError(
+            f"cluster_resolver is {resolver!r} of type {type(resolver).__name__}. "
+            "HINT: pass a jd.cluster_resolver.ClusterResolver, such as SimpleClusterResolver(jd.ClusterSpec(...))."
+        )
     spec = resolver.cluster_spec()
     if not spec.jobs:
         return None

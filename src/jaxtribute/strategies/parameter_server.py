@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from jaxtribute import settings
 from jaxtribute.config import prepare_cpu_backend
 from jaxtribute.coordinator.access import Access
 from jaxtribute.coordinator.policy import ServerPolicy
@@ -114,10 +115,14 @@ class ParameterServerStrategy(Strategy):
         from jaxtribute.coordinator.starting import start_cluster
 
         prepare_cpu_backend()
-        if replicas not in (0, 1):
+        if settings.whole("replicas", replicas) > 1:
             raise ArgumentError(f"replicas is {replicas}. HINT: 0, or 1 for a mirror of each server.")
-        if staleness < 0:
-            raise ArgumentError(f"staleness is {staleness}. HINT: pass 0 or more.")
+        staleness, timeout_s = (
+            settings.whole("staleness", staleness),
+            settings.amount("timeout_s", timeout_s, above=True),
+        )
+        settings.function("variable_partitioner", variable_partitioner, optional=True)
+        settings.text("address", address, optional=True)
         self._resolver = cluster_resolver
         options = {"replicas": replicas, "staleness": staleness, "timeout_s": timeout_s}
         cluster = start_cluster(cluster_resolver, address, partitioner=variable_partitioner, **options)

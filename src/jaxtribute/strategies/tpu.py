@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
+from jaxtribute import settings
 from jaxtribute.collectives.options import CommunicationOptions
 from jaxtribute.config import prepare_cpu_backend
 from jaxtribute.devices import default_devices, device_name
@@ -110,7 +111,11 @@ class TPUStrategy(Strategy):
 def _mesh(cluster: Cluster | None, assignment: Sequence[str | jax.Device] | None) -> ReplicaMesh:
     """The replicas' devices: those assigned, or all TPU devices."""
     if assignment is not None:
-        chosen = distinct_devices(assignment)
+        chosen = distinct_devices(settings.sequence("experimental_device_assignment", assignment))
+        if not chosen:
+            raise DeviceError(
+                f"the device assignment {assignment!r} is empty. HINT: name devices, or pass None for all."
+            )
         strange = [device_name(device) for device in chosen if not _is_tpu(device)]
         if strange:
             raise DeviceError(f"{strange} in the device assignment are no TPU devices. HINT: name them 'TPU:0', ...")

@@ -15,7 +15,8 @@ from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
 from typing import IO, Any, Self
 
-from jaxtribute.errors import ArgumentError, DeadlineError, ProcessFailedError
+from jaxtribute import settings
+from jaxtribute.errors import DeadlineError, ProcessFailedError
 from jaxtribute.launcher.family import Family, Process
 from jaxtribute.launcher.ports import LOOPBACK, ReservedPorts
 from jaxtribute.launcher.settings import rank_environment
@@ -126,12 +127,13 @@ class MultiProcessRunner:
         env: Mapping[str, str] | None = None,
         setup: Callable[[], object] | None = None,
     ) -> None:
-        for name, count in (("workers", workers), ("devices", devices)):
-            if count is not None and count < 1:
-                raise ArgumentError(f"{name}={count!r} of a runner. HINT: give at least 1.")
+        settings.whole("workers", workers, 1)
+        settings.whole("devices", devices, 1, optional=True)
+        settings.amount("timeout_s", timeout_s, above=True)
+        settings.amount("grace_s", grace_s)
         self.workers, self.devices = workers, devices
         self._timeout_s, self._grace_s, self._env = timeout_s, grace_s, dict(env or {})
-        self._setup, self._is_set_up = setup, False
+        self._setup, self._is_set_up = settings.function("setup", setup, optional=True), False
         self._family: Family | None = None
         self._ports: ReservedPorts | None = None
         self._ranks: list[_Rank] = []
@@ -179,6 +181,7 @@ class MultiProcessRunner:
             ProcessFailedError: A rank raised, or died; with its traceback and all output of every rank.
             DeadlineError: Ranks did not finish in time; with the stacks of their threads, and all output.
         """
+        settings.function("fn", fn)
         request = encode_call(fn, tuple(args), kwargs or {})
         limit = self._timeout_s if timeout_s is None else timeout_s
         self.start()

@@ -33,9 +33,13 @@ class Asking:
         return self._frame.f_code.co_code[self._place] == _COMPARES
 
     def wants_identity(self) -> bool:
-        """True if the code compares what holds both, for which one truth is needed: an `__eq__`, or JAX's tables."""
+        """True if the code compares what holds both, for which one truth is needed: an `__eq__` or JAX's tables."""
         package = self._frame.f_globals.get("__name__", "").partition(".")[0]
-        return package == "jax" or self._frame.f_code.co_name == "__eq__"
+        return package == "jax" or self._frame.f_code.co_name in ("__eq__", "__ne__")
+
+    def searches(self) -> bool:
+        """True unless code compares two values by `==` or `!=`."""
+        return self.wants_identity() or not self.compares()
 
     def again(self, frame: FrameType) -> bool:
         """True if `frame` is still at that instruction."""

@@ -157,13 +157,14 @@ class PerReplica(DistributedValues):
 
     def __eq__(self, other: object) -> Any:
         """A `PerReplica` of what is equal in each component; containers search by identity instead."""
-        if isinstance(other, (DistributedValues, ArrayOperators)):
-            asking = Asking(sys._getframe(1))
-            if asking.wants_identity() or not asking.compares():
-                return self is other
+        if isinstance(other, (DistributedValues, ArrayOperators)) and Asking(sys._getframe(1)).searches():
+            return self is other
         return self._compared(operator.eq, other)
 
     def __ne__(self, other: object) -> Any:
+        """A `PerReplica` of what is not equal in each component; otherwise as `==`."""
+        if isinstance(other, (DistributedValues, ArrayOperators)) and Asking(sys._getframe(1)).searches():
+            return self is not other
         return self._compared(operator.ne, other)
 
     __hash__ = object.__hash__

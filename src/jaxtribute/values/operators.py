@@ -41,24 +41,21 @@ def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return method
 
 
-def equal(self: ArrayOperators, other: Any) -> Any:
-    """`self == other`, element by element; a search for another variable or value goes by identity instead."""
-    if isinstance(other, ArrayOperators):
-        asking = Asking(sys._getframe(1))
-        if asking.wants_identity():
-            return self is other
-        if not asking.compares():
-            return Sought(self, other, asking)
-    elif not isinstance(other, COMPARABLE):
-        return NotImplemented
-    return operator.eq(self._operand(), operand(other))
+def _compared(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """`==` or `!=`, element by element; a search for another variable or value goes by identity instead."""
 
+    def method(self: ArrayOperators, other: Any) -> Any:
+        if isinstance(other, ArrayOperators):
+            asking = Asking(sys._getframe(1))
+            if asking.wants_identity():
+                return function(id(self), id(other))
+            if not asking.compares():
+                return Sought(self, other, function, asking)
+        elif not isinstance(other, COMPARABLE):
+            return NotImplemented
+        return function(self._operand(), operand(other))
 
-def unequal(self: ArrayOperators, other: Any) -> Any:
-    """`self != other`, element by element; no search asks this."""
-    if isinstance(other, (ArrayOperators, *COMPARABLE)):
-        return operator.ne(self._operand(), operand(other))
-    return NotImplemented
+    return method
 
 
 def operand(value: Any) -> Any:
@@ -131,8 +128,7 @@ class ArrayOperators:
         return round(self._operand(), ndigits)
 
     # By value where code compares, and yet keys of dictionaries: see `comparing`.
-    __eq__ = equal
-    __ne__ = unequal
+    __eq__, __ne__ = _compared(operator.eq), _compared(operator.ne)
     __hash__ = object.__hash__
 
     def __len__(self) -> int:
@@ -168,7 +164,7 @@ class ArrayOperators:
 
 
 class Sought(ArrayOperators):
-    """`left == right` where something else than `==` asks for it: `operator.eq`, or a search.
+    """`left == right` where something else than `==` asks for it: `operator.eq`, or a search; `!=` likewise.
 
     It is the array of what is equal, computed when it is first needed. But the instruction that asked gets the truth
     of a search: whether both are the same object.
@@ -176,24 +172,28 @@ class Sought(ArrayOperators):
     Args:
       left: a variable or distributed value.
       right: another one.
+      function: `operator.eq` or `operator.ne`.
       asking: the instruction.
     """
 
-    __slots__ = ("_array", "_asking", "_pair")
+    __slots__ = ("_array", "_asking", "_function", "_pair")
 
-    def __init__(self, left: ArrayOperators, right: ArrayOperators, asking: Asking) -> None:
-        self._pair, self._asking = (left, right), asking
+    def __init__(
+        self, left: ArrayOperators, right: ArrayOperators, function: Callable[[Any, Any], Any], asking: Asking
+    ) -> None:
+        self._pair, self._function, self._asking = (left, right), function, asking
         self._array: Any = None
 
     def _operand(self) -> Any:
         if self._array is None:
             left, right = self._pair
-            self._array = left._operand() == right._operand()
+            self._array = self._function(left._operand(), right._operand())
         return self._array
 
     def __bool__(self) -> bool:
         if self._asking.again(sys._getframe(1)):
-            return self._pair[0] is self._pair[1]
+            left, right = self._pair
+            return self._function(id(left), id(right))
         return bool(self._operand())
 
     def __repr__(self) -> str:

@@ -6,16 +6,17 @@ from typing import Any, Self
 
 import jax
 import numpy as np
-from jax.core import Tracer
 
 from jaxtribute import context as contexts
+from jaxtribute import settings
 from jaxtribute.context import Context
 from jaxtribute.devices import device_name
-from jaxtribute.errors import ArgumentError, VariableError
+from jaxtribute.errors import ArgumentError
 from jaxtribute.values.assigning import AssignMethods
 from jaxtribute.values.distributed import DistributedValues
 from jaxtribute.values.enums import VariableAggregation, VariableSynchronization
-from jaxtribute.values.operators import ArrayOperators, operand
+from jaxtribute.values.numbers import initial_array
+from jaxtribute.values.operators import ArrayOperators
 from jaxtribute.values.policies import Policy, Update
 from jaxtribute.values.scatter import ScatterMethods
 from jaxtribute.values.stored import StoredArray
@@ -43,11 +44,13 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, StoredArray, metac
       trainable: whether optimizers should update it. Defaults to True, to False for ON_READ.
       name: a name for messages and checkpoints.
       dtype: the element type; by default that of `initial_value`, with JAX's rules for Python numbers.
-      synchronization: when the copies are brought together.
-      aggregation: how values that replicas write (or ON_READ values that are read) are combined.
+      synchronization: when the copies are brought together: a member, or its name.
+      aggregation: how values that replicas write (or ON_READ values that are read) are combined, likewise.
 
     Raises:
-      ArgumentError: MEAN of an integer dtype, or a synchronization that the strategy cannot give.
+      ArgumentError: MEAN of an integer dtype, a synchronization that the strategy cannot give, or an initial value
+        that the dtype cannot hold.
+      ArgumentTypeError: an initial value that is no array of numbers, or another argument of a wrong type.
       VariableError: the initial value is computed inside a trace, where it has no value yet.
 
     Source: `tf.Variable`.
@@ -60,9 +63,13 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, StoredArray, metac
         name: str | None = None,
         dtype: Any = None,
         *,
-        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
-        aggregation: VariableAggregation = VariableAggregation.NONE,
+        synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation | str = VariableAggregation.NONE,
     ) -> None:
+        synchronization = settings.member("synchronization", synchronization, VariableSynchronization)
+        aggregation = settings.member("aggregation", aggregation, VariableAggregation)
+        trainable = None if trainable is None else settings.flag("trainable", trainable)
+        name = None if name is None else settings.text("name", name)
         value = initial_array(initial_value, dtype)
         strategy = contexts.current().strategy
         if aggregation is VariableAggregation.MEAN and not jax.numpy.issubdtype(value.dtype, np.inexact):
@@ -228,25 +235,6 @@ def _shown(variable: Variable, suffix: str, value: Any) -> str:
     text = np.array2string(np.asarray(value), separator=", ")
     name = variable.name.removesuffix(":0")
     return f"<jd.Variable '{name}{suffix}:0' shape={variable.shape} dtype={variable.dtype.name}, numpy={text}>"
-
-
-def initial_array(value: Any, dtype: Any) -> Any:
-    """The initial value as a strongly typed array on the host or a device."""
-    with jax.ensure_compile_time_eval():
-        if callable(value) and not isinstance(value, ArrayOperators):
-            value = value()
-        value = operand(value)
-        if isinstance(value, Tracer):
-            raise VariableError(
-                f"the initial value {value} is computed inside a trace and has no value yet. "
-                "HINT: pass a function: jd.Variable(lambda: ...), or create the variable outside."
-            )
-        if dtype is None and not isinstance(value, jax.Array):
-            plain = np.ndim(value) == 0
-            dtype = jax.dtypes.canonicalize_dtype(jax.numpy.result_type(value) if plain else np.asarray(value).dtype)
-        if isinstance(value, jax.Array):
-            return value if dtype is None or value.dtype == np.dtype(dtype) else value.astype(dtype)
-        return np.asarray(value, dtype=jax.dtypes.canonicalize_dtype(dtype))
 
 
 def _value(variable: Variable) -> tuple[tuple[Any], None]:

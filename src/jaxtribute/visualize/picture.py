@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from rich.console import Console, RenderableType
 
+from jaxtribute import settings
 from jaxtribute.errors import ArgumentError
 from jaxtribute.execution.nests import is_whole
 from jaxtribute.visualize.placement import Placement, placement
@@ -85,8 +86,7 @@ class Picture:
 def visualize(strategy: Strategy, what: Any, limit: int = 40) -> Picture:
     """Draws where things are; see `Strategy.visualize`."""
     name = f"{type(strategy).__name__}, {strategy.num_replicas_in_sync} replica(s)"
-    if limit < 1:
-        raise ArgumentError(f"limit is {limit}. HINT: draw at least 1 row.")
+    settings.whole("limit", limit, 1)
     if not hasattr(what, "explanation") and _is_dataset(what):
         what = strategy.experimental_distribute_dataset(what)
     if hasattr(what, "explanation"):

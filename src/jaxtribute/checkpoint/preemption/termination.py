@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from jaxtribute.errors import ArgumentError
+from jaxtribute import settings
 from jaxtribute.exit_codes import RESUME as RESUME_CODE
 
 
@@ -31,6 +31,7 @@ class TerminationConfig:
 
     Raises:
       ArgumentError: a negative grace period.
+      ArgumentTypeError: a grace period that is no number, or a function that is none.
 
     Source: `tf.distribute.experimental.TerminationConfig`.
     """
@@ -41,5 +42,6 @@ class TerminationConfig:
     save_fn: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.grace_period is not None and self.grace_period < 0:
-            raise ArgumentError(f"grace_period={self.grace_period} seconds. HINT: 0 saves once, and ends.")
+        settings.amount("grace_period", self.grace_period, optional=True)
+        for name in ("termination_watcher_fn", "exit_fn", "save_fn"):
+            settings.function(name, getattr(self, name), optional=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+from jaxtribute import settings
 from jaxtribute.cluster.accelerators import local_accelerators
 from jaxtribute.cluster.spec import ClusterSpec
 from jaxtribute.errors import ClusterSpecError
@@ -52,9 +53,9 @@ class ClusterResolver(ABC):
         *,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        self._task_type = task_type
-        self._task_id = task_id
-        self._rpc_layer = rpc_layer
+        self._task_type = settings.text("task_type", task_type, optional=True)
+        self._task_id = settings.whole("task_id", task_id, optional=True)
+        self._rpc_layer = settings.text("rpc_layer", rpc_layer, optional=True)
         self.environ: Mapping[str, str] = os.environ if environ is None else environ
         """The environment that is read."""
 
@@ -157,7 +158,7 @@ class ClusterResolver(ABC):
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
         """Says that this process is another task of its job."""
-        self._task_id = task_id
+        self._task_id = settings.whole("task_id", task_id, optional=True)
 
     @property
     def rpc_layer(self) -> str | None:
@@ -175,6 +176,10 @@ def with_protocol(address: str, rpc_layer: str | None) -> str:
     return f"{rpc_layer}://{address}" if rpc_layer else address
 
 
+_DIGITS = 18
+"""Of a number that counts anything; Python refuses to read very long ones."""
+
+
 def integer(environ: Mapping[str, str], name: str) -> int:
     """The whole number that an environment variable holds.
 
@@ -182,7 +187,7 @@ def integer(environ: Mapping[str, str], name: str) -> int:
       ClusterSpecError: it holds something else.
     """
     text = environ[name]
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS):
         raise ClusterSpecError(
             f"{name} is {text!r}: expected a whole number from 0 on. HINT: leave it to the scheduler, or correct it."
         )

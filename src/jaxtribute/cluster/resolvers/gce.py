@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxtribute import settings
 from jaxtribute.cluster.google_cloud import make_service
 from jaxtribute.cluster.resolvers.base import ClusterResolver
 from jaxtribute.cluster.spec import ClusterSpec
@@ -44,10 +45,11 @@ class GCEClusterResolver(ClusterResolver):
         credentials: Any = "default",
         service: Any = None,
     ) -> None:
-        super().__init__(task_type, task_id, rpc_layer)
+        super().__init__(settings.text("task_type", task_type), task_id, rpc_layer)
         self._job = task_type
-        self._project, self._zone, self._group = project, zone, instance_group
-        self._port = port
+        self._project, self._zone = settings.text("project", project), settings.text("zone", zone)
+        self._group = settings.text("instance_group", instance_group)
+        self._port = settings.port("port", port)
         self._service = make_service("compute", "v1", credentials) if service is None else service
 
     def cluster_spec(self) -> ClusterSpec:

@@ -8,9 +8,10 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxtribute import settings
 from jaxtribute.cluster.resolvers.base import ClusterResolver, Detection, integer, register
 from jaxtribute.cluster.spec import ClusterSpec
-from jaxtribute.errors import ArgumentError, ClusterError, ClusterSpecError, MissingLibraryError
+from jaxtribute.errors import ClusterError, ClusterSpecError, MissingLibraryError
 
 if TYPE_CHECKING:
     from kubernetes.client import CoreV1Api
@@ -79,18 +80,16 @@ class KubernetesClusterResolver(ClusterResolver):
         environ: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(rpc_layer=rpc_layer, environ=environ)
-        if not isinstance(executable_location, KubernetesExecutableLocation):
-            raise ArgumentError(
-                f"executable_location is {executable_location!r}. HINT: in a pod it is "
-                "KubernetesExecutableLocation.WITHIN_CLUSTER, elsewhere .OFF_CLUSTER."
-            )
+        executable_location = settings.member("executable_location", executable_location, KubernetesExecutableLocation)
         self._selectors = dict(job_to_label_mapping or {"worker": ["job-name=tensorflow"]})
-        self._port = tf_server_port
+        self._port = settings.port("tf_server_port", tf_server_port)
         self._client: Any = override_client or _make_client(executable_location, self.environ)
         self._options: dict[str, Any] = {} if override_client else {"_request_timeout": _ANSWER_S}
-        self._namespace = namespace
-        self._num_tasks = dict(num_tasks or {})
-        self._timeout_s = timeout_s
+        self._namespace = settings.text("namespace", namespace, optional=True)
+        self._num_tasks = {
+            job: settings.whole(f"num_tasks[{job!r}]", count) for job, count in (num_tasks or {}).items()
+        }
+        self._timeout_s = settings.amount("timeout_s", timeout_s)
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> Detection | None:

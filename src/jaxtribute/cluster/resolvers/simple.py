@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jaxtribute import settings
 from jaxtribute.cluster.resolvers.base import ClusterResolver, with_protocol
 from jaxtribute.cluster.spec import ClusterSpec
 from jaxtribute.errors import ArgumentTypeError
@@ -49,7 +50,8 @@ class SimpleClusterResolver(ClusterResolver):
         self._cluster_spec = cluster_spec
         self._master = master
         self._environment = environment
-        self._num_accelerators = dict(num_accelerators or {})
+        given = num_accelerators or {}
+        self._num_accelerators = {kind: settings.whole(f"num_accelerators[{kind!r}]", n) for kind, n in given.items()}
 
     def cluster_spec(self) -> ClusterSpec:
         """The cluster that the constructor was given."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+from jaxtribute import settings
 from jaxtribute.cluster.accelerators import VISIBLE, visible_gpus
 from jaxtribute.cluster.resolvers.base import ClusterResolver, Detection, integer, register
 from jaxtribute.cluster.slurm_lists import expand_counts, expand_hosts
@@ -63,13 +64,15 @@ class SlurmClusterResolver(ClusterResolver):
         self._check_present(jobs is None, tasks_per_node)
         self._rank = integer(self.environ, _RANK)
         self._nodes = self._tasks_by_node(tasks_per_node)
-        self._jobs = dict(sorted((jobs or {"worker": integer(self.environ, _TASKS)}).items()))
+        counts = {job: settings.whole(f"jobs[{job!r}]", count) for job, count in (jobs or {}).items()}
+        self._jobs = dict(sorted((counts or {"worker": integer(self.environ, _TASKS)}).items()))
+        self._check_counts()
         self._places = [(node, local) for node, count in self._nodes.items() for local in range(count)]
         self._check_places()
-        self._gpus = _node_gpus(self.environ, gpus_per_node)
-        self._gpus_per_task = self._share_gpus(gpus_per_task)
-        self._port_base = port_base
-        self._auto_set_gpu = auto_set_gpu
+        self._gpus = _node_gpus(self.environ, settings.whole("gpus_per_node", gpus_per_node, optional=True))
+        self._gpus_per_task = self._share_gpus(settings.whole("gpus_per_task", gpus_per_task, optional=True))
+        self._port_base = settings.port("port_base", port_base)
+        self._auto_set_gpu = settings.flag("auto_set_gpu", auto_set_gpu)
         self._task_type, self._task_id = self._own_place()
 
     @classmethod
@@ -114,10 +117,10 @@ class SlurmClusterResolver(ClusterResolver):
 
     def _tasks_by_node(self, tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
         if isinstance(tasks_per_node, Mapping):
-            return dict(tasks_per_node)
+            return {node: settings.whole(f"tasks_per_node[{node!r}]", n) for node, n in tasks_per_node.items()}
         nodes = expand_hosts(self.environ[_HOSTS])
         if tasks_per_node is not None:
-            return dict.fromkeys(nodes, tasks_per_node)
+            return dict.fromkeys(nodes, settings.whole("tasks_per_node", tasks_per_node))
         counts = expand_counts(self.environ[_COUNTS])
         if len(counts) != len(nodes):
             raise ClusterSpecError(
@@ -126,13 +129,16 @@ class SlurmClusterResolver(ClusterResolver):
             )
         return dict(zip(nodes, counts, strict=True))
 
-    def _check_places(self) -> None:
-        asked, assigned = sum(self._jobs.values()), len(self._places)
+    def _check_counts(self) -> None:
+        asked, assigned = sum(self._jobs.values()), sum(self._nodes.values())
         if asked != assigned:
             raise ClusterSpecError(
                 f"the jobs {self._jobs} have {asked} tasks, and Slurm runs {assigned}: {self._nodes}. "
                 f"HINT: start with srun --ntasks={asked}, or change jobs."
             )
+
+    def _check_places(self) -> None:
+        assigned = len(self._places)
         if self._rank >= assigned:
             raise ClusterSpecError(
                 f"{_RANK} is {self._rank}: expected 0 to {assigned - 1}, because {self._nodes} has {assigned} tasks. "

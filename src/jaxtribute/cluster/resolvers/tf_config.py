@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from jaxtribute import settings
 from jaxtribute.cluster.resolvers.base import ClusterResolver, Detection, register, with_protocol
-from jaxtribute.cluster.spec import ClusterSpec
+from jaxtribute.cluster.spec import ClusterSpec, task_number
 from jaxtribute.errors import ArgumentTypeError, ClusterSpecError
 
 _NAME = "TF_CONFIG"
@@ -44,7 +45,7 @@ class TFConfigClusterResolver(ClusterResolver):
         environ: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(task_type, task_id, rpc_layer, environ=environ)
-        self._environment = environment
+        self._environment = settings.text("environment", environment, optional=True)
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> Detection | None:
@@ -111,15 +112,15 @@ class TFConfigClusterResolver(ClusterResolver):
     def task_id(self) -> int | None:
         """The task's index; None if `TF_CONFIG` does not say it."""
         index = self._task().get("index") if self._task_id is None else self._task_id
-        try:
-            return None if index is None else int(index)
-        except (TypeError, ValueError):
-            raise self._malformed(f"the task's index is {index!r}, and not a whole number") from None
+        number = task_number(index)
+        if number is None and index is not None:
+            raise self._malformed(f"the task's index is {index!r}, and not a whole number from 0 on")
+        return number
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
         """Says that this process is another task of its job."""
-        self._task_id = task_id
+        self._task_id = settings.whole("task_id", task_id, optional=True)
 
     @property
     def rpc_layer(self) -> str | None:

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
 from jaxtribute.values.distributed import PerReplica
 from jaxtribute.values.enums import ReduceOp, VariableAggregation
+from jaxtribute.values.numbers import check_range
 from jaxtribute.values.operators import operand
 
 if TYPE_CHECKING:
@@ -207,4 +208,5 @@ def _host_array(variable: Variable, value: Any) -> np.ndarray[Any, Any]:
             f"cannot assign {value!r} of type {type(value).__name__} to {variable.name} of dtype {variable.dtype}. "
             "HINT: assign a number or an array of that dtype."
         )
+    check_range(array, variable.dtype, f"what is assigned to {variable.name}")
     return array.astype(variable.dtype)

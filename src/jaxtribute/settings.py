@@ -1,0 +1,161 @@
+"""Checks of settings where they are written, so that a wrong one does not go wrong later, or unnoticed."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
+
+_Member = TypeVar("_Member", bound=Enum)
+_Kind = TypeVar("_Kind")
+
+
+@overload
+def whole(name: str, value: Any, least: int = ...) -> int: ...
+@overload
+def whole(name: str, value: Any, least: int = ..., *, optional: bool) -> int | None: ...
+def whole(name: str, value: Any, least: int = 0, *, optional: bool = False) -> int | None:
+    """Returns a setting that counts something, as an int.
+
+    Args:
+      name: the setting's.
+      value: an int, or a whole number of NumPy; no bool, and no float, whatever its value.
+      least: the smallest number that makes sense.
+      optional: whether it may be None.
+
+    Raises:
+      ArgumentTypeError: it is no whole number.
+      ArgumentError: it is smaller.
+    """
+    if optional and value is None:
+        return None
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__") or np.ndim(value):
+        raise ArgumentTypeError(
+            f"{name} is {value!r} of type {type(value).__name__}. HINT: pass a whole number of at least {least}."
+        )
+    number = operator.index(value)
+    if number < least:
+        raise ArgumentError(f"{name} is {value!r}. HINT: pass a whole number of at least {least}.")
+    return number
+
+
+@overload
+def amount(name: str, value: Any, *, above: bool = ...) -> float: ...
+@overload
+def amount(name: str, value: Any, *, above: bool = ..., optional: bool) -> float | None: ...
+def amount(name: str, value: Any, *, above: bool = False, optional: bool = False) -> float | None:
+    """Returns a setting that measures something, such as seconds, as a float.
+
+    Args:
+      name: the setting's.
+      value: a number of at least 0; it may be infinite.
+      above: whether 0 makes no sense.
+      optional: whether it may be None.
+
+    Raises:
+      ArgumentTypeError: it is no real number.
+      ArgumentError: it is negative or NaN, or 0 where that makes no sense.
+    """
+    if optional and value is None:
+        return None
+    least = "more than 0" if above else "at least 0"
+    if isinstance(value, (bool, np.bool_, str, bytes)) or not hasattr(value, "__float__") or np.ndim(value):
+        raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}. HINT: pass a number, {least}.")
+    number = float(value)
+    if math.isnan(number) or number < 0 or (above and not number):
+        raise ArgumentError(f"{name} is {value!r}. HINT: pass a number, {least}.")
+    return number
+
+
+def member(name: str, value: Any, kind: type[_Member]) -> _Member:
+    """Returns the member of an enumeration that a setting means.
+
+    Args:
+      name: the setting's.
+      value: the member, or its name in upper or lower case.
+      kind: the enumeration.
+
+    Raises:
+      ArgumentError: a name that no member has.
+      ArgumentTypeError: neither a member nor a string.
+    """
+    if isinstance(value, kind):
+        return value
+    if isinstance(value, str) and value.upper() in kind.__members__:
+        return kind[value.upper()]
+    names = ", ".join(f"{kind.__name__}.{one}" for one in kind.__members__)
+    hint = f"HINT: pass one of {names}, or its name as a string."
+    if isinstance(value, str):
+        raise ArgumentError(f"{name} is {value!r}, which is no {kind.__name__}. {hint}")
+    raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}, which is no {kind.__name__}. {hint}")
+
+
+def flag(name: str, value: Any) -> bool:
+    """Returns a setting that says yes or no: True or False, and nothing that only counts as one of them.
+
+    Raises:
+      ArgumentTypeError: it is something else.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}. HINT: pass True or False.")
+    return bool(value)
+
+
+def function(name: str, value: _Kind, *, optional: bool = False) -> _Kind:
+    """Returns a setting that is called, or None if that is allowed.
+
+    Raises:
+      ArgumentTypeError: it cannot be.
+    """
+    if not callable(value) and not (optional and value is None):
+        raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}. HINT: pass a function.")
+    return value
+
+
+def sequence(name: str, value: Any) -> tuple[Any, ...]:
+    """Returns a setting that lists something, as a tuple; an iterator is used up.
+
+    Raises:
+      ArgumentTypeError: it is a string, or cannot be iterated over.
+    """
+    if isinstance(value, (str, bytes)):
+        raise ArgumentTypeError(f"{name} must be a list, not the string {value!r}. HINT: [{value!r}].")
+    if not isinstance(value, Iterable):
+        raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}. HINT: pass a list.")
+    return tuple(value)
+
+
+@overload
+def text(name: str, value: Any) -> str: ...
+@overload
+def text(name: str, value: Any, *, optional: bool) -> str | None: ...
+def text(name: str, value: Any, *, optional: bool = False) -> str | None:
+    """Returns a setting that is a string, or None if that is allowed.
+
+    Raises:
+      ArgumentTypeError: it is none.
+    """
+    if optional and value is None:
+        return None
+    if not isinstance(value, str):
+        raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}. HINT: pass a string.")
+    return value
+
+
+def port(name: str, value: Any) -> int:
+    """Returns a setting that is the number of a port.
+
+    Raises:
+      ArgumentTypeError: it is no whole number.
+      ArgumentError: no port has that number.
+    """
+    number = whole(name, value)
+    if number > 65535:
+        raise ArgumentError(f"{name} is {value!r}. HINT: pass the number of a port, from 0 to 65535.")
+    return number
