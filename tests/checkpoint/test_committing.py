@@ -32,13 +32,56 @@ _PROGRAM = """
 def test_a_program_that_ends_in_a_save(tmp_path: Path) -> None:
     run_python(_PROGRAM, str(tmp_path), "end")  # waits for it
     run_python(_PROGRAM, str(tmp_path), "kill", status=-9)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt-1", "ckpt-2.orbax-checkpoint-tmp"]
+    left = [".ckpt.owner", "ckpt-1", "ckpt-2.orbax-checkpoint-tmp"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
     value = jd.Variable(0)
     checkpoints = jd.CheckpointManager(jd.Checkpoint(v=value), tmp_path, block=True)
     assert checkpoints.restore_or_initialize() == str(tmp_path / "ckpt-1")
     assert int(value) == 1
     checkpoints.save()
+    checkpoints.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt-1", "ckpt-2"]
+
+
+_REPLACING = """
+    import os, signal, sys
+    from pathlib import Path
+    import jaxtribute as jd
+
+    value = jd.Variable(1)
+    checkpoint = jd.Checkpoint(v=value)
+    checkpoint.write(sys.argv[1], block=True)
+    value.assign(2)
+    rename, count = Path.rename, [0]
+
+    def kill(*given):
+        count[0] += 1
+        if count[0] == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rename(*given)
+
+    Path.rename = kill
+    checkpoint.write(sys.argv[1], block=True)
+"""
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_program_that_is_killed_while_it_replaces_a_checkpoint(at: int, tmp_path: Path) -> None:
+    run_python(_REPLACING, str(tmp_path / "ckpt-3"), str(at), status=-9)
+    assert (tmp_path / "ckpt-3").exists() == (at == 1)
+    value = jd.Variable(0)
+    checkpoints = jd.CheckpointManager(jd.Checkpoint(v=value), tmp_path, block=True)
+    assert jd.latest_checkpoint(tmp_path) == checkpoints.latest_checkpoint == str(tmp_path / "ckpt-3")
+    assert checkpoints.checkpoints == [str(tmp_path / "ckpt-3")]
+    checkpoints.checkpoint.read(tmp_path / "ckpt-3")
+    assert int(value) == 1
+    assert checkpoints.restore_or_initialize() == str(tmp_path / "ckpt-3")
+    value.assign(3)
+    checkpoints.save(checkpoint_number=3)
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["ckpt-3"]
+    value.assign(0)
+    assert checkpoints.restore_or_initialize() == str(tmp_path / "ckpt-3")
+    assert int(value) == 3
 
 
 class Peers:

@@ -2,5 +2,5 @@
 
 from jaxtribute.checkpoint.checkpoint import Checkpoint as Checkpoint
 from jaxtribute.checkpoint.checkpoint import RestoreStatus as RestoreStatus
+from jaxtribute.checkpoint.latest import latest_checkpoint as latest_checkpoint
 from jaxtribute.checkpoint.manager import CheckpointManager as CheckpointManager
-from jaxtribute.checkpoint.manager import latest_checkpoint as latest_checkpoint

@@ -14,7 +14,8 @@ from jaxtribute.checkpoint.background import Background
 from jaxtribute.checkpoint.collecting import Found, cell, collect
 from jaxtribute.checkpoint.committing import STATE, Channel, Save
 from jaxtribute.checkpoint.description import Description, Differences
-from jaxtribute.checkpoint.files import FILE, check_name, check_path
+from jaxtribute.checkpoint.files import FILE, check_name, check_path, check_text, stem
+from jaxtribute.checkpoint.owner import Owner
 from jaxtribute.checkpoint.restoring import Restore, mismatch
 from jaxtribute.errors import ArgumentError, CheckpointError, ContextError
 from jaxtribute.values.stored import updating
@@ -149,6 +150,7 @@ class Checkpoint:
         block: bool = False,
         timeout_s: float | None = None,
         committed: Callable[[], None] = lambda: None,
+        owner: Owner | None = None,
     ) -> str:
         """Saves to exactly this path, and does not count; otherwise as `save`.
 
@@ -157,6 +159,8 @@ class Checkpoint:
           block: whether to return only once it is complete.
           timeout_s: how long workers wait for each other.
           committed: called, in a thread of the first worker, once it is complete.
+          owner: what makes this process the only one that saves under this name, for managers; by default it is so for
+            this save.
 
         Source: `tf.train.Checkpoint.write`.
         """
@@ -171,7 +175,8 @@ class Checkpoint:
             leaves = {name: leaf.snapshot() for name, leaf in found.leaves.items() if specs[name].size}
         description = Description.of(specs, positions, channel.cluster.workers if channel else 1)
         arrays.begin(leaves)
-        save = Save(target, leaves, positions, description, committed, channel, timeout_s)
+        claim = owner or Owner(target.parent, stem(target))
+        save = Save(target, leaves, positions, description, committed, claim, owner is not None, channel, timeout_s)
         self._background.start(save.run)
         if block:
             self._background.wait()
@@ -246,6 +251,8 @@ class Checkpoint:
 
     def _found(self) -> Found:
         found = collect(self._trackables, self._trackables.__setitem__)
+        for name in found.leaves:
+            check_text(name, "the name of a value")
         for name in found.iterators:
             check_name(name, "the name of an iterator, whose position is saved in a folder of that name,")
             if name in (STATE, FILE):

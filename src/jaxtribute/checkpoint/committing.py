@@ -19,6 +19,7 @@ from jaxtribute.checkpoint.checksums import Mark
 from jaxtribute.checkpoint.description import Description
 from jaxtribute.checkpoint.files import REPLACED, UNFINISHED, standing, sync, write_text
 from jaxtribute.checkpoint.forms import Host
+from jaxtribute.checkpoint.owner import Owner
 from jaxtribute.cluster import runtime
 from jaxtribute.cluster.runtime import Cluster
 from jaxtribute.errors import CheckpointError, ConfigError
@@ -86,6 +87,8 @@ class Save:
       positions: what the iterators' files hold, by the iterators' names.
       description: what the checkpoint says of itself.
       committed: called by the first process once the checkpoint is complete.
+      owner: what makes this process the only one that saves there.
+      owned: whether it stays so after this save.
       channel: how the processes agree; None for one alone.
       timeout_s: how long the processes wait for each other; None for `patience`.
     """
@@ -95,6 +98,8 @@ class Save:
     positions: Mapping[str, str]
     description: Description
     committed: Callable[[], None]
+    owner: Owner
+    owned: bool = False
     channel: Channel | None = None
     timeout_s: float | None = None
 
@@ -128,6 +133,8 @@ class Save:
             for one in self.arrays.values():
                 if isinstance(one, Lease):
                     one.give_back()
+            if not self.owned:
+                self.owner.release()
 
     def _run_in(self, channel: Channel) -> None:
         """The same in several processes: the first makes the folder, all write, the first completes it."""
@@ -162,6 +169,7 @@ class Save:
 
     def _make(self) -> None:
         """Makes the folder anew; what is there is of a save that never ended."""
+        self.owner.claim()
         old = standing(self.path)
         if old != self.path:  # a program was killed while it replaced this checkpoint
             old.rename(self.path)
@@ -200,6 +208,7 @@ class Save:
         marks = {**known, **checksums.marks(self.unfinished, rest)}
         replace(self.description, files=marks).write(self.unfinished)
         sync(self.unfinished)
+        self.owner.check()
         replaced = self.path.with_name(self.path.name + REPLACED)
         shutil.rmtree(replaced, ignore_errors=True)
         if self.path.exists():

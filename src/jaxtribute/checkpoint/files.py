@@ -39,7 +39,7 @@ def check_name(name: Any, what: str) -> str:
     """
     if not isinstance(name, str):
         raise ArgumentTypeError(f"{what}={name!r} is a {type(name).__name__}. HINT: pass a string such as 'ckpt'.")
-    _check_text(name, what)
+    check_text(name, what)
     if "/" in name or "\\" in name or name in (".", ".."):
         raise ArgumentError(f"{what}={name!r} is a path. HINT: give a name alone; the folder is given on its own.")
     if name.endswith((UNFINISHED, REPLACED)):
@@ -66,11 +66,16 @@ def check_path(path: Any, what: str) -> Path:
         raise ArgumentTypeError(
             f"{what}={path!r} is a {type(path).__name__}. HINT: pass a path, as a string or a pathlib.Path."
         )
-    _check_text(text, what)
+    check_text(text, what)
     return Path(text).expanduser().absolute()
 
 
-def _check_text(text: str, what: str) -> None:
+def check_text(text: str, what: str) -> None:
+    """Checks that a text can be written to files and sent to other processes.
+
+    Raises:
+      ArgumentError: empty, with control characters, or with what UTF-8 cannot hold.
+    """
     if not text.strip():
         raise ArgumentError(f"{what}={text!r} is empty. HINT: give a name; '.' is the current folder.")
     if _CONTROL.search(text):
@@ -78,9 +83,7 @@ def _check_text(text: str, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ArgumentError(
-            f"{what}={text!r} is not UTF-8, which checkpoints are named in. HINT: rename the folder."
-        ) from None
+        raise ArgumentError(f"{what}={text!r} cannot be written in UTF-8. HINT: rename it.") from None
 
 
 def standing(path: Path) -> Path:

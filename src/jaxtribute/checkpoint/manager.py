@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,43 +14,14 @@ from jaxtribute import settings
 from jaxtribute.checkpoint import committing
 from jaxtribute.checkpoint.checkpoint import Checkpoint
 from jaxtribute.checkpoint.description import Description
-from jaxtribute.checkpoint.files import (
-    FILE,
-    UNFINISHED,
-    check_name,
-    check_path,
-    complete,
-    left_over,
-    numbered,
-    standing,
-)
+from jaxtribute.checkpoint.files import UNFINISHED, check_name, check_path, complete, left_over, numbered, standing
+from jaxtribute.checkpoint.latest import Identity, identity_of, leave_out, newest_whole, nothing_whole
+from jaxtribute.checkpoint.owner import Owner
 from jaxtribute.checkpoint.preserved import Preserved
-from jaxtribute.checkpoint.restoring import verify
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, CheckpointDamagedError, CheckpointError
 
 _LOG = logging.getLogger(__name__)
 _HOUR_S = 3600.0
-
-
-def latest_checkpoint(directory: Any, checkpoint_name: str = "ckpt") -> str | None:
-    """Finds the whole checkpoint of the highest number in a folder; None where there is none at all.
-
-    Its files are read and compared with their checksums. Of one that is damaged a warning says so, and the one before
-    it is looked at. Where workers must agree, call `CheckpointManager.restore_or_initialize` instead.
-
-    Args:
-      directory: the folder.
-      checkpoint_name: what the checkpoints' names start with.
-
-    Raises:
-      CheckpointDamagedError: there are checkpoints, and all are damaged.
-      ArgumentError: a name or a path that cannot be one.
-
-    Source: `tf.train.latest_checkpoint`.
-    """
-    folder = check_path(directory, "directory")
-    found = numbered(folder, check_name(checkpoint_name, "checkpoint_name"))
-    return _newest_whole([found[number] for number in sorted(found, reverse=True)], folder, {})
 
 
 class CheckpointManager:
@@ -69,7 +40,8 @@ class CheckpointManager:
       block: whether `save` returns only once the checkpoint is complete.
       timeout_s: how long workers wait for each other; by default as long as for a step, at most ten minutes.
 
-    In a cluster all workers make the same calls.
+    In a cluster all workers make the same calls. From the first save or restore until `close` or the end of the program
+    no other job can save under this name in this folder.
 
     Raises:
       ArgumentError: a count or span that is not positive, an interval without a step counter, or a name or path that
@@ -121,7 +93,8 @@ class CheckpointManager:
         self._last_step: int | None = None
         self._preserved = Preserved(self._directory, self._name)
         self._preserved_at = max(self._preserved.entries().values(), default=time.time())
-        self._known: dict[Path, Any] = {}
+        self._owner = Owner(self._directory, self._name)
+        self._known: dict[Path, Identity | None] = {}
         self._damaged: set[Path] = set()
 
     @property
@@ -154,7 +127,7 @@ class CheckpointManager:
         Raises:
           CheckpointDamagedError: there are checkpoints, and all are damaged.
         """
-        return _newest_whole(self._newest_first(), self._directory, self._known)
+        return newest_whole(self._newest_first(), self._directory, self._known)
 
     def save(self, checkpoint_number: Any = None, check_interval: bool = True) -> str | None:
         """Saves a checkpoint, in the background unless `block` was given.
@@ -167,7 +140,7 @@ class CheckpointManager:
           The path where it will be, or None if it was left out.
 
         Raises:
-          CheckpointError: the save before this one failed, or with `block` this one.
+          CheckpointError: the save before this one failed, or with `block` this one; also where another job saves here.
           DeadlineError: likewise, because a worker did not come.
 
         Source: `tf.train.CheckpointManager.save`.
@@ -179,7 +152,11 @@ class CheckpointManager:
         number = self._checkpoint.count() if checkpoint_number is None else _number(checkpoint_number)
         target = self._directory / f"{self._name}-{number}"
         path = self._checkpoint.write(
-            target, block=self._block, timeout_s=self._timeout_s, committed=lambda: self._prune(target)
+            target,
+            block=self._block,
+            timeout_s=self._timeout_s,
+            committed=lambda: self._prune(target),
+            owner=self._owner,
         )
         self._last_step = step
         return path
@@ -195,24 +172,24 @@ class CheckpointManager:
         Raises:
           CheckpointMismatchError: the checkpoint does not fit.
           CheckpointDamagedError: there are checkpoints, and all are damaged.
-          CheckpointError: the checkpoint cannot be read.
+          CheckpointError: the checkpoint cannot be read, or another job saves here; it is named.
 
         Source: `tf.train.CheckpointManager.restore_or_initialize`.
         """
         self._checkpoint.wait()
         skipped: list[str] = []
-        for path in self._agreed(self._newest_first()):
+        for path in self._agreed():
             try:
                 self._checkpoint.restore(path)
             except CheckpointDamagedError as error:
                 self._damaged.add(path)
-                skipped.append(_skip(path, error))
+                skipped.append(leave_out(path, error))
                 continue
-            self._known[path] = _identity(path)
+            self._known[path] = identity_of(path)
             self._last_step = self._step()
             return str(path)
         if skipped:
-            raise _nothing_whole(self._directory, skipped)
+            raise nothing_whole(self._directory, skipped)
         if self._init_fn is not None:
             self._init_fn()
         return None
@@ -224,8 +201,11 @@ class CheckpointManager:
     sync = wait
 
     def close(self) -> None:
-        """The same, at the end of the training."""
-        self._checkpoint.wait()
+        """The same, at the end of the training; then other jobs may save in this folder."""
+        try:
+            self._checkpoint.wait()
+        finally:
+            self._owner.release()
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -248,21 +228,37 @@ class CheckpointManager:
         found = numbered(self._directory, self._name)
         return [found[number] for number in sorted(found, reverse=True)]
 
-    def _agreed(self, paths: list[Path]) -> list[Path]:
-        """What the first worker sees, which others may not see yet on a file system over the network."""
+    def _agreed(self) -> list[Path]:
+        """What the first worker sees, which others may not see yet on a file system over the network.
+
+        It becomes the owner of the folder before, so that no other job's checkpoints are taken for one's own.
+        """
         cluster = committing.cluster()
-        if cluster is None:
-            return paths
-        key = f"jaxtribute/latest/{cluster.number('latest')}"
-        if cluster.rank == 0:
-            cluster.set(key, json.dumps([str(path) for path in paths]))
-        told = json.loads(cluster.get(key, committing.patience(cluster, self._timeout_s), of=0))
-        return [Path(path) for path in told]
+        error = self._claimed() if cluster is None or cluster.rank == 0 else ""
+        found = [str(path) for path in self._newest_first()]
+        if cluster is not None:
+            key = f"jaxtribute/latest/{cluster.number('latest')}"
+            if cluster.rank == 0:
+                cluster.set(key, json.dumps([error, found]))
+            error, found = json.loads(cluster.get(key, committing.patience(cluster, self._timeout_s), of=0))
+        if error:
+            raise CheckpointError(error)
+        return [Path(path) for path in found]
+
+    def _claimed(self) -> str:
+        """Becomes the owner of the folder; returns the reason if that is another job."""
+        try:
+            self._owner.claim()
+        except CheckpointError as error:
+            return str(error)
+        except OSError as error:  # a folder to read from only
+            _LOG.warning("nothing can be saved in %s: %s", self._directory, error)
+        return ""
 
     def _prune(self, saved: Path) -> None:
         """Deletes what is too old or was never completed; the first worker does it, after each save."""
         self._damaged.discard(saved)
-        self._known[saved] = _identity(saved)
+        self._known[saved] = identity_of(saved)
         found = complete(self._directory, self._name)
         others = [number for number in sorted(found) if found[number] not in (*self._damaged, saved)]
         kept = self._preserved.entries()
@@ -291,60 +287,6 @@ class CheckpointManager:
             return False
         self._preserved_at = written_at
         return True
-
-
-def _newest_whole(paths: Iterable[Path], directory: Path, known: dict[Path, Any]) -> str | None:
-    """The first of some checkpoints whose files are as they were written.
-
-    Args:
-      paths: the newest first.
-      directory: where they are.
-      known: those that were found whole before, with their identities; one that is found now is added.
-
-    Raises:
-      CheckpointDamagedError: there are some, and all are damaged.
-    """
-    skipped: list[str] = []
-    for path in paths:
-        identity = _identity(path)
-        try:
-            if identity is None or known.get(path) != identity:
-                verify(path)
-        except CheckpointDamagedError as error:
-            if standing(path).exists():  # otherwise another process has just deleted it
-                skipped.append(_skip(path, error))
-            continue
-        except CheckpointError:
-            if not standing(path).exists():
-                continue  # likewise; one of another version says so when it is restored
-        known[path] = identity
-        return str(path)
-    if skipped:
-        raise _nothing_whole(directory, skipped)
-    return None
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Tells a checkpoint from a later one of the same name."""
-    try:
-        stat = (standing(path) / FILE).stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns
-
-
-def _skip(path: Path, error: CheckpointDamagedError) -> str:
-    """Says that a checkpoint is left out; returns the reason."""
-    _LOG.warning("%s is left out, and an earlier checkpoint is taken: %s", path, error)
-    return str(error)
-
-
-def _nothing_whole(directory: Path, reasons: Sequence[str]) -> CheckpointDamagedError:
-    listed = "\n".join(reasons)
-    return CheckpointDamagedError(
-        f"none of the {len(reasons)} checkpoints in {directory} is whole:\n{listed}\nHINT: bring one back from a "
-        "backup, or move them away to begin anew."
-    )
 
 
 def _number(value: Any) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxtribute import settings
 from jaxtribute.coordinator.transport import deadline
-from jaxtribute.errors import DeadlineError
+from jaxtribute.errors import CheckpointError, DeadlineError
 from jaxtribute.values.operators import operand
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class SidecarEvaluator:
         self._poll_s = settings.amount("poll_s", poll_s)
         self._timeout_s = settings.amount("timeout_s", timeout_s, optional=True)
         self._stopping = threading.Event()
+        self._present: list[int] | None = None
         self.results: list[dict[str, float]] = []
         """The metrics of each checkpoint, in order."""
 
@@ -70,7 +72,12 @@ class SidecarEvaluator:
                 seen = self._next(seen)
                 if seen is None:
                     break
-                self._checkpoint.restore(seen).expect_partial()
+                try:
+                    self._checkpoint.restore(seen).expect_partial()
+                except CheckpointError:
+                    if Path(seen).exists():
+                        raise
+                    continue  # the training has deleted it meanwhile, so there is a newer one
                 found = {name: float(np.asarray(operand(value))) for name, value in self._evaluate().items()}
                 self.results.append(found)
                 if writer is not None:
@@ -87,12 +94,17 @@ class SidecarEvaluator:
     def _next(self, seen: str | None) -> str | None:
         """The newest checkpoint, once it is another than `seen`; None after `stop`."""
         from jaxtribute.checkpoint import latest_checkpoint
+        from jaxtribute.checkpoint.files import check_path, complete
 
+        directory = check_path(self._directory, "directory")
         left = deadline(self._timeout_s if self._timeout_s is not None else float("inf"))
         while left():
-            found = latest_checkpoint(self._directory)
-            if found is not None and found != seen:
-                return found
+            present = sorted(complete(directory, "ckpt"))
+            if present != self._present:  # whether a checkpoint is whole takes long to find out
+                found = latest_checkpoint(directory)
+                self._present = present
+                if found is not None and found != seen:
+                    return found
             if self._stopping.wait(self._poll_s):
                 return None
         raise DeadlineError(

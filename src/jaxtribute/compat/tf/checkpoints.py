@@ -10,22 +10,42 @@ from typing import Any
 from jaxtribute import checkpoint as checkpoints
 from jaxtribute.checkpoint import committing
 from jaxtribute.checkpoint.checkpoint import RestoreStatus
-from jaxtribute.checkpoint.description import FILE, Description
+from jaxtribute.checkpoint.description import Description
+from jaxtribute.checkpoint.files import FILE, check_path
+from jaxtribute.checkpoint.latest import newest_whole
+from jaxtribute.checkpoint.owner import Owner
+from jaxtribute.errors import CheckpointError
 
 
 def latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -> str | None:
-    """Returns the complete checkpoint of a folder that was saved last, or None where there is none.
+    """Returns the whole checkpoint of a folder that was saved last, or None where there is none.
 
     Args:
       checkpoint_dir: the folder.
       latest_filename: accepted for compatibility: no file keeps a list.
 
+    Raises:
+      CheckpointDamagedError: there are checkpoints, and all are damaged.
+
     Source: `tf.train.latest_checkpoint`.
     """
     del latest_filename
-    folder = Path(checkpoint_dir).expanduser().absolute()
-    found = [path.parent for path in folder.glob(f"*/{FILE}") if re.search(r"-\d+$", path.parent.name)]
-    return str(max(found, key=lambda path: Description.read(path).written_at)) if found else None
+    folder = check_path(checkpoint_dir, "checkpoint_dir")
+    found = [path for path in folder.glob("*-*") if re.search(r"-\d+$", path.name) and _is_checkpoint(path)]
+    return newest_whole(sorted(found, key=_written_at, reverse=True), folder, {})
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """True if a folder is a checkpoint of this library, or what is left of one."""
+    return (path / FILE).exists() or (path / committing.STATE).exists()
+
+
+def _written_at(path: Path) -> float:
+    """The time of a checkpoint; of one that cannot tell, that of its folder."""
+    try:
+        return Description.read(path).written_at
+    except CheckpointError:
+        return path.stat().st_mtime
 
 
 class CheckpointOptions:
@@ -64,14 +84,15 @@ class Checkpoint(checkpoints.Checkpoint):
         block: bool = True,
         timeout_s: float | None = None,
         committed: Callable[[], None] = lambda: None,
+        owner: Owner | None = None,
     ) -> str:
         """As `jd.Checkpoint.write`. Source: `tf.train.Checkpoint.write`."""
         del options
-        path, cluster = Path(path).expanduser().absolute(), committing.cluster()
+        path, cluster = check_path(path, "path"), committing.cluster()
         if cluster is not None:
             path.parent.mkdir(parents=True, exist_ok=True)  # which programs of TensorFlow's clean up
             path = cluster.exchange("checkpoint path", str(path))[0]
-        return super().write(path, block=block, timeout_s=timeout_s, committed=committed)
+        return super().write(path, block=block, timeout_s=timeout_s, committed=committed, owner=owner)
 
     def restore(self, save_path: Any, options: Any = None, *, strict: bool = False) -> RestoreStatus:
         """As `jd.Checkpoint.restore`. Source: `tf.train.Checkpoint.restore`."""

@@ -1,0 +1,245 @@
+"""One job at a time saves under a name in a folder: two would mix their files, and resume from each other's.
+
+The job's first process has a file `.NAME.owner` there, with the host and the process, and touches it every few seconds:
+this works on every file system, over the network too. The file of a process that is gone is taken over, at once on the
+same machine; from another machine only once it has not been touched for a minute, by the file system's own clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import weakref
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from jaxtribute.errors import CheckpointError
+
+_TOUCHED_EVERY_S = 10.0
+_STALE_S = 60.0
+_GRACE_S = 5.0
+"""How long a process that is alive may take to end, as that of a job that is just being started again."""
+_POLL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process, told from every other one.
+
+    Attributes:
+      host: the name of its machine.
+      pid: its number there.
+      started: when it was started, as its system counts; empty where that is not known.
+      machine: the machine since its last start, and the container: where `pid` means something.
+      program: what it runs.
+    """
+
+    host: str
+    pid: int
+    started: str
+    machine: str
+    program: str
+
+    @classmethod
+    def own(cls) -> Process:
+        """This process."""
+        host = socket.gethostname()
+        boot = _text("/proc/sys/kernel/random/boot_id").strip()
+        with contextlib.suppress(OSError):
+            boot += f" {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115  # it names no file
+        return cls(host, os.getpid(), _started(os.getpid()), f"{host} {boot}", sys.argv[0])
+
+    @classmethod
+    def parse(cls, text: str) -> Process | None:
+        """Reads what `asdict` gave, as JSON; None of anything else, such as half of it."""
+        try:
+            found = cls(**json.loads(text))
+        except (ValueError, TypeError):
+            return None
+        return found if isinstance(found.pid, int) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+
+    def same(self, other: Process | None) -> bool:
+        """True if both are one process."""
+        return other is not None and (self.machine, self.pid, self.started) == (other.machine, other.pid, other.started)
+
+    def ended(self, here: str) -> bool:
+        """True if it is known to have ended, seen from the machine `here`; False where that cannot be seen."""
+        if self.machine != here:
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass  # another user's
+        now = _started(self.pid)
+        return bool(now) and now != self.started
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} ({self.program or 'python'})"
+
+
+_NOBODY = Process("", 0, "", "", "")
+
+
+class Owner:
+    """This process as the one that saves under a name.
+
+    Several objects of one process may own a name together.
+
+    Args:
+      directory: the folder.
+      name: what the checkpoints' names start with.
+    """
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._file = directory / f".{name}.owner"
+        self._what = f"{directory / name}-*"
+        self._closing: weakref.finalize[[], Owner] | None = None
+
+    def claim(self) -> None:
+        """Makes this process the owner; waits where it is not known yet whether another one still is.
+
+        Raises:
+          CheckpointError: another process is; it is named.
+          OSError: nothing can be written there.
+        """
+        own = Process.own()
+        if own.same(Process.parse(_text(self._file))):
+            return  # also by another object of this process
+        self.release()
+        with contextlib.suppress(FileExistsError):  # where it is no folder, the next line says so
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+        while not _created(self._file, own):
+            other = _await_end(self._file, own)
+            if own.same(other):
+                return
+            if other is not None:
+                _remove(self._file, other)
+        stop = threading.Event()
+        self._closing = weakref.finalize(self, _release, self._file, own, stop)
+        threading.Thread(target=_renew, args=(self._file, own, stop), name="jaxtribute-owner", daemon=True).start()
+
+    def check(self) -> None:
+        """Checks that no other process has taken over, as after this one had been stopped for minutes.
+
+        Raises:
+          CheckpointError: one has; it is named.
+        """
+        other = Process.parse(_text(self._file))
+        if other is not None and not Process.own().same(other):
+            raise CheckpointError(
+                f"{self._what} now belong to {other}, which took them over while this process did not run. HINT: end "
+                "one of both jobs, or give them folders or names of their own."
+            )
+
+    def release(self) -> None:
+        """Lets other processes save; does nothing where `claim` was not called."""
+        if self._closing is not None:
+            self._closing()
+
+
+def _created(file: Path, own: Process) -> bool:
+    """Creates the file, unless it is there."""
+    try:
+        with file.open("x") as made:
+            made.write(json.dumps(asdict(own)))
+            made.flush()
+            os.fsync(made.fileno())
+    except FileExistsError:
+        return False
+    return True
+
+
+def _await_end(file: Path, own: Process) -> Process | None:
+    """Waits until the process that a file names is known to have ended, and returns it; None if the file is gone.
+
+    A file that says nothing, of a process that is just writing it or of a disk that was full, is waited for likewise.
+
+    Raises:
+      CheckpointError: the process is alive.
+    """
+    first: int | None = None
+    deadline = time.monotonic() + _GRACE_S
+    while True:
+        other = Process.parse(_text(file))
+        if other is not None and (own.same(other) or other.ended(own.machine)):
+            return other
+        try:
+            touched = file.stat().st_mtime_ns
+            age_s = _age_s(file, touched)
+        except FileNotFoundError:
+            return None
+        if age_s > _STALE_S:
+            return other or _NOBODY
+        first = first or touched
+        alive = other is not None and (touched != first or other.machine == own.machine)
+        if alive and time.monotonic() > deadline:
+            raise CheckpointError(
+                f"{other} saves under the same name in the same folder; it holds {file}. Two jobs would write into "
+                "each other's checkpoints, and resume from them. HINT: end the other job, or give each a directory or "
+                "a checkpoint_name of its own; to read only, call jd.latest_checkpoint and Checkpoint.restore."
+            )
+        time.sleep(_POLL_S)
+
+
+def _age_s(file: Path, touched_ns: int) -> float:
+    """The seconds since a file was touched, by the clock of its file system: machines' own clocks may differ."""
+    probe = file.with_name(f"{file.name}.{socket.gethostname()}.{os.getpid()}")
+    probe.touch()
+    try:
+        return (probe.stat().st_mtime_ns - touched_ns) / 1e9
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _remove(file: Path, other: Process) -> None:
+    """Removes the file of a process that has ended, unless another one has taken its place meanwhile."""
+    aside = file.with_name(f"{file.name}.{socket.gethostname()}.{os.getpid()}.old")
+    try:
+        file.rename(aside)
+    except FileNotFoundError:
+        return  # one that waited, too, was faster
+    found = Process.parse(_text(aside))
+    if found is not None and not found.same(other):
+        aside.rename(file)
+    else:
+        aside.unlink(missing_ok=True)
+
+
+def _renew(file: Path, own: Process, stop: threading.Event) -> None:
+    """Touches the file until `stop` is set."""
+    while not stop.wait(_TOUCHED_EVERY_S):
+        with contextlib.suppress(OSError):  # the disk may be back next time
+            if own.same(Process.parse(_text(file))):
+                os.utime(file)
+
+
+def _release(file: Path, own: Process, stop: threading.Event) -> None:
+    stop.set()
+    with contextlib.suppress(OSError):
+        if Process.own().same(own) and own.same(Process.parse(_text(file))):  # not in a process forked from it
+            file.unlink(missing_ok=True)
+
+
+def _started(pid: int) -> str:
+    """When a process was started, in ticks since the machine was; empty where that is not known.
+
+    That of one which has ended, and only waits for its parent to notice, is "ended".
+    """
+    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    if len(fields) < 20:
+        return ""
+    return "ended" if fields[0] in "ZX" else fields[19]
+
+
+def _text(path: Path | str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, ValueError):
+        return ""
