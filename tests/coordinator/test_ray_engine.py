@@ -55,6 +55,23 @@ def test_launch_starts_a_chief_that_was_killed_again_from_what_it_saved(
     assert not result["remote"]
 
 
+def test_bad_functions_on_real_processes_and_a_long_folder_of_temporary_files(tmp_path: Path) -> None:
+    """A worker that ends or hangs, odd text and classes; all listen on loopback, and nothing is left."""
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    result = last_line(run_python(HERE / "ray_program.py", env={"TMPDIR": str(long)}, timeout=300))
+    assert result["odd"]
+    assert result["set"] == [1, 2]
+    assert "cannot be read here: SystemExit: from" in result["unpicklable"]
+    assert "exits does not run again: 2 processes have ended" in result["exits"]
+    assert "stuck has run for" in result["stuck"]
+    assert "in stuck" in result["stuck"], "its stack is missing"
+    assert result["count"] == 2
+    assert {address.removeprefix("::ffff:") for address in result["listening"]} == {LOOPBACK}
+    assert not result["folder"].startswith(str(long))
+    assert not result["left"]
+
+
 def test_a_server_joins_the_chief_or_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ClusterError, match="has no chief for ps 0 to join"):
         Server({"ps": ["127.0.0.1:2"], "worker": ["127.0.0.1:3"]}, "ps", 0).join()

@@ -134,9 +134,9 @@ class ClosureQueue:
         while not self.changed.wait_for(lambda: self._failed is not None or ready(), timeout=0.5):
             self._check_thread()
             if self._absent_since is not None and time.monotonic() - self._absent_since > self._patience_s:
+                workers, seconds = ", ".join(map(str, self.workers)), self._patience_s
                 error = ClusterError(
-                    f"none of the workers {', '.join(map(str, self.workers))} has been there for "
-                    f"{self._patience_s:.0f} s. "
+                    f"none of the workers {workers} has been there for {seconds:.0f} s. "
                     "HINT: look for their processes' errors; ParameterServerStrategy(timeout_s=...) waits longer."
                 )
                 self.cancel(error)
@@ -421,8 +421,10 @@ class ClosureQueue:
                 worker.define(definition.key, definition.blob)
             return
         closure = worker.running.get(header["c"])
-        if closure is not None and header["t"] == "begun":
-            closure.begun = True
+        if header["t"] == "begun":
+            if closure is not None:
+                closure.begun = True
+            self._hub.send(route, pack({"t": "go", "c": header["c"]}))
         elif closure is not None:
             self._finish(worker, closure, header, arrays)
 

@@ -7,6 +7,7 @@ and classes of the user's own modules included: they need not be importable on t
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
 import sysconfig
@@ -167,15 +168,32 @@ def _function(function: Function[..., Any]) -> tuple[Any, tuple[Any, ...]]:
 
 
 _LIBRARIES = tuple(
-    str(Path(path).resolve()) for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    Path(path).resolve() for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
 )
-_OWN = str(Path(__file__).resolve().parents[1])
+_OWN = Path(__file__).resolve().parents[1]
 
 
 def _of_user(name: str | None) -> bool:
-    """Whether a module is neither Python's, an installed library's nor this one, so that a worker may not have it."""
+    """True if a module is neither Python's, an installed library's nor this one, so that a worker may not have it."""
     path = getattr(sys.modules.get(name or ""), "__file__", None)
-    if path is None:
+    if not isinstance(path, str):
         return False
-    resolved = str(Path(path).resolve())
-    return not resolved.startswith((*_LIBRARIES, _OWN))
+    # Above the module's packages: the folder that Python found the first of them in.
+    above = (name or "").count(".") + (Path(path).stem == "__init__")
+    # Some installers link the files of a library to a store elsewhere.
+    return not any(_holds_libraries(str(file.parent), above) for file in (Path(path).absolute(), Path(path).resolve()))
+
+
+@functools.lru_cache(maxsize=1024)
+def _holds_libraries(folder: str, above: int) -> bool:
+    """True if libraries are installed in a folder, or so many above it.
+
+    Those are Python's own, those of its environment, of the user alone, of a second environment, of `pip --target`.
+    """
+    own = Path(folder)
+    if any(own.is_relative_to(library) for library in (*_LIBRARIES, _OWN)):
+        return True
+    if {"site-packages", "dist-packages"} & set(own.parts):
+        return True
+    root = Path(*own.parts[: max(1, len(own.parts) - above)])
+    return next(root.glob("*.dist-info/RECORD"), None) is not None

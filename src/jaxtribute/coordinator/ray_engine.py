@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import sys
 import threading
 import traceback
+from collections.abc import Generator
 from typing import Any
 
 import ray
@@ -25,6 +27,7 @@ _LOG = logging.getLogger(__name__)
 _THREADS = 4
 _ANSWER_S = 60
 _STACK_S = 5
+_JOINS = "ENABLE_RAY_CLUSTER"
 _STORE_BYTES = 100 << 20
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -225,13 +228,33 @@ def connect(address: str | None, folder: str) -> None:
     if address is not None:
         ray.init(address, **options)
         return
-    ray.init(
-        num_cpus=1,
-        object_store_memory=_STORE_BYTES,
-        include_dashboard=False,
-        _temp_dir=f"{folder}/ray",
-        **options,
-    )
+    with _on_loopback():
+        ray.init(
+            num_cpus=1,
+            object_store_memory=_STORE_BYTES,
+            include_dashboard=False,
+            _temp_dir=f"{folder}/ray",
+            **options,
+        )
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Generator[None]:
+    """Lets a Ray that starts listen on loopback only, unless the user's environment says otherwise.
+
+    Ray does so where it takes a machine for one that joins no cluster, as it takes those with macOS or Windows. Asked
+    for the address 127.0.0.1 it would choose another one, and listen on all.
+    """
+    constants = importlib.import_module("ray._private.ray_constants")
+    before = getattr(constants, _JOINS, None)
+    if before is None or os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
+        yield
+        return
+    setattr(constants, _JOINS, False)
+    try:
+        yield
+    finally:
+        setattr(constants, _JOINS, before)
 
 
 def _variables(role: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxtribute.coordinator.folders import Folder
 from jaxtribute.coordinator.transport import deadline
 from jaxtribute.errors import ClusterError, DeadlineError
 from jaxtribute.launcher.family import Family
@@ -43,14 +44,13 @@ class RayNode:
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (read when the node fails)
-        # A short path: the names of Unix sockets have at most 107 characters.
-        self._folder = tempfile.TemporaryDirectory(prefix="jd-", ignore_cleanup_errors=True)
+        self._folder = Folder()
         command = [*_COMMAND, "start", "--block", "--disable-usage-stats"]
         command += ["--num-cpus=1", f"--object-store-memory={_STORE_BYTES}", *arguments]
         # Any free ports: those from 10002 to 19999, which it would set aside, the tasks of a cluster could not have.
         command += ["--min-worker-port=0", "--max-worker-port=0"]
         # A folder of its own: of nodes of one machine that start at once, two would take the same socket and one end.
-        command.append(f"--temp-dir={self._folder.name}")
+        command.append(f"--temp-dir={self._folder.path}")
         if "--head" in arguments:
             command.append("--include-dashboard=false")
         environment = {**os.environ, AUTHENTICATION: os.environ.get(AUTHENTICATION, "token"), **MANNERS}
@@ -77,7 +77,7 @@ class RayNode:
             self._process.wait()
         self._family.close()
         self._output.close()
-        self._folder.cleanup()
+        self._folder.close()
 
 
 def start_head(address: str) -> RayNode:

@@ -9,9 +9,10 @@ from typing import Any
 from jaxtribute import settings
 from jaxtribute.coordinator.cluster import Cluster
 from jaxtribute.coordinator.engines import Engine, ThreadEngine
+from jaxtribute.coordinator.folders import Folder
 from jaxtribute.coordinator.ray_node import START_S, RayNode, owns_cluster, prepare_ray, start_head
 from jaxtribute.coordinator.server_task import TaskSettings
-from jaxtribute.coordinator.transport import Folder, Keys
+from jaxtribute.coordinator.transport import Keys
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 

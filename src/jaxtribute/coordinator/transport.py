@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
 import threading
 import time
 import uuid
@@ -54,17 +52,6 @@ class Endpoint:
     def plain(self) -> dict[str, str]:
         """As a map of strings, for a message."""
         return asdict(self)
-
-
-class Folder:
-    """A private folder for the sockets of one machine's processes; removed by `close`."""
-
-    def __init__(self) -> None:
-        self.path = tempfile.mkdtemp(prefix="jd-")  # readable by this user alone
-
-    def close(self) -> None:
-        """Removes the folder."""
-        shutil.rmtree(self.path, ignore_errors=True)
 
 
 class Hub:

@@ -201,7 +201,7 @@ class WorkerTask:
         start = time.perf_counter()
         function, arguments = self._call(header["d"])
         if header.get("say"):
-            self._link.send(pack({"t": "begun", "w": self._index, "c": header["c"]}))
+            self._say_begun(header["c"])
         given = iter(arrays)
         with self.strategy.scope():
             args, kwargs = arguments([decode(plain, given) for plain in header["v"]])
@@ -214,6 +214,23 @@ class WorkerTask:
             self._odd[header["c"]] = cloudpickle.dumps(result)
             encoded = {"odd": 1}
         return pack({**reply, **encoded, "ok": 1, "s": time.perf_counter() - start}, values)
+
+    def _say_begun(self, key: int) -> None:
+        """Tells the coordinator that a closure runs, which may end this process before a message has left."""
+        self._link.send(pack({"t": "begun", "w": self._index, "c": key}))
+        left = deadline(self._timeout_s)
+        while left() and not self._stopping.is_set():
+            frames = self._link.receive(_POLL_S)
+            if frames is None:
+                continue
+            message = unpack(frames)
+            if message[0]["t"] == "go":
+                if message[0]["c"] == key:
+                    return
+                continue
+            self._inbox.append(message)
+            if message[0]["t"] in _ENDING:
+                return
 
     def _failure(self, key: int, error: BaseException, reply: Header) -> list[Any]:
         if isinstance(error, StopIteration):
