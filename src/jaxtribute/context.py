@@ -88,6 +88,16 @@ def depth() -> int:
     return len(_stack.entries)
 
 
+def entries() -> list[Context]:
+    """The contexts that the calling thread has entered, the outermost first."""
+    return _stack.entries
+
+
+def replace_entries(entries: list[Context]) -> None:
+    """Replaces the calling thread's stack."""
+    _stack.entries = entries
+
+
 def set_base(context: Context | None) -> None:
     """Replaces what the calling thread falls back to outside every scope."""
     _stack.base = context
