@@ -7,6 +7,7 @@ from typing import Any as _Any
 
 from jaxtribute import config as config
 from jaxtribute import errors as errors
+from jaxtribute import forks as _forks
 from jaxtribute.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
 from jaxtribute.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
 from jaxtribute.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
@@ -39,6 +40,7 @@ from jaxtribute.values.variable import Variable as Variable
 
 _default.install()
 _keras.install()
+_forks.guard()
 # Before user code can start a backend; this starts none.
 config.apply_environment()
 if "JAXTRIBUTE_FAULTS" in _environ:

@@ -110,6 +110,11 @@ def depth() -> int:
     return len(_stack.entries)
 
 
+def replace_entries(entries: list[Context]) -> None:
+    """Replaces the calling thread's stack."""
+    _stack.entries = entries
+
+
 def set_base(context: Context | None) -> None:
     """Replaces what the calling thread falls back to outside every scope."""
     _stack.base = context
@@ -123,7 +128,7 @@ def base() -> Context | None:
 
 
 def entries() -> list[Context]:
-    """What the calling thread has entered.
+    """The contexts that the calling thread has entered, the outermost first.
 
     To leave contexts again whatever happens, cut the list back in a `finally`: `del entries[depth:]` is one operation,
     while the handler of a signal may raise at the start of any function, an `__exit__` too.

@@ -95,6 +95,26 @@ def test_after_the_last_restart_the_code_is_that_of_the_failure() -> None:
 
 
 @pytest.mark.slow
+def test_preemptions_have_a_budget_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    script = 'case "$JAXTRIBUTE_RESTART" in [01]) exit 75;; 2) exit 9;; 3) exit 75;; esac'
+    assert go(Leader(options(script, max_restarts=1)).run()) == [0]
+    assert len(starts()) == 5
+    said = capsys.readouterr().err
+    assert "starts the job again (2 of 100 preemptions)" in said
+    assert "starts the job again (1 of 1 restarts)" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("restarts", "preemptions", "begins"), [(0, 2, 3), (9, 0, 1), (9, 1, 2)])
+def test_after_the_last_preemption_whoever_runs_the_launcher_decides(
+    restarts: int, preemptions: int, begins: int
+) -> None:
+    script = options("exit 75", max_restarts=restarts, max_preemptions=preemptions)
+    assert go(Leader(script).run()) == [75]
+    assert len(starts()) == begins
+
+
+@pytest.mark.slow
 def test_a_worker_that_was_killed_is_left_out_once() -> None:
     script = """
         case "$JAXTRIBUTE_RESTART$index" in 02) kill -9 $$;; 1*) exit 75;; 0*) sleep 600;; esac

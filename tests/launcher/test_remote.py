@@ -25,10 +25,13 @@ def free() -> Address:
         return Address("127.0.0.1", ports.numbers[0])
 
 
-def with_meeting(nodes: int, job: Callable[[Meeting, Address], Awaitable[Any]]) -> Any:
+KEY = b"0123456789abcdef"
+
+
+def with_meeting(nodes: int, job: Callable[[Meeting, Address], Awaitable[Any]], key: bytes | None = None) -> Any:
     async def run() -> Any:
         address = free()
-        meeting = Meeting(address, nodes)
+        meeting = Meeting(address, nodes, key)
         await meeting.open(5.0)
         try:
             return await asyncio.wait_for(job(meeting, address), 120)
@@ -38,7 +41,7 @@ def with_meeting(nodes: int, job: Callable[[Meeting, Address], Awaitable[Any]]) 
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("machine", [0, 2, -1, "1", None])
+@pytest.mark.parametrize("machine", [0, 2, -1, "1", None, True, 1.0])
 def test_only_machines_of_the_job_are_let_in(machine: object, capsys: pytest.CaptureFixture[str]) -> None:
     async def knock(meeting: Meeting, address: Address) -> wire.Message | None:
         line = await wire.connect(address.host, address.port)
@@ -53,7 +56,19 @@ def test_only_machines_of_the_job_are_let_in(machine: object, capsys: pytest.Cap
     assert "127.0.0.1 was sent away" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b"\x80\x04.\n", b"x" * (2 * wire.LONGEST), b""])
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"[1]\n",
+        b"\x80\x04.\n",
+        b"x" * (2 * wire.LONGEST),
+        b"",
+        b"[" * 100_000 + b"\n",
+        b'{"machine":' * 50_000 + b"\n",
+        b"9" * 5000 + b"\n",
+    ],
+)
 def test_noise_is_not_let_in(noise: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     async def shout(meeting: Meeting, address: Address) -> None:
         reader, writer = await asyncio.open_connection(address.host, address.port)
@@ -66,6 +81,151 @@ def test_noise_is_not_let_in(noise: bytes, capsys: pytest.CaptureFixture[str]) -
 
     with_meeting(2, shout)
     assert "was sent away" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_strangers_fill_neither_the_terminal_nor_the_memory(
+    key: bytes | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(remote, "STRANGERS", 5)
+
+    async def crowd(meeting: Meeting, address: Address) -> None:
+        for _ in range(12):
+            _, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(b"[" * 50_000 + b"\n")
+            writer.transport.abort()  # gone before it is answered
+        silent = [await asyncio.open_connection(address.host, address.port) for _ in range(9)]
+        ended = [asyncio.ensure_future(reader.read()) for reader, _ in silent]
+        await asyncio.wait(ended, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        for _, writer in silent:
+            writer.close()
+        await asyncio.gather(*ended, return_exceptions=True)
+        line = await wire.connect(address.host, address.port, key)
+        line.send({"machine": 1})
+        while await line.receive() != {"welcome": True}:  # its place may still be taken by a stranger
+            await line.close()
+            line = await wire.connect(address.host, address.port, key)
+            line.send({"machine": 1})
+        assert set(meeting.present) == {1}
+        await line.close()
+
+    with_meeting(2, crowd, key)
+    said = capsys.readouterr().err
+    assert said.count("was sent away") == 5, said
+    assert "others will be sent away silently" in said
+    assert "Traceback" not in said
+
+
+def follower_of(address: Address, **more: Any) -> Follower:
+    return Follower(Options(command=("true",), nodes=2, node_rank=1, coordinator=str(address), **more))
+
+
+async def ready(meeting: Meeting) -> None:
+    while not any(node.addresses for node in meeting.present.values()):
+        await asyncio.sleep(0.005)
+
+
+def test_launchers_know_each_other_by_a_key() -> None:
+    async def come(meeting: Meeting, address: Address) -> int:
+        task = asyncio.ensure_future(follower_of(address, key=KEY).run())
+        await ready(meeting)
+        await meeting.close(3)
+        return await task
+
+    assert with_meeting(2, come, KEY) == 3
+
+
+@pytest.mark.parametrize(("here", "there"), [(KEY, None), (None, KEY), (KEY, KEY[::-1])])
+def test_who_does_not_know_the_key_takes_no_part(
+    here: bytes | None, there: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def come(meeting: Meeting, address: Address) -> None:
+        with pytest.raises(ClusterError, match=r"HINT: .*give the same --key on all machines"):
+            await follower_of(address, key=there).run()
+        assert meeting.present == {}
+
+    with_meeting(2, come, here)
+    assert "was sent away" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["repeated", "altered", "left out", "sent back"])
+def test_a_message_counts_once_in_its_place(change: str) -> None:
+    """Somebody between two launchers can do no more than end the connection."""
+
+    async def run() -> None:
+        heard: list[Any] = []
+
+        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            line = wire.Line(reader, writer, KEY)
+            heard.extend([await line.receive(), await line.receive()])
+            line.send({"answer": 1})
+            await line.close()
+
+        async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            theirs, on = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(await theirs.readline())
+            on.write(await reader.readline())
+            first, second = await reader.readline(), await reader.readline()
+            told = {
+                "repeated": [first, first],
+                "altered": [first, second.replace(b"2", b"3")],
+                "left out": [second, second],
+                "sent back": [first, second],
+            }[change]
+            on.writelines(told)
+            answer = await theirs.readline()
+            writer.write(second if change == "sent back" else answer)
+            writer.close()
+            on.close()
+
+        server = await asyncio.start_server(listen, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        middle = await asyncio.start_server(between, "127.0.0.1", 0)
+        line = await wire.connect("127.0.0.1", middle.sockets[0].getsockname()[1], KEY)
+        line.send({"n": 1})
+        line.send({"n": 2})
+        answer = await line.receive()
+        await line.close()
+        for one in (middle, server):
+            one.close()
+        assert answer is None if change == "sent back" else True
+        expected = {"sent back": [{"n": 1}, {"n": 2}], "left out": [None, None]}.get(change, [{"n": 1}, None])
+        assert heard == expected
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_machine_that_was_cut_off_comes_back_where_fewer_suffice(capsys: pytest.CaptureFixture[str]) -> None:
+    async def come(meeting: Meeting, address: Address) -> int:
+        task = asyncio.ensure_future(follower_of(address, min_workers=1).run())
+        for _ in range(3):
+            await ready(meeting)
+            meeting.drop(meeting.present[1])
+        await ready(meeting)
+        await meeting.close(4)
+        return await task
+
+    assert with_meeting(2, come) == 4
+    assert capsys.readouterr().err.count("tries to come back") == 3
+
+
+def test_a_machine_comes_back_before_machine_0_has_noticed_that_it_was_gone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def come(meeting: Meeting, address: Address) -> int:
+        task = asyncio.ensure_future(follower_of(address, min_workers=1).run())
+        await ready(meeting)
+        gone = meeting.present[1]
+        meeting.present[1] = remote.RemoteNode(1, gone.line)  # which nobody takes out
+        await gone.line.close()
+        while "has come already" not in capsys.readouterr().err:
+            await asyncio.sleep(0.01)
+        del meeting.present[1]
+        await ready(meeting)
+        await meeting.close(4)
+        return await task
+
+    assert with_meeting(2, come) == 4
 
 
 def test_who_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,10 +224,18 @@ def connect(spec: Any, task_type: str, task_id: int, *, timeout_s: float = 300.0
     cluster = Cluster(roster, distributed.global_state.client, _seconds(SILENCE, 20.0), _seconds(TIMEOUT, 600.0))
     cluster.watch.start()
     atexit.register(leave)
+    # A forked child is no worker, and its end not this one's.
+    os.register_at_fork(after_in_child=_forget)
     _report_exceptions(cluster)
     _current = cluster
     cluster.barrier("start", timeout_s)
     return cluster
+
+
+def _forget() -> None:
+    global _current
+    _current = None
+    sys.excepthook = sys.__excepthook__
 
 
 def leave() -> None:

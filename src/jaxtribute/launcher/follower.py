@@ -53,12 +53,19 @@ class Follower:
             DeadlineError: Machine 0 was not there in time.
             ClusterError: Machine 0 does not want this one.
         """
+        lost = None
         while True:
             line = await self._reach()
             self._node = LocalNode(self._options, line.own_host)
             try:
                 line.send({"machine": self._options.node_rank})
                 code = await self._follow(line, self._node)
+                lost = time.monotonic()
+            except ClusterError:
+                # Machine 0 may not have noticed yet that this machine was gone.
+                if lost is None or time.monotonic() - lost > self._options.join_timeout_s:
+                    raise
+                code = None
             finally:
                 self._node.close()
                 await line.close()

@@ -105,10 +105,10 @@ class Leader:
                 self._shrink(outcome)
             self._growing = False
             restart += 1
-            say(
-                f"starts the job again ({failures} of {self._options.max_restarts} restarts, "
-                f"{preemptions} of {self._options.preemptions} after preemptions)"
-            )
+            counted = f"{preemptions} of {self._options.preemptions} preemptions"
+            if not preempted:
+                counted = f"{failures} of {self._options.max_restarts} restarts"
+            say(f"starts the job again ({counted})")
 
     def _shrink(self, outcome: Outcome) -> None:
         """Leaves out the workers that something killed, where fewer suffice; the start after that has them again."""

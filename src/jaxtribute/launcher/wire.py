@@ -141,7 +141,11 @@ async def connect(host: str, port: int, key: bytes | None = None) -> Line:
     line = Line(*await asyncio.open_connection(host, port, limit=LONGEST), key, calls=True)
     try:
         await asyncio.wait_for(line.greet(), _LOST_S)
+    except OSError:
+        await line.close()
+        raise
     except ValueError as error:
+        await line.close()
         raise ClusterError(
             f"the launcher at {host}:{port} has no key: {error}. HINT: give the same --key on all machines."
         ) from error
