@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 import jaxtribute as jd
 import worker_programs
 from checkpoint_programs import Program, advance, build
+from jaxtribute.checkpoint.description import Description
 
 
 def _program() -> Program:
@@ -76,6 +78,7 @@ def manage(directory: str) -> dict[str, Any]:
     value.assign(0.0)
     latest = checkpoints.restore_or_initialize()
     kept = [path.rpartition("/")[2] for path in checkpoints.checkpoints]
+    checkpoints.close()
     broken = jd.Checkpoint(v=value)
     text = ""
     try:
@@ -83,3 +86,28 @@ def manage(directory: str) -> dict[str, Any]:
     except jd.errors.CheckpointError as error:
         text = str(error)
     return {"first": first, "latest": latest, "value": float(value), "kept": kept, "error": text}
+
+
+def fall_back(directory: str, damaged: str) -> dict[str, Any]:
+    """Restores what is whole where `ckpt-2` is damaged on the way to one worker's part of the files."""
+    strategy = worker_programs.strategy()
+    with strategy.scope():
+        value = jd.Variable(np.zeros(1_100_000, np.float32), aggregation=jd.VariableAggregation.SUM)
+    checkpoint = jd.Checkpoint(v=value)
+    with jd.CheckpointManager(checkpoint, directory, block=True) as checkpoints:
+        for number in (1, 2):
+            value.assign(np.full(1_100_000, number, np.float32))
+            checkpoints.save()
+        kept = Description.read(Path(directory) / "ckpt-2").files
+        if worker_programs.rank() == 0:
+            path = Path(directory) / "ckpt-2" / next(name for name in sorted(kept) if damaged in name)
+            path.write_bytes(path.read_bytes()[::-1])
+        value.assign(np.full(1_100_000, 7, np.float32))
+        text = ""
+        try:
+            checkpoint.restore(f"{directory}/ckpt-2")
+        except jd.errors.CheckpointDamagedError as error:
+            text = str(error)
+        before = float(value.numpy().max())
+        path = checkpoints.restore_or_initialize()
+        return {"error": text, "before": before, "path": path, "value": value.numpy(), "files": list(kept)}

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.checkpoint import arrays, checksums, restoring
+from jaxtribute import checksums
+from jaxtribute.checkpoint import arrays, restoring
 from jaxtribute.checkpoint.description import Description
 from jaxtribute.errors import CheckpointDamagedError, CheckpointError, InputError
 

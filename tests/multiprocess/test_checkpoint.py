@@ -71,3 +71,14 @@ def test_a_manager_on_two_workers(multi_process: SharedRunners, tmp_path: Path) 
         assert "worker 0" in found["error"]
         assert "NotADirectoryError" in found["error"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt-2", "ckpt-3"]
+
+
+@pytest.mark.parametrize("damaged", ["ocdbt.process_0/d/", "ocdbt.process_1/d/"])
+def test_all_workers_fall_back_together(damaged: str, multi_process: SharedRunners, tmp_path: Path) -> None:
+    workers = multi_process(workers=2, devices=2)
+    for found in workers.run(checkpoint_workers.fall_back, (str(tmp_path), damaged)):
+        assert "other bytes than were written" in found["error"]
+        assert any(damaged in name for name in found["files"])
+        assert found["before"] == 7
+        assert found["path"] == str(tmp_path / "ckpt-1")
+        np.testing.assert_array_equal(found["value"], np.ones(1_100_000, np.float32))

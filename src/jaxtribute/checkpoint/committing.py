@@ -14,12 +14,13 @@ from typing import Any
 
 import jax
 
-from jaxtribute.checkpoint import arrays, checksums
-from jaxtribute.checkpoint.checksums import Mark
+from jaxtribute import checksums
+from jaxtribute.checkpoint import arrays
 from jaxtribute.checkpoint.description import Description
 from jaxtribute.checkpoint.files import REPLACED, UNFINISHED, standing, sync, write_text
 from jaxtribute.checkpoint.forms import Host
 from jaxtribute.checkpoint.owner import Owner
+from jaxtribute.checksums import Mark
 from jaxtribute.cluster import runtime
 from jaxtribute.cluster.runtime import Cluster
 from jaxtribute.errors import CheckpointError, ConfigError

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import jaxtribute
-from jaxtribute.checkpoint.checksums import Mark
 from jaxtribute.checkpoint.files import FILE, write_text
 from jaxtribute.checkpoint.forms import Spec
+from jaxtribute.checksums import Mark
 from jaxtribute.errors import CheckpointDamagedError, CheckpointError
 
 _FORMAT = 2

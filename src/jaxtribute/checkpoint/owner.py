@@ -100,7 +100,7 @@ class Owner:
     def __init__(self, directory: Path, name: str) -> None:
         self._file = directory / f".{name}.owner"
         self._what = f"{directory / name}-*"
-        self._closing: weakref.finalize[[], Owner] | None = None
+        self._closing: weakref.finalize[..., Owner] | None = None
 
     def claim(self) -> None:
         """Makes this process the owner; waits where it is not known yet whether another one still is.

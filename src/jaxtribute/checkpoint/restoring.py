@@ -17,7 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtribute.checkpoint import arrays, checksums
+from jaxtribute import checksums
+from jaxtribute.checkpoint import arrays
 from jaxtribute.checkpoint.collecting import Found
 from jaxtribute.checkpoint.committing import STATE, position_file
 from jaxtribute.checkpoint.description import Description, Differences

@@ -318,8 +318,9 @@ class Cluster:
         given = Path(directory).absolute() if directory else None
         self._directory = given or self._directory or Path(self._folder.path) / "saved"
         path = saves.next_folder(self._directory)
-        self._ask({i: ({"t": "save", "path": str(saves.file_of(path, i))}, []) for i in range(self.servers)})
-        saves.complete(path, saves.Description.of(self.servers, self.numbers.last(), self._shards))
+        answers = self._ask({i: ({"t": "save", "path": str(saves.file_of(path, i))}, []) for i in range(self.servers)})
+        marks = {server: header["mark"] for server, (header, _) in answers.items()}
+        saves.complete(path, saves.Description.of(self.numbers.last(), self._shards, marks))
         self._saved = path
         return path
 
@@ -337,15 +338,28 @@ class Cluster:
                 )
         self.epoch += 1
         self._failure = None
-        self._activate(range(self.servers))
-        self.client.connect(self.endpoints, self.epoch)
-        self.client.call(
-            {i: ({"t": "restore", "path": str(saves.file_of(chosen, i))}, []) for i in range(self.servers)}
-        )
+        try:
+            self._activate(range(self.servers))
+            self.client.connect(self.endpoints, self.epoch)
+            paths = {i: str(saves.file_of(chosen, i)) for i in range(self.servers)}
+            self.client.call({i: ({"t": "restore", "path": path}, []) for i, path in paths.items()})
+        except BaseException as error:
+            self._disown(chosen, error)
+            raise
         self.numbers.skip(description.number)  # servers take no updates that they take for earlier ones
         if self._mirrored:
             self._activate(range(self.servers))
         self.queue.mend()
+
+    def _disown(self, path: Path, error: BaseException) -> None:
+        """Sees to it that nobody goes on with servers some of which hold what was saved, and some what was before."""
+        self._failure = ClusterError(
+            f"the servers hold parts of different states, since the restore of {path} has ended with "
+            f"{type(error).__name__}: {error}. HINT: call coordinator.restore() once more."
+        )
+        self.epoch += 1  # of which no server knows: each answers that it has lost its state
+        self.client.connect(self.endpoints, self.epoch)
+        self.queue.break_down(self._failure)
 
 
 _LOST = (

@@ -199,13 +199,19 @@ class ClusterCoordinator:
 
     @staticmethod
     def latest_save(directory: str | PathLike[str]) -> Path | None:
-        """What was saved last in a directory, by this program or by an earlier run of it; None if nothing was.
+        """Finds what was saved last in a directory, by this program or by an earlier run of it; None if nothing was.
+
+        The files are read and compared with their checksums. Of a save that is damaged a warning says so, and the one
+        before it is looked at.
 
         Args:
           directory: as given to `save`.
 
         Returns:
           A folder for `restore`.
+
+        Raises:
+          ClusterError: there are saves, and all are damaged.
         """
         return saves.latest(Path(directory))
 
@@ -220,7 +226,8 @@ class ClusterCoordinator:
             many servers, and the same variables and optimizers made in the same order.
 
         Raises:
-          ClusterError: nothing was saved, or what was saved is of other servers, variables or optimizers.
+          ClusterError: nothing was saved, or what was saved is damaged, or of other servers, variables or optimizers;
+            nothing has changed then. Where a server fails while it loads, none can be used until another `restore`.
           DeadlineError: the server does not come back.
         """
         self._cluster.restore(path)

@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from jaxtribute import checksums
 from jaxtribute.coordinator import snapshots
 from jaxtribute.coordinator.failures import told
 from jaxtribute.coordinator.store import Answer, Store
@@ -163,8 +164,9 @@ class ServerTask:
         return Answer({"ok": 1})
 
     def _on_save(self, header: Header, _: Sequence[Any]) -> Answer:
-        snapshots.write(Path(header["path"]), *self._store.state(lent=True))
-        return Answer()
+        path = Path(header["path"])
+        snapshots.write(path, *self._store.state(lent=True))
+        return Answer({"mark": checksums.mark(path)})
 
     def _on_restore(self, header: Header, _: Sequence[Any]) -> Answer:
         self._store.load(*snapshots.read(Path(header["path"])))

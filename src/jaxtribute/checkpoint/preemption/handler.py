@@ -136,6 +136,7 @@ class PreemptionCheckpointHandler:
             self._rounds.postpone(more)
             return
         self._rounds.finish()
+        self._manager.close()  # the next start, maybe on another machine, finds that nobody owns the folder
         (self._config.exit_fn or exit_to_resume)()
 
     @contextmanager
@@ -148,8 +149,9 @@ class PreemptionCheckpointHandler:
         self.save_checkpoint_if_preempted()
 
     def close(self) -> None:
-        """Listens no more; SIGTERM ends the program again. The end of the program does the same."""
+        """Closes the manager, and listens no more: SIGTERM ends the program again. The program's end does the same."""
         self._notice.close()
+        self._manager.close()
 
     def _heard(self, whom: str) -> None:
         self._heard_at, self._whom = time.monotonic(), whom

@@ -1,7 +1,7 @@
-"""Checksums of a checkpoint's files: what was written, and what is there now.
+"""Checksums of files: what was written, and what is there now; for checkpoints and for saves of parameter servers.
 
-Every file of a checkpoint but its description is listed there with its size and the CRC-32 of its bytes. Neither Orbax
-nor TensorStore has a checksum of array data that survives two files that were swapped, or one of an earlier save, so
+Every file of a checkpoint but its description is listed there with its size and the CRC-32 of its bytes. Neither Orbax,
+TensorStore nor NumPy's archives have a checksum that tells two files that were swapped, or one of an earlier save, so
 whole files are compared. They are read once more at a restore, before anything is changed; the arrays then come from
 memory that the system has just read.
 """
