@@ -1,6 +1,7 @@
 """Functions with results, errors and arguments as bad as they come: those who wait are told, the cluster goes on."""
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -113,6 +114,23 @@ def test_results_that_jax_cannot_hold_are_refused_by_get(coordinator: jd.coordin
     with pytest.raises(ArgumentError, match=r"int64 .*1099511627776.*HINT"):
         result.get()
     assert int(coordinator.schedule(lambda: np.int64(7)).get()) == 7
+
+
+def test_generated_cases_never_hang_and_are_never_wrong() -> None:
+    assert hostile.generated(count=120, seed=1) == {"well": 120}
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), OSError(2, "no such file", ODD)])
+def test_code_that_servers_run_ends_no_server(
+    coordinator: jd.coordinator.ClusterCoordinator, error: BaseException
+) -> None:
+    def bad(shape: Any, dtype: Any = None, shard_info: Any = None) -> Any:
+        raise error
+
+    with coordinator.strategy.scope():
+        with pytest.raises(ClusterError, match=f"could not do what was asked: {type(error).__name__}"):
+            jd.Variable(functools.partial(bad, shape=(4, 2)), dtype=np.float32)
+        assert int(jd.Variable(3)) == 3
 
 
 def test_a_result_that_went_with_its_process_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
