@@ -251,6 +251,23 @@ def test_a_worker_whose_thread_ends_is_replaced(monkeypatch: pytest.MonkeyPatch)
         assert engine_of(coordinator).task("worker", 0) is not task
 
 
+def test_if_a_servers_thread_ends_all_who_wait_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with coordinated() as coordinator:
+        with coordinator.strategy.scope():
+            count = jd.Variable(0, name="count")
+        step = jd.function(lambda: count.assign_add(1))
+        coordinator.schedule(step).fetch()
+        coordinator.save()
+        monkeypatch.setattr(engine_of(coordinator).task("ps", 0), "_answer", lambda _: sys.exit(3))
+        begun = time.monotonic()
+        coordinator.schedule(step)
+        with pytest.raises(ClusterError, match=r"parameter server 0 has ended.*HINT"):
+            coordinator.join()
+        assert time.monotonic() - begun < 15
+        coordinator.restore()
+        assert int(count) == 1
+
+
 def test_a_closed_cluster_says_so() -> None:
     with coordinated() as coordinator:
         gate = clusters.SHARED["gate"] = threading.Event()
