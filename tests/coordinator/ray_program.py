@@ -50,7 +50,7 @@ def listening() -> list[str]:
     """The addresses that this process and its children listen at."""
     pids = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     found = psutil.net_connections("inet")
-    return sorted({c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN and c.pid in pids})
+    return sorted({c.laddr[0] for c in found if c.laddr and c.status == psutil.CONN_LISTEN and c.pid in pids})
 
 
 def main() -> None:

@@ -91,7 +91,7 @@ def test_a_folder_that_is_still_written_into_is_left_for_the_next(base: Path, mo
     with start(base, "killed") as killed:
         abandoned = path_of(killed)
     with monkeypatch.context() as patch:
-        patch.setattr(folders.shutil, "rmtree", lambda *_, **__: None)
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)
         assert remove_abandoned(base) == []
     assert (abandoned / "ray" / "file").exists()
     assert remove_abandoned(base) == [abandoned]

@@ -1,6 +1,7 @@
 """Functions with results, errors and arguments as bad as they come: those who wait are told, the cluster goes on."""
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -113,6 +114,23 @@ def test_results_that_jax_cannot_hold_are_refused_by_get(coordinator: jd.coordin
     with pytest.raises(ArgumentError, match=r"int64 .*1099511627776.*HINT"):
         result.get()
     assert int(coordinator.schedule(lambda: np.int64(7)).get()) == 7
+
+
+def test_generated_cases_never_hang_and_are_never_wrong() -> None:
+    assert hostile.generated(count=120, seed=1) == {"well": 120}
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), OSError(2, "no such file", ODD)])
+def test_code_that_servers_run_ends_no_server(
+    coordinator: jd.coordinator.ClusterCoordinator, error: BaseException
+) -> None:
+    def bad(shape: Any, dtype: Any = None, shard_info: Any = None) -> Any:
+        raise error
+
+    with coordinator.strategy.scope():
+        with pytest.raises(ClusterError, match=f"could not do what was asked: {type(error).__name__}"):
+            jd.Variable(functools.partial(bad, shape=(4, 2)), dtype=np.float32)
+        assert int(jd.Variable(3)) == 3
 
 
 def test_a_result_that_went_with_its_process_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +249,23 @@ def test_a_worker_whose_thread_ends_is_replaced(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(task, "_run", lambda *_: sys.exit(3))
         assert coordinator.schedule(lambda: 5).fetch() == 5
         assert engine_of(coordinator).task("worker", 0) is not task
+
+
+def test_if_a_servers_thread_ends_all_who_wait_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with coordinated() as coordinator:
+        with coordinator.strategy.scope():
+            count = jd.Variable(0, name="count")
+        step = jd.function(lambda: count.assign_add(1))
+        coordinator.schedule(step).fetch()
+        coordinator.save()
+        monkeypatch.setattr(engine_of(coordinator).task("ps", 0), "_answer", lambda _: sys.exit(3))
+        begun = time.monotonic()
+        coordinator.schedule(step)
+        with pytest.raises(ClusterError, match=r"parameter server 0 has ended.*HINT"):
+            coordinator.join()
+        assert time.monotonic() - begun < 15
+        coordinator.restore()
+        assert int(count) == 1
 
 
 def test_a_closed_cluster_says_so() -> None:

@@ -144,7 +144,7 @@ def test_a_task_offers_its_place_until_the_chief_has_ended(monkeypatch: pytest.M
 def test_a_ray_cluster_that_the_environment_names_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
 
-    def pretend(address: Any, folder: str) -> None:
+    def pretend(address: Any, folder: str, patience_s: float) -> None:
         given.append(address)
         raise ClusterError("enough")
 

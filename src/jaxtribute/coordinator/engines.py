@@ -79,7 +79,7 @@ def make_task(role: str, index: int, settings: TaskSettings, host: str | None, *
 
 def stack_of(thread: threading.Thread) -> str:
     """Returns the stack of a thread as text."""
-    frame = sys._current_frames().get(thread.ident or 0)
+    frame = sys._current_frames().get(thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
     return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
 

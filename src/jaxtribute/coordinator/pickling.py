@@ -121,7 +121,7 @@ def dumps(value: Any, pickler: type[Pickler] | None = None) -> bytes:
         (pickler or Pickler)(buffer, protocol=5).dump(value)
     except ArgumentTypeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ArgumentTypeError(
             f"a function or what it uses cannot be sent to workers: {told(error)}. HINT: it closes over something that "
             "belongs to this process, such as a lock or an open file; make it inside the function."

@@ -18,9 +18,9 @@ from ray import exceptions
 from jaxtribute.allocator import tune_allocator
 from jaxtribute.coordinator.engines import Back, Failed, Lost, make_task, stack_of
 from jaxtribute.coordinator.failures import told
-from jaxtribute.coordinator.ray_node import RayNode, resource_of
+from jaxtribute.coordinator.ray_node import START_S, RayNode, resource_of
 from jaxtribute.coordinator.server_task import TaskSettings
-from jaxtribute.coordinator.transport import Endpoint, own_host
+from jaxtribute.coordinator.transport import Endpoint, deadline, own_host
 from jaxtribute.errors import ClusterError, DeadlineError
 
 _LOG = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class RayEngine:
         self._node = node
         self._owns = not ray.is_initialized()
         if self._owns:
-            connect(address, settings.folder)
+            connect(address, settings.folder, START_S if node is not None else 0.0)
         self.host = own_host() if remote else None
         self._actors: dict[tuple[str, int], Any] = {}
         self._arguments: dict[tuple[str, int], tuple[Any, ...]] = {}
@@ -222,11 +222,27 @@ class RayEngine:
             self._node.stop()
 
 
-def connect(address: str | None, folder: str) -> None:
-    """Joins a Ray cluster, or starts a small one on this machine that is gone with this process."""
+def connect(address: str | None, folder: str, patience_s: float) -> None:
+    """Joins a Ray cluster, or starts a small one on this machine that is gone with this process.
+
+    Args:
+      address: of the cluster; None to start one.
+      folder: where one that is started keeps its files.
+      patience_s: how long a cluster that is being started may be without a node on this machine, in seconds.
+
+    Raises:
+      ClusterError: there is no such cluster, or this machine is none of its nodes.
+    """
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
-    if address is not None:
-        ray.init(address, **options)
+    left = deadline(patience_s)
+    while address is not None:
+        try:
+            ray.init(address, **options)
+        except ConnectionError as error:
+            if not left():
+                text = f"the Ray cluster at {address} cannot be joined: {error}"
+                raise ClusterError(f"{text}. HINT: does it run, and is this machine one of its nodes?") from error
+            continue  # Ray has waited a minute
         return
     with _on_loopback():
         ray.init(
