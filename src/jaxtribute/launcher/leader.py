@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Sequence
 
@@ -154,9 +155,9 @@ class Leader:
     async def _attempt(self, nodes: Sequence[Node], addresses: Sequence[Sequence[str]], restart: int) -> Outcome:
         everyone = [address for each in addresses for address in each]
         tasks: dict[asyncio.Task[Outcome], Node] = {}
-        first = 0
+        first, run = 0, secrets.token_hex(16)
         for node, own in zip(nodes, addresses, strict=True):
-            start = Start(everyone, first, len(own), restart)
+            start = Start(everyone, first, len(own), restart, run)
             tasks[asyncio.ensure_future(node.run(start))] = node
             first += len(own)
         self._running = list(nodes)

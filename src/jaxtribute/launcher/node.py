@@ -6,12 +6,15 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from jaxtribute.cluster.accelerators import VISIBLE, visible_gpus
 from jaxtribute.cluster.addresses import Address
 from jaxtribute.errors import ArgumentError
 from jaxtribute.launcher.attempt import Attempt, Program, Signal
+from jaxtribute.launcher.certificates import VARIABLES, secret_of_run, write_certificates
 from jaxtribute.launcher.options import Options
 from jaxtribute.launcher.outcome import Outcome
 from jaxtribute.launcher.output import RankOutput, open_log
@@ -31,12 +34,14 @@ class Start:
         first: The first rank of this machine.
         count: How many ranks it has.
         restart: How often the job has been started before.
+        run: A random number of this start, in letters; empty without one.
     """
 
     addresses: Sequence[str]
     first: int
     count: int
     restart: int
+    run: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for another launcher."""
@@ -70,12 +75,16 @@ class LocalNode:
 
     async def run(self, start: Start) -> Outcome:
         """Starts the ranks and waits until all have ended."""
-        programs = {start.first + index: self._program(start, index) for index in range(start.count)}
-        self._attempt = Attempt(programs, self.options.grace_s, self.options.save_s)
-        try:
-            return await self._attempt.run()
-        finally:
-            self._attempt = None
+        # Its files are its owner's alone to read.
+        with TemporaryDirectory(prefix="jaxtribute-") as folder:
+            secret = secret_of_run(self.options, start.run) if len(start.addresses) > 1 else None
+            certificates = {} if secret is None else write_certificates(secret, Path(folder))
+            programs = {start.first + i: self._program(start, i, certificates) for i in range(start.count)}
+            self._attempt = Attempt(programs, self.options.grace_s, self.options.save_s)
+            try:
+                return await self._attempt.run()
+            finally:
+                self._attempt = None
 
     def stop(self) -> None:
         """Ends the ranks because of a failure elsewhere."""
@@ -98,10 +107,13 @@ class LocalNode:
             self._ports.close()
             self._ports = None
 
-    def _program(self, start: Start, index: int) -> Program:
+    def _program(self, start: Start, index: int, certificates: Mapping[str, str]) -> Program:
         rank, options = start.first + index, self.options
         environment = rank_environment(start.addresses, rank, options.devices)
-        environment |= {"PYTHONUNBUFFERED": "1", RESTART: str(start.restart)}
+        environment |= {"PYTHONUNBUFFERED": "1", RESTART: str(start.restart), **certificates}
+        for name in VARIABLES:
+            if not environment.get(name, "set"):
+                del environment[name]  # JAX would take it for half of a setting
         if options.served is not None:
             environment |= chief_environment(start.addresses[rank], *options.served)
         if options.gpus is not None:

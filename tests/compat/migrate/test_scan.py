@@ -158,3 +158,31 @@ class TestRewriting:
     def test_what_is_not_python_is_an_error(self) -> None:
         with pytest.raises(SyntaxError):
             scan("def (")
+
+
+class TestKeras:
+    def test_names_that_keras_3_does_not_have_are_absent(self) -> None:
+        found = findings(
+            "tf.keras.layers.experimental.preprocessing.Rescaling(1.0)\ntf.keras.wat.x\ntf.keras.Model.fit"
+        )
+        assert {name for name in found if name != "tensorflow"} == {
+            "tf.keras.layers.experimental.preprocessing.Rescaling",
+            "tf.keras.wat.x",
+        }
+        assert found["tf.keras.layers.experimental.preprocessing.Rescaling"].advice.endswith(
+            "tf.keras.layers.Rescaling"
+        )
+
+    def test_names_that_it_keeps_for_tensorflow_are_there(self) -> None:
+        assert (
+            kinds("tf.keras.losses.Reduction.NONE\ntf.keras.losses.mse\ntf.keras.backend.mean\ntf.keras.saving") == {}
+        )
+
+    def test_names_that_raise_when_they_are_used_are_absent(self) -> None:
+        assert (
+            "write tf.keras.optimizers.SGD"
+            in findings("tf.keras.optimizers.legacy.SGD()")["tf.keras.optimizers.legacy.SGD"].advice
+        )
+
+    def test_the_version_is_known(self) -> None:
+        assert kinds("print(tf.__version__)") == {}

@@ -38,3 +38,21 @@ def test_models_are_fitted_with_and_without_a_strategy() -> None:
     for other in losses[1:]:
         assert all(abs(a - b) < 1e-5 for a, b in zip(losses[0], other, strict=True)), losses
     assert losses[0][2] < losses[0][0]
+
+
+NAMES = """
+import warnings
+warnings.simplefilter("ignore")  # Keras's, of names that are deprecated
+import jaxtribute.compat.tf as tf
+from jaxtribute.compat.catalog.keras import keras_names
+
+for name in keras_names():
+    found = tf
+    for part in name.split(".")[1:]:
+        found = getattr(found, part)
+print(len(keras_names()))
+"""
+
+
+def test_every_name_that_migrate_believes_exists() -> None:
+    assert int(run_python(NAMES).split()[-1]) > 1000

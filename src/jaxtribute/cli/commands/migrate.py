@@ -18,7 +18,9 @@ LEFT, FAILED = 1, 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Tells the parser what the command takes."""
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a Python program, which is not run")
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="a Python program or a notebook, which is not run"
+    )
     parser.add_argument("--write", action="store_true", help="make the changes that are mechanical")
     parser.epilog = (
         "Exit status: 0 if nothing is left to change or to look at, 1 if something is, 2 if a file cannot be read. "
@@ -33,25 +35,28 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _migrate(path: Path, *, write: bool) -> int:
-    from jaxtribute.compat.migrate import scan
+    from jaxtribute.compat.migrate import read, scan
 
     try:
-        report = scan(path.read_bytes().decode())
-    except (OSError, UnicodeDecodeError, SyntaxError) as error:
+        document = read(path.read_bytes(), notebook=path.suffix == ".ipynb")
+        report = scan(document.text)
+        changes = [finding for finding in report.findings if finding.edits]
+        changed = document.rewritten(report.rewritten()) if write and changes else None
+    except (OSError, ValueError, SyntaxError) as error:
         sys.stderr.write(f"{path}: cannot be read: {error}\n")
         return FAILED
     for finding in report.findings:
-        sys.stdout.write(_line(path, finding, written=write and bool(finding.edits)))
-    changes = [finding for finding in report.findings if finding.edits]
-    if write and changes:
-        path.write_bytes(report.rewritten().encode())
+        place = f"{path}:{document.place(finding.line)}"
+        sys.stdout.write(_line(place, finding, written=write and bool(finding.edits)))
+    if changed is not None:
+        path.write_bytes(changed)
     left = [*report.left(), *([] if write else changes)]
     sys.stdout.write(f"{path}: {_summary(report)}; {len(left)} left\n")
     return LEFT if left else 0
 
 
-def _line(path: Path, finding: Finding, *, written: bool) -> str:
-    head = f"{path}:{finding.line}:{finding.column}: {finding.kind.value}: {finding.name}"
+def _line(place: str, finding: Finding, *, written: bool) -> str:
+    head = f"{place}:{finding.column}: {finding.kind.value}: {finding.name}"
     done = " (written)" if written else ""
     if not finding.advice:
         return f"{head}{done}\n"

@@ -7,6 +7,7 @@ from functools import cache
 from jaxtribute.compat.catalog import notes, others
 from jaxtribute.compat.catalog.distribute import MODULES
 from jaxtribute.compat.catalog.entries import Entry, Kind, exists
+from jaxtribute.compat.catalog.keras import keras_problem
 
 
 @cache
@@ -44,6 +45,9 @@ def entry_of(name: str) -> Entry:
         path = path.rpartition(".")[0]
     for library, note in others.LIBRARIES.items():
         if f"{name}.".startswith(f"{library}."):
+            problem = keras_problem(name)
+            if problem:
+                return Entry(name, "", Kind.ABSENT, problem)
             return Entry(name, name, Kind.SAME, note)
     if not exists(name):
         return Entry(name, "", Kind.ABSENT, why_absent(name))

@@ -55,6 +55,7 @@ DIFFERENT: dict[str, str] = {
 """What exists in `compat.tf` and means something else."""
 
 REMARKS: dict[str, str] = {
+    "tf.__version__": "the TensorFlow whose names compat.tf has",
     "tf.function": "no AutoGraph: Python's `if`, `for` and `while` run while the function is traced",
     "tf.data.Dataset.map": "the function runs as Python on NumPy arrays for each element; its order is kept",
     "tf.data.Dataset.from_generator": "an iterator's position is restored by reading from the start",
@@ -80,7 +81,7 @@ LIBRARIES: dict[str, str] = {
     "work under strategies, in `fit` and in loops of one's own. There `jd.value_and_grad` needs the model's variables "
     "beforehand: begin it with a `keras.Input`, so that it is built",
 }
-"""Names that another library stands for, which is not loaded to look into it."""
+"""Names that another library stands for; its files are read, and it is not loaded to look into it."""
 
 METHODS: dict[str, tuple[str, str]] = {
     "experimental_run_v2": ("run", "the name of TensorFlow 2.0 and 2.1"),

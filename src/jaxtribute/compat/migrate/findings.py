@@ -87,10 +87,12 @@ class Source:
 
     def apply(self, edits: Iterable[Edit]) -> str:
         """The program with edits made. An edit within another one is left out: the outer one's text stays."""
-        result = self._bytes
-        for edit in reversed(_outermost(sorted(set(edits), key=_order))):
-            result = result[: edit.start] + edit.text.encode() + result[edit.end :]
-        return result.decode()
+        pieces: list[bytes] = []
+        done = 0
+        for edit in _outermost(sorted(set(edits), key=_order)):
+            pieces += self._bytes[done : edit.start], edit.text.encode()
+            done = edit.end
+        return b"".join([*pieces, self._bytes[done:]]).decode()
 
 
 def _order(edit: Edit) -> tuple[int, bool, int]:

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from jaxtribute.compat.catalog.entries import Kind, exists
+from jaxtribute.compat.catalog.keras import keras_problem
 from jaxtribute.compat.catalog.lookup import why_absent
 from jaxtribute.compat.catalog.others import LIBRARIES
 from jaxtribute.compat.migrate.findings import Finding, Source
@@ -76,8 +77,10 @@ def _is_module(root: str) -> bool:
 
 
 def _holds(root: str, name: str) -> bool:
-    """Whether a module that can be imported here holds a name; of other libraries it is believed."""
-    return root in LIBRARIES or f"{root}.{name}" in LIBRARIES or (_library(root) is None and exists(f"{root}.{name}"))
+    """True if a module that can be imported here holds a name."""
+    if root in LIBRARIES:
+        return not keras_problem(f"{root}.{name}")
+    return f"{root}.{name}" in LIBRARIES or (_library(root) is None and exists(f"{root}.{name}"))
 
 
 def _library(name: str) -> str | None:
@@ -87,6 +90,8 @@ def _library(name: str) -> str | None:
 
 def _reason(name: str) -> str:
     library = _library(name)
+    if library is not None and keras_problem(name):
+        return keras_problem(name)
     if library is not None:
         part = name.removeprefix(f"{library}.").partition(".")[0]
         return f"write from {_here(library)} import {part}, and {name.removeprefix(f'{library}.')} where it is used"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from jaxtribute.compat.catalog import others
 from jaxtribute.compat.catalog.entries import Kind
 from jaxtribute.compat.catalog.lookup import entry_of
 from jaxtribute.compat.migrate import graphs, imports, tape
+from jaxtribute.compat.migrate.documents import HIDDEN
 from jaxtribute.compat.migrate.findings import Edit, Finding, Source
 from jaxtribute.compat.migrate.naming import Names
 
@@ -54,17 +56,21 @@ def scan(text: str) -> Report:
       text: the program, which is not run.
 
     Raises:
-      SyntaxError: it is not Python.
+      SyntaxError: it is not Python, or nested too deeply.
     """
-    source = Source(text)
-    names = Names(source.tree)
-    found = [
-        *imports.find(source),
-        *_tapes(source, names),
-        *graphs.find(source.tree, names),
-        *_methods(source),
-        *_uses(source, names),
-    ]
+    try:
+        source = Source(text)
+        names = Names(source.tree)
+        found = [
+            *imports.find(source),
+            *_tapes(source, names),
+            *graphs.find(source.tree, names),
+            *_methods(source),
+            *_uses(source, names),
+            *_unread(source),
+        ]
+    except (RecursionError, MemoryError) as error:
+        raise SyntaxError("it is nested too deeply. HINT: split its longest expression.") from error
     return Report(tuple(sorted(set(found), key=lambda finding: (finding.line, finding.column, finding.name))), source)
 
 
@@ -86,6 +92,16 @@ def _uses(source: Source, names: Names) -> Iterator[Finding]:
                 advice = "it has no counterpart in jaxtribute.compat.tf: write it with jax.numpy, or in Python"
             line, column = (node.end_lineno or 0, (node.end_col_offset or 0) - len(name.rpartition(".")[2]))
             yield Finding(line, max(column, 0) + 1, name, entry.kind, advice)
+
+
+def _unread(source: Source) -> Iterator[Finding]:
+    """Lines for IPython that mention TensorFlow."""
+    for number, line in enumerate(source.text.split("\n"), 1):
+        _, hidden, original = line.partition(HIDDEN)
+        if hidden and re.search(r"tensorflow|\btf\.", original):
+            what = original.split()[0]
+            advice = "a line for IPython, which is not read and mentions TensorFlow: look at it"
+            yield Finding(number, 1, what, Kind.DIFFERENT, advice)
 
 
 def _is_import(name: str) -> bool:

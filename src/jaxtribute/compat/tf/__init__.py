@@ -137,6 +137,9 @@ from jaxtribute.compat.tf.variables import Variable as Variable
 from jaxtribute.values.enums import VariableAggregation as VariableAggregation
 from jaxtribute.values.enums import VariableSynchronization as VariableSynchronization
 
+__version__ = "2.21.0"
+"""The TensorFlow whose names these are."""
+
 if _TYPE_CHECKING:
     from jaxtribute.compat.tf import keras as keras
 

@@ -9,6 +9,7 @@ from jaxtribute.errors import MissingLibraryError as _MissingLibraryError
 
 try:
     import keras as _keras
+    import keras._tf_keras.keras as _with_older_names
 except ModuleNotFoundError as _missing:
     raise _MissingLibraryError(f"tf.keras needs {_missing.name}. HINT: pip install 'jaxtribute[keras]'.") from _missing
 
@@ -19,4 +20,5 @@ _contexts.announce()
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(_keras, name)
+    # Some modules are in one of the two alone; the second has names that Keras 3 keeps for TensorFlow's programs.
+    return getattr(_with_older_names, name) if hasattr(_with_older_names, name) else getattr(_keras, name)
