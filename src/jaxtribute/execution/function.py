@@ -87,7 +87,7 @@ class Function(Generic[P, R]):
             leaves, tree = tree_flatten(given, is_whole_variable)
         statics: tuple[Any, ...] = ()
         for leaf in leaves:
-            if type(leaf) not in _DYNAMIC:
+            if type(leaf) is not ArrayImpl:
                 leaves, statics, feeds = _separate(leaves, given)
                 if feeds:
                     return self._call_fed(tree, statics, context, feeds, leaves)
@@ -248,7 +248,6 @@ class _Traced:
 _TRACED = _Traced()
 _MANY = 8
 """Programs that differ in numbers alone before it is said that arrays would need only one."""
-_DYNAMIC = frozenset({ArrayImpl, np.ndarray})
 
 
 def is_whole_variable(value: Any) -> bool:
@@ -264,7 +263,11 @@ def _separate(leaves: list[Any], given: Any) -> tuple[list[Any], tuple[Any, ...]
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, Tracer):
             return leaves, (_TRACED,), []
-        if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
+        if isinstance(leaf, np.ndarray):
+            # The program may read the array's memory when the caller has long gone on, and changed it.
+            dynamic.append(leaf.copy())
+            continue
+        if isinstance(leaf, (jax.Array, np.generic)):
             dynamic.append(leaf)
             continue
         if isinstance(leaf, Feed):
