@@ -8,7 +8,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from jaxtribute.values.distributed import DistributedValues
+from jaxtribute.values.distributed import ReplicaValues
 from jaxtribute.values.variable import Variable
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
@@ -30,7 +30,7 @@ def encode(value: Any, arrays: list[Any]) -> Any:
         return ["v", value]
     if isinstance(value, Variable):
         value = value.read_value()
-    if isinstance(value, DistributedValues):
+    if isinstance(value, ReplicaValues):
         if len(value.values) != 1:
             raise NotPlainError
         value = value.values[0]

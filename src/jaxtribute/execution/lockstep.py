@@ -17,11 +17,11 @@ from jaxtribute.collectives.summation import Summation
 from jaxtribute.context import Context
 from jaxtribute.errors import ContextError
 from jaxtribute.execution.frames import UncompiledFrame, check_untraced
-from jaxtribute.execution.nests import flatten, map_leaves
+from jaxtribute.execution.nests import flatten, is_whole, map_leaves
 from jaxtribute.execution.rendezvous import Rendezvous
 from jaxtribute.execution.replica_context import ReplicaContext
 from jaxtribute.values.agreement import all_signatures
-from jaxtribute.values.distributed import DistributedValues, Mirrored, PerReplica, idle_replicas
+from jaxtribute.values.distributed import Mirrored, PerReplica, ReplicaValues, idle_replicas
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import ReplicaMesh, put
 from jaxtribute.values.variable import Variable
@@ -278,7 +278,7 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any
 def components(nest: Any, mesh: ReplicaMesh) -> list[Any]:
     """One nest a local replica, with its component of every distributed value."""
     leaves, tree = flatten(nest)
-    columns = [leaf.values if isinstance(leaf, DistributedValues) else None for leaf in leaves]
+    columns = [leaf.values if isinstance(leaf, ReplicaValues) else None for leaf in leaves]
     return [
         tree.unflatten([leaf if column is None else column[i] for leaf, column in zip(leaves, columns, strict=True)])
         for i in range(len(mesh.local_ids))
@@ -303,6 +303,9 @@ def regroup(
     """
     flat = [flatten(result) for result in results]
     tree = flat[0][1]
+    if any(other != tree for _, other in flat):  # None on one replica, and a value on another, are values as others
+        flat = [jax.tree.flatten(result, is_leaf=_is_whole_or_none) for result in results]
+        tree = flat[0][1]
     for index, (_, other) in enumerate(flat):
         if other != tree:
             raise ContextError(
@@ -317,6 +320,10 @@ def regroup(
     return tree.unflatten(leaves)
 
 
+def _is_whole_or_none(value: Any) -> bool:
+    return value is None or is_whole(value)
+
+
 _APART = object()
 """Stands for a leaf of which every replica has its own."""
 
@@ -325,7 +332,7 @@ def _shared_leaf(column: tuple[Any, ...], always: bool, known: Copies) -> Any:
     first = column[0]
     if not always and all(value is first for value in column):
         return first
-    if isinstance(first, DistributedValues):
+    if isinstance(first, ReplicaValues):
         raise ContextError(
             f"a replica function returned {type(first).__name__}, a value of all replicas. "
             "HINT: return the replica's own arrays."
