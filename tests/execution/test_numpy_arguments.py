@@ -24,6 +24,9 @@ def aligned() -> np.ndarray[Any, Any]:
     return array
 
 
+DOUBLED_AND_HALVED = jd.function(lambda x: x * 2 / 2)
+
+
 def takers() -> dict[str, Callable[[Any], Any]]:
     strategies = {"one device": one_device(0), "mirrored": mirrored(2)}
     found: dict[str, Callable[[Any], Any]] = {
@@ -37,7 +40,7 @@ def takers() -> dict[str, Callable[[Any], Any]]:
         compiled = jd.function(lambda x, s=s: s.run(lambda x: x * 2 / 2, (x,)))
         found |= {
             f"run, compiled, {name}": compiled,
-            f"run of a function, {name}": lambda x, s=s, f=jd.function(lambda x: x * 2 / 2): s.run(f, (x,)),
+            f"run of a function, {name}": lambda x, s=s: s.run(DOUBLED_AND_HALVED, (x,)),
             f"run, eager, {name}": lambda x, s=s: s.run(lambda x: jnp.asarray(x.copy()), (x,)),
             f"assign, {name}": v.assign,
             f"compiled assign, {name}": jd.function(lambda x, v=v: v.assign(x).read_value()),

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
-from jax.core import ShapedArray
+from jax.core import ShapedArray, Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.collectives.marks import state_p
@@ -41,6 +42,11 @@ def current_trace() -> Any:
 
 with jax.ensure_compile_time_eval():
     _EAGER: type = type(current_trace())
+
+
+def is_tracing() -> bool:
+    """True while `jax.jit` or the like records operations; not while `jax.grad` or `jax.vmap` alone are under way."""
+    return type(current_trace()) is not _EAGER and isinstance(jnp.zeros(()), Tracer)
 
 
 def escape_error(variable: Variable) -> TraceError:

@@ -25,6 +25,7 @@ from jaxtribute.execution.frames import EagerFrame
 from jaxtribute.execution.program import program_of
 from jaxtribute.execution.signature import InputSignature
 from jaxtribute.execution.uncompiled import NotSplittable, uncompiled
+from jaxtribute.values.numbers import check_cut
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
@@ -265,6 +266,7 @@ def _separate(leaves: list[Any], given: Any) -> tuple[list[Any], tuple[Any, ...]
             return leaves, (_TRACED,), []
         if isinstance(leaf, np.ndarray):
             # The program may read the array's memory when the caller has long gone on, and changed it.
+            check_cut(leaf, "an argument of a jd.function")
             dynamic.append(leaf.copy())
             continue
         if isinstance(leaf, (jax.Array, np.generic)):
@@ -328,7 +330,8 @@ def function(func: Any = None, *, input_signature: Any = None, donate_argnums: i
 
     Raises:
       ArgumentTypeError: (when called) an argument that is neither an array nor hashable.
-      ArgumentError: (when called) an argument that does not fit `input_signature`.
+      ArgumentError: (when called) an argument that does not fit `input_signature`, or integers of 64 bits that do not
+        fit into the 32 that JAX has by default.
       VariableError: (when called) variables are created on a later call than the first.
       If the function raises, no variable has changed.
 

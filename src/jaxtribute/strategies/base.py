@@ -21,6 +21,7 @@ from jaxtribute.strategies.legacy import LegacyMethods
 from jaxtribute.strategies.scope import Scope, require_cross_replica
 from jaxtribute.values.distributed import Mirrored, PerReplica, ReplicaValues
 from jaxtribute.values.enums import ReduceOp
+from jaxtribute.values.numbers import check_cut
 from jaxtribute.values.operators import operand
 from jaxtribute.values.variable import Variable
 
@@ -257,6 +258,8 @@ class Strategy(LegacyMethods):
 
         def one(leaf: Any) -> Any:
             leaf = np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else operand(leaf)
+            if isinstance(leaf, (np.ndarray, np.generic)):
+                check_cut(leaf, "an array to place")
             array = mesh.replicate(leaf)
             return array if mesh.size == 1 else Mirrored(array, mesh)
 

@@ -18,6 +18,7 @@ from jaxtribute.errors import ArgumentError, ArgumentTypeError
 from jaxtribute.values.agreement import Signature, all_signatures
 from jaxtribute.values.comparing import Asking
 from jaxtribute.values.mesh import ReplicaMesh, own
+from jaxtribute.values.numbers import check_cut
 from jaxtribute.values.operators import COMPARABLE, ArrayOperators, operand
 
 
@@ -316,6 +317,7 @@ def _cut(part: Any, shape: tuple[int, ...]) -> Any:
 def _on_device(value: Any, device: jax.Device) -> Any:
     """`value` on `device` if it is an array, else as it is."""
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "OSUMm":
+        check_cut(value, "a component of a distributed value")
         return own(value, device)
     if isinstance(value, Tracer):
         return value
