@@ -89,11 +89,11 @@ TABLE: dict[str, Callable[[Path], tuple[Any, tuple[Any, ...], dict[str, Any]]]] 
     ),
     "ValueContext": lambda _: given(jd.experimental.ValueContext),
     "Packs": lambda _: given(jd.extending.Packs),
-    "InputContext": lambda _: given(jd.input.InputContext),
+    "InputContext": lambda _: given(jd.InputContext),
     "InputContext.get_per_replica_batch_size": lambda _: given(
-        jd.input.InputContext().get_per_replica_batch_size, global_batch_size=4
+        jd.InputContext().get_per_replica_batch_size, global_batch_size=4
     ),
-    "InputOptions": lambda _: given(jd.input.InputOptions),
+    "InputOptions": lambda _: given(jd.InputOptions),
     "ClusterDeviceFilters.set_device_filters": lambda _: given(
         jd.ClusterDeviceFilters().set_device_filters, job_name="worker", task_index=0, device_filters=[]
     ),
@@ -229,9 +229,7 @@ def test_names_of_members_stand_for_members(spelling: Callable[[str], str]) -> N
     strategy.run(lambda: v.assign(jnp.float32(3.0)))
     assert float(v) == 6.0
     assert float(strategy.reduce(spelling("MEAN"), strategy.run(lambda: jnp.float32(2.0)), None)) == 2.0
-    options = jd.input.InputOptions(
-        experimental_replication_mode=spelling("PER_REPLICA"), auto_shard_policy=spelling("DATA")
-    )
+    options = jd.InputOptions(experimental_replication_mode=spelling("PER_REPLICA"), auto_shard_policy=spelling("DATA"))
     assert options.experimental_replication_mode is jd.input.InputReplicationMode.PER_REPLICA
     assert options.auto_shard_policy is jd.input.AutoShardPolicy.DATA
     ring = jd.experimental.CommunicationOptions(implementation=spelling("RING")).implementation

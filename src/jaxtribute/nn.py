@@ -11,6 +11,7 @@ from jax.core import Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.errors import ArgumentError, ContextError
+from jaxtribute.values.numbers import row_ids
 from jaxtribute.values.operators import operand
 from jaxtribute.values.variable import Variable
 
@@ -84,10 +85,13 @@ def embedding_lookup(params: Any, ids: Any) -> jax.Array:
         variables.
 
     Returns:
-      An array of shape `(*ids.shape, ...)`.
+      An array of shape `(*ids.shape, ...)`. Ids that name no row, as they are negative or too large, are an error
+      where they are known; in a compiled function they give rows of NaN (integers: of their smallest), whatever the
+      strategy.
 
     Raises:
-      ArgumentError: ids that are no integers; of a variable on parameter servers also rows that it does not have.
+      ArgumentError: ids that are no integers, or known and no rows of the table; of a variable on parameter servers
+        they are known in compiled functions too.
       TraceError: inside `jax.jit`, `lax.scan` or the like, of a variable on parameter servers.
 
     Source: `tf.nn.embedding_lookup`.
@@ -98,7 +102,8 @@ def embedding_lookup(params: Any, ids: Any) -> jax.Array:
         raise ArgumentError(f"ids have dtype {ids.dtype}. HINT: pass integers, ids.astype('int32').")
     if isinstance(params, Variable):
         return params.policy.lookup(params, ids, contexts.current())
-    return jnp.take(jnp.asarray(operand(params)), ids, axis=0)
+    table = jnp.asarray(operand(params))
+    return jnp.take(table, row_ids(ids, table.shape[0], "the table"), axis=0)
 
 
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:

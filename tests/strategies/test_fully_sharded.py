@@ -151,7 +151,7 @@ def test_on_one_device_it_costs_nothing() -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(ArgumentError, match=r"min_bytes is -1\. HINT: pass 0"):
+    with pytest.raises(ArgumentError, match=r"min_bytes is -1\. HINT"):
         jd.FullyShardedStrategy(DEVICES, min_bytes=-1)
     with pytest.raises(DeviceError, match="named twice"):
         jd.FullyShardedStrategy(["CPU:0", "CPU:0"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import reduce as fold
 from operator import add
@@ -24,7 +23,7 @@ from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import ReplicaMesh
 
 
-class CrossDeviceOps(ABC):
+class CrossDeviceOps:
     """An algorithm that reduces values over the replicas and broadcasts them; given to `MirroredStrategy`.
 
     For an algorithm of your own subclass it and write `summation`, which serves compiled programs and eager code
@@ -33,14 +32,15 @@ class CrossDeviceOps(ABC):
     Source: `tf.distribute.CrossDeviceOps`.
     """
 
-    @abstractmethod
     def summation(self, mesh: ReplicaMesh, options: CommunicationOptions | None) -> Summation:
-        """How arrays are added up in one replica's program.
+        """How arrays are added up in one replica's program; by default as XLA does it best.
 
         Args:
           mesh: the devices of the replicas.
           options: hints given with the call.
         """
+        del mesh, options
+        return AutoSum()
 
     def reduce(
         self,

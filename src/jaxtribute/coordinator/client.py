@@ -13,6 +13,7 @@ from jaxtribute.coordinator.layout import Layout, Shard
 from jaxtribute.coordinator.transport import Endpoint, Keys, Link, deadline
 from jaxtribute.coordinator.wire import Header, pack, unpack
 from jaxtribute.errors import ClusterError, DeadlineError
+from jaxtribute.values.numbers import row_ids
 
 Request = tuple[Header, list[Any]]
 _POLL_S = 0.05
@@ -140,7 +141,7 @@ class Exchange:
 
     def scattered(self, kind: str, layout: Layout, ids: Any, rows: Any) -> None:
         """Adds an operation on some rows of a variable."""
-        ids, rows = np.asarray(ids), np.asarray(rows)
+        ids, rows = row_ids(np.asarray(ids), layout.shape[0], "a variable on parameter servers"), np.asarray(rows)
         for shard, mask in layout.rows(ids):
             local = ids[mask] - (shard.start if layout.split else 0)
             self.operation(shard.server, [kind, shard.key, 2], [local.astype(np.int32), rows[mask]])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute.errors import ArgumentError
-from jaxtribute.values.distributed import DistributedValues
+from jaxtribute.values.distributed import ReplicaValues
 from jaxtribute.values.variable import Variable
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
@@ -41,7 +41,7 @@ def encode(value: Any, arrays: list[Any], depth: int = 0) -> Any:
         raise NotPlainError  # messages have a limit of their own, and a list may hold itself
     if isinstance(value, Variable):
         value = value.read_value()
-    if isinstance(value, DistributedValues):
+    if isinstance(value, ReplicaValues):
         if len(value.values) != 1:
             raise NotPlainError
         value = value.values[0]

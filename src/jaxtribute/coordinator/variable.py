@@ -174,6 +174,9 @@ class ServerVariable(Variable):
     def __deepcopy__(self, memo: Any) -> ServerVariable:
         raise VariableError(f"{self.name} is on parameter servers and cannot be copied. HINT: make another variable.")
 
+    def __reduce__(self) -> Any:
+        raise VariableError(f"{self.name} is on parameter servers and cannot be pickled. HINT: save a jd.Checkpoint.")
+
 
 class ShardedVariable(ServerVariable):
     """A variable whose rows are split over parameter servers; it behaves as one variable.

@@ -6,8 +6,9 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
-from jax.core import ShapedArray
+from jax.core import ShapedArray, Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.collectives.marks import state_p
@@ -32,6 +33,11 @@ feed_p = jex.Primitive("jd_feed")
 @variable_p.def_abstract_eval
 def _variable_aval(*, shape: tuple[int, ...], dtype: np.dtype[Any], key: int) -> ShapedArray:  # noqa: ARG001
     return ShapedArray(shape, dtype)
+
+
+def is_tracing() -> bool:
+    """True while `jax.jit` or the like records operations; not while `jax.grad` or `jax.vmap` alone are under way."""
+    return type(current_trace()) is not EAGER and isinstance(jnp.zeros(()), Tracer)
 
 
 def escape_error(variable: Variable) -> TraceError:

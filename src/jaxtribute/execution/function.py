@@ -26,6 +26,7 @@ from jaxtribute.execution.feeds import FedPrograms, Feed
 from jaxtribute.execution.program import program_of
 from jaxtribute.execution.signature import InputSignature
 from jaxtribute.execution.uncompiled import NotSplittable, uncompiled
+from jaxtribute.values.numbers import check_cut
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Function(Generic[P, R]):
             leaves, tree = tree_flatten(given, is_whole_variable)
         statics: tuple[Any, ...] = ()
         for leaf in leaves:
-            if type(leaf) not in _DYNAMIC:
+            if type(leaf) is not ArrayImpl:
                 leaves, statics, feeds = _separate(leaves, given)
                 if feeds:
                     return self._call_fed(tree, statics, context, feeds, leaves)
@@ -251,7 +252,6 @@ class _Traced:
 _TRACED = _Traced()
 _MANY = 8
 """Programs that differ in numbers alone before it is said that arrays would need only one."""
-_DYNAMIC = frozenset({ArrayImpl, np.ndarray})
 
 
 def is_whole_variable(value: Any) -> bool:
@@ -267,7 +267,12 @@ def _separate(leaves: list[Any], given: Any) -> tuple[list[Any], tuple[Any, ...]
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, Tracer):
             return leaves, (_TRACED,), []
-        if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
+        if isinstance(leaf, np.ndarray):
+            # The program may read the array's memory when the caller has long gone on, and changed it.
+            check_cut(leaf, "an argument of a jd.function")
+            dynamic.append(leaf.copy())
+            continue
+        if isinstance(leaf, (jax.Array, np.generic)):
             dynamic.append(leaf)
             continue
         if isinstance(leaf, Feed):
@@ -328,7 +333,8 @@ def function(func: Any = None, *, input_signature: Any = None, donate_argnums: i
 
     Raises:
       ArgumentTypeError: (when called) an argument that is neither an array nor hashable.
-      ArgumentError: (when called) an argument that does not fit `input_signature`.
+      ArgumentError: (when called) an argument that does not fit `input_signature`, or integers of 64 bits that do not
+        fit into the 32 that JAX has by default.
       VariableError: (when called) variables are created on a later call than the first, or the function closes over
         a module of Flax NNX or Equinox, whose arrays would be constants.
 

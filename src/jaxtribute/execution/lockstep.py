@@ -15,14 +15,14 @@ from jaxtribute import context as contexts
 from jaxtribute.collectives.cross_replica import gather_value, pick_value, reduce_many
 from jaxtribute.collectives.summation import Summation
 from jaxtribute.context import Context
-from jaxtribute.errors import ContextError
+from jaxtribute.errors import ContextError, TraceError
 from jaxtribute.execution.eager import EagerStep, stepping
-from jaxtribute.execution.frames import check_untraced
-from jaxtribute.execution.nests import flatten, map_leaves
+from jaxtribute.execution.frames import check_untraced, is_tracing
+from jaxtribute.execution.nests import flatten, is_whole, map_leaves
 from jaxtribute.execution.rendezvous import Rendezvous
 from jaxtribute.execution.replica_context import ReplicaContext
 from jaxtribute.values.agreement import all_signatures
-from jaxtribute.values.distributed import DistributedValues, Mirrored, PerReplica, idle_replicas
+from jaxtribute.values.distributed import Mirrored, PerReplica, ReplicaValues, idle_replicas
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import ReplicaMesh, put, unbound
 from jaxtribute.values.variable import Variable
@@ -305,7 +305,16 @@ class LockstepRun:
 
 
 def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Runs `fn` eagerly on every local replica; see `Strategy.run`."""
+    """Runs `fn` eagerly on every local replica; see `Strategy.run`.
+
+    Raises:
+      TraceError: inside `jax.jit` or the like, where variables would be read once and for all.
+    """
+    if is_tracing():
+        raise TraceError(
+            f"strategy.run of {strategy!r} was called inside jax.jit, lax.scan or the like, outside a jd.function. "
+            "HINT: use jd.function in place of jax.jit."
+        )
     return stepping(lambda step: LockstepRun(strategy, mesh, step)(fn, args, kwargs))
 
 
@@ -313,8 +322,7 @@ def components(nest: Any, mesh: ReplicaMesh) -> list[Any]:
     """One nest a local replica, with its component of every distributed value."""
     leaves, tree = flatten(nest)
     columns = [
-        [_movable(part, mesh) for part in leaf.values] if isinstance(leaf, DistributedValues) else None
-        for leaf in leaves
+        [_movable(part, mesh) for part in leaf.values] if isinstance(leaf, ReplicaValues) else None for leaf in leaves
     ]
     return [
         tree.unflatten([leaf if column is None else column[i] for leaf, column in zip(leaves, columns, strict=True)])
@@ -348,6 +356,9 @@ def regroup(
     """
     flat = [flatten(result) for result in results]
     tree = flat[0][1]
+    if any(other != tree for _, other in flat):  # None on one replica, and a value on another, are values as others
+        flat = [jax.tree.flatten(result, is_leaf=_is_whole_or_none) for result in results]
+        tree = flat[0][1]
     for index, (_, other) in enumerate(flat):
         if other != tree:
             raise ContextError(
@@ -362,6 +373,10 @@ def regroup(
     return tree.unflatten(leaves)
 
 
+def _is_whole_or_none(value: Any) -> bool:
+    return value is None or is_whole(value)
+
+
 _APART = object()
 """Stands for a leaf of which every replica has its own."""
 
@@ -370,7 +385,7 @@ def _shared_leaf(column: tuple[Any, ...], always: bool, known: Copies) -> Any:
     first = column[0]
     if not always and all(value is first for value in column):
         return first
-    if isinstance(first, DistributedValues):
+    if isinstance(first, ReplicaValues):
         raise ContextError(
             f"a replica function returned {type(first).__name__}, a value of all replicas. "
             "HINT: return the replica's own arrays."

@@ -7,18 +7,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtribute.values.distributed import DistributedValues
+from jaxtribute.values.distributed import ReplicaValues
 from jaxtribute.values.variable import Variable
 
 
 def is_distributed(value: Any) -> bool:
     """Whether `value` has one component a replica."""
-    return isinstance(value, DistributedValues)
+    return isinstance(value, ReplicaValues)
 
 
 def is_whole(value: Any) -> bool:
     """Whether `value` is one thing to the library, though JAX could look into it."""
-    return isinstance(value, (DistributedValues, Variable))
+    return isinstance(value, (ReplicaValues, Variable))
 
 
 def is_array(value: Any) -> bool:

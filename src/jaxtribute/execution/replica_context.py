@@ -73,6 +73,18 @@ class SoloLink:
             return fn(self._strategy, *args, **kwargs)
 
 
+class LoneLink(SoloLink):
+    """The link of a replica that has others, none of which runs: `with ReplicaContext(strategy, 1)`."""
+
+    def _refuse(self, *_: Any) -> Any:
+        raise ContextError(
+            f"a replica of {self._strategy!r} was entered alone, and no other replica runs that could take part. "
+            "HINT: reduce, gather and merge in the function passed to strategy.run."
+        )
+
+    all_reduce = all_gather = select = merge = _refuse
+
+
 class ReplicaContext:
     """The view of one replica, in the functions that `Strategy.run` calls; see `get_replica_context`.
 
@@ -88,7 +100,25 @@ class ReplicaContext:
     def __init__(self, strategy: Strategy, replica_id_in_sync_group: Any, link: Link | None = None) -> None:
         self._strategy = strategy
         self._id = replica_id_in_sync_group
-        self._link: Link = link or SoloLink(strategy)
+        self._link: Link = link or (SoloLink if strategy.num_replicas_in_sync == 1 else LoneLink)(strategy)
+
+    def __enter__(self) -> ReplicaContext:
+        """Makes this the replica whose code runs; it sees variables as code outside `strategy.run` does.
+
+        Raises:
+          ContextError: in a replica function, or in the scope of another strategy.
+        """
+        now = contexts.current()
+        if not now.strategy.is_default and (now.replica is not None or now.strategy is not self._strategy):
+            raise ContextError(
+                f"{self!r} was entered in {'a replica function' if now.replica is not None else 'the scope'} of "
+                f"{now.strategy!r}. HINT: enter it outside, or in its own strategy's scope."
+            )
+        contexts.push(contexts.Context(self._strategy, self, now.frame))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        contexts.pop()
 
     @property
     def strategy(self) -> Strategy:

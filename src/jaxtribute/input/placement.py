@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from jaxtribute.input.splitting import Shard
 from jaxtribute.input.steps import Step
 from jaxtribute.values.distributed import PerReplica
 from jaxtribute.values.mesh import ReplicaMesh
+from jaxtribute.values.numbers import out_of_range
 
 Placement = Callable[[Step], Tree]
 """Turns a step into the element that the user gets."""
@@ -22,10 +24,42 @@ Placement = Callable[[Step], Tree]
 def to_devices(mesh: ReplicaMesh) -> Placement:
     """Elements on the replicas' devices: `PerReplica` leaves, or plain arrays for one replica."""
     if mesh.size == 1:
-        return lambda step: _put_whole(step.tree if step.parts is None else step.parts[0], mesh)
+        return _Watched(lambda step: _put_whole(step.tree if step.parts is None else step.parts[0], mesh))
     if len(mesh.local_ids) == mesh.size:
-        return lambda step: _place(step, mesh, _put_whole)
-    return lambda step: _place(step, mesh, _put_share)
+        return _Watched(lambda step: _place(step, mesh, _put_whole))
+    return _Watched(lambda step: _place(step, mesh, _put_share))
+
+
+class _Watched:
+    """A placement that says once if integers of 64 bits do not fit into the 32 that JAX has by default.
+
+    Args:
+      place: the placement.
+    """
+
+    def __init__(self, place: Placement) -> None:
+        self._place, self._said = place, False
+
+    def __call__(self, step: Step) -> Tree:
+        """Places the step's data."""
+        if not self._said and not jax.config.read("jax_enable_x64"):
+            self._look(step.tree if step.parts is None else step.parts)
+        return self._place(step)
+
+    def _look(self, tree: Tree) -> None:
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            if not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype.itemsize < np.dtype(np.int64).itemsize:
+                continue
+            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if leaf.dtype.kind in "iu" else leaf.dtype
+            worst = out_of_range(np.asarray(leaf), dtype)
+            if worst is not None:
+                self._said = True
+                warnings.warn(
+                    f"{path_name(path)} holds {worst}, of which {dtype} keeps the last bits, and so another number. "
+                    "HINT: map ids into its range in the pipeline, or call jax.config.update('jax_enable_x64', True).",
+                    stacklevel=2,
+                )
+                return
 
 
 def to_host(mesh: ReplicaMesh) -> Placement:

@@ -19,8 +19,9 @@ from jaxtribute.execution.nests import flatten, is_distributed, map_leaves
 from jaxtribute.execution.step_loops import StepLoops
 from jaxtribute.strategies.legacy import LegacyMethods
 from jaxtribute.strategies.scope import Scope, require_cross_replica
-from jaxtribute.values.distributed import DistributedValues, Mirrored, PerReplica
+from jaxtribute.values.distributed import Mirrored, PerReplica, ReplicaValues
 from jaxtribute.values.enums import ReduceOp
+from jaxtribute.values.numbers import check_cut
 from jaxtribute.values.operators import operand
 from jaxtribute.values.variable import Variable
 
@@ -261,6 +262,8 @@ class Strategy(LegacyMethods):
 
         def one(leaf: Any) -> Any:
             leaf = np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else operand(leaf)
+            if isinstance(leaf, (np.ndarray, np.generic)):
+                check_cut(leaf, "an array to place")
             array = mesh.replicate(leaf)
             return array if mesh.size == 1 else Mirrored(array, mesh)
 
@@ -277,7 +280,7 @@ class Strategy(LegacyMethods):
 
         Source: `tf.distribute.Strategy.experimental_local_results`.
         """
-        if isinstance(value, (DistributedValues, Variable)):
+        if isinstance(value, (ReplicaValues, Variable)):
             return value.values
         leaves, tree = flatten(value)
         if not any(is_distributed(leaf) for leaf in leaves):
@@ -369,6 +372,9 @@ class Strategy(LegacyMethods):
         from jaxtribute.visualize import visualize
 
         return visualize(self, what, limit)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+        return self  # devices are no values
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} with {self.num_replicas_in_sync} replica(s)>"

@@ -12,7 +12,7 @@ import jax
 
 from jaxtribute.errors import ArgumentError
 from jaxtribute.strategies.input_iterator import InputIterator
-from jaxtribute.values.distributed import DistributedValues
+from jaxtribute.values.distributed import ReplicaValues
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class LegacyMethods:
         Source: `tf.distribute.Strategy.group`.
         """
         del name
-        leaves = jax.tree.leaves(value, is_leaf=lambda leaf: isinstance(leaf, (DistributedValues, Variable)))
+        leaves = jax.tree.leaves(value, is_leaf=lambda leaf: isinstance(leaf, (ReplicaValues, Variable)))
         local = self._extended.strategy.experimental_local_results
         jax.block_until_ready([part for leaf in leaves for part in local(leaf)])
 

@@ -18,7 +18,7 @@ from jaxtribute.errors import ArgumentError, ContextError, StrategyMixError, Var
 from jaxtribute.execution.compiled import LocalPerReplica
 from jaxtribute.execution.nests import flatten, map_leaves
 from jaxtribute.execution.replica_context import ReplicaContext
-from jaxtribute.values.distributed import DistributedValues, Mirrored, PerReplica
+from jaxtribute.values.distributed import Mirrored, PerReplica, ReplicaValues
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import AXIS
 from jaxtribute.values.operators import operand
@@ -118,7 +118,7 @@ class ExtendedOperations(ABC):
             results.append(None)
             if isinstance(value, LocalPerReplica):
                 together.setdefault(None, []).append(place)
-            elif isinstance(value, DistributedValues):
+            elif isinstance(value, ReplicaValues):
                 on_cpu = isinstance(target, jax.Device) and target.platform == "cpu"
                 ops = _TO_ONE_DEVICE if on_cpu else self._cross_device_ops
                 together.setdefault(ops, []).append(place)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import jax
@@ -13,15 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxtribute.errors import ArgumentTypeError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
 from jaxtribute.values.agreement import Signature, all_signatures
 from jaxtribute.values.comparing import Asking
 from jaxtribute.values.mesh import ReplicaMesh, own
+from jaxtribute.values.numbers import check_cut
 from jaxtribute.values.operators import COMPARABLE, ArrayOperators, operand
 
 
 class DistributedValues:
-    """Base of the values that have one component a replica.
+    """Base of what has one component a replica: `PerReplica` and `Mirrored` values, and variables.
 
     Source: `tf.distribute.DistributedValues`.
     """
@@ -42,9 +44,15 @@ class DistributedValues:
         raise NotImplementedError
 
 
+class ReplicaValues(DistributedValues):
+    """Base of the results that have one component a replica: all but variables, which are places to keep one."""
+
+    __slots__ = ()
+
+
 @jax.tree_util.register_dataclass
 @dataclass(slots=True, repr=False, eq=False, init=True)
-class PerReplica(DistributedValues):
+class PerReplica(ReplicaValues):
     """A value that may differ from replica to replica.
 
     While the replicas agree on shape and dtype it is one global array: components of shape `s` are slices
@@ -155,6 +163,15 @@ class PerReplica(DistributedValues):
             "HINT: compute in the function passed to strategy.run, or reduce the value first."
         )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> PerReplica:
+        return replace(self, data=deepcopy(self.data, memo))
+
+    def __reduce__(self) -> Any:
+        if not isinstance(self.data, tuple):
+            return _split_again, (_on_host(self), self.mesh, self.scalar, self.shapes, self.idle)
+        parts = tuple(np.asarray(part) if isinstance(part, jax.Array) else part for part in self.values)
+        return PerReplica.from_parts, (parts, self.mesh)
+
     def __eq__(self, other: object) -> Any:
         """A `PerReplica` of what is equal in each component; containers search by identity instead."""
         if isinstance(other, (DistributedValues, ArrayOperators)) and Asking(sys._getframe(1)).searches():
@@ -213,7 +230,7 @@ class PerReplica(DistributedValues):
 
 @jax.tree_util.register_dataclass
 @dataclass(slots=True, repr=False, eq=False, init=True)
-class Mirrored(ArrayOperators, DistributedValues):
+class Mirrored(ArrayOperators, ReplicaValues):
     """A value that is the same on every replica: one global array with a copy on each device.
 
     It can be used wherever an array can: in operators, `jax.numpy`, `float()` and `numpy()`. A pytree with
@@ -237,6 +254,34 @@ class Mirrored(ArrayOperators, DistributedValues):
 
     def _operand(self) -> Any:
         return self.data
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Mirrored:
+        return replace(self, data=self.data.copy())
+
+    def __reduce__(self) -> Any:
+        return _mirrored_again, (_on_host(self), self.mesh)
+
+
+def _on_host(value: PerReplica | Mirrored) -> np.ndarray[Any, Any]:
+    """The global array, for a pickle.
+
+    Raises:
+      ArgumentError: this process has no value, or not all of it.
+    """
+    if isinstance(value.data, Tracer) or not (value.data.is_fully_addressable or value.data.is_fully_replicated):
+        raise ArgumentError(
+            f"a {type(value).__name__} value of {value.mesh.size} replicas cannot be pickled in a compiled function, "
+            "or where other workers hold parts of it. HINT: pickle what strategy.reduce or strategy.gather returns."
+        )
+    return np.asarray(value.data)
+
+
+def _split_again(data: Any, mesh: ReplicaMesh, *layout: Any) -> PerReplica:
+    return PerReplica(jax.device_put(data, mesh.split), mesh, *layout)
+
+
+def _mirrored_again(data: Any, mesh: ReplicaMesh) -> Mirrored:
+    return Mirrored(mesh.replicate(data), mesh)
 
 
 def idle_replicas(values: Iterable[Any]) -> tuple[int, ...]:
@@ -272,6 +317,7 @@ def _cut(part: Any, shape: tuple[int, ...]) -> Any:
 def _on_device(value: Any, device: jax.Device) -> Any:
     """`value` on `device` if it is an array, else as it is."""
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "OSUMm":
+        check_cut(value, "a component of a distributed value")
         return own(value, device)
     if isinstance(value, Tracer):
         return value

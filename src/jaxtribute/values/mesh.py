@@ -15,6 +15,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jaxlib._jax import ArrayImpl
 
+from jaxtribute.errors import DeviceError, VariableError
 from jaxtribute.values.agreement import first_workers
 
 AXIS = "replica"
@@ -126,6 +127,22 @@ class Peers(Protocol):
         ...
 
 
+def _mesh_again(devices: Sequence[tuple[str, int]]) -> ReplicaMesh:
+    """The mesh of a pickled value, on this process's devices.
+
+    Raises:
+      DeviceError: it has not as many.
+    """
+    here = {(device.platform, device.id): device for platform, _ in devices for device in jax.devices(platform)}
+    missing = [key for key in devices if key not in here]
+    if missing:
+        raise DeviceError(
+            f"a pickled value lies on {devices}, of which this process has no {missing}. HINT: load it where the "
+            "devices are, e.g. after jd.config.set_logical_cpu_devices(n), or pickle np.asarray of it."
+        )
+    return ReplicaMesh([here[key] for key in devices])
+
+
 class ReplicaMesh:
     """One device a replica, in replica order, and the two placements a value can have over them.
 
@@ -152,6 +169,17 @@ class ReplicaMesh:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReplicaMesh:
+        return self
+
+    def __reduce__(self) -> Any:
+        if self.peers is not None:
+            raise VariableError(
+                f"{self!r} spans several workers, and what lies on it cannot be pickled. "
+                "HINT: pickle np.asarray of the value, or save a jd.Checkpoint."
+            )
+        return _mesh_again, ([(device.platform, device.id) for device in self.devices],)
 
     @cached_property
     def _hash(self) -> int:

@@ -16,6 +16,7 @@ Host = np.ndarray[Any, Any]
 
 _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 """Kinds of numbers, each of which holds those before it."""
+_LONG = (np.dtype(np.int64), np.dtype(np.uint64))
 
 
 def initial_array(value: Any, dtype: Any) -> Any:
@@ -106,6 +107,16 @@ def check_range(array: Host, dtype: np.dtype[Any], what: str) -> None:
         )
 
 
+def check_cut(array: Any, what: str) -> None:
+    """Checks that JAX, which has no 64 bits unless it is told to, does not cut an array's integers off.
+
+    Raises:
+      ArgumentError: it would.
+    """
+    if array.dtype in _LONG and not jax.config.read("jax_enable_x64"):
+        check_range(np.asarray(array), jax.dtypes.canonicalize_dtype(array.dtype), what)
+
+
 def out_of_range(array: Host, dtype: np.dtype[Any]) -> int | None:
     """An integer of `array` that `dtype` cannot hold; None if there is none, or if they are no integers."""
     if array.dtype.kind not in "iu" or not np.issubdtype(dtype, np.integer) or not array.size:
@@ -115,6 +126,35 @@ def out_of_range(array: Host, dtype: np.dtype[Any]) -> int | None:
     limits = np.iinfo(dtype)
     least, most = int(array.min()), int(array.max())
     return least if least < limits.min else most if most > limits.max else None
+
+
+def row_ids(ids: Any, rows: int, what: str) -> Any:
+    """The ids of rows, of which those that are negative or too large name none.
+
+    Args:
+      ids: an array of integers. If its values are known, it must name rows; in a trace those that do not become
+        `rows`, which `jnp.take` fills with NaN (integers with their smallest) and scattered writes ignore.
+      rows: how many rows there are.
+      what: names whose rows they are.
+
+    Raises:
+      ArgumentError: an id that is known names no row.
+    """
+    if isinstance(ids, Tracer):
+        if not jnp.issubdtype(ids.dtype, jnp.signedinteger):
+            return ids
+        wide = jnp.asarray(ids, np.promote_types(ids.dtype, np.int32))
+        return jnp.where(wide < jnp.zeros_like(wide), jnp.full_like(wide, rows), wide)
+    if isinstance(ids, jax.Array) and not (ids.is_fully_addressable or ids.is_fully_replicated):
+        return ids
+    host = np.asarray(ids)
+    wrong = host[(host < 0) | (host >= rows)]
+    if wrong.size:
+        raise ArgumentError(
+            f"there is no row {wrong.reshape(-1)[0]} in {what}, which has {rows}. "
+            "HINT: ids are counted from 0, and none is negative."
+        )
+    return ids
 
 
 def _host(value: Any) -> Host:

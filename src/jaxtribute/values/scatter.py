@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtribute import context as contexts
 from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
 from jaxtribute.values.enums import VariableAggregation
+from jaxtribute.values.numbers import row_ids
 from jaxtribute.values.operators import operand
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ class ScatterMethods:
 
     In replica context the rows of all replicas are joined first, as the variable's aggregation says: SUM and MEAN for
     `scatter_add` and `scatter_sub`, ONLY_FIRST_REPLICA for all. An ON_READ variable is written by each replica for
-    itself. Indices beyond the variable's rows are ignored.
+    itself. Indices that name no row, as they are negative or too large, are an error where they are known; in a
+    compiled function they are ignored, whatever the strategy.
     """
 
     def scatter_add(self, sparse_delta: IndexedSlices) -> Any:
@@ -69,6 +71,7 @@ class ScatterMethods:
 
         Raises:
           ArgumentTypeError: no `jd.IndexedSlices`.
+          ArgumentError: an index that is known names no row.
           ShapeError: its rows do not fit the variable's, or there are more or fewer than indices.
           VariableError: the aggregation does not say what the replicas' rows come to.
 
@@ -139,7 +142,7 @@ def checked_rows(variable: Variable, delta: IndexedSlices) -> tuple[Any, Any]:
             f"{variable.name} has shape {variable.shape}; rows of shape {values.shape} at indices of shape "
             f"{indices.shape} do not fit. HINT: pass n indices and values of shape (n, *{variable.shape[1:]})."
         )
-    return indices, values
+    return row_ids(indices, variable.shape[0] if variable.shape else 0, variable.name), values
 
 
 def _scatter_own(variable: Variable, indices: Any, values: Any, how: Scatter, context: Context) -> None:

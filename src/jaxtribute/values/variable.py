@@ -11,9 +11,9 @@ from jaxtribute import context as contexts
 from jaxtribute import settings
 from jaxtribute.context import Context
 from jaxtribute.devices import device_name
-from jaxtribute.errors import ArgumentError
+from jaxtribute.errors import ArgumentError, VariableError
 from jaxtribute.values.assigning import AssignMethods
-from jaxtribute.values.distributed import DistributedValues
+from jaxtribute.values.distributed import DistributedValues, ReplicaValues
 from jaxtribute.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute.values.numbers import initial_array
 from jaxtribute.values.operators import ArrayOperators
@@ -35,7 +35,7 @@ class _Creation(type):
         return context.frame.create(make)
 
 
-class Variable(AssignMethods, ScatterMethods, ArrayOperators, StoredArray, metaclass=_Creation):
+class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues, StoredArray, metaclass=_Creation):
     """Mutable state of a training program, placed by the strategy in whose `scope()` it is made.
 
     Args:
@@ -201,7 +201,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, StoredArray, metac
         if context.replica is not None and context.frame.local:
             return (self._policy.read(self, context),)
         value = self.distributed()
-        return value.values if isinstance(value, DistributedValues) else (value,)
+        return value.values if isinstance(value, ReplicaValues) else (value,)
 
     def distributed(self) -> Any:
         """The variable as a `Mirrored` or `PerReplica` value, or as an array where there is one copy."""
@@ -220,6 +220,35 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, StoredArray, metac
             return Context(self._strategy, None, context.frame)
         return context
 
+    # Copies.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A variable of its own, stored as this one is, whose value it has at first.
+
+        Raises:
+          VariableError: in a replica function or a compiled one.
+        """
+        context = self._context()
+        if context.frame.traced or context.frame.local or context.frame.differentiating:
+            raise VariableError(
+                f"{self.name} is copied in a function that is compiled, differentiated or run on replicas. "
+                "HINT: copy variables outside."
+            )
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made.bind(context.frame.get(self).copy())
+        memo[id(self)] = made
+        return made
+
+    def __copy__(self) -> Self:
+        return self.__deepcopy__({})  # one array cannot be two variables': a step that writes one takes its memory
+
+    def __reduce__(self) -> Any:
+        """Pickled is what makes such a variable again, in the scope of whatever strategy it is loaded in."""
+        value = np.asarray(self.read_value())
+        settings = self._trainable, self._name, self._synchronization.name, self._aggregation.name
+        return _made_again, (type(self), value, *settings)
+
     def __repr__(self) -> str:
         context = self._context()
         if context.frame.traced or (context.replica is not None and self._policy.label != "Variable"):
@@ -229,6 +258,12 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, StoredArray, metac
             return _shown(self, "", values[0])
         lines = (f"  {i}: {_shown(self, f'/replica_{i}' if i else '', value)}" for i, value in enumerate(values))
         return f"{self._policy.label}:{{\n" + ",\n".join(lines) + "\n}"
+
+
+def _made_again(
+    kind: type[Variable], value: Any, trainable: bool, name: str, synchronization: str, aggregation: str
+) -> Variable:
+    return kind(value, trainable, name, synchronization=synchronization, aggregation=aggregation)
 
 
 def _shown(variable: Variable, suffix: str, value: Any) -> str:

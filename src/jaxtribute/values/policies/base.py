@@ -14,7 +14,7 @@ import numpy as np
 from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
 from jaxtribute.values.distributed import PerReplica
 from jaxtribute.values.enums import ReduceOp, VariableAggregation
-from jaxtribute.values.numbers import check_range
+from jaxtribute.values.numbers import check_range, row_ids
 from jaxtribute.values.operators import operand
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ class Policy(ABC):
 
     def lookup(self, variable: Any, ids: Any, context: Context) -> Any:
         """The rows `ids` of the value, of shape `(*ids.shape, *variable.shape[1:])`."""
+        ids = row_ids(ids, variable.shape[0], variable.name)
         return jnp.take(self.read(variable, context), ids, axis=0)
 
     def local_shape(self, variable: Variable) -> tuple[int, ...]:

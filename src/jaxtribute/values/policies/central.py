@@ -11,7 +11,7 @@ from jax.core import Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.collectives.marks import equal
-from jaxtribute.values.distributed import DistributedValues
+from jaxtribute.values.distributed import ReplicaValues
 from jaxtribute.values.enums import ReduceOp, VariableAggregation
 from jaxtribute.values.mesh import own
 from jaxtribute.values.policies.base import Policy, Update, aggregated, check_aggregation, coerce
@@ -50,7 +50,7 @@ class CentralPolicy(Policy):
 
     def admit(self, value: Any) -> Any:
         """The first component of a value of replicas, on the parameter device."""
-        value = value.values[0] if isinstance(value, DistributedValues) else value
+        value = value.values[0] if isinstance(value, ReplicaValues) else value
         if isinstance(value, Tracer) and self.mesh.size == 1:
             return equal(value)  # here the one replica's program ends and the update begins
         return on_device(value, self.parameter_device)
@@ -93,8 +93,8 @@ def _merged(strategy: Strategy, variable: Variable, value: Any, update: Update) 
     """One write of what all replicas gave, in cross-replica context."""
     how = variable.aggregation
     if how is VariableAggregation.ONLY_FIRST_REPLICA:
-        value = value.values[0] if isinstance(value, DistributedValues) else value
-    elif isinstance(value, DistributedValues):
+        value = value.values[0] if isinstance(value, ReplicaValues) else value
+    elif isinstance(value, ReplicaValues):
         value = strategy.reduce(ReduceOp.from_variable_aggregation(how), value, axis=None)
     elif how is VariableAggregation.SUM:
         value = value * np.asarray(strategy.num_replicas_in_sync, variable.dtype)

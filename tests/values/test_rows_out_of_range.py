@@ -1,0 +1,77 @@
+"""Ids that name no row mean the same under every strategy: an error where they are known, else no row at all."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+from replicas import components, each_executor, mirrored, one_device, variable
+
+STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
+    "default": jd.get_strategy,
+    "one device": lambda: one_device(1),
+    "mirrored": lambda: mirrored(2),
+    "sharded": lambda: jd.FullyShardedStrategy(["CPU:0", "CPU:1"], min_bytes=0),
+    "central": lambda: jd.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0"),
+}
+each_strategy = pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES.keys())
+IDS = [-5, -1, 0, 3, 4, 99]
+SCATTERED = {
+    "scatter_add": [4.0, 1.0, 1.0, 5.0],
+    "scatter_sub": [-2.0, 1.0, 1.0, -3.0],
+    "scatter_update": [3.0, 1.0, 1.0, 4.0],
+    "scatter_max": [3.0, 1.0, 1.0, 4.0],
+    "scatter_mul": [3.0, 1.0, 1.0, 4.0],
+}
+
+
+@each_strategy
+@pytest.mark.parametrize("dtype", ["int8", "int32", "uint8"])
+def test_rows_of_a_table_in_compiled_code(make: Callable[[], jd.Strategy], dtype: str) -> None:
+    strategy = make()
+    table = variable(strategy, np.arange(200, dtype=np.float32))
+    given = np.array([*IDS[:4], 200, 255] if dtype != "int8" else [-128, *IDS[1:4], -2, 127]).astype(dtype)
+    expected = np.where((given < 0) | (given.astype(int) >= 200), np.nan, given.astype(np.float32))
+    result = jd.function(lambda ids: strategy.run(lambda ids: jd.nn.embedding_lookup(table, ids), (ids,)))(given)
+    for part in components(result):
+        np.testing.assert_array_equal(part, expected)
+    plain = jd.function(lambda ids: jd.nn.embedding_lookup(jnp.arange(200.0), ids))(given)
+    np.testing.assert_array_equal(plain, expected)
+
+
+@each_strategy
+@pytest.mark.parametrize("how", SCATTERED)
+def test_writes_of_rows_in_compiled_code(make: Callable[[], jd.Strategy], how: str) -> None:
+    strategy = make()
+    table = variable(strategy, np.ones(4, np.float32), aggregation="ONLY_FIRST_REPLICA")
+
+    @jd.function
+    def step(ids: Any) -> None:
+        def write(ids: Any) -> None:
+            getattr(table, how)(jd.IndexedSlices(jnp.arange(1.0, 7.0), ids))
+
+        strategy.run(write, (ids,))
+
+    step(np.array(IDS, np.int32))
+    np.testing.assert_array_equal(table, SCATTERED[how])
+
+
+@each_strategy
+@each_executor
+@pytest.mark.parametrize("wrong", [-1, 4, 2**31, -(2**31) - 1, 2**40])
+def test_known_ids_are_refused(make: Callable[[], jd.Strategy], executor: str, wrong: int) -> None:
+    strategy = make()
+    table = variable(strategy, np.ones(4, np.float32), aggregation="ONLY_FIRST_REPLICA")
+
+    def read() -> Any:
+        return strategy.run(lambda: jd.nn.embedding_lookup(table, np.array([0, wrong])))
+
+    with pytest.raises(jd.errors.ArgumentError, match=r"row -?\d+ .*HINT"):
+        (jd.function(read) if executor == "compiled" else read)()
+    if executor == "lockstep" and abs(wrong) < 2**31:
+        with pytest.raises(jd.errors.ArgumentError, match=r"row -?\d+ .*HINT"):
+            strategy.run(lambda: table.scatter_add(jd.IndexedSlices(jnp.ones(2), jnp.array([0, wrong]))))
+    np.testing.assert_array_equal(table, np.ones(4))
