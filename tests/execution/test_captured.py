@@ -108,7 +108,7 @@ def test_what_an_equinox_module_counts_by_may_stay() -> None:
             return x[:, self.places]
 
     chosen = Chosen(jnp.asarray([2, 0]))
-    assert jd.function(lambda: chosen(ONES))().shape == (4, 2)
+    assert jd.function(lambda: chosen(jnp.asarray(ONES)))().shape == (4, 2)
 
 
 def test_plain_constants_may_stay_and_large_ones_are_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -108,7 +108,7 @@ def test_sparse_inputs_are_cut_by_rows(kind: str, four: jd.Strategy) -> None:
     import scipy.sparse
     from jax.experimental import sparse
 
-    dense = np.where(X > 0.5, X, 0)
+    dense: Any = np.where(X > 0.5, X, 0)
     given = scipy.sparse.csr_matrix(dense) if kind == "scipy" else sparse.BCOO.fromdense(dense)
 
     def use(model: Any) -> dict[str, Any]:
