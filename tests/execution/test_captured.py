@@ -108,7 +108,16 @@ def test_what_an_equinox_module_counts_by_may_stay() -> None:
             return x[:, self.places]
 
     chosen = Chosen(jnp.asarray([2, 0]))
-    assert jd.function(lambda: chosen(ONES))().shape == (4, 2)
+    assert jd.function(lambda: chosen(jnp.asarray(ONES)))().shape == (4, 2)
+
+
+def test_objects_that_are_called_have_no_name_of_their_own() -> None:
+    class Doubling:
+        def __call__(self, x: Any) -> Any:
+            return 2 * x
+
+    assert jd.function(Doubling())(ONES)[0, 0] == 2
+    assert "jd.function Doubling" in repr(jd.function(Doubling()))
 
 
 def test_plain_constants_may_stay_and_large_ones_are_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,12 +1,18 @@
 """Batches on the host."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.experimental import sparse
 
+import jaxtribute as jd
 from jaxtribute.errors import InputError
+from jaxtribute.input import make_numpy_dataset
 from jaxtribute.input.batches import (
     Batch,
     as_array,
@@ -35,6 +41,41 @@ def test_an_unbatched_scalar_has_no_rows() -> None:
 def test_arrays_of_different_lengths_are_refused() -> None:
     with pytest.raises(InputError, match=r"element\['x'\]: \(3,\), element\['y'\]: \(2, 2\).*HINT"):
         as_batch({"x": np.zeros(3), "y": np.zeros((2, 2))})
+
+
+SPARSE: dict[str, Any] = {
+    "BCOO": sparse.BCOO.fromdense,
+    "BCSR": sparse.BCSR.fromdense,
+    "scipy matrix": scipy.sparse.csr_matrix,
+    "scipy array": scipy.sparse.coo_array,
+}
+MATRIX = np.where(np.random.default_rng(0).random((8, 5)) < 0.3, 1.5, 0).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_sparse_matrices_are_cut_by_rows(kind: str) -> None:
+    batch = as_batch({"x": SPARSE[kind](MATRIX), "y": np.arange(8)})
+    assert batch.total == 8
+    np.testing.assert_array_equal(batch.tree["x"], MATRIX)
+    strategy = jd.MirroredStrategy([f"CPU:{i}" for i in range(4)])
+    batches = [(SPARSE[kind](MATRIX[:5]), np.arange(5)), (SPARSE[kind](MATRIX[5:]), np.arange(5, 8))]
+    for (x, y), (start, stop) in zip(strategy.experimental_distribute_dataset(batches), [(0, 5), (5, 8)], strict=True):
+        found = [np.asarray(part) for part in strategy.experimental_local_results(x)]
+        np.testing.assert_array_equal(np.concatenate(found), MATRIX[start:stop])
+        assert [len(part) for part in found] == [len(part) for part in strategy.experimental_local_results(y)]
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_a_sparse_matrix_is_no_dataset(kind: str) -> None:
+    with pytest.raises(InputError, match=r"sparse matrix of shape \(8, 5\).*HINT: pass matrix.todense"):
+        make_numpy_dataset((SPARSE[kind](MATRIX), np.arange(8)))
+
+
+def test_masked_arrays_are_refused() -> None:
+    masked: Any = np.ma.masked_array(np.arange(4.0), mask=np.asarray([0, 1, 0, 0]))
+    for take in (as_batch, make_numpy_dataset):
+        with pytest.raises(InputError, match=r"masked array of shape \(4,\).*HINT: pass array.filled"):
+            take((masked, np.arange(4)))
 
 
 def test_jax_arrays_stay_where_they_are() -> None:

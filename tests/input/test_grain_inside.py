@@ -22,7 +22,8 @@ Records = grain.MapDataset[Any]
 
 @pytest.fixture
 def records() -> Records:
-    return grain.MapDataset.source(np.arange(12))
+    numbers: Any = np.arange(12)
+    return grain.MapDataset.source(numbers)
 
 
 def test_a_node_keeps_what_it_reads_from(records: Records) -> None:
@@ -60,7 +61,8 @@ def test_a_copy_over_other_parents_takes_lengths_anew(records: Records, chain: A
     node = chain(records)
     assert len(node)  # it keeps what it finds out
     assert node[0] is not None
-    fewer = grain.MapDataset.source(np.arange(4))
+    numbers: Any = np.arange(4)
+    fewer = grain.MapDataset.source(numbers)
 
     def over(node: Any) -> Any:
         return fewer if node is records else inside.with_parents(node, tuple(over(one) for one in inside.parents(node)))

@@ -47,6 +47,7 @@ class Function(Generic[P, R]):
     def __init__(
         self, python_function: Callable[P, R], input_signature: Any = None, donate_argnums: Sequence[int] = ()
     ) -> None:
+        self.__name__ = self.__qualname__ = type(python_function).__name__  # of objects that are called
         functools.update_wrapper(self, python_function)
         self._python_function = python_function
         self._signature, self._donate = input_signature, tuple(donate_argnums)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxtribute.errors import InputError
-from jaxtribute.input.batches import Tree, path_name
+from jaxtribute.input.batches import Tree, as_array, is_sparse, path_name
 
 _ALIGNMENT = 64
 """XLA uses host memory as a CPU device's buffer, without a copy, if it is aligned to so many bytes."""
@@ -26,11 +26,11 @@ class ArraySource:
       arrays: NumPy or JAX arrays of shape `(rows, ...)`, in any pytree. Lists are stacked, as `tf.data` does.
 
     Raises:
-      InputError: for a scalar, for no arrays at all, or for different numbers of rows.
+      InputError: for a scalar, for no arrays at all, for different numbers of rows, or for sparse or masked arrays.
     """
 
     def __init__(self, arrays: Tree) -> None:
-        tree = jax.tree.map(np.asarray, arrays, is_leaf=lambda node: isinstance(node, list))
+        tree = jax.tree.map(_dense, arrays, is_leaf=lambda node: isinstance(node, list) or is_sparse(node))
         paths = jax.tree.leaves_with_path(tree)
         lengths = {len(leaf) if leaf.ndim else None for _, leaf in paths}
         if len(lengths) != 1 or None in lengths:
@@ -55,6 +55,15 @@ class ArraySource:
     def take(self, indices: Any) -> Tree:
         """The records at the given positions, as one tree of arrays; a single position gives one record."""
         return self.structure.unflatten([_rows(leaf, indices) for leaf in self.leaves])
+
+
+def _dense(array: Any) -> Any:
+    if is_sparse(array):
+        raise InputError(
+            f"a sparse matrix of shape {array.shape} as a dataset, whose rows cannot be read one by one. HINT: pass "
+            "matrix.todense(), or an iterable of batches, which may be sparse and become dense one at a time."
+        )
+    return as_array(array)
 
 
 def _rows(array: np.ndarray[Any, Any], indices: Any) -> Any:

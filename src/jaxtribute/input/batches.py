@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -35,18 +36,37 @@ class Batch:
     start: int = 0
 
 
+def is_sparse(value: Any) -> bool:
+    """True for sparse matrices of JAX (BCOO and its like) and of SciPy."""
+    ours, scipys = sys.modules.get("jax.experimental.sparse"), sys.modules.get("scipy.sparse")
+    return (ours is not None and isinstance(value, ours.JAXSparse)) or (scipys is not None and scipys.issparse(value))
+
+
 def as_array(leaf: Any) -> Any:
-    """Returns the leaf as an array: JAX and NumPy arrays as they are, anything else through NumPy."""
-    return leaf if isinstance(leaf, (jax.Array, np.ndarray)) else np.asarray(leaf)
+    """Returns the leaf as an array: JAX and NumPy arrays as they are, sparse matrices dense, others through NumPy.
+
+    Raises:
+      InputError: for a masked array.
+    """
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise InputError(
+            f"a masked array of shape {leaf.shape}: arrays on devices have no mask, so it would be lost. HINT: pass "
+            "array.filled(value), and the mask as an array of its own."
+        )
+    if isinstance(leaf, (jax.Array, np.ndarray)):
+        return leaf
+    if is_sparse(leaf):  # its own arrays are as long as there are entries, and cannot be cut by rows
+        return np.asarray(leaf.todense())
+    return np.asarray(leaf)
 
 
 def as_batch(element: Tree) -> Batch:
     """Returns a dataset's element as a batch.
 
     Raises:
-      InputError: if its arrays have different lengths along axis 0.
+      InputError: if its arrays have different lengths along axis 0, or one is masked.
     """
-    tree = jax.tree.map(as_array, element)
+    tree = jax.tree.map(as_array, element, is_leaf=is_sparse)
     paths = jax.tree.leaves_with_path(tree)
     lengths = {len(leaf) if leaf.ndim else None for _, leaf in paths}
     if len(lengths) > 1 and None not in lengths:

@@ -223,15 +223,16 @@ def over_files(node: Node, own: Any) -> Node:
 
 
 def _source_over(source: Any, own: Any) -> Any:
+    record_files: Any = grain.sources.ArrayRecordDataSource
     files = list(source.paths)
     if len({str(file) for file in files}) < len(files):
         raise ValueError(f"{source!r} reads parts of one file more than once")
-    if not isinstance(source, grain.sources.ArrayRecordDataSource):
+    if not isinstance(source, record_files):
         rest = {"encoding": source.encoding} if hasattr(source, "encoding") else {}
         return type(source)(files[own], **rest)
-    given: Any = source._reader_options_string
+    given = source._reader_options_string
     options = dict(pair.split(":", 1) for pair in given.split(",")) if given else None
-    result: Any = grain.sources.ArrayRecordDataSource(source.paths[own], options)
+    result = record_files(source.paths[own], options)
     if len(result) != sum(part.num_records for part in source._read_instructions[own]):
         raise ValueError(f"{source!r} reads only parts of its files")
     return result

@@ -13,7 +13,7 @@ import jaxtribute as jd
 from jaxtribute.errors import ArgumentError
 from jaxtribute.integrations.keras.data import DistributedAdapter, Placed, Placer, adapted
 from jaxtribute.values.distributed import PerReplica
-from keras_models import BATCH, X, Y, classifier, keras
+from keras_models import BATCH, X, Y, both, classifier, keras
 
 BATCHES = [(X[i : i + BATCH], Y[i : i + BATCH]) for i in range(0, len(X), BATCH)]
 
@@ -101,3 +101,21 @@ def test_what_is_placed_already_shows_the_shape_of_the_whole(four: jd.Strategy) 
     assert isinstance(whole, Placed)
     assert whole.shape == (3, 8)
     assert adapted(X, four) is X
+
+
+@pytest.mark.parametrize("kind", ["scipy", "BCOO"])
+def test_sparse_inputs_are_cut_by_rows(kind: str, four: jd.Strategy) -> None:
+    import scipy.sparse
+    from jax.experimental import sparse
+
+    dense: Any = np.where(X > 0.5, X, 0)
+    given = scipy.sparse.csr_matrix(dense) if kind == "scipy" else sparse.BCOO.fromdense(dense)
+
+    def use(model: Any) -> dict[str, Any]:
+        losses = model.fit(given, Y, batch_size=6, shuffle=False, verbose=0).history["loss"]
+        return {"losses": losses, "outputs": model.predict(given, batch_size=6, verbose=0)}
+
+    expected, found = both(classifier, use, four)
+    assert found["outputs"].shape == (16, 3)
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6)

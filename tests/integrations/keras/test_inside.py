@@ -65,7 +65,9 @@ def test_a_variable_keeps_its_array_in_one_attribute() -> None:
 
 def test_a_scope_without_state_keeps_what_variables_get() -> None:
     variable = keras.Variable(np.zeros(2))
+    other = keras.Variable(np.zeros(2))
     with keras.StatelessScope(state_mapping=[(variable, np.ones(2))]) as scope:
+        assert [inside.is_lost(one) for one in (variable, other)] == [False, True]
         assert inside.in_stateless_scope()
         assert np.asarray(variable.value).tolist() == [1, 1]
         variable.assign([3.0, 4.0])

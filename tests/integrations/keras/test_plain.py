@@ -56,7 +56,8 @@ def test_fit_is_plain_keras_after_a_function_has_read_the_model() -> None:
     def losses(read: bool) -> list[float]:
         model = classifier()
         if read:
-            jd.function(model)(X)
+            forward: Any = jd.function(model)
+            forward(X)
         return model.fit(X, Y, batch_size=6, epochs=2, shuffle=False, verbose=0).history["loss"]
 
     np.testing.assert_allclose(losses(True), losses(False), rtol=1e-6)
@@ -151,7 +152,8 @@ def test_a_model_from_outside_in_a_replica_function(four: jd.Strategy, expected:
 
 def test_a_variable_of_the_default_strategy_moves_to_the_model_that_trains(four: jd.Strategy) -> None:
     model = classifier()
-    jd.function(model)(X)
+    forward: Any = jd.function(model)
+    forward(X)
     expected = model.get_weights()
     with four.scope():
         model.compile("sgd", crossentropy())

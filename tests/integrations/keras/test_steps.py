@@ -11,7 +11,7 @@ import pytest
 import jaxtribute as jd
 from jaxtribute.errors import ContextError
 from jaxtribute.integrations.keras.steps import Lists, predict_step, rows_of
-from keras_models import X, Y, assert_same, both, classifier, keras, trained
+from keras_models import X, Y, assert_same, both, classifier, crossentropy, keras, trained
 
 
 class OwnStep(keras.Sequential):
@@ -45,6 +45,98 @@ class OwnLoss(keras.Model):
         loss = keras.ops.mean(keras.ops.square(keras.ops.one_hot(y, 3) - y_pred))
         self.mine.update_state(loss, sample_weight=keras.ops.shape(y)[0])
         return loss
+
+
+class NestedLogs(keras.Sequential):
+    """A training step that updates each metric by itself and keeps the logs of those of `compile` in one entry."""
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        trainable, layers, optimizer, metrics = state
+        x, y = data
+        gradient = jax.value_and_grad(self.compute_loss_and_updates, has_aux=True)
+        (_, aux), gradients = gradient(
+            trainable, layers, metrics, x, y, None, training=True, optimizer_variables=optimizer
+        )
+        loss, y_pred, layers, _ = aux
+        trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
+        logs: dict[str, Any] = {"more": {"twice": 2 * loss, "pair": (loss, {"half": loss / 2})}}
+        updated: list[Any] = []
+        for metric in self.metrics:
+            values = metrics[len(updated) : len(updated) + len(metric.variables)]
+            if metric.name == "loss":
+                values = metric.stateless_update_state(values, loss, sample_weight=x.shape[0])
+            else:
+                values = metric.stateless_update_state(values, y, y_pred)
+            logs[metric.name] = metric.stateless_result(values)
+            updated += values
+        return logs, (trainable, layers, optimizer, updated)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_nested_logs_of_a_step(four: jd.Strategy, eager: bool) -> None:
+    class Last(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.logs = logs
+
+    def build() -> Any:
+        keras.utils.set_random_seed(0)
+        model = NestedLogs([keras.layers.Input((8,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1), crossentropy(), metrics=["accuracy"], run_eagerly=eager)
+        return model
+
+    def logs(model: Any) -> Any:
+        last = Last()
+        model.fit(X[:7], Y[:7], batch_size=4, shuffle=False, verbose=0, callbacks=[last])
+        return last.logs
+
+    expected, found = both(build, logs, four)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_a_metric_that_a_layer_updates_is_refused(four: jd.Strategy) -> None:
+    class Counting(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = keras.metrics.Mean(name="mine")
+
+        def call(self, x: Any) -> Any:
+            self.mean.update_state(x)
+            return x
+
+    with four.scope():
+        model = keras.Sequential([keras.layers.Input((8,)), Counting(), keras.layers.Dense(3)])
+        model.compile("sgd", crossentropy())
+    for use in (model.fit, model.evaluate):
+        with pytest.raises(Exception, match=r"metric variable mine/.*HINT: update the metric in the model's"):
+            use(X, Y, verbose=0)
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("eager", [False, True])
+def test_random_states_advance_in_predictions(four: jd.Strategy, replicas: int, eager: bool) -> None:
+    class MonteCarlo(keras.layers.Dropout):
+        def call(self, inputs: Any, training: bool = False) -> Any:
+            return super().call(inputs, training=True)
+
+    def predicted(model: Any) -> Any:
+        ones = np.ones((8, 64), np.float32)
+        return np.stack([*np.split(model.predict(ones, batch_size=4, verbose=0), 2), model.predict_on_batch(ones[:4])])
+
+    def build() -> Any:
+        model = keras.Sequential([keras.layers.Input((64,)), MonteCarlo(0.5, seed=3)])
+        model.compile(run_eagerly=eager)
+        return model
+
+    plain, found = both(build, predicted, four if replicas == 4 else jd.OneDeviceStrategy("CPU:0"))
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert not np.array_equal(found[one], found[other])
+    if replicas == 1:
+        np.testing.assert_array_equal(found, plain)
+    else:
+        assert len({row.tobytes() for row in found.reshape(-1, 64)}) == 12
+        np.testing.assert_array_equal(found[:, 0], plain[:, 0])  # the first replica's random numbers are one device's
 
 
 def build(kind: type[Any]) -> Any:

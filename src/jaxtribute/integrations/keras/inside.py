@@ -14,6 +14,7 @@ from typing import Any
 import keras
 from keras.src import backend
 from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
 from keras.src.backend.config import is_nnx_enabled as is_nnx_enabled
 from keras.src.backend.jax import trainer
@@ -47,6 +48,12 @@ def made_by_optimizer() -> bool:
     """True if the variable that is being made is an optimizer's."""
     scopes = global_state.get_global_attribute("name_scope_stack") or [None]
     return isinstance(getattr(scopes[-1], "caller", None), keras.optimizers.Optimizer)
+
+
+def is_lost(variable: Any) -> bool:
+    """True if what is assigned now goes to a scope without state that does not know the variable."""
+    scope = get_stateless_scope()
+    return scope is not None and scope.get_current_value(variable) is None
 
 
 def set_path(variable: Any, path: str) -> None:

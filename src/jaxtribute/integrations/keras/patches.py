@@ -102,7 +102,7 @@ def _wrapped(original: Method, instead: Method) -> Method:
     def method(*args: Any, **kwargs: Any) -> Any:
         return instead(original, *args, **kwargs)
 
-    method.__signature__ = inspect.signature(original)  # pyright: ignore[reportFunctionMemberAccess] (Keras reads it)
+    setattr(method, "__signature__", inspect.signature(original))  # noqa: B010 (Keras reads it)
     return method
 
 

@@ -89,7 +89,7 @@ class Runner:
         context = contexts.current().replica
         assert context is not None
         rows = rows_of(batch)
-        return Share(context, rows, rows, worker=self._worker)
+        return Share(context, rows, rows, worker=self._worker, metrics=self._lists.metric_ids)
 
 
 def _values(variables: Sequence[Any]) -> State:

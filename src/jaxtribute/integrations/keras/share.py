@@ -42,6 +42,8 @@ class Share:
     """The worker's number, if parameter servers apply what the step changes, while other workers change the same."""
     gradients: list[Any] | None = None
     """What a step that sends has for them."""
+    metrics: frozenset[int] = frozenset()
+    """The ids of the model's metrics' variables."""
 
     @property
     def weight(self) -> float:

@@ -44,6 +44,11 @@ class Lists:
         )
 
     @property
+    def metric_ids(self) -> frozenset[int]:
+        """The ids of the metrics' variables."""
+        return frozenset(id(variable) for variable in self.metrics)
+
+    @property
     def all(self) -> list[Any]:
         """All of them, in the order of the fields."""
         return [*self.trainable, *self.layers, *self.optimizer, *self.metrics]
@@ -60,7 +65,7 @@ def train_step(model: Any, lists: Lists) -> Step:
     own = inside.has_own_train_step(model)
 
     def step(batch: Any, total: int) -> tuple[list[Any], Logs]:
-        share, batch = _share(batch, total)
+        share, batch = _share(batch, total, lists)
         before = [_values(part) for part in (lists.trainable, lists.layers, lists.optimizer, lists.metrics)]
         trainable, layers, optimizer, metrics = before
         start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
@@ -84,7 +89,7 @@ def test_step(model: Any, lists: Lists) -> Step:
     """A replica's evaluation step."""
 
     def step(batch: Any, total: int) -> tuple[list[Any], Logs]:
-        share, batch = _share(batch, total)
+        share, batch = _share(batch, total, lists)
         trainable, layers, metrics = map(_values, (lists.trainable, lists.layers, lists.metrics))
         start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
         with entered(share):
@@ -98,15 +103,21 @@ def test_step(model: Any, lists: Lists) -> Step:
 
 
 def predict_step(model: Any, lists: Lists) -> Step:
-    """A replica's prediction; it changes nothing."""
+    """A replica's prediction; of variables it may change those that no optimizer updates, such as random states."""
 
     def step(batch: Any, total: int) -> tuple[list[Any], Any]:
-        share, batch = _share(batch, total)
+        share, batch = _share(batch, total, lists)
         trainable, layers = map(_values, (lists.trainable, lists.layers))
+        start = start_of_layers(lists.layers, layers, share)
         with entered(share):
-            outputs, _ = model.predict_step((trainable, start_of_layers(lists.layers, layers, share)), batch)
+            outputs, ends = model.predict_step((trainable, start), batch)
+        changed = [None if new is None or new is old else new for old, new in zip(start, ends, strict=True)]
+        if not share.alone and any(new is not None for new in changed):
+            totals = share.sum(contributions(lists.layers, start, changed, share))
+            changed = _changed(layers, merged(lists.layers, layers, totals))
         outputs = jax.tree.map(lambda leaf: _own(leaf if share.rows else leaf[:0], share), outputs)
-        return [None for _ in lists.all], outputs
+        rest = (None for _ in (*lists.optimizer, *lists.metrics))
+        return [*(None for _ in trainable), *changed, *rest], outputs
 
     return step
 
@@ -116,12 +127,12 @@ def _own(output: Any, share: Share) -> Any:
     return output if share.alone else lax.optimization_barrier((output, share.context.replica_id_in_sync_group))[0]
 
 
-def _share(batch: Any, total: int) -> tuple[Share, Any]:
+def _share(batch: Any, total: int, lists: Lists) -> tuple[Share, Any]:
     """The replica's share, and its batch: made-up examples if it has none, which go into nothing that is reduced."""
     context = contexts.current().replica
     if context is None:
         raise ContextError("a Keras step runs in a replica context only. HINT: call model.fit, which enters one.")
-    share = Share(context, rows_of(batch), total)
+    share = Share(context, rows_of(batch), total, metrics=lists.metric_ids)
     if not share.rows:
         batch = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), batch)
     return share, batch
@@ -169,8 +180,7 @@ def _reduced(
     if share.alone:
         return grads, ends[0], ends[1], logs
     touched = {id(v) for v, old, new in zip(lists.metrics, start[1], ends[1], strict=True) if new is not old}
-    own = _results(model, lists, ends[1], touched).keys()
-    extra = {name: jnp.asarray(value) * share.weight for name, value in logs.items() if name not in own}
+    extra = _weighted(logs, _results(model, lists, ends[1], touched), share)
     local = (
         list(grads),
         contributions(lists.layers, start[0], ends[0], share),
@@ -180,8 +190,29 @@ def _reduced(
     grads, layer_totals, metric_totals, extra = share.sum(local)
     layers = merged(lists.layers, before[1], layer_totals)
     metrics = merged(lists.metrics, before[3], metric_totals)
-    results = _results(model, lists, metrics, touched)
-    return grads, layers, metrics, {name: extra[name] if name in extra else results[name] for name in logs}
+    return grads, layers, metrics, _logged(logs, _results(model, lists, metrics, touched), extra)
+
+
+def _weighted(logs: Logs, metrics: Logs, share: Share) -> Logs:
+    """What is no metric's result among a replica's logs, as much as it counts; logs may be nested."""
+    weighted: Logs = {}
+    for name, value in logs.items():
+        if isinstance(value, dict) and name not in metrics:
+            weighted[name] = _weighted(value, metrics, share)
+        elif name not in metrics:
+            weighted[name] = jax.tree.map(lambda leaf: jnp.asarray(leaf) * share.weight, value)
+    return weighted
+
+
+def _logged(logs: Logs, metrics: Logs, extra: Logs) -> Logs:
+    """The logs of all replicas: `metrics`, and sums of what `_weighted` gave."""
+    logged: Logs = {}
+    for name, value in logs.items():
+        if name in metrics:
+            logged[name] = metrics[name]
+        else:
+            logged[name] = _logged(value, metrics, extra[name]) if isinstance(value, dict) else extra[name]
+    return logged
 
 
 def _results(model: Any, lists: Lists, values: State, touched: set[int]) -> Logs:
@@ -191,5 +222,6 @@ def _results(model: Any, lists: Lists, values: State, touched: set[int]) -> Logs
         for metric in model.metrics:
             if any(id(variable) in touched for variable in metric.variables):
                 result = metric.result()
-                results.update(result if isinstance(result, dict) else {metric.name: result})
+                # Logs may have those of several metrics in one entry, or each in its own.
+                results.update({metric.name: result, **(result if isinstance(result, dict) else {})})
     return results

@@ -10,9 +10,11 @@ import keras
 
 from jaxtribute import context as contexts
 from jaxtribute.context import Context
+from jaxtribute.errors import VariableError
 from jaxtribute.execution.frames import EagerFrame
 from jaxtribute.integrations.keras import inside
 from jaxtribute.integrations.keras.loops import own_replica, together
+from jaxtribute.integrations.keras.share import current
 from jaxtribute.values.enums import VariableAggregation
 from jaxtribute.values.variable import Variable
 
@@ -29,6 +31,21 @@ class StrategyVariable(keras.Variable):
 
     strategy: Strategy
     _stored: Variable | None = None
+
+    def assign(self, value: Any) -> Any:
+        """Gives the variable a new value.
+
+        Raises:
+          VariableError: it is a metric's, and what a layer's `call` writes to it would be lost.
+        """
+        share = current()
+        if share is not None and id(self) in share.metrics and inside.is_lost(self):
+            raise VariableError(
+                f"the metric variable {self.path} is updated where Keras's step on JAX keeps no metric's state, "
+                "such as in a layer's call: its value would be lost. HINT: update the metric in the model's "
+                "compute_loss or compute_metrics, or pass it to compile(metrics=...)."
+            )
+        return super().assign(value)
 
     @property
     def stored(self) -> Variable:
@@ -122,14 +139,15 @@ def keep_in(variable: Any, stored: Variable, strategy: Strategy) -> None:
 
 def adopt(variable: Any, strategy: Strategy) -> None:
     """Makes a Keras variable that was created outside every scope one of `strategy`'s, with the value that it has."""
+    value: Any
     if isinstance(variable, StrategyVariable):
         if strategy.is_default or not variable.strategy.is_default:
             return
         with contexts.entered(contexts.fallback.make()):
-            value = variable._value  # the default strategy's, which a function had made it
-        variable._stored = None
+            value = variable.stored.read_value()  # the default strategy's, which a function had made it
+        variable._stored = None  # pyright: ignore[reportPrivateUsage]
     elif type(variable) is keras.Variable:
-        value = vars(variable).pop("_value")
+        value = variable.__dict__.pop("_value")
         variable.__class__ = StrategyVariable
     else:
         return
