@@ -6,41 +6,23 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.extend.core as jex
-import numpy as np
-from jax.core import ShapedArray
 
 from jaxtribute import context as contexts
 from jaxtribute.collectives.marks import state_p
 from jaxtribute.errors import TraceError
+from jaxtribute.jaxprs.core import ClosedJaxpr, current_trace, is_traced, opened, recorded_in
+from jaxtribute.jaxprs.making import placeholder
+from jaxtribute.jaxprs.walking import with_inputs
 from jaxtribute.values.mesh import own
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
     from jaxtribute.context import Frame
 
-variable_p = jex.Primitive("jd_variable")
+variable_p = placeholder("jd_variable")
 """Stands for a variable's value in a traced program, until `lift` turns it into an input."""
-
-
-feed_p = jex.Primitive("jd_feed")
+feed_p = placeholder("jd_feed")
 """Stands for an array of a batch that a traced program draws, until `lift` turns it into an input."""
-
-
-@feed_p.def_abstract_eval
-@variable_p.def_abstract_eval
-def _variable_aval(*, shape: tuple[int, ...], dtype: np.dtype[Any], key: int) -> ShapedArray:  # noqa: ARG001
-    return ShapedArray(shape, dtype)
-
-
-def current_trace() -> Any:
-    """The JAX trace that operations of this thread are recorded in."""
-    with jex.take_current_trace() as trace:
-        return trace
-
-
-with jax.ensure_compile_time_eval():
-    _EAGER: type = type(current_trace())
 
 
 def escape_error(variable: Variable) -> TraceError:
@@ -58,7 +40,7 @@ def check_untraced(variable: Variable) -> None:
     Raises:
       TraceError: one is.
     """
-    if type(current_trace()) is not _EAGER:
+    if is_traced():
         raise escape_error(variable)
 
 
@@ -113,7 +95,7 @@ class _Derived:
         """`make(array)`, or what it was before."""
         known = self._derived.get(variable)
         if known is None or known[0] is not array:
-            with jex.set_current_trace(self.trace):
+            with recorded_in(self.trace):
                 known = self._derived[variable] = (array, make(array))
         return known[1]
 
@@ -152,7 +134,7 @@ class TracedFrame(_Derived):
         if variable not in self.values:
             contexts.current().strategy.extended.check_variable(variable)
             shape = variable.policy.local_shape(variable) if self.local else variable.stored.shape
-            with jex.set_current_trace(self.trace):
+            with recorded_in(self.trace):
                 self.values[variable] = variable_p.bind(shape=shape, dtype=variable.dtype, key=len(self.inputs))
             self.inputs.append(variable)
         return self.values[variable]
@@ -226,13 +208,8 @@ class OverlayFrame(_Derived):
         return self.below.create(make)
 
 
-def lift(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def lift(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Turns what a traced program reads into inputs behind its own: variables by first read, then batches drawn."""
-    jaxpr = closed.jaxpr
-    read = [eqn for eqn in jaxpr.eqns if eqn.primitive in (variable_p, feed_p)]
+    read = [eqn for eqn in opened(closed).eqns if eqn.primitive in (variable_p, feed_p)]
     read.sort(key=lambda eqn: (eqn.primitive is feed_p, eqn.params["key"]))
-    lifted = jaxpr.replace(
-        invars=[*jaxpr.invars, *(eqn.outvars[0] for eqn in read)],
-        eqns=[eqn for eqn in jaxpr.eqns if eqn.primitive not in (variable_p, feed_p)],
-    )
-    return jex.ClosedJaxpr(lifted, closed.consts)
+    return with_inputs(closed, read)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.collectives.cross_replica import gather_value, pick_value, reduce_many
@@ -20,6 +19,7 @@ from jaxtribute.execution.frames import UncompiledFrame, check_untraced
 from jaxtribute.execution.nests import flatten, map_leaves
 from jaxtribute.execution.rendezvous import Rendezvous
 from jaxtribute.execution.replica_context import ReplicaContext
+from jaxtribute.jaxprs.core import Tracer
 from jaxtribute.values.agreement import all_signatures
 from jaxtribute.values.distributed import DistributedValues, Mirrored, PerReplica, idle_replicas
 from jaxtribute.values.enums import ReduceOp

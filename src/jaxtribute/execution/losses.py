@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jaxtribute.collectives.manual import all_reduce, divided
 from jaxtribute.collectives.summation import Summation
 from jaxtribute.context import Frame
-from jaxtribute.execution.frames import TracedFrame, current_trace
+from jaxtribute.execution.frames import TracedFrame
+from jaxtribute.jaxprs.core import current_trace
 from jaxtribute.values.distributed import PerReplica
 from jaxtribute.values.enums import ReduceOp
 

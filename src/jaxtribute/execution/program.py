@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.sharding import Sharding
 
 from jaxtribute.collectives.listing import listed
 from jaxtribute.execution.capture import Capture, Constant, is_constant
 from jaxtribute.execution.frames import escape_error
+from jaxtribute.jaxprs.core import Tracer, as_function, opened
 from jaxtribute.values.lending import lent
 from jaxtribute.values.mesh import ReplicaMesh, own, put
 from jaxtribute.values.stored import prepare_donation, updating
@@ -116,7 +115,7 @@ class Program:
         self._constants |= capture.constants
         inputs = [known[variable] for variable in capture.frame.inputs]
         own_leaves, fed = leaves[: len(leaves) - frame.fed], leaves[len(leaves) - frame.fed :]
-        outputs = jex.jaxpr_as_fun(capture.closed)(*own_leaves, *inputs, *fed)
+        outputs = as_function(capture.closed)(*own_leaves, *inputs, *fed)
         count = capture.tree.num_leaves
         # JAX would hand an input that is also an output back as it is: the caller's own memory, as a variable's.
         passed = {id(value) for value in (*leaves, *inputs)}
@@ -137,7 +136,7 @@ class Program:
     def _collectives(self, leaves: Sequence[Any]) -> list[str]:
         """What the program does, for workers to compare: its arguments and its collectives."""
         shapes = [f"argument {leaf.dtype}{list(leaf.shape)}" for leaf in leaves if hasattr(leaf, "dtype")]
-        return [*shapes, *listed(self._closed.jaxpr)]
+        return [*shapes, *listed(opened(self._closed))]
 
     def _step(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
         if self._loose and (self.mesh is not None or spread):

@@ -9,9 +9,9 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from jaxtribute.errors import ArgumentTypeError
+from jaxtribute.jaxprs.core import Tracer
 from jaxtribute.values.agreement import Signature, all_signatures
 from jaxtribute.values.mesh import ReplicaMesh, own
 from jaxtribute.values.operators import ArrayOperators

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from jaxtribute.jaxprs.core import Tracer
 from jaxtribute.values.agreement import first_workers
 
 AXIS = "replica"

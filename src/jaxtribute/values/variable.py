@@ -6,12 +6,12 @@ from typing import Any, Self
 
 import jax
 import numpy as np
-from jax.core import Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.context import Context
 from jaxtribute.devices import device_name
 from jaxtribute.errors import ArgumentError, VariableError
+from jaxtribute.jaxprs.core import Tracer
 from jaxtribute.values.assigning import AssignMethods
 from jaxtribute.values.distributed import DistributedValues
 from jaxtribute.values.enums import VariableAggregation, VariableSynchronization
