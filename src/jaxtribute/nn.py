@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.errors import ArgumentError, ContextError
+from jaxtribute.jaxprs.core import Tracer
 from jaxtribute.values.numbers import row_ids
 from jaxtribute.values.operators import operand
 from jaxtribute.values.variable import Variable

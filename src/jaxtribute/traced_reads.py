@@ -20,7 +20,6 @@ from collections.abc import Generator, Hashable
 from contextlib import contextmanager
 
 import jax
-import jax.extend.core as jex
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,36 +28,6 @@ _MANY = 16
 
 _CONTEXT = -1
 """Stands among the ids of variables for the strategy and the replica in force."""
-
-
-def current_trace() -> object:
-    """The JAX trace that operations of this thread are recorded in."""
-    with jex.take_current_trace() as trace:
-        return trace
-
-
-def _staging() -> type:
-    kinds: list[type] = []
-    jax.make_jaxpr(lambda: kinds.append(type(current_trace())))()
-    return kinds[0]
-
-
-with jax.ensure_compile_time_eval():
-    EAGER: type = type(current_trace())
-    """The type of the trace that runs operations at once."""
-    _STAGING = _staging()
-
-
-def kept_beyond(outer: object) -> bool:
-    """True if what this thread computes becomes part of a function that JAX keeps, begun inside the trace `outer`."""
-    trace = current_trace()
-    while trace is not outer:
-        if type(trace) is EAGER:
-            return False
-        if type(trace) is _STAGING or not hasattr(trace, "parent_trace"):
-            return True  # what is unknown may be kept
-        trace = getattr(trace, "parent_trace")  # noqa: B009 (traces have no common type)
-    return False
 
 
 class TracedReads:

@@ -15,16 +15,16 @@ from jaxtribute.values.mesh import AXIS
 
 
 def program(x: Any) -> Any:
-    total = lax.psum(x, "i")  # the sum
+    total = lax.psum(x, AXIS)  # the sum
 
     def body(carry: Any, _: None) -> tuple[Any, None]:
-        return carry + lax.all_gather(carry, "i").sum(0), None  # the gather
+        return carry + lax.all_gather(carry, AXIS).sum(0), None  # the gather
 
-    return lax.scan(body, total, None, length=2)[0] + lax.ppermute(x, "i", [(0, 1)])
+    return lax.scan(body, total, None, length=2)[0] + lax.ppermute(x, AXIS, [(0, 1)])
 
 
 def test_kinds_shapes_and_lines_in_order() -> None:
-    closed = jax.make_jaxpr(program, axis_env=[("i", 2)])(jnp.ones(3))
+    closed = jax.make_jaxpr(program, axis_env=[(AXIS, 2)])(jnp.ones(3))
     found = listed(closed.jaxpr)
     assert [text.partition(" of ")[0] for text in found] == ["psum", "all_gather", "ppermute"]
     assert all("float32[3]" in text for text in found)

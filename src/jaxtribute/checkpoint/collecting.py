@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import jax
 import numpy as np
-from jax.core import Tracer
 
 from jaxtribute.checkpoint.leaves import CellLeaf, Leaf, VariableLeaf
 from jaxtribute.checkpoint.models import adapter_of
 from jaxtribute.checkpoint.models.base import Key
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
+from jaxtribute.jaxprs.core import Tracer
 from jaxtribute.optimizer import Optimizer
 from jaxtribute.values.variable import Variable
 

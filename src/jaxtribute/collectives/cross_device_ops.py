@@ -8,7 +8,6 @@ from operator import add
 from typing import Any
 
 import jax
-from jax.core import Tracer
 
 from jaxtribute import settings
 from jaxtribute.collectives.cross_replica import as_array, reduce_many, reduce_value
@@ -18,6 +17,7 @@ from jaxtribute.collectives.options import CommunicationOptions
 from jaxtribute.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum
 from jaxtribute.devices import resolve_device
 from jaxtribute.errors import ArgumentTypeError
+from jaxtribute.jaxprs.core import Tracer
 from jaxtribute.values.distributed import Mirrored, PerReplica
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import ReplicaMesh

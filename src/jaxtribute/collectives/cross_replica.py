@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute.collectives import manual
 from jaxtribute.collectives.manual import divided, summable
 from jaxtribute.collectives.summation import Summation
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxtribute.jaxprs.core import Tracer
 from jaxtribute.values.distributed import Mirrored, PerReplica
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import AXIS, ReplicaMesh

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.core import Tracer
 
 from jaxtribute.devices import resolve_device
 from jaxtribute.errors import ArgumentTypeError
+from jaxtribute.jaxprs.core import Tracer
 from jaxtribute.values.distributed import Mirrored, PerReplica
 from jaxtribute.values.mesh import ReplicaMesh
 from jaxtribute.values.mesh import put as put_on

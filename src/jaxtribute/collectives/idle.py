@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.interpreters import ad, batching, mlir
 
+from jaxtribute.jaxprs.making import identity
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import AXIS
-
-guard_p = jex.Primitive("jd_idle_guard")
-"""The identity; backwards it keeps what idle replicas know nothing of out of the sum of the cotangents."""
 
 
 def kept(value: Any, op: ReduceOp, is_idle: Any) -> Any:
@@ -43,12 +39,9 @@ def guarded(total: Any, op: ReduceOp, idle: tuple[int, ...], replicas: int) -> A
     return guard_p.bind(total, op=op, idle=idle, replicas=replicas)
 
 
-def _transpose(cotangent: Any, _: Any, *, op: ReduceOp, idle: tuple[int, ...], replicas: int) -> list[Any]:
-    return [kept(cotangent, op, is_idle(idle, replicas))]
+def _transpose(cotangent: Any, *, op: ReduceOp, idle: tuple[int, ...], replicas: int) -> Any:
+    return kept(cotangent, op, is_idle(idle, replicas))
 
 
-guard_p.def_impl(lambda total, **_: total)
-guard_p.def_abstract_eval(lambda aval, **_: aval)
-mlir.register_lowering(guard_p, lambda _, total, **_params: [total])
-ad.deflinear2(guard_p, _transpose)
-batching.defvectorized(guard_p)
+guard_p = identity("jd_idle_guard", _transpose)
+"""The identity; backwards it keeps what idle replicas know nothing of out of the sum of the cotangents."""

@@ -6,21 +6,14 @@ import math
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import ShapedArray
-from jax.interpreters import ad, mlir
 
+from jaxtribute.jaxprs.making import identity, linear_with_probe
 from jaxtribute.values.mesh import AXIS
 
-whole_p = jex.Primitive("jd_whole")
-"""The array whose slices the replicas hold, on every replica. One operation, so that it can be told apart: it may be
-computed anew in the backward pass rather than kept. A second operand adds nothing, and gets the replica's own
-gradient of the array."""
-
-alike_p = jex.Primitive("jd_alike")
+alike_p = identity("jd_alike")
 """The identity on a value that must be the same on every replica; inference raises an error where it is not."""
 
 
@@ -82,31 +75,15 @@ def alike(value: Any, name: str) -> Any:
     return alike_p.bind(value, name=name)
 
 
-def _whole_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
-    zero = type(tangents[0]) is ad.Zero
-    from_piece = (
-        ad.Zero(ShapedArray(params["shape"], primals[0].dtype)) if zero else whole_p.bind(tangents[0], **params)
-    )
-    tangent = ad.add_tangents(from_piece, tangents[1]) if len(tangents) > 1 else from_piece
-    return whole_p.bind(*primals, **params), tangent
+def _whole(piece: Any, *, shape: tuple[int, ...], **_: Any) -> Any:
+    return joined(piece, shape)
 
 
-def _whole_transpose(cotangent: Any, *_: Any, shape: Any, replicas: int, axis_name: str) -> list[Any]:  # noqa: ARG001
-    return [scattered(cotangent, replicas)]
+def _transposed(cotangent: Any, *, replicas: int, **_: Any) -> Any:
+    return scattered(cotangent, replicas)
 
 
-@whole_p.def_abstract_eval
-def _whole_aval(piece: Any, *_: Any, shape: tuple[int, ...], **_params: Any) -> ShapedArray:
-    return ShapedArray(shape, piece.dtype)
-
-
-mlir.register_lowering(
-    whole_p, mlir.lower_fun(lambda piece, *_, shape, **_params: joined(piece, shape), multiple_results=False)
-)
-ad.primitive_jvps[whole_p] = _whole_jvp
-ad.primitive_transposes[whole_p] = _whole_transpose
-
-alike_p.def_impl(lambda value, **_: value)
-alike_p.def_abstract_eval(lambda aval, **_: aval)
-mlir.register_lowering(alike_p, lambda _, value, **_params: [value])
-ad.deflinear2(alike_p, lambda cotangent, _, **_params: [cotangent])
+whole_p = linear_with_probe("jd_whole", _whole, _transposed)
+"""The array whose slices the replicas hold, on every replica. One operation, so that it can be told apart: it may be
+computed anew in the backward pass rather than kept. A second operand adds nothing, and gets the replica's own
+gradient of the array."""

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.extend.core as jex
 import numpy as np
-from jax.core import Tracer
 
 from jaxtribute.coordinator.client import Exchange
 from jaxtribute.errors import TraceError
 from jaxtribute.execution.frames import TracedFrame, escape_error, variable_p
-from jaxtribute.traced_reads import current_trace
+from jaxtribute.jaxprs.core import Tracer, current_trace, recorded_in
 
 if TYPE_CHECKING:
     from jaxtribute.coordinator.optimizing import RemoteOptimizer
@@ -118,7 +116,7 @@ def read_rows(frame: TracedFrame, variable: ServerVariable, ids: Any) -> Any:
             "they cannot be fetched before the step runs. HINT: call jd.nn.embedding_lookup in the step itself."
         )
     rows = Rows(variable, np.shape(ids))
-    with jex.set_current_trace(frame.trace):
+    with recorded_in(frame.trace):
         value = variable_p.bind(shape=rows.shape, dtype=rows.dtype, key=len(frame.inputs))
         frame.values[rows.ids] = jax.numpy.asarray(ids)
     frame.inputs.append(rows)

@@ -16,6 +16,9 @@ from jaxtribute.coordinator.layout import Shard
 from jaxtribute.coordinator.operations import OptimizerOperation, record
 from jaxtribute.errors import ArgumentError
 from jaxtribute.execution.frames import OverlayFrame, TracedFrame, check_untraced
+from jaxtribute.jaxprs.core import JaxprEqn, opened
+from jaxtribute.jaxprs.flow import Flow
+from jaxtribute.jaxprs.kinds import ELEMENTWISE
 from jaxtribute.optimizer.slots import Slots, optax_rules, owner_of_leaves
 from jaxtribute.values.scatter import IndexedSlices
 
@@ -92,7 +95,7 @@ def check_separable(transform: Any, state: Any, variables: Sequence[ServerVariab
     assert len(owners) == 2 * count + leaves
     taints = [frozenset() if owner is None else frozenset({owner}) for owner in owners]
     split = frozenset(i for i, v in enumerate(variables) if v.layout.split)
-    for i, taint in enumerate(_flow(closed.jaxpr, taints, split)):
+    for i, taint in enumerate(_Needed(split).outputs(opened(closed), taints)):
         if taint - {i}:
             others = [variables[j].name if j >= 0 else "its own other rows" for j in sorted(taint - {i})]
             raise ArgumentError(
@@ -101,29 +104,30 @@ def check_separable(transform: Any, state: Any, variables: Sequence[ServerVariab
             )
 
 
-_MIXING = ("reduce_", "dot_general", "cum", "sort", "argm", "conv_", "transpose", "rev", "concatenate", "gather")
+_ROWS_KEPT = ELEMENTWISE | {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy_p"}
 
 
-def _flow(jaxpr: Any, taints: Sequence[frozenset[int]], split: frozenset[int]) -> list[frozenset[int]]:
-    """For each output the variables that it depends on; -1 if it mixes the rows of a split one."""
-    known: dict[Any, frozenset[int]] = dict(zip(jaxpr.invars, taints, strict=True))
+class _Needed(Flow[frozenset[int]]):
+    """The variables that a value depends on; -1 among them if it may mix the rows of one of `split`."""
 
-    def of(atom: Any) -> frozenset[int]:
-        return frozenset() if hasattr(atom, "val") else known.get(atom, frozenset())
+    def __init__(self, split: frozenset[int]) -> None:
+        super().__init__(frozenset())
+        self._split = split
 
-    for eqn in jaxpr.eqns:
-        given = [of(atom) for atom in eqn.invars]
-        inner = next((eqn.params[k] for k in ("jaxpr", "call_jaxpr") if k in eqn.params), None)
-        inner = getattr(inner, "jaxpr", inner)
-        if inner is not None and len(inner.invars) == len(given) and len(inner.outvars) == len(eqn.outvars):
-            found = _flow(inner, given, split)
-        else:
-            union = frozenset[int]().union(*given)
-            if union & split and eqn.primitive.name.startswith(_MIXING):
-                union |= {-1}
-            found = [union] * len(eqn.outvars)
-        known.update(zip(eqn.outvars, found, strict=True))
-    return [of(atom) for atom in jaxpr.outvars]
+    def merged(self, one: frozenset[int], other: frozenset[int]) -> frozenset[int]:
+        """What either depends on."""
+        return one | other
+
+    def row(self, whole: frozenset[int]) -> frozenset[int]:
+        """A loop over rows may carry something from one to the next."""
+        return whole | {-1} if whole & self._split else whole
+
+    def equation(self, eqn: JaxprEqn, given: list[frozenset[int]]) -> list[frozenset[int]]:
+        """What its operands depend on; rows are mixed by all that is not known to keep them apart."""
+        union = frozenset[int]().union(*given)
+        if union & self._split and eqn.primitive.name not in _ROWS_KEPT:
+            union |= {-1}
+        return [union] * len(eqn.outvars)
 
 
 class RemoteOptimizer:

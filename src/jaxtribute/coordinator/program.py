@@ -6,15 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import numpy as np
-from jax.interpreters import partial_eval
 
 from jaxtribute.coordinator.access import Access, Gather
 from jaxtribute.coordinator.client import Exchange, pulled
 from jaxtribute.coordinator.operations import Part, Rows
 from jaxtribute.errors import TraceError
 from jaxtribute.execution.capture import Capture, Constant, is_constant
+from jaxtribute.jaxprs.core import ClosedJaxpr, Literal, as_function, opened, pruned
 from jaxtribute.values.mesh import ReplicaMesh
 from jaxtribute.values.variable import Variable
 
@@ -64,7 +63,7 @@ class Step:
 
     def __init__(self, capture: Capture, home: ReplicaMesh | None) -> None:
         frame = capture.frame
-        jaxpr = capture.closed.jaxpr
+        jaxpr = opened(capture.closed)
         self._home, self._tree, self._constants = home, capture.tree, capture.constants
         inputs: list[Any] = list(frame.inputs)
         own = len(jaxpr.invars) - len(inputs) - frame.fed
@@ -78,13 +77,15 @@ class Step:
         self._plain: list[Variable] = [entry for entry in frame.written if isinstance(entry, Variable)]
         wanted = [*jaxpr.outvars[: capture.tree.num_leaves]]
         wanted += [outputs[entry] for entry in (*parts, *self._plain)]
-        small, used = partial_eval.dce_jaxpr(jaxpr.replace(outvars=wanted), [True] * len(wanted))
+        small, used = pruned(capture.closed, wanted)
         kept = {id(var) for var, use in zip(jaxpr.invars, used, strict=True) if use}
         self._leaf_places = [i for i, var in enumerate(leaves) if id(var) in kept]
         self._inputs = [entry for entry in inputs if id(where[id(entry)]) in kept]
         order = [*(where[id(entry)] for entry in self._inputs), *(leaves[i] for i in self._leaf_places)]
-        closed = jex.ClosedJaxpr(small.replace(invars=order), capture.closed.consts)
-        self._jitted: Any = jax.jit(jex.jaxpr_as_fun(closed))
+        # Not JAX's own function of the program: its inputs come in another order.
+        run, taken = as_function(small), [var for var, use in zip(jaxpr.invars, used, strict=True) if use]
+        places = [order.index(var) for var in taken]
+        self._jitted: Any = jax.jit(lambda *given: run(*(given[place] for place in places)))
         self._lookups = [entry for entry in self._inputs if isinstance(entry, Rows)]
         self._lookup_places = [lookups.index(entry) for entry in self._lookups]
         self._pulled: list[Any] = [e for e in self._inputs if isinstance(e, Variable) and e.policy.remote]
@@ -171,21 +172,21 @@ class _IdProgram:
       TraceError: ids depend on variables.
     """
 
-    def __init__(self, closed: jex.ClosedJaxpr, leaves: Sequence[Any], ids: Sequence[Any]) -> None:
+    def __init__(self, closed: ClosedJaxpr, leaves: Sequence[Any], ids: Sequence[Any]) -> None:
         places = {id(var): i for i, var in enumerate(leaves)}
-        self._direct = [None if isinstance(var, jex.Literal) else places.get(id(var)) for var in ids]
+        self._direct = [None if isinstance(var, Literal) else places.get(id(var)) for var in ids]
         self._jitted: Any = None
         if all(place is not None for place in self._direct):
             return
-        small, used = partial_eval.dce_jaxpr(closed.jaxpr.replace(outvars=list(ids)), [True] * len(ids))
-        needed = [var for var, use in zip(closed.jaxpr.invars, used, strict=True) if use]
+        small, used = pruned(closed, ids)
+        needed = [var for var, use in zip(opened(closed).invars, used, strict=True) if use]
         if any(id(var) not in places for var in needed):
             raise TraceError(
                 "rows are looked up by ids that depend on variables or on other rows, so that they are not known "
                 "before the step runs. HINT: compute the ids from the batch alone, or use two steps."
             )
         self._needed = [places[id(var)] for var in needed]
-        self._jitted = jax.jit(jex.jaxpr_as_fun(jex.ClosedJaxpr(small.replace(invars=needed), closed.consts)))
+        self._jitted = jax.jit(as_function(small))
 
     def __call__(self, leaves: Sequence[Any], wanted: Sequence[int]) -> list[np.ndarray[Any, Any]]:
         """The ids of the lookups in places `wanted`."""

@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
-from jax.core import Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.context import Context, entered
 from jaxtribute.errors import StrategyMixError
 from jaxtribute.execution.frames import TracedFrame, lift
 from jaxtribute.execution.nests import is_array, map_leaves
+from jaxtribute.jaxprs.core import ClosedJaxpr, Tracer
 from jaxtribute.values.distributed import Mirrored, PerReplica
 from jaxtribute.values.mesh import ReplicaMesh
 from jaxtribute.values.variable import Variable
@@ -45,7 +44,7 @@ class Constant:
 class Capture:
     """A traced function: its program over the dynamic arguments and the variables in `frame.inputs`."""
 
-    closed: jex.ClosedJaxpr
+    closed: ClosedJaxpr
     frame: OuterFrame
     tree: Any
     constants: bool

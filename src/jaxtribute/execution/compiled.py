@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxtribute.collectives import manual
@@ -22,9 +20,10 @@ from jaxtribute.errors import TraceError, VariableError
 from jaxtribute.execution.frames import TracedFrame, lift
 from jaxtribute.execution.inference import varying_outputs
 from jaxtribute.execution.nests import flatten, is_array
-from jaxtribute.execution.placements import unplaced
 from jaxtribute.execution.replica_context import ReplicaContext
 from jaxtribute.execution.uncompiled import NotSplittable
+from jaxtribute.jaxprs.core import ClosedJaxpr, Tracer, as_function, aval, closed, constants, opened
+from jaxtribute.jaxprs.placements import unplaced
 from jaxtribute.values.distributed import Mirrored, PerReplica, idle_replicas
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import AXIS, ReplicaMesh, put
@@ -175,7 +174,7 @@ def stacked(value: PerReplica, mesh: ReplicaMesh) -> Any:
 class _Traced:
     """One replica's program: its jaxpr, what it returns besides arrays, and the variables that it touches."""
 
-    closed: jex.ClosedJaxpr
+    closed: ClosedJaxpr
     frame: TracedFrame
     results: list[Any]
     tree: Any
@@ -321,13 +320,13 @@ def _plan_one(arguments: _Arguments, traced: _Traced) -> _Plan:
     """All replicas see the same shapes: the traced program as it is."""
     variables = traced.frame.inputs
     flags = [*(one.split for one in arguments.inputs), *(variable.policy.split for variable in variables)]
-    consts = list(traced.closed.consts)
+    consts = list(constants(traced.closed))
 
     def program(*inputs: Any) -> Sequence[Any]:
-        closed = jex.ClosedJaxpr(traced.closed.jaxpr, inputs[: len(consts)])
-        return jex.jaxpr_as_fun(closed)(*inputs[len(consts) :])
+        whole = closed(opened(traced.closed), inputs[: len(consts)])
+        return as_function(whole)(*inputs[len(consts) :])
 
-    varying = varying_outputs(traced.closed.jaxpr, flags)
+    varying = varying_outputs(opened(traced.closed), flags)
     return _Plan(program, consts, variables, list(traced.frame.written), varying, [None] * len(varying))
 
 
@@ -351,7 +350,7 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
         for traced, replica in zip(traces, arguments.samples, strict=True)
     ]
     common = ragged.prepare(classes)
-    locals_ = [[tuple(ragged.aval(atom).shape) for atom in one.jaxpr.outvars] for one in classes]
+    locals_ = [[tuple(aval(atom).shape) for atom in one.jaxpr.outvars] for one in classes]
     ranks_differ = any(len({len(shape) for shape in column}) > 1 for column in zip(*locals_, strict=True))
     if ranks_differ:
         raise NotSplittable("the results differ in rank")

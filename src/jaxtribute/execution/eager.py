@@ -10,7 +10,8 @@ import jax
 from jaxtribute import context as contexts
 from jaxtribute.context import Context
 from jaxtribute.execution.frames import OverlayFrame, Viewed, check_untraced
-from jaxtribute.traced_reads import kept_beyond, traced_reads
+from jaxtribute.jaxprs.core import kept_beyond
+from jaxtribute.traced_reads import traced_reads
 from jaxtribute.values import lending
 from jaxtribute.values.lending import lent
 from jaxtribute.values.mesh import own

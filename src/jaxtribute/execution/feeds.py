@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import numpy as np
 from jax.tree_util import tree_flatten
 
@@ -22,6 +21,7 @@ from jaxtribute.errors import OutOfRangeError, TraceError
 from jaxtribute.execution.capture import OuterFrame
 from jaxtribute.execution.frames import feed_p
 from jaxtribute.execution.uncompiled import NotSplittable, uncompiled
+from jaxtribute.jaxprs.core import recorded_in
 
 
 @dataclass(slots=True)
@@ -155,7 +155,7 @@ class Proxy(Iterator[Any]):
 
 def _placeholder(frame: OuterFrame, leaf: Any) -> Any:
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-    with jex.set_current_trace(frame.trace):
+    with recorded_in(frame.trace):
         value = feed_p.bind(shape=tuple(array.shape), dtype=array.dtype, key=frame.fed)
     frame.fed += 1
     return value

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import jax.extend.core as jex
 import jax.numpy as jnp
-import numpy as np
-from jax.core import ShapedArray, Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.collectives.marks import state_p
 from jaxtribute.errors import TraceError
-from jaxtribute.traced_reads import EAGER, current_trace, kept_beyond, traced_reads
+from jaxtribute.jaxprs.core import ClosedJaxpr, Tracer, current_trace, is_traced, kept_beyond, opened, recorded_in
+from jaxtribute.jaxprs.making import placeholder
+from jaxtribute.jaxprs.walking import with_inputs
+from jaxtribute.traced_reads import traced_reads
 from jaxtribute.values.variable import Variable
 
 if TYPE_CHECKING:
@@ -21,23 +21,15 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-variable_p = jex.Primitive("jd_variable")
+variable_p = placeholder("jd_variable")
 """Stands for a variable's value in a traced program, until `lift` turns it into an input."""
-
-
-feed_p = jex.Primitive("jd_feed")
+feed_p = placeholder("jd_feed")
 """Stands for an array of a batch that a traced program draws, until `lift` turns it into an input."""
-
-
-@feed_p.def_abstract_eval
-@variable_p.def_abstract_eval
-def _variable_aval(*, shape: tuple[int, ...], dtype: np.dtype[Any], key: int) -> ShapedArray:  # noqa: ARG001
-    return ShapedArray(shape, dtype)
 
 
 def is_tracing() -> bool:
     """True while `jax.jit` or the like records operations; not while `jax.grad` or `jax.vmap` alone are under way."""
-    return type(current_trace()) is not EAGER and isinstance(jnp.zeros(()), Tracer)
+    return is_traced() and isinstance(jnp.zeros(()), Tracer)
 
 
 def escape_error(variable: Variable) -> TraceError:
@@ -55,7 +47,7 @@ def check_untraced(variable: Variable) -> None:
     Raises:
       TraceError: one is.
     """
-    if type(current_trace()) is not EAGER:
+    if is_traced():
         raise escape_error(variable)
 
 
@@ -100,7 +92,7 @@ class _InTrace(Viewed):
         """`make(array)`, computed once in the frame's own trace, or what it was before."""
         known = self._derived.get(variable)
         if known is None or known[0] is not array:
-            with jex.set_current_trace(self.trace):
+            with recorded_in(self.trace):
                 known = self._derived[variable] = (array, make(array))
         return known[1]
 
@@ -147,7 +139,7 @@ class TracedFrame(_InTrace):
         if variable not in self.values:
             contexts.current().strategy.extended.check_variable(variable)
             shape = variable.policy.local_shape(variable) if self.local else variable.stored.shape
-            with jex.set_current_trace(self.trace):
+            with recorded_in(self.trace):
                 self.values[variable] = variable_p.bind(shape=shape, dtype=variable.dtype, key=len(self.inputs))
             self.inputs.append(variable)
         return self.values[variable]
@@ -243,13 +235,8 @@ class OverlayFrame(_InTrace):
         return self.below.create(make)
 
 
-def lift(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def lift(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Turns what a traced program reads into inputs behind its own: variables by first read, then batches drawn."""
-    jaxpr = closed.jaxpr
-    read = [eqn for eqn in jaxpr.eqns if eqn.primitive in (variable_p, feed_p)]
+    read = [eqn for eqn in opened(closed).eqns if eqn.primitive in (variable_p, feed_p)]
     read.sort(key=lambda eqn: (eqn.primitive is feed_p, eqn.params["key"]))
-    lifted = jaxpr.replace(
-        invars=[*jaxpr.invars, *(eqn.outvars[0] for eqn in read)],
-        eqns=[eqn for eqn in jaxpr.eqns if eqn.primitive not in (variable_p, feed_p)],
-    )
-    return jex.ClosedJaxpr(lifted, closed.consts)
+    return with_inputs(closed, read)

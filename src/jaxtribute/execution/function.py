@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overlo
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.tree_util import tree_flatten
-from jaxlib._jax import ArrayImpl
 
 from jaxtribute import context as contexts
 from jaxtribute import settings
@@ -26,6 +24,7 @@ from jaxtribute.execution.feeds import FedPrograms, Feed
 from jaxtribute.execution.program import program_of
 from jaxtribute.execution.signature import InputSignature
 from jaxtribute.execution.uncompiled import NotSplittable, uncompiled
+from jaxtribute.jaxprs.core import ArrayImpl, Tracer
 from jaxtribute.values.numbers import check_cut
 from jaxtribute.values.variable import Variable
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.collectives.cross_replica import gather_value, pick_value, reduce_many
@@ -21,6 +20,7 @@ from jaxtribute.execution.frames import check_untraced, is_tracing
 from jaxtribute.execution.nests import flatten, is_whole, map_leaves
 from jaxtribute.execution.rendezvous import Rendezvous
 from jaxtribute.execution.replica_context import ReplicaContext
+from jaxtribute.jaxprs.core import Tracer
 from jaxtribute.values.agreement import all_signatures
 from jaxtribute.values.distributed import Mirrored, PerReplica, ReplicaValues, idle_replicas
 from jaxtribute.values.enums import ReduceOp

@@ -12,7 +12,7 @@ from jaxtribute.collectives.manual import all_reduce, divided
 from jaxtribute.collectives.summation import Summation
 from jaxtribute.context import Frame
 from jaxtribute.execution.frames import TracedFrame
-from jaxtribute.traced_reads import current_trace
+from jaxtribute.jaxprs.core import current_trace
 from jaxtribute.values.distributed import PerReplica
 from jaxtribute.values.enums import ReduceOp
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-import jax.extend.core as jex
 import numpy as np
+
+from jaxtribute.jaxprs.core import Jaxpr, JaxprEqn, Literal, aval, constants, derivative_rule, is_program, opened
 
 Number = int
 
@@ -33,19 +34,19 @@ class Numbering:
 
     def atom(self, atom: Any, numbers: dict[Any, Number]) -> Number:
         """The number of an operand."""
-        return self.of(self._literal(atom)) if isinstance(atom, jex.Literal) else numbers[atom]
+        return self.of(self._literal(atom)) if isinstance(atom, Literal) else numbers[atom]
 
     def constant(self, value: Any) -> Number:
         """The number of a constant."""
         return self.of(("constant", self._value(value)))
 
-    def equation(self, eqn: jex.JaxprEqn, inputs: Sequence[Any]) -> Any:
+    def equation(self, eqn: JaxprEqn, inputs: Sequence[Any]) -> Any:
         """A key for what an equation computes of operands with the numbers `inputs`."""
         ctx = eqn.ctx
         how = ctx.compute_type, ctx.threefry_partitionable, str(ctx.xla_metadata)
         return eqn.primitive, self._params(eqn), tuple(inputs), how
 
-    def _params(self, eqn: jex.JaxprEqn) -> Any:
+    def _params(self, eqn: JaxprEqn) -> Any:
         params = dict(eqn.params)
         rule = params.pop("jvp_jaxpr_fun", None)
         key = tuple((name, self._value(params[name])) for name in sorted(params))
@@ -53,17 +54,15 @@ class Numbering:
             return key
         self._order += 1  # a rule usually calls its own function again
         try:
-            return *key, self._value(_derivative_rule(eqn))
+            return *key, self._value(_rule(eqn, rule))
         finally:
             self._order -= 1
 
     def _value(self, value: Any) -> Any:
         """A key that is equal for equal values only."""
         kind = type(value)
-        if isinstance(value, jex.ClosedJaxpr):
-            return "closed", self._jaxpr(value.jaxpr), tuple(self._value(const) for const in value.consts)
-        if isinstance(value, jex.Jaxpr):
-            return self._jaxpr(value)
+        if is_program(value):
+            return self._jaxpr(opened(value)), tuple(self._value(const) for const in constants(value))
         if isinstance(value, (tuple, list)):
             return kind, tuple(self._value(item) for item in cast("Sequence[Any]", value))
         if isinstance(value, dict):
@@ -80,15 +79,15 @@ class Numbering:
             return "object", id(value)
         return kind, value
 
-    def _literal(self, literal: jex.Literal) -> Any:
+    def _literal(self, literal: Literal) -> Any:
         value = literal.val
         return "literal", str(literal.aval), self._value(np.asarray(value) if np.isscalar(value) else value)
 
-    def _jaxpr(self, jaxpr: jex.Jaxpr) -> Any:
+    def _jaxpr(self, jaxpr: Jaxpr) -> Any:
         places: dict[Any, int] = {var: place for place, var in enumerate((*jaxpr.constvars, *jaxpr.invars))}
 
         def read(atom: Any) -> Any:
-            return self._literal(atom) if isinstance(atom, jex.Literal) else places[atom]
+            return self._literal(atom) if isinstance(atom, Literal) else places[atom]
 
         avals = tuple(str(var.aval) for var in places)
         equations: list[Any] = []
@@ -99,17 +98,14 @@ class Numbering:
         return "jaxpr", avals, tuple(equations), tuple(read(atom) for atom in jaxpr.outvars)
 
 
-def _derivative_rule(eqn: jex.JaxprEqn) -> Any:
+def _rule(eqn: JaxprEqn, rule: Any) -> Any:
     """The rule of a `custom_jvp` function as a program, which can be compared; the rule itself if it has none."""
-    rule = eqn.params["jvp_jaxpr_fun"]
-    count = len(eqn.invars) - eqn.params["num_consts"]
     try:
-        jaxpr, consts, zeros = rule.call_wrapped(*[False] * count)
+        return derivative_rule(eqn)
     except Exception:  # noqa: BLE001 (a user's rule, which nobody may ever need)
         return rule
-    return jex.ClosedJaxpr(jaxpr, consts), tuple(zeros)
 
 
 def same_type(value: Any, other: Any) -> bool:
     """Whether two operands agree in shape and dtype."""
-    return value.aval.shape == other.aval.shape and value.aval.dtype == other.aval.dtype
+    return aval(value).shape == aval(other).shape and aval(value).dtype == aval(other).dtype

@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
@@ -19,6 +18,7 @@ from jaxtribute.execution.capture import Capture, Constant, is_constant
 from jaxtribute.execution.eager import EagerStep
 from jaxtribute.execution.frames import check_untraced
 from jaxtribute.execution.interrupts import Guard
+from jaxtribute.jaxprs.core import as_function, opened
 from jaxtribute.traced_reads import traced_reads
 from jaxtribute.values.lending import lent
 from jaxtribute.values.mesh import ReplicaMesh, own, put
@@ -158,7 +158,7 @@ class Program:
         self._constants |= capture.constants
         inputs = [known[variable] for variable in capture.frame.inputs]
         own_leaves, fed = leaves[: len(leaves) - frame.fed], leaves[len(leaves) - frame.fed :]
-        outputs = jex.jaxpr_as_fun(capture.closed)(*own_leaves, *inputs, *fed)
+        outputs = as_function(capture.closed)(*own_leaves, *inputs, *fed)
         count = capture.tree.num_leaves
         # JAX would hand an input that is also an output back as it is: the caller's own memory, as a variable's.
         passed = {id(value) for value in (*leaves, *inputs)}
@@ -189,7 +189,7 @@ class Program:
     def _collectives(self, leaves: Sequence[Any]) -> list[str]:
         """What the program does, for workers to compare: its arguments and its collectives."""
         shapes = [f"argument {leaf.dtype}{list(leaf.shape)}" for leaf in leaves if hasattr(leaf, "dtype")]
-        return [*shapes, *listed(self._closed.jaxpr)]
+        return [*shapes, *listed(opened(self._closed))]
 
     def _step(self, leaves: Sequence[Any], within: EagerStep | None = None) -> tuple[list[Any], Any]:
         """One step on the variables, or on what the eager step `within` has made of them."""

@@ -14,15 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import ShapedArray
 
-from jaxtribute.execution.inference import CALLS, COLLECTIVES
+from jaxtribute.collectives.marks import equal_p
 from jaxtribute.execution.numbering import Number, Numbering, same_type
 from jaxtribute.execution.uncompiled import InnerCollective, NotSplittable
+from jaxtribute.jaxprs.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, aval, bind, is_ref, opened
+from jaxtribute.jaxprs.kinds import is_collective, repeatable
+from jaxtribute.jaxprs.walking import any_in, called, evaluate, variables
 from jaxtribute.values.mesh import AXIS
 
 
@@ -36,72 +37,59 @@ class ReplicaClass:
       shapes: the true local shapes of ragged inputs, by their key.
     """
 
-    closed: jex.ClosedJaxpr
+    closed: ClosedJaxpr
     sources: list[Any]
     shapes: dict[Any, tuple[int, ...]]
     numbers: dict[Any, Number] = field(default_factory=dict)
     literals: dict[int, Number] = field(default_factory=dict)
-    segments: list[list[jex.JaxprEqn]] = field(default_factory=list)
-    collectives: list[jex.JaxprEqn] = field(default_factory=list)
+    segments: list[list[JaxprEqn]] = field(default_factory=list)
+    collectives: list[JaxprEqn] = field(default_factory=list)
     live: list[set[Any]] = field(default_factory=list)
 
     @property
-    def jaxpr(self) -> jex.Jaxpr:
+    def jaxpr(self) -> Jaxpr:
         """The program itself."""
-        return self.closed.jaxpr
+        return opened(self.closed)
 
     def number(self, atom: Any) -> Number:
         """The number of a result or of a collective's operand."""
-        return self.literals[id(atom)] if isinstance(atom, jex.Literal) else self.numbers[atom]
+        return self.literals[id(atom)] if isinstance(atom, Literal) else self.numbers[atom]
 
-    def own(self, eqn: jex.JaxprEqn, common: set[Number]) -> bool:
+    def own(self, eqn: JaxprEqn, common: set[Number]) -> bool:
         """Whether an equation belongs to this class alone."""
         return any(self.numbers[var] not in common for var in eqn.outvars) or bool(eqn.effects)
 
 
-def inlined(closed: jex.ClosedJaxpr, replicas: int) -> jex.ClosedJaxpr:
+def inlined(closed: ClosedJaxpr, replicas: int) -> ClosedJaxpr:
     """The program with every inner call that makes collectives written out, so that it can be cut there."""
 
-    def evaluate(jaxpr: jex.Jaxpr, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        values: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True))
+    def handle(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:
+        if not makes_collectives(eqn):
+            return None
+        inner = called(eqn)
+        if inner is not None:
+            return evaluate(inner, operands, handle)
+        if not _is_cut(eqn):
+            raise InnerCollective(f"a collective inside {eqn.primitive.name}")
+        return None
 
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, jex.Literal) else values[atom]
-
-        for eqn in jaxpr.eqns:
-            arguments = [read(atom) for atom in eqn.invars]
-            inner = eqn.params.get(CALLS.get(eqn.primitive.name, ""))
-            if inner is not None and makes_collectives(eqn):
-                opened = inner if isinstance(inner, jex.ClosedJaxpr) else jex.ClosedJaxpr(inner, ())
-                results = evaluate(opened.jaxpr, opened.consts, arguments)
-            else:
-                if not _is_cut(eqn) and makes_collectives(eqn):
-                    raise InnerCollective(f"a collective inside {eqn.primitive.name}")
-                bound = eqn.primitive.bind(*arguments, **eqn.primitive.get_bind_params(eqn.params))
-                results = bound if eqn.primitive.multiple_results else [bound]
-            values.update(zip(eqn.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
-
-    avals = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in closed.jaxpr.invars]
-    return jax.make_jaxpr(lambda *inputs: evaluate(closed.jaxpr, closed.consts, inputs), axis_env=[(AXIS, replicas)])(
-        *avals
-    )
+    avals = [jax.ShapeDtypeStruct(aval(var).shape, aval(var).dtype) for var in opened(closed).invars]
+    return jax.make_jaxpr(lambda *inputs: evaluate(closed, inputs, handle), axis_env=[(AXIS, replicas)])(*avals)
 
 
-def makes_collectives(eqn: jex.JaxprEqn) -> bool:
-    """Whether an equation talks to other replicas, itself or inside."""
-    if eqn.primitive.name in COLLECTIVES:
-        return True
-    return any(
-        makes_collectives(inner)
-        for sub in jex.jaxprs_in_params(eqn.params)
-        for inner in (sub.jaxpr if isinstance(sub, jex.ClosedJaxpr) else sub).eqns
-    )
+def makes_collectives(eqn: JaxprEqn) -> bool:
+    """True if an operation talks to other replicas, itself or inside."""
+    return any_in(eqn, _meets)
 
 
-def _is_cut(eqn: jex.JaxprEqn) -> bool:
-    """Whether classes meet at an equation: a collective, or a condition on which all make the same ones."""
-    return eqn.primitive.name in COLLECTIVES or (eqn.primitive.name == "cond" and makes_collectives(eqn))
+def _meets(eqn: JaxprEqn) -> bool:
+    """True if replicas exchange values by an operation itself, or it marks the end of an exchange."""
+    return eqn.primitive is equal_p or is_collective(eqn, AXIS)
+
+
+def _is_cut(eqn: JaxprEqn) -> bool:
+    """True if classes meet at an operation: a collective, or a condition on which all make the same ones."""
+    return _meets(eqn) or (eqn.primitive.name == "cond" and makes_collectives(eqn))
 
 
 def prepare(classes: Sequence[ReplicaClass]) -> set[Number]:
@@ -137,14 +125,14 @@ def _number(one: ReplicaClass, index: int, numbering: Numbering) -> None:
         numbers[var] = numbering.constant(const)
     for var, source in zip(jaxpr.invars, one.sources, strict=True):
         numbers[var] = numbering.of((source, index if source in one.shapes else None))
-    segment: list[jex.JaxprEqn] = []
+    segment: list[JaxprEqn] = []
     for eqn in jaxpr.eqns:
         if _is_cut(eqn):
             key: Any = ("collective", len(one.collectives))
             one.collectives.append(eqn)
             one.segments.append(segment)
             segment = []
-        elif eqn.effects or "callback" in eqn.primitive.name:
+        elif eqn.effects or not repeatable(eqn):
             key = ("effect", index, id(eqn))
             segment.append(eqn)
         else:
@@ -152,26 +140,26 @@ def _number(one: ReplicaClass, index: int, numbering: Numbering) -> None:
             key = numbering.equation(eqn, inputs)
             segment.append(eqn)
         for place, var in enumerate(eqn.outvars):
-            if type(var.aval).__name__ == "AbstractRef":
+            if is_ref(var):
                 raise NotSplittable("a mutable jax.Ref")
             numbers[var] = numbering.of((key, place))
     one.segments.append(segment)
     for atom in (*jaxpr.outvars, *(atom for eqn in one.collectives for atom in eqn.invars)):
-        if isinstance(atom, jex.Literal):
+        if isinstance(atom, Literal):
             one.literals[id(atom)] = numbering.atom(atom, numbers)
 
 
 def _mark_live(one: ReplicaClass) -> None:
     """For each segment, the variables that something behind it needs."""
-    needed = {atom for atom in one.jaxpr.outvars if not isinstance(atom, jex.Literal)}
+    needed = set(variables(one.jaxpr.outvars))
     live: list[set[Any]] = []
     for place in reversed(range(len(one.segments))):
         if place < len(one.collectives):
-            needed |= {atom for atom in one.collectives[place].invars if not isinstance(atom, jex.Literal)}
+            needed.update(variables(one.collectives[place].invars))
         live.append(set(needed))
         for eqn in reversed(one.segments[place]):
             if eqn.effects or any(var in needed for var in eqn.outvars):
-                needed |= {atom for atom in eqn.invars if not isinstance(atom, jex.Literal)}
+                needed.update(variables(eqn.invars))
     one.live = live[::-1]
 
 
@@ -228,12 +216,12 @@ class Merged:
         """Computes what all classes share and whose operands are there."""
         first, later = self._classes[0], []
         for eqn in self._pending:
-            operands = [atom if isinstance(atom, jex.Literal) else first.numbers[atom] for atom in eqn.invars]
-            if not all(isinstance(operand, jex.Literal) or operand in self._shared for operand in operands):
+            operands = [atom if isinstance(atom, Literal) else first.numbers[atom] for atom in eqn.invars]
+            if not all(isinstance(operand, Literal) or operand in self._shared for operand in operands):
                 later.append(eqn)
                 continue
-            values = [x.val if isinstance(x, jex.Literal) else self._shared[x] for x in operands]
-            for var, result in zip(eqn.outvars, _bind(eqn, values), strict=True):
+            values = [x.val if isinstance(x, Literal) else self._shared[x] for x in operands]
+            for var, result in zip(eqn.outvars, bind(eqn, values), strict=True):
                 self._shared[first.numbers[var]] = result
         self._pending = later
 
@@ -245,7 +233,7 @@ class Merged:
             numbers = {one.number(atoms[slot]) for one, atoms in zip(self._classes, wanted, strict=True)}
             if len(numbers) == 1:
                 atom = wanted[0][slot]
-                literal = isinstance(atom, jex.Literal)
+                literal = isinstance(atom, Literal)
                 results[slot] = jnp.asarray(atom.val, aval(atom).dtype) if literal else self._shared[numbers.pop()]
             else:
                 switched.append(slot)
@@ -264,8 +252,8 @@ class Merged:
         for slot, output in zip(switched, outputs, strict=False):
             results[slot] = output
         rest = iter(outputs[len(switched) :])
-        for own, variables in zip(self._own, carried, strict=True):
-            own.update((var, next(rest)) for var in variables)
+        for own, values in zip(self._own, carried, strict=True):
+            own.update((var, next(rest)) for var in values)
         return results
 
     def _carried(self, index: int, place: int) -> list[Any]:
@@ -273,10 +261,10 @@ class Merged:
         one = self._classes[index]
         if place + 1 >= len(one.segments):
             return []
-        later = one.live[place + 1] | {
-            atom for eqn in (e for s in one.segments[place + 1 :] for e in s) for atom in eqn.invars
-            if not isinstance(atom, jex.Literal)
-        }  # fmt: skip
+        later = set(one.live[place + 1])
+        for segment in one.segments[place + 1 :]:
+            for eqn in segment:
+                later.update(variables(eqn.invars))
         made = [var for eqn in one.segments[place] if one.own(eqn, self._common) for var in eqn.outvars]
         return [var for var in made if var in later and one.numbers[var] not in self._common]
 
@@ -289,17 +277,17 @@ class Merged:
             values = dict(self._own[index])
 
             def read(atom: Any) -> Any:
-                if isinstance(atom, jex.Literal):
+                if isinstance(atom, Literal):
                     return jnp.asarray(atom.val, aval(atom).dtype)
                 return values[atom] if atom in values else self._shared[one.numbers[atom]]
 
             for eqn in one.segments[place]:
                 if one.own(eqn, self._common):
-                    operands = [x.val if isinstance(x, jex.Literal) else read(x) for x in eqn.invars]
-                    values.update(zip(eqn.outvars, _bind(eqn, operands), strict=True))
+                    operands = [x.val if isinstance(x, Literal) else read(x) for x in eqn.invars]
+                    values.update(zip(eqn.outvars, bind(eqn, operands), strict=True))
             results = [_padded(read(atom), shape) for atom, shape in zip(wanted, shapes, strict=True)]
-            for other, variables in enumerate(carried):
-                results.extend(values[var] if other == index else jnp.zeros_like(var.aval) for var in variables)
+            for other, column in enumerate(carried):
+                results.extend(values[var] if other == index else jnp.zeros_like(var.aval) for var in column)
             return results
 
         return branch
@@ -307,14 +295,8 @@ class Merged:
     def _collective(self, place: int, operands: Sequence[Any]) -> None:
         first = self._classes[0]
         eqn = first.collectives[place]
-        for var, result in zip(eqn.outvars, _bind(eqn, operands), strict=True):
+        for var, result in zip(eqn.outvars, bind(eqn, operands), strict=True):
             self._shared[first.numbers[var]] = result
-
-
-def _bind(eqn: jex.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    with eqn.ctx.manager:
-        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
-    return results if eqn.primitive.multiple_results else [results]
 
 
 def _padded(value: Any, shape: tuple[int, ...]) -> Any:
@@ -322,8 +304,3 @@ def _padded(value: Any, shape: tuple[int, ...]) -> Any:
         return value
     blank = jnp.zeros_like(jax.ShapeDtypeStruct(shape, value.dtype))  # a random key has zeros, too
     return blank.at[tuple(slice(0, size) for size in value.shape)].set(value)
-
-
-def aval(atom: Any) -> ShapedArray:
-    """Shape and dtype of a variable or literal of a jaxpr."""
-    return atom.aval

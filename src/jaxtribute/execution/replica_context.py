@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute import settings
 from jaxtribute.devices import device_name
 from jaxtribute.errors import ArgumentError, ContextError
+from jaxtribute.jaxprs.core import Tracer
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.operators import operand
 

@@ -13,22 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxtribute.collectives.wholes import joined, slice_of
-from jaxtribute.execution.inference import CALLS
+from jaxtribute.jaxprs.core import ClosedJaxpr, JaxprEqn, aval, bind
+from jaxtribute.jaxprs.kinds import ELEMENTWISE
+from jaxtribute.jaxprs.walking import Handler, called, evaluate
 from jaxtribute.values.mesh import AXIS
 
-_ELEMENTWISE = frozenset(
-    "abs acos acosh add and asin asinh atan atan2 atanh add_any bessel_i0e bessel_i1e cbrt ceil clamp conj "
-    "convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt imag "
-    "integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or population_count pow "
-    "real reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin "
-    "sinh sqrt square stop_gradient sub tan tanh xor optimization_barrier".split()
-)
 # Maxima are gathered, as the all-reduce of some devices would lose a NaN.
 _COLLECTIVES: dict[str, Callable[[Any], Any]] = {
     "reduce_sum": lambda local: lax.psum(local, AXIS),
@@ -59,36 +53,26 @@ def whole(piece: Slice) -> Any:
     return joined(piece.data, piece.shape)
 
 
-def run_on_slices(closed: jex.ClosedJaxpr, inputs: Sequence[Any], replicas: int) -> list[Any]:
+def run_on_slices(closed: ClosedJaxpr, inputs: Sequence[Any], replicas: int) -> list[Any]:
     """Evaluates a program whose inputs are `Slice`s or whole arrays; its outputs are either.
 
     Raises:
       NotSliceable: some operation on slices is neither elementwise nor a reduction of a whole array.
     """
-    return _evaluate(closed.jaxpr, closed.consts, inputs, replicas)
+
+    def handle(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:
+        return _equation(eqn, operands, handle, replicas) if _has_slices(operands) else None
+
+    return evaluate(closed, inputs, handle)
 
 
-def _evaluate(jaxpr: jex.Jaxpr, consts: Sequence[Any], inputs: Sequence[Any], replicas: int) -> list[Any]:
-    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    values.update(zip(jaxpr.invars, inputs, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, jex.Literal) else values[atom]
-
-    for eqn in jaxpr.eqns:
-        arguments = [read(atom) for atom in eqn.invars]
-        if any(isinstance(argument, Slice) for argument in arguments):
-            results = _equation(eqn, arguments, replicas)
-        else:
-            bound = eqn.primitive.bind(*arguments, **eqn.primitive.get_bind_params(eqn.params))
-            results = bound if eqn.primitive.multiple_results else [bound]
-        values.update(zip(eqn.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+def _has_slices(operands: Sequence[Any]) -> bool:
+    return any(isinstance(operand, Slice) for operand in operands)
 
 
-def _equation(eqn: jex.JaxprEqn, arguments: list[Any], replicas: int) -> Sequence[Any]:
+def _equation(eqn: JaxprEqn, arguments: list[Any], handle: Handler, replicas: int) -> Sequence[Any]:
     name = eqn.primitive.name
-    if name in _ELEMENTWISE:
+    if name in ELEMENTWISE:
         return _elementwise(eqn, arguments, replicas)
     every_axis = name in _COLLECTIVES and len(eqn.params["axes"]) == len(arguments[0].shape)
     if every_axis and arguments[0].data.dtype != np.bool_:
@@ -97,24 +81,22 @@ def _equation(eqn: jex.JaxprEqn, arguments: list[Any], replicas: int) -> Sequenc
         return [Slice(arguments[0].data, _shape(eqn))]
     if name == "broadcast_in_dim" and math.prod(eqn.params["shape"]) == math.prod(arguments[0].shape):
         return [Slice(arguments[0].data, eqn.params["shape"])]  # new axes of length 1
-    if name in CALLS:
-        inner = eqn.params[CALLS[name]]
-        closed = inner if isinstance(inner, jex.ClosedJaxpr) else jex.ClosedJaxpr(inner, ())
-        return _evaluate(closed.jaxpr, closed.consts, arguments, replicas)
+    inner = called(eqn)
+    if inner is not None:
+        return evaluate(inner, arguments, handle)
     raise NotSliceable(name)
 
 
-def _dims(eqn: jex.JaxprEqn) -> tuple[Any, ...]:
+def _dims(eqn: JaxprEqn) -> tuple[Any, ...]:
     """`squeeze` lists the axes that it drops; `reshape` may not permute any."""
     return (eqn.params.get("dimensions"),) if eqn.primitive.name == "squeeze" else ()
 
 
-def _shape(eqn: jex.JaxprEqn) -> tuple[int, ...]:
-    aval: Any = eqn.outvars[0].aval
-    return aval.shape
+def _shape(eqn: JaxprEqn) -> tuple[int, ...]:
+    return aval(eqn.outvars[0]).shape
 
 
-def _elementwise(eqn: jex.JaxprEqn, arguments: list[Any], replicas: int) -> Sequence[Any]:
+def _elementwise(eqn: JaxprEqn, arguments: list[Any], replicas: int) -> Sequence[Any]:
     shape = _shape(eqn)
     local: list[Any] = []
     for argument in arguments:
@@ -126,20 +108,17 @@ def _elementwise(eqn: jex.JaxprEqn, arguments: list[Any], replicas: int) -> Sequ
             local.append(argument)
         else:
             local.append(own_slice(jnp.broadcast_to(argument, shape), replicas).data)
-    bound = eqn.primitive.bind(*local, **eqn.primitive.get_bind_params(eqn.params))
-    results = bound if eqn.primitive.multiple_results else [bound]
-    return [Slice(result, shape) for result in results]
+    return [Slice(result, shape) for result in bind(eqn, local)]
 
 
-def _reduce(eqn: jex.JaxprEqn, piece: Slice, replicas: int) -> Any:
+def _reduce(eqn: JaxprEqn, piece: Slice, replicas: int) -> Any:
     """A reduction of the whole array; the padding takes part with a neutral value."""
     name, data = eqn.primitive.name, piece.data
     size = math.prod(piece.shape)
     if size % replicas:
         place = lax.axis_index(AXIS) * np.int32(data.size) + lax.iota(np.int32, data.size)
         data = jnp.where(place < np.int32(size), data, _neutral(name, data.dtype))
-    params = {**eqn.params, "axes": (0,)}
-    local = eqn.primitive.bind(data, **eqn.primitive.get_bind_params(params))
+    (local,) = bind(eqn.replace(params={**eqn.params, "axes": (0,)}), [data])
     return _COLLECTIVES[name](local)
 
 

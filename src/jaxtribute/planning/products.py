@@ -9,6 +9,9 @@ from typing import Any
 
 import jax
 
+from jaxtribute.jaxprs.core import Jaxpr, JaxprEqn, aval, opened
+from jaxtribute.jaxprs.walking import programs_in
+
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 _MOST = 64
 """Times that one product is repeated in a program that makes them all; more of them are made in proportion."""
@@ -29,36 +32,33 @@ class Product:
     times: int
 
 
-def products(jaxpr: Any) -> list[Product]:
+def products(jaxpr: Jaxpr) -> list[Product]:
     """The products of a traced program and of those inside it; what a scan repeats counts as often, a while once."""
     counted: Counter[Any] = Counter()
     first: dict[Any, Any] = {}
     for equation, times in _equations(jaxpr, 1):
         if equation.primitive.name in _PRODUCTS:
-            shapes = tuple((one.aval.shape, one.aval.dtype) for one in equation.invars)
+            shapes = tuple((aval(one).shape, aval(one).dtype) for one in equation.invars)
             key = (equation.primitive.name, shapes, str(equation.params))
             first.setdefault(key, equation)
             counted[key] += times
     return [_product(first[key], times) for key, times in counted.items()]
 
 
-def _product(equation: Any, times: int) -> Product:
-    shapes = tuple(jax.ShapeDtypeStruct(one.aval.shape, one.aval.dtype) for one in equation.invars)
+def _product(equation: JaxprEqn, times: int) -> Product:
+    shapes = tuple(jax.ShapeDtypeStruct(aval(one).shape, aval(one).dtype) for one in equation.invars)
     parameters = dict(equation.params)
     if "out_sharding" in parameters:
         parameters["out_sharding"] = None  # each device makes it by itself
     return Product(shapes, lambda *operands: equation.primitive.bind(*operands, **parameters), times)
 
 
-def _equations(jaxpr: Any, times: int) -> Generator[tuple[Any, int]]:
+def _equations(jaxpr: Jaxpr, times: int) -> Generator[tuple[JaxprEqn, int]]:
     for equation in jaxpr.eqns:
         yield equation, times
         inner = times * equation.params["length"] if equation.primitive.name == "scan" else times
-        for value in equation.params.values():
-            for one in value if isinstance(value, (tuple, list)) else [value]:
-                part = getattr(one, "jaxpr", one)  # a closed one, or its own
-                if hasattr(part, "eqns"):
-                    yield from _equations(part, inner)
+        for part in programs_in(equation):
+            yield from _equations(opened(part), inner)
 
 
 def all_made(found: Sequence[Product]) -> tuple[Callable[..., Any], float, list[int]]:

@@ -14,10 +14,10 @@ from jaxtribute.devices import default_devices, device_name, resolve_device
 from jaxtribute.execution import compiled
 from jaxtribute.execution.function import Function
 from jaxtribute.execution.nests import map_leaves
+from jaxtribute.jaxprs.core import is_traced
 from jaxtribute.strategies.base import Strategy
 from jaxtribute.strategies.extended import StrategyExtended
 from jaxtribute.strategies.mirrored import distinct_devices
-from jaxtribute.traced_reads import EAGER, current_trace
 from jaxtribute.values.distributed import Mirrored, PerReplica
 from jaxtribute.values.enums import VariableSynchronization
 from jaxtribute.values.mesh import ReplicaMesh
@@ -55,7 +55,7 @@ class CentralStorageExtended(StrategyExtended):
             return fn.run_on(self.strategy)(*args, **kwargs)
         if not frame.traced:
             result = self.run_eagerly(fn, args, kwargs)
-            return result if type(current_trace()) is EAGER else map_leaves(_alone, result)
+            return map_leaves(_alone, result) if is_traced() else result
         return map_leaves(_alone, compiled.run(self.strategy, self.mesh, fn, args, kwargs, frame))
 
 

@@ -20,10 +20,9 @@ from jaxtribute.execution.eager import EagerFrame, stepping
 from jaxtribute.execution.function import Function
 from jaxtribute.execution.nests import flatten, map_leaves
 from jaxtribute.execution.replica_context import ReplicaContext
+from jaxtribute.jaxprs.core import is_traced
 from jaxtribute.strategies.legacy_extended import LegacyExtended
 from jaxtribute.strategies.operations import ExtendedOperations
-from jaxtribute.traced_reads import EAGER as EAGER_TRACE
-from jaxtribute.traced_reads import current_trace
 from jaxtribute.values.distributed import Mirrored, PerReplica
 from jaxtribute.values.enums import ReduceOp, VariableSynchronization
 from jaxtribute.values.mesh import ReplicaMesh, unbound
@@ -132,7 +131,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
 
     def run_eagerly(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls `fn` on each replica where no program is traced."""
-        if type(current_trace()) is EAGER_TRACE:
+        if not is_traced():
             return lockstep.run(self.strategy, self.mesh, fn, args, kwargs)
         frame = contexts.current().frame
         return compiled.run_transformed(self.strategy, self.mesh, fn, args, kwargs, frame)

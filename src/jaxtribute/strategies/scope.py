@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from jaxtribute import context as contexts
 from jaxtribute.context import Context
 from jaxtribute.errors import ContextError, StrategyMixError
-from jaxtribute.traced_reads import kept_beyond, traced_reads
+from jaxtribute.jaxprs.core import kept_beyond
+from jaxtribute.traced_reads import traced_reads
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -12,9 +12,9 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
+from jaxtribute.jaxprs.core import Tracer
 from jaxtribute.values.agreement import Signature, all_signatures
 from jaxtribute.values.comparing import Asking
 from jaxtribute.values.mesh import ReplicaMesh, own

@@ -11,11 +11,10 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
-from jaxlib._jax import ArrayImpl
 
 from jaxtribute.errors import DeviceError, VariableError
+from jaxtribute.jaxprs.core import ArrayImpl, Tracer
 from jaxtribute.values.agreement import first_workers
 
 AXIS = "replica"

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, VariableError
+from jaxtribute.jaxprs.core import Tracer
 from jaxtribute.values.operators import ArrayOperators, operand
 
 Host = np.ndarray[Any, Any]

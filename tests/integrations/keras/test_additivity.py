@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from jaxtribute.errors import VariableError
 from jaxtribute.integrations.keras.additivity import check_additive
@@ -23,6 +24,9 @@ ADDS: dict[str, Callable[[Any], Any]] = {
     "inside jit": lambda v: jax.jit(lambda x, y: x + y)(v, BATCH.sum()),
     "in another shape": lambda v: (v.reshape(1) + BATCH[1:2]).reshape(()),
     "same type": lambda v: (v + 1.0).astype(v.dtype),
+    "row by row": lambda v: lax.scan(lambda total, row: (total + row, None), v, BATCH)[0],
+    "if the batch says so": lambda v: lax.cond(BATCH[0] > 0, lambda: v + 1.0, lambda: v),
+    "so many times": lambda v: lax.fori_loop(0, BATCH.astype(int)[2], lambda _, total: total + 1.0, v),
 }
 DOES_NOT_ADD: dict[str, Callable[[Any], Any]] = {
     "largest": lambda v: jnp.maximum(v, BATCH.max()),
@@ -31,6 +35,10 @@ DOES_NOT_ADD: dict[str, Callable[[Any], Any]] = {
     "doubled": lambda v: v + v,
     "the rest": lambda v: BATCH.sum() - v,
     "inside jit": jax.jit(lambda v: v * 2),
+    "doubled row by row": lambda v: lax.scan(lambda total, row: (total * 2 + row, None), v, BATCH)[0],
+    "if it says so": lambda v: lax.cond(v > 0, lambda: v + 1.0, lambda: v),
+    "or not at all": lambda v: lax.cond(BATCH[0] > 0, lambda: v + 1.0, lambda: 0.0),
+    "until it is enough": lambda v: lax.while_loop(lambda total: total < 9, lambda total: total + 1.0, v),
     "rounded": lambda v: (v + 1.0).astype(jnp.float16).astype(jnp.float32),
 }
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
+from jaxtribute.jaxprs.core import Tracer
 from jaxtribute.values.operators import operand
 
 _DEFAULTS = {np.dtype("float64"): np.dtype("float32"), np.dtype("int64"): np.dtype("int32")}

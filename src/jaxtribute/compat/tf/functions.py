@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.compat.tf.convert import as_tensor
 from jaxtribute.devices import resolve_device
 from jaxtribute.execution import function as functions
 from jaxtribute.execution.nests import map_leaves
+from jaxtribute.jaxprs.core import Tracer
 from jaxtribute.values.operators import operand
 
 

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax.extend.core as jex
-
 from jaxtribute.collectives.marks import state_p
-from jaxtribute.execution.central.pieces import used_by, variables
 from jaxtribute.execution.central.sinking import sink
+from jaxtribute.jaxprs.core import Jaxpr, JaxprEqn
+from jaxtribute.jaxprs.walking import any_in, used_by, variables
 
 _BOUND = frozenset({"shard_map", "sharding_constraint"})
 
@@ -32,12 +31,12 @@ class Stage:
     """
 
     on_mesh: bool
-    eqns: list[jex.JaxprEqn] = field(default_factory=list)
+    eqns: list[JaxprEqn] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
 
 
-def place(jaxpr: jex.Jaxpr, central: Sequence[bool], split: Sequence[bool], state: Sequence[bool]) -> list[Stage]:
+def place(jaxpr: Jaxpr, central: Sequence[bool], split: Sequence[bool], state: Sequence[bool]) -> list[Stage]:
     """Cuts a program into stages, the first and the last of which run on the parameter device.
 
     Args:
@@ -63,9 +62,9 @@ def place(jaxpr: jex.Jaxpr, central: Sequence[bool], split: Sequence[bool], stat
 class _Places:
     """The analysis behind `place`."""
 
-    def __init__(self, jaxpr: jex.Jaxpr, central: Sequence[bool], split: Sequence[bool], state: Sequence[bool]) -> None:
+    def __init__(self, jaxpr: Jaxpr, central: Sequence[bool], split: Sequence[bool], state: Sequence[bool]) -> None:
         self._jaxpr = jaxpr
-        self._bound = [_is_bound(eqn) for eqn in jaxpr.eqns]
+        self._bound = [any_in(eqn, _is_bound) for eqn in jaxpr.eqns]
         self._split = {var for var, flag in zip(jaxpr.invars, split, strict=True) if flag}
         self._own = {var for var, flag in zip(jaxpr.invars, central, strict=True) if flag}
         self._spread()
@@ -87,9 +86,9 @@ class _Places:
             elif not bound and not eqn.effects and inputs and all(var in self._own for var in inputs):
                 self._own.update(eqn.outvars)
 
-    def _choose(self) -> list[tuple[jex.JaxprEqn, bool]]:
+    def _choose(self) -> list[tuple[JaxprEqn, bool]]:
         """The operations, each with whether it runs on the mesh; what replicas need not compute has left them."""
-        chosen: list[tuple[jex.JaxprEqn, bool]] = []
+        chosen: list[tuple[JaxprEqn, bool]] = []
         wanted = self._wanted
         for eqn, bound in zip(reversed(self._jaxpr.eqns), reversed(self._bound), strict=True):
             sinks = [var not in wanted and var not in self._split for var in eqn.outvars]
@@ -107,7 +106,7 @@ class _Places:
         chosen.reverse()
         return chosen
 
-    def stages(self) -> tuple[list[jex.JaxprEqn], list[int | None]]:
+    def stages(self) -> tuple[list[JaxprEqn], list[int | None]]:
         """The operations and the numbers of their stages: odd on the parameter device; None for the last one there."""
         made: dict[Any, tuple[bool, int]] = {}
         numbers: list[int | None] = []
@@ -136,7 +135,7 @@ class _Places:
         return flags
 
 
-def _connect(jaxpr: jex.Jaxpr, stages: Sequence[Stage]) -> None:
+def _connect(jaxpr: Jaxpr, stages: Sequence[Stage]) -> None:
     """Fills in what the stages take and give."""
     used, constants = set(variables(jaxpr.outvars)), set(jaxpr.constvars)
     for stage in reversed(stages):
@@ -146,10 +145,6 @@ def _connect(jaxpr: jex.Jaxpr, stages: Sequence[Stage]) -> None:
         used.update(stage.inputs)
 
 
-def _is_bound(eqn: jex.JaxprEqn) -> bool:
-    """Whether an operation names the mesh."""
-    return eqn.primitive.name in _BOUND or any(
-        _is_bound(inner)
-        for sub in jex.jaxprs_in_params(eqn.params)
-        for inner in (sub.jaxpr if isinstance(sub, jex.ClosedJaxpr) else sub).eqns
-    )
+def _is_bound(eqn: JaxprEqn) -> bool:
+    """True if an operation itself names the mesh."""
+    return eqn.primitive.name in _BOUND

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 from jax.sharding import SingleDeviceSharding
 
 from jaxtribute.collectives.packing import groups, pack, unpack
-from jaxtribute.execution.central.pieces import piece, variables
 from jaxtribute.execution.central.placing import Stage
+from jaxtribute.jaxprs.core import ClosedJaxpr, Literal, as_function, opened
+from jaxtribute.jaxprs.walking import piece, variables
 from jaxtribute.values.mesh import ReplicaMesh
 from jaxtribute.values.policies.central import on_device
 
@@ -88,7 +88,7 @@ class Plan:
 
     def __init__(
         self,
-        closed: jex.ClosedJaxpr,
+        closed: ClosedJaxpr,
         stages: Sequence[Stage],
         central: Sequence[bool],
         count: int,
@@ -98,7 +98,7 @@ class Plan:
     ) -> None:
         self._closed, self._mesh, self._device = closed, mesh, device
         self._count, self._tree = count, tree
-        jaxpr = closed.jaxpr
+        jaxpr = opened(closed)
         self._inputs: list[_Key] = [(var, not own) for var, own in zip(jaxpr.invars, central, strict=True)]
         self._uploads = self._make_uploads(stages)
         self._known: set[_Key] = {*self._inputs, *((var, True) for up in self._uploads for var in up.sources)}
@@ -149,7 +149,7 @@ class Plan:
         """Compiles any stage but the last."""
         keys, moves, carried = self._arguments(stage)
         outputs = stage.outputs
-        body = jex.jaxpr_as_fun(piece(self._closed, stage.inputs, stage.eqns, outputs))
+        body = as_function(piece(self._closed, stage.inputs, stage.eqns, outputs))
 
         def run(*arguments: Any) -> Sequence[Any]:
             values = dict(zip(keys, arguments, strict=True))
@@ -175,14 +175,14 @@ class Plan:
 
     def _last_step(self, stage: Stage) -> _Step:
         """Compiles the last stage: the new values, in the memory of the old ones, and the next call's uploads."""
-        jaxpr = self._closed.jaxpr
+        jaxpr = opened(self._closed)
         keys, moves, _ = self._arguments(stage)
         made = {*(var for eqn in stage.eqns for var in eqn.outvars), *jaxpr.constvars}
-        fresh = [i for i, atom in enumerate(jaxpr.outvars) if isinstance(atom, jex.Literal) or atom in made]
+        fresh = [i for i, atom in enumerate(jaxpr.outvars) if isinstance(atom, Literal) or atom in made]
         self._fresh = fresh
         self._next = [up for up in self._uploads if all(place in fresh for place in up.places)]
         packed = [up for up in self._next if up.packed]
-        body = jex.jaxpr_as_fun(piece(self._closed, stage.inputs, stage.eqns, [jaxpr.outvars[i] for i in fresh]))
+        body = as_function(piece(self._closed, stage.inputs, stage.eqns, [jaxpr.outvars[i] for i in fresh]))
 
         def run(*arguments: Any) -> Sequence[Any]:
             results = body(*arguments)
@@ -199,7 +199,7 @@ class Plan:
         if place in self._fresh:
             key, on_mesh = ("out", place), False
         else:
-            var = self._closed.jaxpr.outvars[place]
+            var = opened(self._closed).outvars[place]
             homes = [home for home in (True, False) if (var, home) in self._known]
             on_mesh = homes[0] if central is None or len(homes) == 1 else not central
             key = (var, on_mesh)

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax.extend.core as jex
 from jax.sharding import PartitionSpec
 
-from jaxtribute.execution.central.pieces import used_by, variables
-from jaxtribute.execution.inference import communicates, varying_values
+from jaxtribute.execution.inference import varying_values
+from jaxtribute.jaxprs.core import Jaxpr, JaxprEqn, Literal
+from jaxtribute.jaxprs.kinds import mentions
+from jaxtribute.jaxprs.walking import used_by, variables
+from jaxtribute.values.mesh import AXIS
 
 
-def sink(eqn: jex.JaxprEqn, sinks: Sequence[bool]) -> tuple[jex.JaxprEqn, list[jex.JaxprEqn]]:
+def sink(eqn: JaxprEqn, sinks: Sequence[bool]) -> tuple[JaxprEqn, list[JaxprEqn]]:
     """Splits a `shard_map` over the replicas.
 
     Args:
@@ -28,7 +30,7 @@ def sink(eqn: jex.JaxprEqn, sinks: Sequence[bool]) -> tuple[jex.JaxprEqn, list[j
       The `shard_map` of what must stay, which also puts out what the rest needs, and the rest: operations that make
       the outputs that sink. Outputs that no operation makes out of reduced values stay.
     """
-    jaxpr: jex.Jaxpr = eqn.params["jaxpr"]
+    jaxpr: Jaxpr = eqn.params["jaxpr"]
     sinks = _makeable(jaxpr, sinks)
     above, below = _divide(eqn, jaxpr, sinks)
     lower = used_by(below)
@@ -37,7 +39,7 @@ def sink(eqn: jex.JaxprEqn, sinks: Sequence[bool]) -> tuple[jex.JaxprEqn, list[j
     names.update((atom, out) for atom, out, sunk in zip(jaxpr.outvars, eqn.outvars, sinks, strict=True) if sunk)
     rest = [
         one.replace(
-            invars=[atom if isinstance(atom, jex.Literal) else names.get(atom, atom) for atom in one.invars],
+            invars=[atom if isinstance(atom, Literal) else names.get(atom, atom) for atom in one.invars],
             outvars=[names.get(var, var) for var in one.outvars],
         )
         for one in below
@@ -62,26 +64,26 @@ def sink(eqn: jex.JaxprEqn, sinks: Sequence[bool]) -> tuple[jex.JaxprEqn, list[j
     return upper, rest
 
 
-def _makeable(jaxpr: jex.Jaxpr, sinks: Sequence[bool]) -> list[bool]:
+def _makeable(jaxpr: Jaxpr, sinks: Sequence[bool]) -> list[bool]:
     """Leaves out outputs that no operation makes, or that are put out twice."""
     made = {var for eqn in jaxpr.eqns for var in eqn.outvars}
     times: dict[Any, int] = {}
     for var in variables(jaxpr.outvars):
         times[var] = times.get(var, 0) + 1
     return [
-        sunk and not isinstance(atom, jex.Literal) and atom in made and times[atom] == 1
+        sunk and not isinstance(atom, Literal) and atom in made and times[atom] == 1
         for atom, sunk in zip(jaxpr.outvars, sinks, strict=True)
     ]
 
 
-def _divide(eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr, sinks: list[bool]) -> tuple[list[jex.JaxprEqn], list[jex.JaxprEqn]]:
+def _divide(eqn: JaxprEqn, jaxpr: Jaxpr, sinks: list[bool]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
     """The operations that stay and those that sink; outputs that turn out to be made by the former stay too."""
     varies = varying_values(jaxpr, [any(spec) for spec in eqn.params["in_specs"]])
     outputs = list(zip(jaxpr.outvars, sinks, strict=True))
     stay = set(variables([atom for atom, sunk in outputs if not sunk]))
     go = {atom for atom, sunk in outputs if sunk}
-    above: list[jex.JaxprEqn] = []
-    below: list[jex.JaxprEqn] = []
+    above: list[JaxprEqn] = []
+    below: list[JaxprEqn] = []
     for one in reversed(jaxpr.eqns):
         asked = any(var in stay for var in one.outvars)
         sunk = any(var in go for var in one.outvars)
@@ -99,6 +101,6 @@ def _divide(eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr, sinks: list[bool]) -> tuple[lis
     return above, below
 
 
-def _meets(eqn: jex.JaxprEqn, varies: set[Any]) -> bool:
-    """Whether an operation needs all replicas, or what only one of them has."""
-    return any(var in varies for var in variables(eqn.invars)) or communicates(eqn)
+def _meets(eqn: JaxprEqn, varies: set[Any]) -> bool:
+    """True if an operation needs all replicas, or has or gives what may differ between them."""
+    return any(var in varies for var in (*variables(eqn.invars), *eqn.outvars)) or mentions(eqn, AXIS)

@@ -6,15 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 
 from jaxtribute.errors import VariableError
-from jaxtribute.execution.inference import CALLS
-from jaxtribute.execution.ragged import aval
 from jaxtribute.integrations.keras.share import current
+from jaxtribute.jaxprs.core import Jaxpr, JaxprEqn, aval, opened
+from jaxtribute.jaxprs.flow import Flow
 
 _SAME = frozenset({"copy", "copy_p", "convert_element_type", "reshape"})
 _PLUS = frozenset({"add", "add_any", "sub", "scatter-add"})
+_FREE = -1
+"""A value that depends on no input."""
+_MIXED = -2
+"""A value that depends on inputs in another way."""
 
 
 def checked_updates(original: Callable[..., Any], model: Any, metrics_variables: Any, *batch: Any) -> Any:
@@ -41,7 +44,7 @@ def check_additive(model: Any, variables: Sequence[Any], values: Sequence[Any], 
     owners = {id(v): metric for metric in _own_metrics(model) for v in metric.variables if v.aggregation == "sum"}
     if not owners:
         return
-    added = _adds(jax.make_jaxpr(update)(list(values)).jaxpr)
+    added = _adds(opened(jax.make_jaxpr(update)(list(values))))
     for variable, adds in zip(variables, added, strict=True):
         if id(variable) in owners and not adds:
             metric = owners[id(variable)]
@@ -58,37 +61,30 @@ def _own_metrics(model: Any) -> list[Any]:
     return [metric for metric in found if not type(metric).__module__.startswith("keras.")]
 
 
-def _adds(jaxpr: jex.Jaxpr) -> list[bool]:
+def _adds(jaxpr: Jaxpr) -> list[bool]:
     """For each output whether it is the input of the same place plus what depends on no input."""
-    sums = _sums(jaxpr, dict(enumerate(range(len(jaxpr.invars)))))
+    sums = _Sums(_FREE).outputs(jaxpr, list(range(len(jaxpr.invars))))
     return [one == place for place, one in enumerate(sums)]
 
 
-def _sums(jaxpr: jex.Jaxpr, inputs: dict[int, int | None]) -> list[int | None]:
-    """For each output the origin that it is plus something free; None where it depends in another way, -1 if on none.
+class _Sums(Flow[int]):
+    """The place of the input that a value is, plus something free; or one of the two below."""
 
-    Args:
-      jaxpr: the program.
-      inputs: the same for its inputs, by their place; those that are missing depend on none.
-    """
-    known: dict[Any, int | None] = {var: inputs.get(place, -1) for place, var in enumerate(jaxpr.invars)}
+    def merged(self, one: int, other: int) -> int:
+        """A value that is now one, now the other."""
+        return one if one == other else _MIXED
 
-    def origin(atom: Any) -> int | None:
-        return -1 if isinstance(atom, jex.Literal) else known.get(atom, -1)
+    def chosen(self, by: int, value: int) -> int:
+        """A value that an input has chosen depends on it."""
+        return value if by == _FREE else _MIXED
 
-    for eqn in jaxpr.eqns:
-        origins = [origin(atom) for atom in eqn.invars]
-        name, inner = eqn.primitive.name, eqn.params.get(CALLS.get(eqn.primitive.name, ""))
-        results: list[int | None]
-        if all(one == -1 for one in origins):
-            results = [-1] * len(eqn.outvars)
-        elif inner is not None:
-            results = _sums(getattr(inner, "jaxpr", inner), dict(enumerate(origins)))
-        elif name in _SAME and aval(eqn.outvars[0]).dtype == aval(eqn.invars[0]).dtype:
-            results = [origins[0]]
-        elif name in _PLUS and origins.count(-1) == len(origins) - 1 and (origins[0] != -1 or name.startswith("add")):
-            results = [next(one for one in origins if one != -1)]
-        else:
-            results = [None] * len(eqn.outvars)
-        known.update(zip(eqn.outvars, results, strict=True))
-    return [origin(atom) for atom in jaxpr.outvars]
+    def equation(self, eqn: JaxprEqn, given: list[int]) -> list[int]:
+        """What an operation makes of sums: a sum where it adds something free."""
+        name, bound = eqn.primitive.name, [one for one in given if one != _FREE]
+        if not bound:
+            return [_FREE] * len(eqn.outvars)
+        if name in _SAME and aval(eqn.outvars[0]).dtype == aval(eqn.invars[0]).dtype:
+            return [given[0]]
+        if name in _PLUS and len(bound) == 1 and (given[0] != _FREE or name.startswith("add")):
+            return bound
+        return [_MIXED] * len(eqn.outvars)

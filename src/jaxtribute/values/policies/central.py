@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from jaxtribute import context as contexts
 from jaxtribute.collectives.marks import equal
+from jaxtribute.jaxprs.core import Tracer
 from jaxtribute.values.distributed import ReplicaValues
 from jaxtribute.values.enums import ReduceOp, VariableAggregation
 from jaxtribute.values.mesh import own

@@ -9,37 +9,37 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
-from jax.core import ShapedArray, Tracer
 from jax.sharding import NamedSharding
 
+from jaxtribute.jaxprs.core import (
+    ClosedJaxpr,
+    Jaxpr,
+    Literal,
+    ShapedArray,
+    Tracer,
+    Var,
+    closed,
+    constants,
+    is_program,
+    opened,
+)
+from jaxtribute.jaxprs.walking import programs_in
 
-def unplaced(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+
+def unplaced(program: ClosedJaxpr) -> ClosedJaxpr:
     """The program without the meshes of the arrays that it captures; itself if it captures none that lies on one."""
-    if not _captures_placed(closed):
-        return closed
-    return _freed(closed)
+    if not _captures_placed(program):
+        return program
+    return _freed(program)
 
 
 def _captures_placed(program: Any) -> bool:
-    jaxpr = getattr(program, "jaxpr", program)
+    jaxpr = opened(program)
     if any(_has_mesh(var.aval) for var in jaxpr.constvars):
         return True
-    return any(_captures_placed(inner) for eqn in jaxpr.eqns for inner in _programs(eqn.params))
-
-
-def _programs(params: dict[str, Any]) -> list[Any]:
-    """The programs among the parameters of an operation."""
-    found: list[Any] = []
-    for value in params.values():
-        found.extend(one for one in (value if isinstance(value, (tuple, list)) else (value,)) if _is_program(one))
-    return found
-
-
-def _is_program(value: Any) -> bool:
-    return isinstance(value, (jex.Jaxpr, jex.ClosedJaxpr))
+    return any(_captures_placed(inner) for eqn in jaxpr.eqns for inner in programs_in(eqn))
 
 
 def _has_mesh(aval: Any) -> bool:
@@ -53,16 +53,16 @@ def _of_compiler(sharding: Any) -> bool:
 
 def _freed(program: Any) -> Any:
     """A program and all programs in it anew, every type without its mesh."""
-    jaxpr: Any = program.jaxpr if isinstance(program, jex.ClosedJaxpr) else program
+    jaxpr = opened(program)
     new: dict[Any, Any] = {}
 
     def var(old: Any) -> Any:
         if old not in new:
-            new[old] = jex.Var(_type(old.aval))
+            new[old] = Var(_type(old.aval))
         return new[old]
 
     def atom(old: Any) -> Any:
-        return old if isinstance(old, jex.Literal) else new[old]
+        return old if isinstance(old, Literal) else new[old]
 
     constvars, invars = [var(one) for one in jaxpr.constvars], [var(one) for one in jaxpr.invars]
     eqns: list[Any] = []
@@ -75,17 +75,16 @@ def _freed(program: Any) -> Any:
         eqns.append(eqn.replace(invars=taken, outvars=[var(one) for one in eqn.outvars], params=params))
     outvars = [atom(one) for one in jaxpr.outvars]
     freed = jaxpr.replace(constvars=constvars, invars=invars, eqns=eqns, outvars=outvars)
-    consts = getattr(program, "consts", ())
-    if consts or not isinstance(program, jex.Jaxpr):
-        return jex.ClosedJaxpr(freed, [loose(value) for value in consts])
-    return freed
+    if isinstance(program, Jaxpr) and not constants(program):
+        return freed
+    return closed(freed, [loose(value) for value in constants(program)])
 
 
 def _parameter(value: Any) -> Any:
-    if _is_program(value):
+    if is_program(value):
         return _freed(value)
-    if isinstance(value, (tuple, list)) and any(_is_program(one) for one in value):
-        return type(value)(_freed(one) if _is_program(one) else one for one in value)
+    if isinstance(value, (tuple, list)) and any(is_program(one) for one in value):
+        return type(value)(_freed(one) if is_program(one) else one for one in value)
     return None if _of_compiler(value) else value
 
 

@@ -1,0 +1,189 @@
+"""The names of JAX's insides that the library uses, under one roof; `tests/jaxprs/test_contract.py` states what holds.
+
+A program is *closed* with the values of its constants. JAX 0.10 has a class of its own for that, `ClosedJaxpr`; JAX
+0.12 has merged it into `Jaxpr`. `closed`, `opened` and `constants` are right on both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.extend.core as jex
+from jax._src import source_info_util
+from jax.core import ShapedArray, Tracer
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var, jaxpr_as_fun, primitives
+from jax.interpreters import partial_eval
+from jaxlib import _jax
+
+if TYPE_CHECKING:
+    from jax.extend.core import Jaxpr as ClosedJaxpr
+else:
+    ClosedJaxpr = getattr(jex, "ClosedJaxpr", Jaxpr)
+
+__all__ = [
+    "ArrayImpl",
+    "ClosedJaxpr",
+    "Jaxpr",
+    "JaxprEqn",
+    "Literal",
+    "Primitive",
+    "ShapedArray",
+    "Tracer",
+    "Var",
+    "as_closed",
+    "as_function",
+    "aval",
+    "bind",
+    "closed",
+    "constants",
+    "current_trace",
+    "derivative_rule",
+    "is_program",
+    "is_ref",
+    "is_traced",
+    "kept_beyond",
+    "opened",
+    "primitives",
+    "pruned",
+    "recorded_in",
+    "user_line",
+]
+
+ArrayImpl: type = _jax.ArrayImpl
+"""The class of arrays on devices."""
+as_function = jaxpr_as_fun
+"""The Python function that a closed program is."""
+
+
+def is_program(value: object) -> bool:
+    """True if `value` is a program, closed or not."""
+    return isinstance(value, (Jaxpr, ClosedJaxpr))
+
+
+def closed(jaxpr: Jaxpr, consts: Sequence[Any]) -> ClosedJaxpr:
+    """The program with values for its constants."""
+    if ClosedJaxpr is Jaxpr:
+        return jaxpr.with_consts(consts)
+    return ClosedJaxpr(jaxpr, list(consts))
+
+
+def opened(program: Any) -> Jaxpr:
+    """The program without the values of its constants."""
+    return getattr(program, "jaxpr", program)
+
+
+def constants(program: Any) -> Sequence[Any]:
+    """The values of a program's constants; none of one that is not closed."""
+    return getattr(program, "consts", ())
+
+
+def as_closed(program: Any) -> ClosedJaxpr:
+    """A program inside an operation, which may have no constants, as a closed one."""
+    return program if hasattr(program, "consts") else closed(program, ())
+
+
+def aval(atom: Any) -> ShapedArray:
+    """Shape and dtype of a variable or literal of a program."""
+    return atom.aval
+
+
+def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    """Applies an operation to other operands, under the settings that it was traced with."""
+    with eqn.ctx.manager:
+        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    return results if eqn.primitive.multiple_results else [results]
+
+
+def pruned(program: ClosedJaxpr, outputs: Sequence[Any]) -> tuple[ClosedJaxpr, list[bool]]:
+    """Cuts a program down to what some of its values need.
+
+    Args:
+      program: the whole program.
+      outputs: the variables (or literals) that the new one puts out.
+
+    Returns:
+      The new program, which takes only inputs that it uses; and for each input of the whole whether it does.
+    """
+    jaxpr = opened(program).replace(outvars=list(outputs))
+    # Constants become inputs for a while: what is left of them differs between versions of JAX.
+    free = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+    small, used = partial_eval.dce_jaxpr(free, [True] * len(outputs))
+    count = len(jaxpr.constvars)
+    consts = [value for value, use in zip(constants(program), used[:count], strict=True) if use]
+    split = len(consts)
+    small = small.replace(constvars=small.invars[:split], invars=small.invars[split:])
+    return closed(small, consts), list(used[count:])
+
+
+def derivative_rule(eqn: JaxprEqn) -> Any:
+    """The rule of a call of a `custom_jvp` function as a program, and which tangents are zero; None if it has none.
+
+    Raises:
+      Exception: whatever the user's rule raises.
+    """
+    rule = eqn.params.get("jvp_jaxpr_fun")
+    if rule is None:
+        return None
+    count = len(eqn.invars) - eqn.params["num_consts"]
+    jaxpr, consts, zeros = rule.call_wrapped(*[False] * count)
+    return closed(jaxpr, consts), tuple(zeros)
+
+
+def is_ref(atom: Any) -> bool:
+    """True if a variable is a mutable `jax.Ref`."""
+    return type(atom.aval).__name__ == "AbstractRef"
+
+
+def user_line(eqn: JaxprEqn, but: str) -> str | None:
+    """The innermost line of the user's that made an operation, as file:line; None if it is not known.
+
+    Args:
+      eqn: the operation.
+      but: a part of the paths of files that are not the user's.
+    """
+    for frame in source_info_util.user_frames(eqn.source_info.traceback):
+        if but not in frame.file_name:
+            return f"{frame.file_name}:{frame.start_line}"
+    return None
+
+
+def current_trace() -> Any:
+    """The JAX trace that operations of this thread are recorded in."""
+    with jex.take_current_trace() as trace:
+        return trace
+
+
+def recorded_in(trace: Any) -> AbstractContextManager[Any]:
+    """A context in which operations are recorded in `trace`."""
+    return jex.set_current_trace(trace)
+
+
+def _staging() -> type:
+    kinds: list[type] = []
+    jax.make_jaxpr(lambda: kinds.append(type(current_trace())))()
+    return kinds[0]
+
+
+with jax.ensure_compile_time_eval():
+    _EAGER: type = type(current_trace())
+    _STAGING = _staging()
+
+
+def is_traced() -> bool:
+    """True if a JAX transformation is under way in this thread."""
+    return type(current_trace()) is not _EAGER
+
+
+def kept_beyond(outer: object) -> bool:
+    """True if what this thread computes becomes part of a function that JAX keeps, begun inside the trace `outer`."""
+    trace = current_trace()
+    while trace is not outer:
+        if type(trace) is _EAGER:
+            return False
+        if type(trace) is _STAGING or not hasattr(trace, "parent_trace"):
+            return True  # what is unknown may be kept
+        trace = trace.parent_trace
+    return False
