@@ -246,8 +246,9 @@ class LockstepRun:
         array = variable.peek()
         known = self._parts.get(variable)
         if known is None or known[0] is not array:
-            spread = variable.policy.spread(array)
-            parts = [_movable(part, self.mesh) for part in self.mesh.local_parts(spread)]
+            with jax.ensure_compile_time_eval():  # the first read may come in a loop's body or in jax.jit
+                spread = variable.policy.spread(array)
+                parts = [_movable(part, self.mesh) for part in self.mesh.local_parts(spread)]
             known = self._parts[variable] = (array, parts)
             if variable.policy.shared:
                 self._remember(known[1], Mirrored(spread, self.mesh))
