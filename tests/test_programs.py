@@ -142,9 +142,7 @@ class Numbers:
             else:
                 made = [self.call(one.call, dual, one.variable) for dual in duals]
                 times = self.replicas if isinstance(one, GradientAround) else 1
-                xs = [
-                    np.mod(x + dual.slope * np.float32(times), MODULUS) for x, dual in zip(xs, made, strict=True)
-                ]
+                xs = [np.mod(x + dual.slope * np.float32(times), MODULUS) for x, dual in zip(xs, made, strict=True)]
         return xs
 
     def step(self, program: Program, x: Array) -> tuple[Array, Array]:
@@ -261,11 +259,10 @@ def programs(draw: st.DrawFn) -> Program:
 
 
 # Each example compiles what runs eagerly, again after a write: few examples here, many with the profile `explore`.
-explores = settings.get_profile("explore")
-examples = 2000 if settings.default is explores else 25
+examples = 2000 if settings.get_current_profile_name() == "explore" else 25
 
 
-@settings(max_examples=examples, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(programs(), st.sampled_from(STRATEGIES))
 def test_programs_give_what_numpy_gives(program: Program, name: str) -> None:
     strategy = strategy_named(name)

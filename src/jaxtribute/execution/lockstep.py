@@ -194,8 +194,8 @@ class LockstepRun:
                 except ValueError as error:
                     if "incompatible devices" in str(error):
                         error.add_note(
-                            "HINT: a replica runs on its own device; pass arrays that lie elsewhere to strategy.run "
-                            "as arguments, in place of reading them from around the function."
+                            "HINT: pass arrays that lie elsewhere to strategy.run as arguments, in place of reading "
+                            "them from around the function: a replica gets them on its own device."
                         )
                     raise
 
