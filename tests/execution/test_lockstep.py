@@ -97,12 +97,17 @@ def test_arrays_of_all_devices_are_split_where_they_enter() -> None:
     assert components(merged) == [1.0, 2.0]
 
 
-def test_an_array_of_all_devices_from_around_the_function_is_explained() -> None:
+def test_an_array_of_all_devices_from_around_the_function_meets_those_of_a_replica() -> None:
     strategy = mirrored(2)
     total = strategy.reduce("SUM", strategy.run(fraction), axis=None)
+    assert components(strategy.run(lambda: total + fraction())) == [1.0, 2.0]
+
+
+def test_arrays_from_around_the_function_that_lie_apart_are_explained() -> None:
+    one, other = (jax.device_put(np.float32(1), device) for device in jax.devices()[2:4])
     with pytest.raises(ValueError, match="incompatible devices") as failure:
-        strategy.run(lambda: total + fraction())
-    assert any("HINT: a replica runs on its own device" in note for note in failure.value.__notes__)
+        mirrored(2).run(lambda: one + other)
+    assert any("HINT: pass arrays that lie elsewhere" in note for note in failure.value.__notes__)
 
 
 def test_different_collectives_name_the_lines() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxtribute as jd
+from jaxtribute.collectives import cross_replica
 from jaxtribute.values.policies import SlicedPolicy
 from ragged import UNEVEN, deal, rows
 from replicas import each_executor, fraction, here, ident, mirrored, one_device, variable
@@ -371,3 +372,59 @@ def test_slices_of_any_shapes(shapes: list[list[int]], replicas: int) -> None:
     transform = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1, momentum=0.9))
     variables, _ = run_steps(mirrored(replicas), transform, kinds, shard=True, compiled=True, steps=2)
     check(variables, optax_steps(transform, kinds, 2))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many arrays each reduction over the replicas brought together, as they come."""
+    sizes: list[int] = []
+
+    def count(name: str, size: Callable[[Any], int]) -> None:
+        kernel = getattr(cross_replica, name)
+
+        def call(data: Any, *rest: Any) -> Any:
+            sizes.append(size(data))
+            return kernel(data, *rest)
+
+        call.__name__ = name
+        monkeypatch.setattr(cross_replica, name, call)
+
+    count("_reduce_mapped", len)
+    count("_reduce_split", lambda _: 1)
+    return sizes
+
+
+@pytest.mark.parametrize("kind", ["mirrored", "fully sharded", "central"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_eager_gradients_are_reduced_together(steps: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = ["CPU:0", "CPU:1"]
+    makes: dict[str, Callable[[], jd.Strategy]] = {
+        "mirrored": lambda: mirrored(2),
+        "fully sharded": lambda: jd.FullyShardedStrategy(devices, min_bytes=0),
+        "central": lambda: jd.CentralStorageStrategy(devices),
+    }
+    strategy = makes[kind]()
+    variables = [variable(strategy, np.ones(shape, np.float32)) for shape in ((4,), (2, 3), (2,))]
+    optimizer = jd.Optimizer(optax.sgd(0.5), variables, accumulate_steps=steps, accumulate_op="SUM")
+
+    def replica() -> None:
+        grads = [v * (fraction() + np.float32(1)) for v in variables]
+        optimizer.apply_gradients(grads)
+
+    strategy.run(replica)  # the cycle's first call
+    sizes = counted(monkeypatch)
+    before = [v.numpy() for v in variables]
+    strategy.run(replica)
+    together = len(sizes) == 1 and sizes[0] >= 2
+    assert together, sizes
+    for v, old in zip(variables, before, strict=True):
+        np.testing.assert_allclose(v.numpy(), old - steps * 0.5 * 3 * old, rtol=1e-6)
+
+
+def test_an_eager_reduction_of_a_nest_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = mirrored(2)
+    nest = strategy.run(lambda: {"a": fraction(), "b": [fraction()[None] + np.float32(1), ident()]})
+    sizes = counted(monkeypatch)
+    total = strategy.reduce("SUM", nest, axis=None)
+    assert sizes == [3]
+    assert (float(total["a"]), np.asarray(total["b"][0]).tolist(), int(total["b"][1])) == (1.0, [3.0], 1)
+    assert float(strategy.reduce("MEAN", nest, axis=None)["b"][1]) == 0.5

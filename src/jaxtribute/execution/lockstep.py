@@ -203,8 +203,8 @@ class LockstepRun:
                 except ValueError as error:
                     if "incompatible devices" in str(error):
                         error.add_note(
-                            "HINT: a replica runs on its own device; pass arrays that lie elsewhere to strategy.run "
-                            "as arguments, in place of reading them from around the function."
+                            "HINT: pass arrays that lie elsewhere to strategy.run as arguments, in place of reading "
+                            "them from around the function: a replica gets them on its own device."
                         )
                     raise
 
@@ -261,9 +261,9 @@ class LockstepRun:
         array = self.step.get(variable)
         known = self._parts.get(variable)
         if known is None or known[0] is not array:
-            with jax.ensure_compile_time_eval():  # the first read may be in a function that JAX traces
+            with jax.ensure_compile_time_eval():  # the first read may come in a loop's body or in jax.jit
                 spread = variable.policy.spread(array)
-            parts = [_movable(part, self.mesh) for part in self.mesh.local_parts(spread)]
+                parts = [_movable(part, self.mesh) for part in self.mesh.local_parts(spread)]
             known = self._parts[variable] = (array, parts)
             if variable.policy.shared:
                 self._remember(known[1], Mirrored(spread, self.mesh))

@@ -104,4 +104,5 @@ def loose(value: Any) -> Any:
         value = value.addressable_data(0)
     if jnp.issubdtype(value.dtype, jax.dtypes.extended):
         return jax.random.wrap_key_data(loose(jax.random.key_data(value)), impl=jax.random.key_impl(value))
-    return jnp.asarray(np.asarray(value))
+    with jax.ensure_compile_time_eval():  # a constant, whatever is traced around
+        return jnp.asarray(np.asarray(value))
