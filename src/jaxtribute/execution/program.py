@@ -17,7 +17,7 @@ from jaxtribute.collectives.listing import listed
 from jaxtribute.execution.capture import Capture, Constant, is_constant
 from jaxtribute.execution.eager import EagerStep
 from jaxtribute.execution.frames import check_untraced
-from jaxtribute.execution.interrupts import Guard
+from jaxtribute.execution.interrupts import Guard, undisturbed
 from jaxtribute.values.lending import lent
 from jaxtribute.values.mesh import ReplicaMesh, own, put
 from jaxtribute.values.stored import Slot, StoredArray, prepare_donation, replace, updating
@@ -211,7 +211,7 @@ class Program:
         if self._loose and (self.mesh is not None or spread):
             self._settle(self._loose_of(donated, kept))
         if lent and (donated is not self.donated or not lent.isdisjoint(self._donated_ids)):
-            prepare_donation(donated)
+            undisturbed(lambda: prepare_donation(donated))  # it takes locks that saves wait for
         # This is every step's path: the underscore saves a call a variable.
         old = [slot._data for slot in donated]  # pyright: ignore[reportPrivateUsage]
         read = [slot._data for slot in kept]  # pyright: ignore[reportPrivateUsage]
@@ -235,9 +235,9 @@ class Program:
                 raise
             return self._run(moved, donated, kept)
         finally:
-            if guard.broken and not self._central:
-                self._compile_anew()  # JAX would call a program that it could not finish through Python for ever
-            if guard.slow:
+            if guard.deferral is not None:
+                if guard.broken and not self._central:
+                    self._compile_anew()  # JAX would call a program that it could not finish through Python for ever
                 guard.release()
         number, flat = outcome.leaves()
         state = [] if self.mesh is None else [slot._data for slot in donated]  # pyright: ignore[reportPrivateUsage]
