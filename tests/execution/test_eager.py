@@ -16,12 +16,12 @@ SUM, MEAN = jd.VariableAggregation.SUM, jd.VariableAggregation.MEAN
 ON_READ = jd.VariableSynchronization.ON_READ
 
 
-class Bad(Exception):
+class BadError(Exception):
     """What the failing steps raise."""
 
 
 def fail() -> None:
-    raise Bad
+    raise BadError
 
 
 @each_strategy
@@ -45,7 +45,7 @@ def test_a_failed_step_has_changed_nothing(name: str, executor: str) -> None:
             fail()
 
     step = step_of(strategy, fn, executor)
-    with pytest.raises(Bad):
+    with pytest.raises(BadError):
         step()
     assert [components(v) for v in everything] == before
     failing[0] = False
@@ -63,7 +63,7 @@ def test_a_replica_that_fails_after_others_have_written() -> None:
         if int(ident()) == 2:
             fail()
 
-    with pytest.raises(Bad):
+    with pytest.raises(BadError):
         strategy.run(fn)
     assert components(counts) == [0.0] * 3
 
@@ -82,7 +82,7 @@ def test_a_compiled_function_in_a_step_is_part_of_it() -> None:
             fail()
         return found
 
-    with pytest.raises(Bad):
+    with pytest.raises(BadError):
         strategy.run(fn, (True,))
     assert (v.numpy().tolist(), w.numpy().tolist()) == ([0.0] * 4, [1.0] * 4)
     assert strategy.run(fn, (False,)).tolist() == [5.0] * 4
@@ -104,7 +104,7 @@ def test_a_compiled_function_in_a_merge_call_is_part_of_the_step() -> None:
             fail()
         return float(v.read_value())
 
-    with pytest.raises(Bad):
+    with pytest.raises(BadError):
         strategy.run(fn, (True,))
     assert float(v.numpy()) == 0.0
     assert strategy.run(fn, (False,)).values == (3.0, 3.0)
@@ -140,6 +140,6 @@ def test_a_step_that_fails_in_another_leaves_the_rest_of_it() -> None:
     strategy.run(fn)
     assert float(v.numpy()) == 2.0
     inner.reverse()
-    with pytest.raises(Bad):
+    with pytest.raises(BadError):
         strategy.run(fn)
     assert float(v.numpy()) == 2.0

@@ -111,7 +111,7 @@ class Training:
       compiled: whether the step is.
     """
 
-    def __init__(self, strategy: jd.Strategy, *, compiled: bool, large: bool = False) -> None:
+    def __init__(self, strategy: jd.Strategy, *, compiled: bool) -> None:
         self.v, self.w = variable(strategy, jnp.zeros(64), aggregation=MEAN), variable(strategy, 0.0, aggregation=MEAN)
         self.plain = jd.Variable(0.0)
         with strategy.scope():
@@ -305,7 +305,7 @@ def test_jax_flattens_again_before_it_runs_python() -> None:
     seen: list[bool] = []
 
     def call(x: Any) -> bool:
-        guard = Guard(lambda: seen.append(x.is_deleted()))
+        guard = Guard(lambda: seen.append(isinstance(x, jax.Array) and x.is_deleted()))
         f(x, guard)
         slow = guard.deferral is not None
         guard.release()
@@ -313,11 +313,11 @@ def test_jax_flattens_again_before_it_runs_python() -> None:
 
     x = jnp.ones(3)
     assert call(x)
-    assert seen == [False], "nothing has been given up by then"
     assert not call(jnp.ones(3))
     assert call(np.ones(4, np.float32))
     assert call(jax.device_put(jnp.ones(3), jax.devices()[1]))
     assert not call(jax.device_put(jnp.ones(3), jax.devices()[1]))
+    assert seen == [False] * 3, "nothing has been given up by then"
 
 
 @contextmanager
@@ -344,16 +344,16 @@ def test_an_interrupted_lockstep_run_waits_for_nobody() -> None:
     where = (OWN + "/execution/rendezvous", OWN + "/execution/workers", threading.__file__)
     with Moments(where) as seen:
         strategy.run(fn)
-    came = 0
+    sent: list[int] = []
     for at in range(seen.count):
         try:
             with deadline(60), Moments(where, at):
                 strategy.run(fn)
         except Interrupted as error:
-            came += 1
-            assert error.args == (signal.SIGUSR1,), "it would have waited for ever"
+            sent.append(error.args[0])
         finally:
             sys.settrace(None)
         assert contexts.depth() == 0
-    assert came > seen.count // 2
+    assert set(sent) == {signal.SIGUSR1}, "it would have waited for ever"
+    assert len(sent) > seen.count // 2
     assert [float(x) for x in strategy.run(fn).values] == [9.0] * 3

@@ -71,7 +71,10 @@ def test_steps_that_add_to_one_variable(name: str, executor: str) -> None:
 @each_executor
 def test_each_thread_has_a_function_of_its_own(executor: str) -> None:
     strategy = mirrored(2)
-    v, counts = variable(strategy, 0.0, aggregation=SUM), variable(strategy, 0.0, synchronization=ON_READ, aggregation=SUM)
+    v, counts = (
+        variable(strategy, 0.0, aggregation=SUM),
+        variable(strategy, 0.0, synchronization=ON_READ, aggregation=SUM),
+    )
 
     def own() -> Callable[[], Any]:
         def fn() -> None:
@@ -145,7 +148,9 @@ def test_a_step_that_waits_for_another_thread_which_writes() -> None:
 
     def fn() -> None:
         v.assign_add(jnp.ones(()))
-        thread = threading.Thread(target=lambda: (v.assign_add(10.0), jd.function(v.assign_add)(jnp.float32(5)), wrote.set()))
+        thread = threading.Thread(
+            target=lambda: (v.assign_add(10.0), jd.function(v.assign_add)(jnp.float32(5)), wrote.set())
+        )
         if not wrote.is_set():
             thread.start()
         assert wrote.wait(60)

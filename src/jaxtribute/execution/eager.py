@@ -13,7 +13,7 @@ from jaxtribute.execution.frames import OverlayFrame, check_untraced
 from jaxtribute.values import lending
 from jaxtribute.values.lending import lent
 from jaxtribute.values.mesh import own
-from jaxtribute.values.stored import StoredArray, replace, updating
+from jaxtribute.values.stored import StoredArray, replace, set_slot, updating
 
 if TYPE_CHECKING:
     from jaxtribute.context import Frame
@@ -146,7 +146,7 @@ class EagerStep(EagerFrame):
             held = [variable for variable, slot in slots.items() if id(slot) in lent]
             for variable in held:
                 lending.lend(id(variable))
-            replace(slots, [slot.stored for slot in slots.values()])
+            replace(map(set_slot, slots, [slot.stored for slot in slots.values()]))
             for variable in slots.keys() - held:
                 if id(variable) in lent:
                     lending.recall(id(variable))

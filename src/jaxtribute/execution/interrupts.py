@@ -68,14 +68,17 @@ class Deferral:
             self._handlers[number](number, frame)
 
 
-def undisturbed(call: Callable[[], None]) -> None:
+def undisturbed(call: Callable[..., None], *args: Any) -> None:
     """Calls `call`, which takes a moment, with signals put off."""
     deferral = Deferral()
     try:
         deferral.begin()
-        call()
+        call(*args)
     finally:
         deferral.end()
+
+
+_NOTHING: tuple[tuple[()], None] = ((), None)
 
 
 class Guard:
@@ -85,16 +88,17 @@ class Guard:
     it without Python, does it flatten them again, before anything runs.
 
     Args:
-      check: called then, before anything else; may raise.
+      check: called then, before anything else; may raise. None for a guard that only stands in for another.
     """
 
-    __slots__ = ("_check", "_seen", "broken", "deferral")
+    __slots__ = ("_check", "broken", "deferral", "seen")
 
-    def __init__(self, check: Callable[[], None] | None = None) -> None:
+    def __init__(self, check: Callable[[], None] | None) -> None:
         self._check = check
         self.broken = False
         """True if the user's own function, called meanwhile, has not come to its end."""
-        self._seen = False
+        self.seen = False
+        """True if the arguments of the call that begins have been flattened."""
         self.deferral: Deferral | None = None
         """What puts off signals, if JAX has run Python."""
 
@@ -108,6 +112,7 @@ class Guard:
     def release(self) -> None:
         """Ends what `defer` began, when all is bound."""
         deferral, self.deferral = self.deferral, None
+        self.broken = False
         if deferral is not None:
             deferral.end()
 
@@ -123,10 +128,10 @@ class Guard:
         return result
 
     def _flattened(self) -> tuple[tuple[()], None]:
-        if self._seen:
+        if self.seen:
             self.defer()
-        self._seen = True
-        return (), None
+        self.seen = True
+        return _NOTHING
 
 
 def _unflattened(_: None, __: tuple[()]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import jax
 
@@ -24,17 +24,15 @@ class Slot:
     _data: jax.Array
 
 
-_set = Slot._data.__set__  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownVariableType]
+set_slot: Callable[[Slot, jax.Array], None] = Slot._data.__set__  # pyright: ignore
+"""Puts an array into a slot, without any Python."""
 
+replace: Callable[[Iterable[None]], None] = deque[None](maxlen=0).extend
+"""Goes through `map(set_slot, slots, arrays)`: puts all arrays into their slots in one call of C.
 
-def replace(slots: Iterable[Slot], arrays: Iterable[jax.Array]) -> None:
-    """Puts arrays into slots, all in one call of C, in which no signal's handler runs.
-
-    Args:
-      slots: where they go.
-      arrays: what goes there; an iterator of C that calls a compiled program does so in the same call.
-    """
-    deque(map(_set, slots, arrays), 0)  # pyright: ignore[reportUnknownArgumentType]
+No signal's handler runs in it. Where `arrays` is an iterator of C that calls a compiled program, the program is called
+in the same one.
+"""
 
 
 class StoredArray(Slot):
