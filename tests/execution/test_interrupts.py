@@ -320,6 +320,29 @@ def test_jax_flattens_again_before_it_runs_python() -> None:
     assert seen == [False] * 3, "nothing has been given up by then"
 
 
+def test_many_variables_at_any_moment() -> None:
+    variables = [jd.Variable(0.0) for _ in range(40)]
+
+    @jd.function
+    def step() -> None:
+        for v in variables:
+            v.assign_add(1.0)
+
+    def values() -> set[float]:
+        return {float(v.numpy()) for v in variables}
+
+    for _ in range(2):
+        step()
+    where = (OWN + "/execution/program.py", OWN + "/values/stored.py")
+    with Moments(where) as seen:
+        step()
+    for at in range(seen.count):
+        with pytest.raises(Interrupted), Moments(where, at):
+            step()
+        assert len(values()) == 1
+    assert seen.count > 40
+
+
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
     """Fails what takes longer."""

@@ -20,8 +20,11 @@ from jaxtribute.execution.frames import check_untraced
 from jaxtribute.execution.interrupts import Guard, undisturbed
 from jaxtribute.values.lending import lent
 from jaxtribute.values.mesh import ReplicaMesh, own, put
-from jaxtribute.values.stored import Slot, StoredArray, prepare_donation, replace, set_slot, updating
+from jaxtribute.values.stored import Slot, StoredArray, prepare_donation, replace, replace_many, set_slot, updating
 from jaxtribute.values.variable import Variable
+
+_MANY = 32
+"""Variables that Python's own loop binds faster than a call of C that it prepares."""
 
 spread: set[int] = set()
 """Ids of variables of no strategy that a program on several devices has copied to all of them."""
@@ -233,13 +236,15 @@ class Program:
         inputs = self._divided(old, read, leaves) if self._given else (old, read, leaves, guard)
         guard.seen = False
         # The program is called by `replace`, as it takes the first array: nothing may come between the two.
-        outputs = chain.from_iterable(starmap(self._jitted, (inputs,)))
+        calls = starmap(self._jitted, (inputs,))
         try:
             if self._needs_home and self._home is not None:
                 with jax.default_device(self._home.devices[0]):
-                    replace(map(set_slot, targets, outputs))
+                    replace(map(set_slot, targets, chain.from_iterable(calls)))
+            elif len(targets) < _MANY:
+                replace(map(set_slot, targets, chain.from_iterable(calls)))
             else:
-                replace(map(set_slot, targets, outputs))
+                replace_many(targets, calls)
         except ValueError:
             guard.release()
             moved = self._brought_home(leaves, self._loose_of(donated, kept))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import Any
 
 import jax
 
@@ -24,7 +27,7 @@ class Slot:
     _data: jax.Array
 
 
-set_slot: Callable[[Slot, jax.Array], None] = Slot._data.__set__  # pyright: ignore
+set_slot: Callable[[Slot, jax.Array], None] = Slot._data.__set__  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownVariableType]
 """Puts an array into a slot, without any Python."""
 
 replace: Callable[[Iterable[None]], None] = deque[None](maxlen=0).extend
@@ -33,6 +36,31 @@ replace: Callable[[Iterable[None]], None] = deque[None](maxlen=0).extend
 No signal's handler runs in it. Where `arrays` is an iterator of C that calls a compiled program, the program is called
 in the same one.
 """
+
+
+_content = attrgetter("_data")
+
+
+def replace_many(slots: Sequence[Slot], calls: Iterator[Sequence[jax.Array]]) -> None:
+    """As `replace`, for many slots: in a loop of Python, which is faster; one call of C ends it if it is cut short.
+
+    Args:
+      slots: where the arrays go.
+      calls: an iterator of C that gives all of them at once.
+    """
+    given = Slot()
+    given._data = None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    rest = map(set_slot, slots, chain.from_iterable(map(_content, (given,))))
+    try:
+        replace(map(set_slot, (given,), calls))  # pyright: ignore[reportArgumentType]
+        arrays: Any = given._data  # pyright: ignore[reportPrivateUsage]
+        for slot, array in zip(slots, arrays, strict=True):
+            slot._data = array  # pyright: ignore[reportPrivateUsage]
+    except BaseException:
+        # Nothing is called before this: a second signal is heard when all is in place.
+        if given._data is not None:  # pyright: ignore[reportPrivateUsage, reportUnnecessaryComparison]
+            replace(rest)
+        raise
 
 
 class StoredArray(Slot):
