@@ -93,6 +93,7 @@ _MODULES = (
         json=None,
         tensorflow="--tensorflow-python",
     ),
+    Module("threads", "steps of several threads that share variables"),
     Module("ragged", "an epoch with a ragged last batch", quick=("--rounds", "3"), json=None),
     Module("central_storage", "central storage against mirrored", quick=("--rounds", "2"), json=None),
     Module("predicted", "steps as `jaxtribute plan` predicts them, beside what is measured"),

@@ -43,8 +43,9 @@ class ServerProgram:
         self._first: Capture | None = first
         self._steps: dict[Any, Step] = {}
 
-    def __call__(self, leaves: Sequence[Any]) -> Any:
-        """Runs one step."""
+    def __call__(self, leaves: Sequence[Any], within: Any = None) -> Any:
+        """Runs one step; what it sends to servers is no part of an eager step `within`."""
+        del within
         shapes = tuple((np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves)
         step = self._steps.get(shapes)
         if step is None:

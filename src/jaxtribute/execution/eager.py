@@ -15,7 +15,7 @@ from jaxtribute.traced_reads import traced_reads
 from jaxtribute.values import lending
 from jaxtribute.values.lending import lent
 from jaxtribute.values.mesh import own
-from jaxtribute.values.stored import StoredArray, replace, updating
+from jaxtribute.values.stored import StoredArray, replace, set_slot, updating
 
 if TYPE_CHECKING:
     from jaxtribute.context import Frame
@@ -174,7 +174,7 @@ class EagerStep(Viewed, EagerFrame):
                 lending.lend(id(variable))
             for variable in slots:
                 traced_reads.changed(variable)
-            replace(slots, [slot.stored for slot in slots.values()])
+            replace(map(set_slot, slots, [slot.stored for slot in slots.values()]))
             for variable in slots.keys() - held:
                 if id(variable) in lent:
                     lending.recall(id(variable))

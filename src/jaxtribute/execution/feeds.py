@@ -19,6 +19,7 @@ from jax.tree_util import tree_flatten
 from jaxtribute import context as contexts
 from jaxtribute.errors import OutOfRangeError, TraceError
 from jaxtribute.execution.capture import OuterFrame
+from jaxtribute.execution.eager import EagerStep
 from jaxtribute.execution.frames import feed_p
 from jaxtribute.execution.uncompiled import NotSplittable, uncompiled
 from jaxtribute.jaxprs.core import recorded_in
@@ -201,7 +202,8 @@ class FedPrograms:
         program, stops = found
         if program is None:
             return self._run_uncompiled(draws, leaves)
-        result = program([*leaves, *fed])
+        frame = contexts.current().frame
+        result = program([*leaves, *fed], frame if isinstance(frame, EagerStep) else None)
         if stops:
             raise StopIteration
         return result

@@ -51,7 +51,7 @@ class Function(Generic[P, R]):
         self._python_function = python_function
         self._signature, self._donate = input_signature, tuple(donate_argnums)
         self._conform = None if input_signature is None else InputSignature(input_signature, python_function).conform
-        self._programs: dict[Any, Callable[[Sequence[Any]], Any]] = {}
+        self._programs: dict[Any, Callable[..., Any]] = {}
         self._takes_variables: set[Any] = set()
         self._numbers: dict[Any, int] = {}
         self._fed: dict[Any, FedPrograms] = {}
@@ -82,8 +82,11 @@ class Function(Generic[P, R]):
         """Runs the compiled program, tracing it first for a new signature."""
         context = contexts.current()
         frame = context.frame
-        if type(frame) is not EagerFrame and not (isinstance(frame, EagerStep) and not frame.uncompiled):
-            return self._python_function(*args, **kwargs)
+        within: EagerStep | None = None
+        if type(frame) is not EagerFrame:
+            if not isinstance(frame, EagerStep) or frame.uncompiled:
+                return self._python_function(*args, **kwargs)
+            within = frame
         given: Any = (args, kwargs) if self._conform is None else (self._conform(args, kwargs), {})
         leaves, tree = tree_flatten(given)
         if self._takes_variables and tree in self._takes_variables:
@@ -104,7 +107,7 @@ class Function(Generic[P, R]):
                     self._takes_variables.add(tree)  # to JAX a variable is its value; the function wants it itself
                     return self(*args, **kwargs)
                 program = self._compile(tree, statics, context, leaves)
-            return program(leaves)
+            return program(leaves, within)
         except NotSplittable as reason:
             return self._run_uncompiled(tree, statics, context, reason)(leaves)
 
@@ -182,7 +185,7 @@ class Function(Generic[P, R]):
 
     def _compile(
         self, tree: Any, statics: tuple[Any, ...], context: contexts.Context, leaves: list[Any]
-    ) -> Callable[[Sequence[Any]], Any]:
+    ) -> Callable[..., Any]:
         call = self._call(tree, statics)
 
         def trace(dynamic: Sequence[Any]) -> Capture:

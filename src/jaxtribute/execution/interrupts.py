@@ -68,6 +68,19 @@ class Deferral:
             self._handlers[number](number, frame)
 
 
+def undisturbed(call: Callable[..., None], *args: Any) -> None:
+    """Calls `call`, which takes a moment, with signals put off."""
+    deferral = Deferral()
+    try:
+        deferral.begin()
+        call(*args)
+    finally:
+        deferral.end()
+
+
+_NOTHING: tuple[tuple[()], None] = ((), None)
+
+
 class Guard:
     """An argument without arrays that tells when JAX runs Python around a program.
 
@@ -75,52 +88,50 @@ class Guard:
     it without Python, does it flatten them again, before anything runs.
 
     Args:
-      check: called then, before anything else; may raise.
+      check: called then, before anything else; may raise. None for a guard that only stands in for another.
     """
 
-    __slots__ = ("_check", "_deferral", "_seen", "broken")
+    __slots__ = ("_check", "broken", "deferral", "seen")
 
-    def __init__(self, check: Callable[[], None] | None = None) -> None:
+    def __init__(self, check: Callable[[], None] | None) -> None:
         self._check = check
         self.broken = False
         """True if the user's own function, called meanwhile, has not come to its end."""
-        self._seen = False
-        self._deferral: Deferral | None = None
-
-    @property
-    def slow(self) -> bool:
-        """True if JAX has run Python."""
-        return self._deferral is not None
+        self.seen = False
+        """True if the arguments of the call that begins have been flattened."""
+        self.deferral: Deferral | None = None
+        """What puts off signals, if JAX has run Python."""
 
     def defer(self) -> None:
         """Puts off signals until `release`."""
-        if self._deferral is None and self._check is not None:
+        if self.deferral is None and self._check is not None:
             self._check()
-            self._deferral = Deferral()
-            self._deferral.begin()
+            self.deferral = Deferral()
+            self.deferral.begin()
 
     def release(self) -> None:
         """Ends what `defer` began, when all is bound."""
-        deferral, self._deferral = self._deferral, None
+        deferral, self.deferral = self.deferral, None
+        self.broken = False
         if deferral is not None:
             deferral.end()
 
     def resumed(self, call: Callable[[], Any]) -> Any:
         """`call()`, the user's own function, which signals may interrupt: nothing has been given up yet."""
-        if self._deferral is None:
+        if self.deferral is None:
             return call()
         self.broken = True
-        self._deferral.end()
+        self.deferral.end()
         result = call()
-        self._deferral.begin()
+        self.deferral.begin()
         self.broken = False
         return result
 
     def _flattened(self) -> tuple[tuple[()], None]:
-        if self._seen:
+        if self.seen:
             self.defer()
-        self._seen = True
-        return (), None
+        self.seen = True
+        return _NOTHING
 
 
 def _unflattened(_: None, __: tuple[()]) -> None:

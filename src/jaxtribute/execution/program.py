@@ -5,25 +5,28 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from itertools import chain
+from functools import partial
+from itertools import chain, starmap
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
-from jaxtribute import context as contexts
 from jaxtribute.collectives.listing import listed
 from jaxtribute.execution.capture import Capture, Constant, is_constant
 from jaxtribute.execution.eager import EagerStep
 from jaxtribute.execution.frames import check_untraced
-from jaxtribute.execution.interrupts import Guard
+from jaxtribute.execution.interrupts import Guard, undisturbed
 from jaxtribute.jaxprs.core import as_function, opened
 from jaxtribute.traced_reads import traced_reads
 from jaxtribute.values.lending import lent
 from jaxtribute.values.mesh import ReplicaMesh, own, put
-from jaxtribute.values.stored import Slot, StoredArray, prepare_donation, replace, updating
+from jaxtribute.values.stored import Slot, StoredArray, prepare_donation, replace, replace_many, set_slot, updating
 from jaxtribute.values.variable import Variable
+
+_MANY = 32
+"""Variables that Python's own loop binds faster than a call of C that it prepares."""
 
 spread: set[int] = set()
 """Ids of variables of no strategy that a program on several devices has copied to all of them."""
@@ -34,18 +37,6 @@ class Grow(Exception):  # noqa: N818
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
-
-
-class _Outcome(Slot):
-    """What a program gives besides the variables' arrays: the leaves of its results, by their structure's number."""
-
-    __slots__ = ()
-
-    def leaves(self) -> tuple[int, list[Any]]:
-        """The number and the leaves."""
-        content: Any = self._data
-        ((number, leaves),) = content.items()
-        return number, leaves
 
 
 class Program:
@@ -75,7 +66,8 @@ class Program:
         self._constants = False
         self._growing: Capture | None = None
         """What the program is to take besides, as long as it does not."""
-        self._guard: Guard | None = None
+        self._guard, self._outcome = Guard(self._check_eager), Slot()
+        """What tells when JAX runs Python, and the place of what a step gives besides the variables' arrays."""
         self._numbers = itertools.count()
         self._trees: dict[int, Any] = {}
         """The structures of results, by a number that the compiled program gives back with them."""
@@ -98,6 +90,7 @@ class Program:
         state = [self._placement(variable, target) for variable in self.donated]
         self._shardings = None if any(sharding is None for sharding in state) else [*state, None]
         self._donated_ids = frozenset(id(variable) for variable in self.donated)
+        self._targets: list[Slot] = [*self.donated, self._outcome]
         self._pending = capture
         self._closed = capture.closed
         central = next((v.policy for v in (*self.donated, *self.kept) if v.policy.parameter_device is not None), None)
@@ -120,7 +113,7 @@ class Program:
         def step(*inputs: Any) -> list[Any]:  # of its own: equal functions would share what JAX knows of them
             return self._body(*inputs)
 
-        donated = (0, 3) if self._given else 0
+        donated = (0, 4) if self._given else 0
         self._jitted = jax.jit(step, donate_argnums=donated, out_shardings=self._shardings)
 
     def _target(self) -> Sharding | None:
@@ -138,12 +131,18 @@ class Program:
         return variable.stored.sharding if variable.stored.committed else None
 
     def _body(
-        self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any], given: Sequence[Any] = (), _: Any = ()
+        self,
+        donated: Sequence[Any],
+        kept: Sequence[Any],
+        leaves: Sequence[Any],
+        _: Any = None,
+        given: Sequence[Any] = (),
     ) -> list[Any]:
-        """The written variables' new arrays, and behind them the results under the number of their structure.
+        """The written variables' new arrays, and behind them the results, in a tuple.
 
-        JAX makes lists and dictionaries of the outputs without any Python, and what the user returns is put together
-        later: a signal would be heard in between, and the new arrays lost.
+        JAX makes lists, tuples and dictionaries of the outputs without any Python. Results of other classes it gives
+        as their arrays, under the number of their structure, and they are put together later: a signal would be heard
+        in between, and the new arrays lost.
         """
         if given:
             rest, gifts = iter(leaves), iter(given)
@@ -164,91 +163,114 @@ class Program:
         passed = {id(value) for value in (*leaves, *inputs)}
         state = [jnp.copy(value) if id(value) in passed else value for value in outputs[count:]]
         known.update(zip(capture.frame.written, state, strict=True))
+        arrays = [known[variable] for variable in self.donated]
+        if _is_plain(capture.tree):
+            return [*arrays, (capture.tree.unflatten(outputs[:count]),)]
         number = next(self._numbers)
         self._trees[number] = capture.tree
-        return [*(known[variable] for variable in self.donated), {number: list(outputs[:count])}]
+        return [*arrays, {number: list(outputs[:count])}]
 
     def _traced(self, leaves: Sequence[Any]) -> Capture:
-        guard = self._guard
-        return self._retrace(leaves) if guard is None else guard.resumed(lambda: self._retrace(leaves))
+        return self._guard.resumed(lambda: self._retrace(leaves))
 
-    def __call__(self, leaves: Sequence[Any]) -> Any:
-        """Runs one step: puts the variables in, takes their new values back, returns the results."""
-        if self.mesh is not None and self.mesh.peers is not None:
-            self.mesh.entering(self.name, lambda: self._collectives(leaves))
-        frame = contexts.current().frame
-        if isinstance(frame, EagerStep):
-            step = frame
-            state, result = step.operate(lambda: self._step(leaves, step))
+    def __call__(self, leaves: Sequence[Any], within: EagerStep | None = None) -> Any:
+        """Runs one step: puts the variables in, takes their new values back, returns the results.
+
+        Args:
+          leaves: the arrays of the arguments.
+          within: the eager step that it is part of, which keeps what is written.
+        """
+        mesh = self.mesh
+        if mesh is not None and mesh.peers is not None:
+            mesh.entering(self.name, partial(self._collectives, leaves))
+        try:
+            if within is None:
+                with updating:
+                    state, result = self._run(leaves, self.donated, self.kept, self._targets)
+            else:
+                state, result = within.operate(partial(self._part, leaves, within))
+        except Grow as grow:
+            with updating:
+                self._grow(grow.capture)
+            return self(leaves, within)
+        if type(result) is tuple:
+            (result,) = result
         else:
-            state, result = self._step(leaves)
-        if self.mesh is not None:
-            self.mesh.throttle(result if self.mesh.peers is not None and jax.tree.leaves(result) else state or result)
+            ((number, flat),) = result.items()
+            result = self._trees[number].unflatten(flat)
+        mesh = self.mesh
+        if mesh is not None:
+            mesh.throttle(result if mesh.peers is not None and jax.tree.leaves(result) else state or result)
         return jax.tree.map(_unwrapped, result, is_leaf=is_constant) if self._constants else result
+
+    def _part(self, leaves: Sequence[Any], within: EagerStep) -> tuple[list[Any], Any]:
+        """The step on what the eager step `within` has made of the variables."""
+        with updating:
+            donated = [within.slot(variable, written=True) for variable in self.donated]
+            kept = [within.slot(variable, written=False) for variable in self.kept]
+            for variable in self.donated:
+                within.changed(variable)
+            return self._run(leaves, donated, kept, [*donated, self._outcome])
 
     def _collectives(self, leaves: Sequence[Any]) -> list[str]:
         """What the program does, for workers to compare: its arguments and its collectives."""
         shapes = [f"argument {leaf.dtype}{list(leaf.shape)}" for leaf in leaves if hasattr(leaf, "dtype")]
         return [*shapes, *listed(opened(self._closed))]
 
-    def _step(self, leaves: Sequence[Any], within: EagerStep | None = None) -> tuple[list[Any], Any]:
-        """One step on the variables, or on what the eager step `within` has made of them."""
-        with updating:
-            while True:
-                if self._growing is not None:
-                    self._grow(self._growing)  # an interrupt came in its midst
-                try:
-                    if within is None:
-                        return self._run(leaves, self.donated, self.kept)
-                    donated = [within.slot(variable, written=True) for variable in self.donated]
-                    kept = [within.slot(variable, written=False) for variable in self.kept]
-                    for variable in self.donated:
-                        within.changed(variable)
-                    return self._run(leaves, donated, kept)
-                except Grow as grow:
-                    self._growing = grow.capture
-
     def _run(
-        self, leaves: Sequence[Any], donated: Sequence[StoredArray], kept: Sequence[StoredArray]
+        self,
+        leaves: Sequence[Any],
+        donated: Sequence[StoredArray],
+        kept: Sequence[StoredArray],
+        targets: Sequence[Slot],
     ) -> tuple[list[Any], Any]:
-        """Calls the program with the arrays of `donated` and `kept`; returns the new ones, and the results."""
+        """Calls the program with the arrays of `donated` and `kept`; returns the new ones, and the results as it does.
+
+        Every step passes here: each operation counts, and the underscores save a call a variable.
+        """
+        if self._growing is not None:
+            raise Grow(self._growing)  # an interrupt came while the program was made for more variables
         if self._loose and (self.mesh is not None or spread):
             self._settle(self._loose_of(donated, kept))
         if lent and (donated is not self.donated or not lent.isdisjoint(self._donated_ids)):
-            prepare_donation(donated)
-        # This is every step's path: the underscore saves a call a variable.
+            undisturbed(prepare_donation, donated)  # it takes locks that saves wait for
         old = [slot._data for slot in donated]  # pyright: ignore[reportPrivateUsage]
         read = [slot._data for slot in kept]  # pyright: ignore[reportPrivateUsage]
-        rest, gifts = leaves, ()
-        if self._given:
-            rest, gifts = ([x for i, x in enumerate(leaves) if (i in self._given) is gift] for gift in (False, True))
-        outcome = _Outcome()
+        guard, outcome = self._guard, self._outcome
+        inputs = self._divided(old, read, leaves) if self._given else (old, read, leaves, guard)
+        guard.seen = False
         if traced_reads.stored and donated is self.donated and not traced_reads.stored.isdisjoint(self._donated_ids):
             traced_reads.renew(self.donated[0])
-        self._guard = guard = Guard(self._check_eager)
         # The program is called by `replace`, as it takes the first array: nothing may come between the two.
-        outputs = chain.from_iterable(map(self._jitted, (old,), (read,), (rest,), (gifts,), (guard,)))
+        calls = starmap(self._jitted, (inputs,))
         try:
             if self._needs_home or traced_reads.generation or traced_reads.contexts:
                 home = jax.default_device(self._home.devices[0]) if self._needs_home and self._home else nullcontext()
                 with home, traced_reads.steady():  # as if no kept function had read a variable
-                    replace([*donated, outcome], outputs)
+                    replace(map(set_slot, targets, chain.from_iterable(calls)))
+            elif len(targets) < _MANY:
+                replace(map(set_slot, targets, chain.from_iterable(calls)))
             else:
-                replace([*donated, outcome], outputs)
+                replace_many(targets, calls)
         except ValueError:
             guard.release()
             moved = self._brought_home(leaves, self._loose_of(donated, kept))
             if moved is None:
                 raise
-            return self._run(moved, donated, kept)
+            return self._run(moved, donated, kept, targets)
         finally:
-            if guard.broken and not self._central:
-                self._compile_anew()  # JAX would call a program that it could not finish through Python for ever
-            if guard.slow:
+            if guard.deferral is not None:
+                if guard.broken and not self._central:
+                    self._compile_anew()  # JAX would call a program that it could not finish through Python for ever
                 guard.release()
-        number, flat = outcome.leaves()
-        state = [] if self.mesh is None else [slot._data for slot in donated]  # pyright: ignore[reportPrivateUsage]
-        return state, self._trees[number].unflatten(flat)
+        result: Any = outcome._data  # pyright: ignore[reportPrivateUsage]
+        outcome._data = None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        return [] if self.mesh is None else [slot._data for slot in donated], result  # pyright: ignore[reportPrivateUsage]
+
+    def _divided(self, old: list[Any], read: list[Any], leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """The program's inputs where it takes over the memory of some arguments."""
+        rest = [leaf for i, leaf in enumerate(leaves) if i not in self._given]
+        return old, read, rest, self._guard, [leaf for i, leaf in enumerate(leaves) if i in self._given]
 
     def _check_eager(self) -> None:
         """Checks that new values can get out: not if this was called inside jax.jit, without a traced argument."""
@@ -302,7 +324,7 @@ class Program:
     def lower(self, leaves: Sequence[Any]) -> Any:
         """The program lowered for `leaves`, for looking at; runs nothing."""
         donated, kept = [v.peek() for v in self.donated], [v.peek() for v in self.kept]
-        return self._jitted.lower(donated, kept, leaves, (), Guard())
+        return self._jitted.lower(donated, kept, leaves, Guard(None))
 
 
 def program_of(
@@ -321,6 +343,14 @@ def program_of(
     if isinstance(program, Program):
         program.name = name
     return program
+
+
+def _is_plain(tree: Any) -> bool:
+    """True if a structure is of arrays, tuples, lists and dictionaries alone, all of which JAX makes by itself."""
+    node = tree.node_data()
+    if node is None or node[0] is type(None):
+        return True
+    return node[0] in (tuple, list, dict) and all(_is_plain(child) for child in tree.children())
 
 
 def _unwrapped(value: Any) -> Any:

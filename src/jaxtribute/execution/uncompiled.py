@@ -20,9 +20,7 @@ class InnerCollective(NotSplittable):
     """A collective is inside a loop or a condition, which then must run as Python."""
 
 
-def uncompiled(
-    call: Callable[[Sequence[Any]], Any], reason: NotSplittable, name: str
-) -> Callable[[Sequence[Any]], Any]:
+def uncompiled(call: Callable[[Sequence[Any]], Any], reason: NotSplittable, name: str) -> Callable[..., Any]:
     """Settles for lockstep, which is exact but slow; says so once, when it is made.
 
     Args:
@@ -38,7 +36,7 @@ def uncompiled(
     )
     op_by_op = isinstance(reason, InnerCollective)
 
-    def run(dynamic: Sequence[Any]) -> Any:
+    def run(dynamic: Sequence[Any], _: EagerStep | None = None) -> Any:
         context = contexts.current()
         step = EagerStep(uncompiled=True, op_by_op=op_by_op)
         with contexts.entered(contexts.Context(context.strategy, context.replica, step)):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextvars
+import operator
 import queue
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -96,6 +98,9 @@ class Prefetcher(Generic[T]):
         context = contextvars.copy_context()
         x64 = bool(jax.config.read("jax_enable_x64"))
         self._end: BaseException | None = None
+        self._taken: list[Any] = []
+        """The element that the last call took and an interrupt kept it from handing out."""
+        self._free = partial(channel.places.put, True)
         self._finalizer = weakref.finalize(self, _stop, channel)
         (threads or Threads()).run(lambda: context.run(_work, channel, produce, release, x64))
 
@@ -108,9 +113,13 @@ class Prefetcher(Generic[T]):
         """
         if self._end is not None:
             raise StopIteration from None
-        element, error = self._channel.elements.get()
+        if not self._taken:
+            # One call of C: a signal's handler that raised between the two would lose a place, the producer's last one
+            # some time, and the element.
+            self._taken.extend(map(operator.call, (self._channel.elements.get, self._free)))
+        element, error = self._taken[0]
+        self._taken.clear()
         if error is None:
-            self._channel.places.put(True)
             return element
         self._end = error
         if isinstance(error, StopIteration):

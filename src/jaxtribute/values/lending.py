@@ -17,8 +17,10 @@ lent: set[int] = set()
 _leases: dict[int, Lease] = {}
 """Those of `lent` whose array only a save holds, which gives it back when it has written it."""
 
-_lending = threading.Lock()
-"""Held while `lent` and `_leases` change together. Never for a whole step: a save gives back in between."""
+_lending = threading.RLock()
+"""Held while `lent` and `_leases` change together. Never for a whole step: a save gives back in between.
+
+A variable that is deleted in the midst of it, in the same thread, takes it once more."""
 
 _PATIENCE_S = 1.0
 """How long a step waits for arrays that are being written, a small part of all, before it copies them itself."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import Any
 
 import jax
 
@@ -25,17 +28,40 @@ class Slot:
     _data: jax.Array
 
 
-_set = Slot._data.__set__  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownVariableType]
+set_slot: Callable[[Slot, jax.Array], None] = Slot._data.__set__  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownVariableType]
+"""Puts an array into a slot, without any Python."""
+
+replace: Callable[[Iterable[None]], None] = deque[None](maxlen=0).extend
+"""Goes through `map(set_slot, slots, arrays)`: puts all arrays into their slots in one call of C.
+
+No signal's handler runs in it. Where `arrays` is an iterator of C that calls a compiled program, the program is called
+in the same one.
+"""
 
 
-def replace(slots: Iterable[Slot], arrays: Iterable[jax.Array]) -> None:
-    """Puts arrays into slots, all in one call of C, in which no signal's handler runs.
+_content = attrgetter("_data")
+
+
+def replace_many(slots: Sequence[Slot], calls: Iterator[Sequence[jax.Array]]) -> None:
+    """As `replace`, for many slots: in a loop of Python, which is faster; one call of C ends it if it is cut short.
 
     Args:
-      slots: where they go.
-      arrays: what goes there; an iterator of C that calls a compiled program does so in the same call.
+      slots: where the arrays go.
+      calls: an iterator of C that gives all of them at once.
     """
-    deque(map(_set, slots, arrays), 0)  # pyright: ignore[reportUnknownArgumentType]
+    given = Slot()
+    given._data = None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    rest = map(set_slot, slots, chain.from_iterable(map(_content, (given,))))
+    try:
+        replace(map(set_slot, (given,), calls))  # pyright: ignore[reportArgumentType]
+        arrays: Any = given._data  # pyright: ignore[reportPrivateUsage]
+        for slot, array in zip(slots, arrays, strict=True):
+            slot._data = array  # pyright: ignore[reportPrivateUsage]
+    except BaseException:
+        # Nothing is called before this: a second signal is heard when all is in place.
+        if given._data is not None:  # pyright: ignore[reportPrivateUsage, reportUnnecessaryComparison]
+            replace(rest)
+        raise
 
 
 class StoredArray(Slot):

@@ -43,9 +43,7 @@ class CentralProgram:
         self._count = len(donated)
         self._plans: dict[Any, Plan] = {}
 
-    def __call__(
-        self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any], _: Sequence[Any], guard: Guard
-    ) -> list[Any]:
+    def __call__(self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any], guard: Guard) -> list[Any]:
         """The variables' new arrays, and behind them the results, as `body` gives them."""
         guard.defer()  # several programs, with Python between them
         key = tuple((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), _is_split(leaf)) for leaf in leaves)
