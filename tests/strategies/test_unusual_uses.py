@@ -124,7 +124,7 @@ def test_variables_of_a_strategy_on_other_devices_are_refused(make: Callable[[],
 def test_strategies_on_the_same_devices_share_variables(make: Callable[[], jd.Strategy], executor: str) -> None:
     for other in SEVERAL.values():
         v = variable(other(), jnp.ones(4), aggregation="SUM")
-        execute(executor, make(), lambda v=v: v.assign_add(jnp.ones(4) * (1 + ident())) and None if False else _add(v))
+        execute(executor, make(), lambda v=v: _add(v))
         np.testing.assert_array_equal(v, [4.0] * 4)
 
 
@@ -135,10 +135,10 @@ def _add(v: jd.Variable) -> None:
 def test_a_numpy_dataset_of_tensorflow_1() -> None:
     from jaxtribute.compat import v1
 
-    strategy = v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = v1.MirroredStrategy(["CPU:0", "CPU:1"])
     dataset = strategy.experimental_make_numpy_dataset((np.arange(6.0, dtype=np.float32), np.arange(6)))
     assert [spec.shape for spec in jax.tree.leaves(dataset.element_spec)] == [(), ()]
-    assert next(str(spec.dtype) for spec in jax.tree.leaves(dataset.element_spec)) == "float32"
+    assert str(dataset.element_spec[0].dtype) in ("float32", "<dtype: 'float32'>")
     rows = list(dataset.take(4).batch(2).prefetch(1))
     assert [np.asarray(x).tolist() for x, _ in rows] == [[0.0, 1.0], [2.0, 3.0]]
     sums = [

@@ -54,6 +54,16 @@ class Strategy(base.Strategy):
         )
         return super().distribute_datasets_from_function(dataset_fn, options)
 
+    def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Any:
+        """Makes a dataset of the rows of arrays, with the methods of `tf.data`: `take`, `batch`, `prefetch`.
+
+        Source: `tf.compat.v1.distribute.Strategy.experimental_make_numpy_dataset`.
+        """
+        from jaxtribute.compat.tf.data.dataset import Dataset
+
+        del session
+        return Dataset.from_tensor_slices(numpy_input)
+
 
 class MirroredStrategy(Strategy, mirrored.MirroredStrategy):
     """As `jd.MirroredStrategy`. Source: `tf.compat.v1.distribute.MirroredStrategy`."""
