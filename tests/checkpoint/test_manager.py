@@ -98,6 +98,29 @@ def test_one_for_each_span_of_time_stays(tmp_path: Path, monkeypatch: pytest.Mon
     assert names(again.checkpoints) == ["ckpt-3", "ckpt-6", "ckpt-9", "ckpt-11"]
 
 
+@pytest.mark.parametrize("content", ["", "[[1", '[["x", 2]]', "{}7", "3"])
+def test_where_it_is_not_known_which_ones_stay_all_of_them_do(
+    content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    value = jd.Variable(0)
+
+    def make() -> jd.CheckpointManager:
+        return jd.CheckpointManager(jd.Checkpoint(v=value), tmp_path, 1, keep_checkpoint_every_n_hours=1e-9, block=True)
+
+    checkpoints = make()
+    for number in (1, 2, 3):
+        checkpoints.save(number)
+    (tmp_path / ".ckpt.kept.json").write_text(content)
+    again = make()
+    for number in (4, 5):
+        again.save(number)
+    assert "All checkpoints that are there stay: [1, 2, 3]" in caplog.text
+    assert names(again.checkpoints) == [f"ckpt-{number}" for number in (1, 2, 3, 4, 5)]
+    last = jd.CheckpointManager(jd.Checkpoint(v=value), tmp_path, 1, block=True)
+    last.save(6)  # what stays is known again
+    assert names(last.checkpoints)[:3] == ["ckpt-1", "ckpt-2", "ckpt-3"]
+
+
 def test_the_first_start(tmp_path: Path) -> None:
     value = jd.Variable(0)
     checkpoints = jd.CheckpointManager(

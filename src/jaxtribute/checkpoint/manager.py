@@ -252,7 +252,7 @@ class CheckpointManager:
         except CheckpointError as error:
             return str(error)
         except OSError as error:  # a folder to read from only
-            _LOG.warning("nothing can be saved in %s: %s", self._directory, error)
+            _LOG.warning("nothing can be saved in %s: %s", self._directory, str(error))
         return ""
 
     def _prune(self, saved: Path) -> None:
@@ -270,7 +270,7 @@ class CheckpointManager:
             gone = Path(f"{found[number]}{UNFINISHED}")
             shutil.rmtree(gone, ignore_errors=True)
             standing(found[number]).rename(gone)
-        if kept != self._preserved.entries():
+        if kept:
             self._preserved.write(kept)
         for left in left_over(self._directory, self._name):
             shutil.rmtree(left, ignore_errors=True)

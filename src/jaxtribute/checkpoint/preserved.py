@@ -37,10 +37,9 @@ class Preserved:
         except (OSError, ValueError, TypeError) as error:
             numbers = complete(self._directory, self._name)
             _LOG.warning(
-                "%s cannot be read: %s: %s. All checkpoints that are there stay: %s. HINT: delete what is not needed.",
+                "%s cannot be read: %s. All checkpoints that are there stay: %s. HINT: delete what is not needed.",
                 self._file,
-                type(error).__name__,
-                error,
+                f"{type(error).__name__}: {error}",  # a log that kept the error would keep all its traceback knows
                 sorted(numbers),
             )
             return dict.fromkeys(numbers, time.time())

@@ -8,7 +8,7 @@ import pytest
 import compat.checkpoint_workers as programs
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
-from jaxtribute.errors import CheckpointMismatchError
+from jaxtribute.errors import CheckpointDamagedError, CheckpointMismatchError
 from jaxtribute.testing.shared import SharedRunners
 
 
@@ -53,6 +53,19 @@ def test_the_latest_is_the_one_saved_last_whatever_its_name(tmp_path: Path) -> N
     (tmp_path / "unfinished-9").mkdir()
     assert tf.train.latest_checkpoint(tmp_path) == paths[-1]
     assert tf.train.latest_checkpoint(str(tmp_path), "checkpoint") == paths[-1]
+
+
+def test_a_damaged_one_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = tf.train.Checkpoint(step=tf.Variable(0))
+    paths = [checkpoint.save(tmp_path / name) for name in ("b", "a", "c")]
+    (Path(paths[2]) / "jaxtribute.json").unlink()
+    (Path(paths[1]) / "state" / "manifest.ocdbt").write_bytes(b"")
+    assert tf.train.latest_checkpoint(tmp_path) == paths[0]
+    assert "a-2 is left out" in caplog.text
+    assert "c-3 is left out" in caplog.text
+    (Path(paths[0]) / "jaxtribute.json").write_text("")
+    with pytest.raises(CheckpointDamagedError, match="none of the 3 checkpoints"):
+        tf.train.latest_checkpoint(tmp_path)
 
 
 def test_the_manager_keeps_as_many_as_it_is_told(tmp_path: Path) -> None:
