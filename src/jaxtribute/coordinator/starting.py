@@ -47,7 +47,11 @@ def _start(node: RayNode | None, address: str | None, servers: int, workers: int
     settings = TaskSettings(folder.path, Keys.make() if remote else None)
     if node is not None:
         options["timeout_s"] = max(options["timeout_s"], START_S)
-    engine: Engine = RayEngine(settings, address, remote=remote, node=node)
+    try:
+        engine: Engine = RayEngine(settings, address, remote=remote, node=node)
+    except BaseException:
+        folder.close()
+        raise
     return Cluster(engine, folder, settings, servers=servers, workers=workers, **options)
 
 
