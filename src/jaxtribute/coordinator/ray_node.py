@@ -28,7 +28,6 @@ AUTHENTICATION = "RAY_AUTH_MODE"
 """Ray's own variable; unless the user says otherwise, who joins a cluster must have its token."""
 MANNERS = {
     "RAY_raylet_start_wait_time_s": "120",
-    "RAY_agent_register_timeout_ms": "120000",
     "RAY_gcs_server_request_timeout_seconds": "120",
     "RAY_prestart_worker_first_driver": "0",
 }
