@@ -158,6 +158,18 @@ def test_a_ray_cluster_that_the_environment_names_is_used(monkeypatch: pytest.Mo
     assert given == [None, "192.0.2.1:6379", "auto"]
 
 
+def test_a_ray_that_cannot_be_started_or_joined_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr("ray.init", fail)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    with pytest.raises(ClusterError, match=r"192\.0\.2\.1:1 cannot be joined: nobody there\. HINT"):
+        ray_engine.connect("192.0.2.1:1", "", 0.0)
+    with pytest.raises(ClusterError, match=r"could not be started on this machine: ConnectionError: nobody.*HINT"):
+        ray_engine.connect(None, "/nonexistent", 0.0)
+
+
 def test_a_cluster_needs_servers_and_workers() -> None:
     assert tasks_of({"ps": 1, "worker": ["a", "b"]}) == (1, 2)
     with pytest.raises(ArgumentError, match="0 parameter servers and 1 workers"):

@@ -134,9 +134,9 @@ class ClosureQueue:
         while not self.changed.wait_for(lambda: self._failed is not None or ready(), timeout=0.5):
             self._check_thread()
             if self._absent_since is not None and time.monotonic() - self._absent_since > self._patience_s:
-                workers, seconds = ", ".join(map(str, self.workers)), self._patience_s
+                names = ", ".join(map(str, self.workers))
                 error = ClusterError(
-                    f"none of the workers {workers} has been there for {seconds:.0f} s. "
+                    f"none of the workers {names} has been there for {self._patience_s:.0f} s. "
                     "HINT: look for their processes' errors; ParameterServerStrategy(timeout_s=...) waits longer."
                 )
                 self.cancel(error)
@@ -188,9 +188,7 @@ class ClosureQueue:
           reason: what has ended, and why.
         """
         with self.changed:
-            if self._failed is not None:
-                return
-            self._failed = ClusterError(
+            self._failed = self._failed or ClusterError(
                 f"{reason}; nothing that is scheduled can run any more. HINT: close the strategy and make another; "
                 "coordinator.save() and jd.Checkpoint keep what is to outlive it."
             )
@@ -228,8 +226,7 @@ class ClosureQueue:
 
     def lost(self, index: int) -> None:
         """Gives what a worker that has ended was running to the others; returns when that is done."""
-        with self.changed:
-            self._gone.append(index)
+        self._gone.append(index)
         if threading.current_thread() is self._thread:
             self._see_to_gone()
             return

@@ -244,14 +244,15 @@ def connect(address: str | None, folder: str, patience_s: float) -> None:
                 raise ClusterError(f"{text}. HINT: does it run, and is this machine one of its nodes?") from error
             continue  # Ray has waited a minute
         return
-    with _on_loopback():
-        ray.init(
-            num_cpus=1,
-            object_store_memory=_STORE_BYTES,
-            include_dashboard=False,
-            _temp_dir=f"{folder}/ray",
-            **options,
-        )
+    options |= {"num_cpus": 1, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
+    try:
+        with _on_loopback():
+            ray.init(_temp_dir=f"{folder}/ray", **options)
+    except Exception as error:  # Ray raises a bare one
+        ray.shutdown()
+        raise ClusterError(
+            f"Ray could not be started on this machine: {told(error)} HINT: is it too busy, or short of memory?"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -26,8 +26,12 @@ if TYPE_CHECKING:
 
 AUTHENTICATION = "RAY_AUTH_MODE"
 """Ray's own variable; unless the user says otherwise, who joins a cluster must have its token."""
-MANNERS = {"RAY_raylet_start_wait_time_s": "120", "RAY_prestart_worker_first_driver": "0"}
-"""Ray gives a busy machine 30 s to start, and starts processes beforehand that no task of ours can use."""
+MANNERS = {
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_gcs_server_request_timeout_seconds": "120",
+    "RAY_prestart_worker_first_driver": "0",
+}
+"""Ray gives a busy machine 30 s to start, a minute to be found, and starts processes that no task of ours can use."""
 START_S = 300.0
 _COMMAND = [sys.executable, "-m", "ray.scripts.scripts"]
 _POLL_S = 0.5

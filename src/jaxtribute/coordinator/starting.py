@@ -49,7 +49,11 @@ def _start(node: RayNode | None, address: str | None, servers: int, workers: int
     task_settings = TaskSettings(folder.path, Keys.make() if remote else None)
     if node is not None:
         options["timeout_s"] = max(options["timeout_s"], START_S)
-    engine: Engine = RayEngine(task_settings, address, remote=remote, node=node)
+    try:
+        engine: Engine = RayEngine(task_settings, address, remote=remote, node=node)
+    except BaseException:
+        folder.close()
+        raise
     return Cluster(engine, folder, task_settings, servers=servers, workers=workers, **options)
 
 
