@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 import jaxtribute as jd
+from jaxtribute import context as contexts
 from jaxtribute.errors import ContextError, StrategyMixError
-from jaxtribute.strategies import scope
 from replicas import each_executor, execute, here, ident, mirrored, one_device
 
 
@@ -143,7 +143,7 @@ def test_a_strategy_that_cannot_be_set_changes_nothing(monkeypatch: pytest.Monke
 
     jd.experimental_set_strategy(first)
     try:
-        monkeypatch.setattr(scope, "entering", [fail])
+        monkeypatch.setattr(contexts, "entering", [fail])
         with pytest.raises(OSError, match="no devices left"):
             jd.experimental_set_strategy(second)
         assert jd.get_strategy() is first
