@@ -12,8 +12,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxtribute.collectives.marks import equal
-from jaxtribute.jaxprs.walking import piece, used_by
 from jaxtribute.execution.central.sinking import sink
+from jaxtribute.jaxprs.walking import piece, used_by
 from jaxtribute.values.mesh import AXIS
 from replicas import mirrored
 
