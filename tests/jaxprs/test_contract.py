@@ -5,7 +5,9 @@ Each test says in its assertion what follows where the fact no longer holds.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +19,7 @@ from jax.experimental import io_callback
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, PartitionSpec
 
+import jaxtribute
 from jaxtribute.jaxprs import core, kinds, walking
 from jaxtribute.jaxprs.flow import scan_counts
 
@@ -340,3 +343,14 @@ def test_foreign_functions_say_whether_they_have_effects() -> None:
     acting = only(jax.ffi.ffi_call("some_target", shape, has_side_effect=True), "ffi_call", TWO)
     assert kinds.repeatable(pure)
     assert not kinds.repeatable(acting), "effects of foreign functions are told otherwise: kinds.repeatable"
+
+
+# --- where ------------------------------------------------------------------------------------------------------------
+
+INSIDE = re.compile(r"^\s*(from|import) (jax\._src|jax\.core|jax\.extend|jax\.interpreters|jaxlib)", re.MULTILINE)
+
+
+def test_what_is_inside_jax_is_imported_in_one_room() -> None:
+    root = Path(jaxtribute.__file__).parent
+    found = {str(path.relative_to(root)) for path in root.rglob("*.py") if INSIDE.search(path.read_text("utf-8"))}
+    assert found == {"jaxprs/core.py", "jaxprs/making.py", "cluster/runtime.py"}
