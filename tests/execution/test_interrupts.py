@@ -204,8 +204,8 @@ def test_any_moment_of_a_compiled_step_that_jax_has_no_program_for(name: str) ->
     training = Training(strategy_of(name), compiled=True)
     programs: Any = list(training.step._programs.values())  # pyright: ignore[reportFunctionMemberAccess]
     assert isinstance(programs[0], Program)
-    came = interrupt_everywhere(training, (OWN, JAX), 5, programs[0]._compile_anew)  # pyright: ignore[reportPrivateUsage]
-    assert came > 4
+    came = interrupt_everywhere(training, (OWN, JAX), 3, programs[0]._compile_anew)  # pyright: ignore[reportPrivateUsage]
+    assert came > 0
 
 
 @pytest.mark.parametrize("name", ["one", "mirrored", "central"])

@@ -134,7 +134,7 @@ class Guard:
         return _NOTHING
 
 
-def _unflattened(_: None, __: tuple[()]) -> None:
+def _unflattened(_: None, __: tuple[()]) -> Any:
     """What the program itself gets."""
 
 
