@@ -239,7 +239,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
                 "HINT: copy variables outside."
             )
         made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__)
+        vars(made).update(vars(self))
         with updating:
             made.bind(self.stored.copy())
         memo[id(self)] = made
