@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.errors import ArgumentError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
 from jaxtribute.execution.program import Program
 from replicas import mirrored, one_device, variable
 
@@ -171,7 +171,7 @@ def test_sums_of_half_precision_are_kept_in_full() -> None:
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True, None])
 def test_bad_numbers_of_steps(steps: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"accumulate_steps is .*HINT: pass how many calls"):
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=r"accumulate_steps is .*HINT: pass a whole number"):
         jd.Optimizer(ADAM, [variable(mirrored(2), 1.0)], accumulate_steps=steps)
-    with pytest.raises(ArgumentError, match="accumulate_op is 'mean'"):
-        jd.Optimizer(ADAM, [variable(mirrored(2), 1.0)], accumulate_op="mean")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ArgumentError, match="accumulate_op is 'most'"):
+        jd.Optimizer(ADAM, [variable(mirrored(2), 1.0)], accumulate_op="most")  # pyright: ignore[reportArgumentType]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from jaxtribute import settings
 from jaxtribute.coordinator.cluster import Cluster
@@ -77,7 +77,7 @@ def tasks_of(resolver: Any) -> tuple[int, int]:
             f"the cluster is {spec!r} of type {type(spec).__name__}. "
             "HINT: pass a cluster resolver, a jd.ClusterSpec or a map such as {'ps': 1, 'worker': 2}."
         )
-    jobs: dict[str, Any] = spec.as_dict() if hasattr(spec, "as_dict") else dict(spec)
+    jobs: dict[str, Any] = dict(cast("Any", spec).as_dict() if hasattr(spec, "as_dict") else spec)
     counts = _count("ps", jobs), _count("worker", jobs)
     if not all(counts):
         raise ArgumentError(

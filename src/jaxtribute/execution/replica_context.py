@@ -76,13 +76,27 @@ class SoloLink:
 class LoneLink(SoloLink):
     """The link of a replica that has others, none of which runs: `with ReplicaContext(strategy, 1)`."""
 
-    def _refuse(self, *_: Any) -> Any:
-        raise ContextError(
+    def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
+        """Refused."""
+        raise self._alone()
+
+    def all_gather(self, values: list[Any], axis: int) -> list[Any]:
+        """Refused."""
+        raise self._alone()
+
+    def select(self, value: Any, replica: int) -> Any:
+        """Refused."""
+        raise self._alone()
+
+    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Refused."""
+        raise self._alone()
+
+    def _alone(self) -> ContextError:
+        return ContextError(
             f"a replica of {self._strategy!r} was entered alone, and no other replica runs that could take part. "
             "HINT: reduce, gather and merge in the function passed to strategy.run."
         )
-
-    all_reduce = all_gather = select = merge = _refuse
 
 
 class ReplicaContext:

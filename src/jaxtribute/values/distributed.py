@@ -1,5 +1,8 @@
 """`PerReplica` and `Mirrored`: one global array each, with a placement over the replicas."""
 
+# Who asks whether two values are equal decides what is meant; see `comparing`.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import operator

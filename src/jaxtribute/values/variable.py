@@ -235,7 +235,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
                 "HINT: copy variables outside."
             )
         made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__)
+        vars(made).update(vars(self))
         made.bind(context.frame.get(self).copy())
         memo[id(self)] = made
         return made
