@@ -6,6 +6,7 @@ printed; of a traceback the last line counts. `...` stands for anything.
 
 import contextlib
 import doctest
+import importlib
 import io
 import os
 import re
@@ -75,10 +76,8 @@ def run_pages(pages: Sequence[Path]) -> list[Path]:
     Returns:
         The pages that failed; what they raised has been printed.
     """
-    import jaxtribute  # pyright: ignore[reportUnusedImport]
-    import jaxtribute.compat.tf
-    import jaxtribute.testing  # noqa: F401  # pyright: ignore[reportUnusedImport]
-
+    for name in ("jaxtribute.compat.tf", "jaxtribute.testing"):
+        importlib.import_module(name)
     failed: list[Path] = []
     for page in pages:
         sys.stdout.flush()

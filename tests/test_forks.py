@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from processes import run_python
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
     import os, sys, warnings

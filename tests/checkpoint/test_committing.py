@@ -65,6 +65,7 @@ _REPLACING = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 2])
 def test_a_program_that_is_killed_while_it_replaces_a_checkpoint(at: int, tmp_path: Path) -> None:
     run_python(_REPLACING, str(tmp_path / "ckpt-3"), str(at), status=-9)

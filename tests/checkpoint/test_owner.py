@@ -89,6 +89,7 @@ def other_job(tmp_path: Path) -> Iterator[Path]:
         job.result()
 
 
+@pytest.mark.slow
 def test_another_job_on_this_machine(other_job: Path) -> None:
     value = jd.Variable(1.0)
     manager = jd.CheckpointManager(jd.Checkpoint(v=value), other_job, block=True)
@@ -117,6 +118,7 @@ def test_another_job_on_this_machine(other_job: Path) -> None:
     assert not (other_job / ".ckpt.owner").exists()
 
 
+@pytest.mark.slow
 def test_jobs_take_turns(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         for job in [pool.submit(run_python, _TURNS, str(tmp_path)) for _ in range(2)]:

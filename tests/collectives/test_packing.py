@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxtribute.collectives import packing
+from jaxtribute.jaxprs.core import aval
 from replicas import execute, fraction, here, mirrored
 
 DTYPES = ["float32", "int32", "bfloat16", "uint8"]
@@ -111,7 +112,7 @@ def test_no_loop_packs_more_than_a_piece() -> None:
     size = packing.PIECE_BYTES // 10  # bytes: a quarter as many floats
     arrays = [jnp.arange(size // 4, dtype=jnp.float32) + i for i in range(25)]
     loops = [
-        np.prod(equation.outvars[0].aval.shape)
+        np.prod(aval(equation.outvars[0]).shape)
         for equation in jax.make_jaxpr(packing.pack)(arrays).eqns
         if equation.primitive.name == "concatenate"
     ]

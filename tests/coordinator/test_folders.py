@@ -64,6 +64,7 @@ def path_of(process: subprocess.Popen[str]) -> Path:
     return Path(process.stdout.readline().strip())
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_removed_by_the_next(base: Path) -> None:
     with start(base, "alive") as alive:
         used = path_of(alive)
@@ -87,6 +88,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(base: Path) -> None:
     assert remove_abandoned(base) == [used]
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_still_written_into_is_left_for_the_next(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with start(base, "killed") as killed:
         abandoned = path_of(killed)

@@ -55,6 +55,7 @@ def test_launch_starts_a_chief_that_was_killed_again_from_what_it_saved(
     assert not result["remote"]
 
 
+@pytest.mark.slow
 def test_bad_functions_on_real_processes_and_a_long_folder_of_temporary_files(tmp_path: Path) -> None:
     """A worker that ends or hangs, odd text and classes; all listen on loopback, and nothing is left."""
     long = tmp_path / ("x" * 60)

@@ -97,7 +97,7 @@ def test_modules_as_arguments_and_in_variables() -> None:
         )
         return jax.vmap(eqx.combine(values, static))(ONES)
 
-    np.testing.assert_allclose(outputs(), jax.vmap(model)(ONES), rtol=1e-6)
+    np.testing.assert_allclose(outputs(), jax.vmap(model)(jnp.asarray(ONES)), rtol=1e-6)
 
 
 def test_what_an_equinox_module_counts_by_may_stay() -> None:

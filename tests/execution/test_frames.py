@@ -9,7 +9,8 @@ import jaxtribute as jd
 from jaxtribute import context as contexts
 from jaxtribute.errors import TraceError
 from jaxtribute.execution.eager import EagerFrame
-from jaxtribute.execution.frames import OverlayFrame, TracedFrame, current_trace, lift
+from jaxtribute.execution.frames import OverlayFrame, TracedFrame, lift
+from jaxtribute.jaxprs.core import current_trace
 from replicas import mirrored, one_device, variable
 
 

@@ -72,7 +72,7 @@ def test_a_sparse_matrix_is_no_dataset(kind: str) -> None:
 
 
 def test_masked_arrays_are_refused() -> None:
-    masked: Any = np.ma.masked_array(np.arange(4.0), mask=np.asarray([0, 1, 0, 0]))
+    masked: Any = np.ma.masked_array(np.arange(4.0), mask=[False, True, False, False])
     for take in (as_batch, make_numpy_dataset):
         with pytest.raises(InputError, match=r"masked array of shape \(4,\).*HINT: pass array.filled"):
             take((masked, np.arange(4)))

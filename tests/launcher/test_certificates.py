@@ -86,6 +86,7 @@ def test_a_run_has_certificates_where_nobody_else_can_know_their_secret(monkeypa
         assert secret_of_run(alone, "1", {}) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [None, "", "/own.pem"])
 def test_ranks_are_told(own: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(certificates, "version", lambda _: "0.12.1")

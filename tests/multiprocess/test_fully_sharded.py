@@ -24,6 +24,7 @@ def test_training_as_on_one_device(multi_process: SharedRunners) -> None:
             np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_scattered_sums(multi_process: SharedRunners) -> None:
     """Of every kind of number, with and without padding; Gloo's reduce-scatter has a deadline of its own."""
     rng = np.random.default_rng(3)

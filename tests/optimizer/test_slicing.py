@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from jaxtribute.collectives.wholes import slice_size
+from jaxtribute.jaxprs.core import is_program
 from jaxtribute.optimizer.slicing import NotSliceable, Slice, own_slice, run_on_slices, whole
 from ragged import rows
 from replicas import mirrored
@@ -157,5 +157,5 @@ def test_slice_sizes(size: int, replicas: int) -> None:
 
 def test_a_slice_keeps_its_shape() -> None:
     closed = jax.make_jaxpr(lambda x: x.reshape(5, 3) + 1)(X)
-    assert isinstance(closed, jex.ClosedJaxpr)
+    assert is_program(closed)
     assert Slice(X.reshape(-1), (3, 5)).shape == (3, 5)

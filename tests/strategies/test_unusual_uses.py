@@ -93,16 +93,27 @@ def test_cross_device_operations_need_no_summation(executor: str) -> None:
 
 
 @each_of_several
-def test_run_inside_jax_jit_says_what_to_write(make: Callable[[], jd.Strategy]) -> None:
+def test_run_inside_jax_jit_reads_variables_as_they_are(make: Callable[[], jd.Strategy]) -> None:
     strategy = make()
     v = variable(strategy, 2.0)
-    for step in (lambda x: strategy.run(lambda x: x * v, (x,)), lambda x: strategy.run(lambda: v * 2)):
-        with pytest.raises(jd.errors.TraceError, match=r"jax\.jit.*HINT: use jd\.function"):
-            jax.jit(step)(jnp.ones(2))
-        with pytest.raises(jd.errors.TraceError, match="HINT"):
-            jax.lax.scan(lambda c, _, step=step: (c, step(c)), jnp.ones(2), None, length=2)
-    compiled = jd.function(lambda x: strategy.reduce("SUM", strategy.run(lambda x: x * v, (x,)), None))
-    np.testing.assert_array_equal(compiled(jnp.ones(2)), [4.0, 4.0])
+
+    def step(x: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(lambda x: x * v, (x,)), None)
+
+    def loop(x: Any) -> Any:
+        return jax.lax.scan(lambda c, _: (c, step(c)), x, None, length=2)[1]
+
+    replicas = strategy.num_replicas_in_sync
+    for value in (2.0, 3.0):
+        v.assign(value)
+        for run in (step, jax.jit(step), jd.function(step)):
+            np.testing.assert_array_equal(run(jnp.ones(2)), [value * replicas] * 2)
+        if not isinstance(strategy, jd.CentralStorageStrategy):  # JAX's loops run on the device of their start
+            np.testing.assert_array_equal(loop(jnp.ones(2)), [[value * replicas] * 2] * 2)
+    w = variable(strategy, 1.0, aggregation="MEAN")
+    with pytest.raises(jd.errors.TraceError, match=r"jax\.jit.*HINT: use jd\.function"):
+        jax.jit(lambda: strategy.run(lambda: w.assign(w * 2)))()
+    assert float(w) == 1.0
 
 
 @each_of_several

@@ -8,7 +8,7 @@ import pytest
 import sharded_programs as programs
 from jaxtribute.testing import run_multi_process
 
-pytestmark = pytest.mark.stress
+pytestmark = pytest.mark.slow
 
 LATE_S = 36.0
 

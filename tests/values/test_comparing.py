@@ -78,7 +78,7 @@ def test_what_is_no_array_is_not_equal() -> None:
         assert (v != other) is True
         assert (other == v) is False
     with pytest.raises(TypeError):
-        v == [1.0, 2.0]  # noqa: B015 (as arrays do)
+        _ = v == [1.0, 2.0]  # as arrays do
     with pytest.raises(ValueError, match="ambiguous"):
         bool(v == jd.Variable([1.0, 2.0]))
 

@@ -47,7 +47,7 @@ def test_a_copy_is_a_variable_of_its_own(make: Callable[[], jd.Strategy], copied
 def test_a_copy_of_a_model_keeps_what_is_shared_shared() -> None:
     strategy = mirrored(2)
     w = variable(strategy, 1.0)
-    model = {"w": w, "again": [w], "strategy": strategy}
+    model: dict[str, Any] = {"w": w, "again": [w], "strategy": strategy}
     other = copy.deepcopy(model)
     assert other["w"] is other["again"][0]
     assert other["w"] is not w

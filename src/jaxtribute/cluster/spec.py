@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsIndex
 
 from jaxtribute import settings
 from jaxtribute.errors import ArgumentTypeError, ClusterSpecError
@@ -187,8 +187,10 @@ def task_number(value: Any) -> int | None:
     """The number of a task: a whole number from 0 on, or one in digits, as JSON has keys; None for anything else."""
     if isinstance(value, str) and value.isascii() and value.isdigit():
         return int(value)
-    whole = hasattr(value, "__index__") and not isinstance(value, bool)
-    return operator.index(value) if whole and operator.index(value) >= 0 else None
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        return None
+    number = operator.index(value)
+    return number if number >= 0 else None
 
 
 def _index(job: str, key: Any) -> int:

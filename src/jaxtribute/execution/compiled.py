@@ -23,7 +23,7 @@ from jaxtribute.execution.nests import flatten, is_array
 from jaxtribute.execution.replica_context import ReplicaContext
 from jaxtribute.execution.uncompiled import NotSplittable
 from jaxtribute.jaxprs.core import ClosedJaxpr, Tracer, as_function, aval, closed, constants, opened
-from jaxtribute.jaxprs.placements import unplaced
+from jaxtribute.jaxprs.placements import Known, unplaced
 from jaxtribute.values.distributed import Mirrored, PerReplica, idle_replicas
 from jaxtribute.values.enums import ReduceOp
 from jaxtribute.values.mesh import AXIS, ReplicaMesh, put
@@ -198,7 +198,8 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any
       `fn`'s result, its arrays wrapped as `PerReplica` or, where they are the same on all replicas, `Mirrored`.
     """
     arguments = _Arguments((args, kwargs), mesh)
-    traces = [_trace(strategy, mesh, fn, arguments, replica) for replica in arguments.samples]
+    captured: Known = {}
+    traces = [_trace(strategy, mesh, fn, arguments, replica, captured) for replica in arguments.samples]
     plan = _plan_classes(arguments, traces, mesh) if len(traces) > 1 else _plan_one(arguments, traces[0])
     results, written = len(traces[0].places), len(plan.written)
     for variable, varies in zip(plan.written, plan.varying[results : results + written], strict=True):
@@ -264,9 +265,14 @@ def _put(value: Any, mesh: ReplicaMesh, split: bool) -> Any:
 
 
 def _trace(
-    strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], arguments: _Arguments, replica: int
+    strategy: Strategy,
+    mesh: ReplicaMesh,
+    fn: Callable[..., Any],
+    arguments: _Arguments,
+    replica: int,
+    captured: Known,
 ) -> _Traced:
-    """Traces `fn` with the shapes that `replica` sees."""
+    """Traces `fn` with the shapes that `replica` sees; `captured` holds what the traces of others have captured."""
     seen: list[Any] = []
 
     def program(*local: Any) -> list[Any]:
@@ -292,7 +298,7 @@ def _trace(
         return [*arrays, *(frame.values[variable] for variable in frame.written), *totals]
 
     closed = jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(*arguments.local_avals(replica))
-    return _Traced(unplaced(lift(closed)), *seen)
+    return _Traced(unplaced(lift(closed), captured), *seen)
 
 
 @dataclass

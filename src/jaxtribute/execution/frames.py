@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import jax.numpy as jnp
-
 from jaxtribute import context as contexts
 from jaxtribute.collectives.marks import state_p
 from jaxtribute.errors import TraceError
-from jaxtribute.jaxprs.core import ClosedJaxpr, Tracer, current_trace, is_traced, kept_beyond, opened, recorded_in
+from jaxtribute.jaxprs.core import ClosedJaxpr, current_trace, is_traced, kept_beyond, opened, recorded_in
 from jaxtribute.jaxprs.making import placeholder
 from jaxtribute.jaxprs.walking import with_inputs
 from jaxtribute.traced_reads import traced_reads
@@ -25,11 +23,6 @@ variable_p = placeholder("jd_variable")
 """Stands for a variable's value in a traced program, until `lift` turns it into an input."""
 feed_p = placeholder("jd_feed")
 """Stands for an array of a batch that a traced program draws, until `lift` turns it into an input."""
-
-
-def is_tracing() -> bool:
-    """True while `jax.jit` or the like records operations; not while `jax.grad` or `jax.vmap` alone are under way."""
-    return is_traced() and isinstance(jnp.zeros(()), Tracer)
 
 
 def escape_error(variable: Variable) -> TraceError:

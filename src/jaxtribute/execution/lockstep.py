@@ -14,9 +14,9 @@ from jaxtribute import context as contexts
 from jaxtribute.collectives.cross_replica import gather_value, pick_value, reduce_many
 from jaxtribute.collectives.summation import Summation
 from jaxtribute.context import Context
-from jaxtribute.errors import ContextError, TraceError
+from jaxtribute.errors import ContextError
 from jaxtribute.execution.eager import EagerStep, stepping
-from jaxtribute.execution.frames import check_untraced, is_tracing
+from jaxtribute.execution.frames import check_untraced
 from jaxtribute.execution.nests import flatten, is_whole, map_leaves
 from jaxtribute.execution.rendezvous import Rendezvous
 from jaxtribute.execution.replica_context import ReplicaContext
@@ -305,16 +305,7 @@ class LockstepRun:
 
 
 def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Runs `fn` eagerly on every local replica; see `Strategy.run`.
-
-    Raises:
-      TraceError: inside `jax.jit` or the like, where variables would be read once and for all.
-    """
-    if is_tracing():
-        raise TraceError(
-            f"strategy.run of {strategy!r} was called inside jax.jit, lax.scan or the like, outside a jd.function. "
-            "HINT: use jd.function in place of jax.jit."
-        )
+    """Runs `fn` eagerly on every local replica; see `Strategy.run`."""
     return stepping(lambda step: LockstepRun(strategy, mesh, step)(fn, args, kwargs))
 
 

@@ -268,10 +268,11 @@ def distribute_from_function(
 def _check_placement(options: InputOptions) -> None:
     if not options.experimental_place_dataset_on_device:
         return
-    if options.experimental_replication_mode is not InputReplicationMode.PER_REPLICA:
+    mode = InputReplicationMode(options.experimental_replication_mode)
+    if mode is not InputReplicationMode.PER_REPLICA:
         raise InputError(
             "When `experimental_place_dataset_on_device` is set for dataset placement, you must also specify "
-            f"`PER_REPLICA` for the replication mode, which is {options.experimental_replication_mode.name}. "
+            f"`PER_REPLICA` for the replication mode, which is {mode.name}. "
             "HINT: leave it at False."
         )
     if options.experimental_fetch_to_device:

@@ -36,11 +36,8 @@ def resolve(source: Source, options: InputOptions, shard: Shard) -> Sharding:
     Raises:
       InputError: if the dataset cannot be sharded as asked.
     """
-    requested = options.auto_shard_policy
-    if requested is None:
-        requested = source.policy()
-    if requested is None:
-        requested = AutoShardPolicy.AUTO
+    chosen = source.policy() if options.auto_shard_policy is None else options.auto_shard_policy
+    requested = AutoShardPolicy.AUTO if chosen is None else AutoShardPolicy(chosen)
     if shard.workers == 1:
         policy = AutoShardPolicy.DATA if requested is AutoShardPolicy.AUTO else requested
         return Sharding(requested, policy, "there is one worker", source, "global")

@@ -27,12 +27,20 @@ from jaxtribute.jaxprs.core import (
 )
 from jaxtribute.jaxprs.walking import programs_in
 
+Known = dict[int, tuple[Any, Any]]
+"""By the id of a captured array, the array and its copy that is bound to no device."""
 
-def unplaced(program: ClosedJaxpr) -> ClosedJaxpr:
-    """The program without the meshes of the arrays that it captures; itself if it captures none that lies on one."""
+
+def unplaced(program: ClosedJaxpr, known: Known) -> ClosedJaxpr:
+    """Frees a program of the meshes of the arrays that it captures.
+
+    Args:
+      program: the program; it is returned as it is if it captures no array that lies on a mesh.
+      known: the copies that other programs have already, so that equal constants stay one object; grows.
+    """
     if not _captures_placed(program):
         return program
-    return _freed(program)
+    return _freed(program, known)
 
 
 def _captures_placed(program: Any) -> bool:
@@ -51,7 +59,7 @@ def _of_compiler(sharding: Any) -> bool:
     return isinstance(sharding, NamedSharding) and not sharding.mesh.empty and sharding.mesh.are_all_axes_auto
 
 
-def _freed(program: Any) -> Any:
+def _freed(program: Any, known: Known) -> Any:
     """A program and all programs in it anew, every type without its mesh."""
     jaxpr = opened(program)
     new: dict[Any, Any] = {}
@@ -71,20 +79,26 @@ def _freed(program: Any) -> Any:
             new[eqn.outvars[0]] = atom(eqn.invars[0])  # from one mesh to another: here neither is left
             continue
         taken = [atom(one) for one in eqn.invars]
-        params = {name: _parameter(value) for name, value in eqn.params.items()}
+        params = {name: _parameter(value, known) for name, value in eqn.params.items()}
         eqns.append(eqn.replace(invars=taken, outvars=[var(one) for one in eqn.outvars], params=params))
     outvars = [atom(one) for one in jaxpr.outvars]
     freed = jaxpr.replace(constvars=constvars, invars=invars, eqns=eqns, outvars=outvars)
     if isinstance(program, Jaxpr) and not constants(program):
         return freed
-    return closed(freed, [loose(value) for value in constants(program)])
+    return closed(freed, [_known(value, known) for value in constants(program)])
 
 
-def _parameter(value: Any) -> Any:
+def _known(value: Any, known: Known) -> Any:
+    if id(value) not in known:
+        known[id(value)] = value, _loose(value)
+    return known[id(value)][1]
+
+
+def _parameter(value: Any, known: Known) -> Any:
     if is_program(value):
-        return _freed(value)
+        return _freed(value, known)
     if isinstance(value, (tuple, list)) and any(is_program(one) for one in value):
-        return type(value)(_freed(one) if is_program(one) else one for one in value)
+        return type(value)(_freed(one, known) if is_program(one) else one for one in value)
     return None if _of_compiler(value) else value
 
 
@@ -94,7 +108,7 @@ def _type(aval: Any) -> Any:
     return aval
 
 
-def loose(value: Any) -> Any:
+def _loose(value: Any) -> Any:
     """An array as JAX may move it, bound to no device."""
     if not isinstance(value, jax.Array) or isinstance(value, Tracer) or not value.committed:
         return value
@@ -103,6 +117,6 @@ def loose(value: Any) -> Any:
             return value
         value = value.addressable_data(0)
     if jnp.issubdtype(value.dtype, jax.dtypes.extended):
-        return jax.random.wrap_key_data(loose(jax.random.key_data(value)), impl=jax.random.key_impl(value))
+        return jax.random.wrap_key_data(_loose(jax.random.key_data(value)), impl=jax.random.key_impl(value))
     with jax.ensure_compile_time_eval():  # a constant, whatever is traced around
         return jnp.asarray(np.asarray(value))

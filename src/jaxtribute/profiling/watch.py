@@ -41,10 +41,10 @@ def watched(watcher: Watcher) -> Generator[None]:
     run: Any = Program.__call__
     advance: Any = vars(DistributedIterator)["_advance"]
 
-    def step(program: Program, leaves: Sequence[Any]) -> Any:
+    def step(program: Program, leaves: Sequence[Any], within: Any = None) -> Any:
         if not program.donated and not program.given:
-            return run(program, leaves)
-        return watcher.step(program, leaves, lambda: run(program, leaves))
+            return run(program, leaves, within)
+        return watcher.step(program, leaves, lambda: run(program, leaves, within))
 
     def draw(iterator: DistributedIterator) -> Any:
         return watcher.draw(lambda: advance(iterator))

@@ -87,6 +87,7 @@ def run_multi_process(
 
     Source: `tf.__internal__.distribute.multi_process_runner.run`.
     """
+    settings.function("fn", fn)
     with MultiProcessRunner(workers, devices, timeout_s=timeout_s, env=env) as runner:
         return runner.run(fn, args, kwargs, lost=lost)
 

@@ -152,7 +152,7 @@ def test_what_makes_no_sense(tmp_path: Path) -> None:
     wrong: Any = 3
     with pytest.raises(ArgumentTypeError, match=r"is a int\. HINT"):
         Handler(None, wrong)
-    with pytest.raises(ArgumentError, match=r"grace_period=-1"):
+    with pytest.raises(ArgumentError, match=r"grace_period is -1"):
         Config(grace_period=-1)
     errors: list[Exception] = []
 

@@ -31,6 +31,7 @@ _FIRST = """
 """
 
 
+@pytest.mark.slow
 def test_no_scope_is_needed_before() -> None:
     assert run_python(_FIRST, devices=2, env={"KERAS_BACKEND": "jax"}).split() == ["4.0", "6.0", "2.0", "1.0"]
 

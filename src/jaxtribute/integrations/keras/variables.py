@@ -11,7 +11,7 @@ import keras
 from jaxtribute import context as contexts
 from jaxtribute.context import Context
 from jaxtribute.errors import VariableError
-from jaxtribute.execution.frames import EagerFrame
+from jaxtribute.execution.eager import EagerFrame
 from jaxtribute.integrations.keras import inside
 from jaxtribute.integrations.keras.loops import own_replica, together
 from jaxtribute.integrations.keras.share import current
