@@ -20,7 +20,8 @@ STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
     "central": lambda: jd.CentralStorageStrategy(["CPU:0", "CPU:1"]),
     "central, one replica": lambda: jd.CentralStorageStrategy(["CPU:1"], "CPU:0"),
 }
-PLACES = ("derived", "read", "placed", "device 0", "device 1", "device 3", "copies", "slices", "slices of more")
+FEW = ("derived", "device 3", "slices")
+MORE = ("read", "placed", "device 0", "device 1", "copies", "slices of more")
 
 
 def captured(place: str, strategy: jd.Strategy, v: jd.Variable) -> Any:
@@ -39,7 +40,7 @@ def captured(place: str, strategy: jd.Strategy, v: jd.Variable) -> Any:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [*FEW, *(pytest.param(place, marks=pytest.mark.slow) for place in MORE)])
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("uneven", [False, True])
 def test_captured_arrays_lie_anywhere(uneven: bool, executor: str, place: str, name: str) -> None:

@@ -105,6 +105,7 @@ def test_what_is_deep_is_read_or_refused(tmp_path: Path, depth: int, capsys: pyt
         assert status in (0, 1) or (status == 2 and "too deeply" in said), said
 
 
+@pytest.mark.slow
 def test_a_large_program_is_read() -> None:
     lines = 30_000
     report = scan("import tensorflow as tf\n" + f"{USE}\ntf.function(f)\n" * lines)

@@ -209,7 +209,8 @@ def test_accumulated_gradients_on_two_servers_give_what_one_device_gives() -> No
         with strategy.scope():
             model = accumulating()
         model.fit(AT_ONCE, steps_per_epoch=STEPS, epochs=2, verbose=0)
-    for one, other in zip(plain.get_weights(), model.get_weights(), strict=True):
+        found = model.get_weights()
+    for one, other in zip(plain.get_weights(), found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
