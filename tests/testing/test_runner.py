@@ -147,9 +147,9 @@ def test_the_processes_end_with_the_one_that_started_them() -> None:
 
 @pytest.mark.slow
 def test_a_runner_has_at_least_one_process_with_one_device() -> None:
-    with pytest.raises(ArgumentError, match="workers=0"):
+    with pytest.raises(ArgumentError, match="workers is 0"):
         MultiProcessRunner(0)
-    with pytest.raises(ArgumentError, match="devices=-1"):
+    with pytest.raises(ArgumentError, match="devices is -1"):
         run_multi_process(rank, devices=-1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -53,7 +54,10 @@ def read_timeline(path: Path) -> Timeline:
     """Reads an `.xplane.pb` file as `jax.profiler` writes it, on CPU, GPU and TPU."""
     from jax.profiler import ProfileData
 
-    return timeline(ProfileData.from_file(str(path)).planes)
+    with warnings.catch_warnings():
+        # JAX makes classes without a module as they are first met; as an error the warning would end the process.
+        warnings.filterwarnings("ignore", "builtin type .* has no __module__", DeprecationWarning)
+        return timeline(ProfileData.from_file(str(path)).planes)
 
 
 def timeline(planes: Iterable[Any]) -> Timeline:
