@@ -5,10 +5,10 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import jax
@@ -20,8 +20,10 @@ from tests.replicas import here, mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute import context as contexts
+from jaxtribute.execution import eager, interrupts, workers
 from jaxtribute.execution.interrupts import Deferral, Guard
 from jaxtribute.execution.program import Program
+from jaxtribute.values import stored
 from jaxtribute.values.stored import updating
 
 SUM, MEAN = jd.VariableAggregation.SUM, jd.VariableAggregation.MEAN
@@ -32,24 +34,70 @@ class Interrupted(BaseException):
     """What the signals' handlers raise."""
 
 
+class TooLateError(Exception):
+    """A test has taken too long: something waits for ever."""
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Raises, unless the moment is one that nothing can be promised of: a timer sends the signal again soon after.
+
+    JAX's own Python, such as what sets its state before a `try`, may keep a state that is not its own, or wrap the
+    error; what is raised while an object is removed is lost.
+    """
+    inner = True
+    while frame is not None and number == signal.SIGALRM:
+        path = frame.f_code.co_filename
+        if (inner and path.startswith(JAX)) or frame.f_code.co_name == "__del__":
+            signal.setitimer(signal.ITIMER_REAL, 1e-4)
+            return
+        inner = inner and not path.startswith((OWN, __file__))
+        frame = frame.f_back
+    raise Interrupted(number)
+
+
+def give_up(_: int, __: FrameType | None) -> None:
+    raise TooLateError
+
+
 @pytest.fixture(autouse=True)
-def raising() -> Iterator[None]:
-    """Handlers that raise, of two signals."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(number)
-
-    old = [(number, signal.signal(number, interrupt)) for number in (signal.SIGALRM, signal.SIGUSR1)]
-    yield
-    for number, handler in old:
+def raising() -> Generator[None]:
+    """Handlers that raise, of two signals, and a third that ends the test after a minute."""
+    handlers = {signal.SIGALRM: interrupt, signal.SIGUSR1: interrupt, signal.SIGUSR2: give_up}
+    old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    with deadline(60):
+        yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for number, handler in old.items():
         signal.signal(number, handler)
+
+
+@contextmanager
+def deadline(seconds: float) -> Generator[None]:
+    """Raises `TooLateError` in the main thread, even if that waits for a lock, when the time is up; again and again."""
+    done, main = threading.Event(), threading.main_thread().ident
+    assert main is not None
+
+    def watch() -> None:
+        late = done.wait(seconds)
+        while not late:
+            signal.pthread_kill(main, signal.SIGUSR2)
+            late = done.wait(5)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 class Moments:
     """Counts the moments at which CPython calls signals' handlers, and sends itself a signal at one of them.
 
     That is after a call, at the start of a function and where a loop goes back. A trace function raises an operation
-    later: moments are left out where another handler of exceptions is in force by then.
+    later: moments are left out where another handler of exceptions is in force by then. So are those in `__del__`,
+    from which nothing can be raised.
 
     Args:
       where: beginnings of the paths of the code that counts.
@@ -70,7 +118,7 @@ class Moments:
         sys.settrace(None)
 
     def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(self._where):
+        if not frame.f_code.co_filename.startswith(self._where) or frame.f_code.co_name == "__del__":
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._operation
@@ -171,9 +219,11 @@ def interrupt_everywhere(training: Training, where: tuple[str, ...], tries: int,
     total, came = moments(where, step), 0
     for at in sorted({*np.linspace(0, total - 1, tries, dtype=int).tolist(), *range(max(0, total - tries), total)}):
         before()
+        one = Moments(where, at)
         try:
-            with Moments(where, at):
+            with one:
                 training.step(training.x)
+            assert one.count <= at, "a step after an interrupt may have fewer moments, but what was raised came out"
         except Interrupted:
             came += 1
         finally:
@@ -196,9 +246,10 @@ def nothing() -> None:
 
 @pytest.mark.parametrize("name", ["one", "mirrored", "central"])
 def test_any_moment_of_a_compiled_step(name: str) -> None:
-    assert interrupt_everywhere(Training(strategy_of(name), compiled=True), (OWN,), 20, nothing) > 15
+    assert interrupt_everywhere(Training(strategy_of(name), compiled=True), (OWN,), 20, nothing) > 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one", "mirrored"])
 def test_any_moment_of_a_compiled_step_that_jax_has_no_program_for(name: str) -> None:
     training = Training(strategy_of(name), compiled=True)
@@ -210,29 +261,27 @@ def test_any_moment_of_a_compiled_step_that_jax_has_no_program_for(name: str) ->
 
 @pytest.mark.parametrize("name", ["one", "mirrored", "central"])
 def test_any_moment_of_an_eager_step(name: str) -> None:
-    assert interrupt_everywhere(Training(strategy_of(name), compiled=False), (OWN,), 15, nothing) > 15
+    assert interrupt_everywhere(Training(strategy_of(name), compiled=False), (OWN,), 15, nothing) > 10
 
 
-def at_random_moments(count: int, longest: float, act: Callable[[], None], check: Callable[[], None]) -> int:
-    """Sends signals at random moments while `act` is called again and again; returns how many raised."""
-    moments, came = random.Random(7), 0
+def at_random_moments(count: int, longest: float, act: Callable[[], None], check: Callable[[], None]) -> None:
+    """Sends signals at random moments while `act` is called again and again; each must come out of it."""
+    moments = random.Random(7)
     for _ in range(count):
-        try:
+        with pytest.raises(Interrupted):  # noqa: PT012
             signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, longest))
             while True:
                 act()
-        except BaseException as error:  # noqa: BLE001  # JAX may wrap what is raised where it compares keys of caches
-            came += isinstance(error, Interrupted) or "Interrupted" in str(error)
         check()
-    return came
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "compiled"), [("one", True), ("mirrored", True), ("one", False), ("mirrored", False)])
 def test_two_hundred_random_moments(name: str, compiled: bool) -> None:
     training = Training(strategy_of(name), compiled=compiled)
     longest = 2e-3 if compiled else 2e-2
     tries = 200 if compiled else 60
-    assert at_random_moments(tries, longest, lambda: training.step(training.x), training.check) == tries
+    at_random_moments(tries, longest, lambda: training.step(training.x), training.check)
 
 
 def test_training_on_a_dataset_that_is_saved_after_each_interrupt(tmp_path: Path) -> None:
@@ -264,7 +313,7 @@ def test_training_on_a_dataset_that_is_saved_after_each_interrupt(tmp_path: Path
         assert set(v.numpy().tolist()) == {now}
 
     epoch()
-    assert at_random_moments(12, 1e-2, epoch, check) == 12
+    at_random_moments(12, 1e-2, epoch, check)
 
 
 def test_an_interrupt_of_a_save(tmp_path: Path) -> None:
@@ -281,8 +330,50 @@ def test_an_interrupt_of_a_save(tmp_path: Path) -> None:
         checkpoint.restore(path)
         assert v.numpy().tolist() == expected.tolist()
 
+    def save() -> None:
+        checkpoint.save(str(tmp_path / "cut"))
+
     check()
-    assert at_random_moments(10, 3e-2, lambda: checkpoint.save(str(tmp_path / "cut")), check) == 10
+    at_random_moments(10, 3e-2, save, check)
+
+
+@pytest.mark.parametrize("module", [eager, interrupts, workers, stored])
+def test_nothing_leaves_a_lock_held_where_a_loop_goes_back(module: ModuleType) -> None:
+    """CPython leaves some jumps out of the `with` or `try` around their loop: what a handler raises there skips it."""
+    assert module.__file__ is not None
+    code = compile(Path(module.__file__).read_text(), module.__file__, "exec")
+    assert [found for function in functions_in(code) for found in unprotected(function)] == []
+
+
+def test_an_unprotected_jump_is_found() -> None:
+    source = "def f(lock, xs):\n  with lock:\n    for x in xs:\n      if x:\n        return x\n    return 0"
+    found = [one for function in functions_in(compile(source, "f.py", "exec")) for one in unprotected(function)]
+    assert len(found) == (sys.version_info[:2] == (3, 13))
+
+
+def functions_in(code: CodeType) -> Generator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from functions_in(constant)
+
+
+def unprotected(code: CodeType) -> list[str]:
+    """The loops within a `with` or `try` that go back by a jump for which no handler of exceptions is in force."""
+    bytecode: Any = dis.Bytecode(code)
+    operations = {one.offset: one for one in bytecode}
+    entries = bytecode.exception_entries
+    inside = [entry for entry in entries if operations[entry.target].opname == "PUSH_EXC_INFO"]
+    found: list[str] = []
+    for one in operations.values():
+        covered = any(entry.start <= one.offset < entry.end for entry in entries)
+        if one.opname.startswith("JUMP_BACKWARD") and not covered:
+            for handler in {entry.target for entry in inside}:
+                start = min(entry.start for entry in inside if entry.target == handler)
+                end = max(entry.end for entry in inside if entry.target == handler)
+                if start <= one.argval < one.offset < end:
+                    found.append(f"{code.co_qualname} at {one.offset}")
+    return found
 
 
 def test_deferred_handlers_are_called_at_the_end_in_order() -> None:
@@ -351,19 +442,6 @@ def test_many_variables_at_any_moment() -> None:
     assert total > 40
 
 
-@contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """Fails what takes longer."""
-    done = threading.Event()
-    thread = threading.Thread(target=lambda: done.wait(seconds) or signal.raise_signal(signal.SIGALRM), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
 def test_an_interrupted_lockstep_run_waits_for_nobody() -> None:
     strategy = mirrored(3)
 
@@ -374,16 +452,15 @@ def test_an_interrupted_lockstep_run_waits_for_nobody() -> None:
     strategy.run(fn)
     where = (OWN + "/execution/rendezvous", OWN + "/execution/workers")
     total = moments(where, lambda: strategy.run(fn))
-    sent: list[int] = []
+    came = 0
     for at in range(total):
         try:
-            with deadline(60), Moments(where, at):
+            with deadline(20), Moments(where, at):
                 strategy.run(fn)
-        except Interrupted as error:
-            sent.append(error.args[0])
+        except Interrupted:
+            came += 1
         finally:
             sys.settrace(None)
         assert contexts.depth() == 0
-    assert set(sent) == {signal.SIGUSR1}, "it would have waited for ever"
-    assert len(sent) > total // 2
+    assert came > total // 2
     assert [float(x) for x in strategy.run(fn).values] == [9.0] * 3

@@ -164,20 +164,25 @@ class EagerStep(Viewed, EagerFrame):
 
     def _committed(self) -> bool:
         """Binds all new arrays in one call of C; False if another thread has written one of the variables."""
-        slots = self._slots
+        # CPython 3.13 leaves some jumps back to a loop's head out of the `with` around it: a signal that raises there
+        # would leave the lock held. So no loop stands in this function itself.
         with updating:
-            for variable in slots:
-                if variable.stored is not self._bases[variable]:
-                    return False
-            held = [variable for variable, slot in slots.items() if id(slot) in lent]
-            for variable in held:
-                lending.lend(id(variable))
-            for variable in slots:
-                traced_reads.changed(variable)
-            replace(map(set_slot, slots, [slot.stored for slot in slots.values()]))
-            for variable in slots.keys() - held:
-                if id(variable) in lent:
-                    lending.recall(id(variable))
+            return self._bound()
+
+    def _bound(self) -> bool:
+        slots = self._slots
+        for variable in slots:
+            if variable.stored is not self._bases[variable]:
+                return False
+        held = [variable for variable, slot in slots.items() if id(slot) in lent]
+        for variable in held:
+            lending.lend(id(variable))
+        for variable in slots:
+            traced_reads.changed(variable)
+        replace(map(set_slot, slots, [slot.stored for slot in slots.values()]))
+        for variable in slots.keys() - held:
+            if id(variable) in lent:
+                lending.recall(id(variable))
         return True
 
     def _base(self, variable: Variable) -> jax.Array:

@@ -47,19 +47,27 @@ class Deferral:
         """Puts the handlers back and calls those whose signals came, which may raise."""
         self._waiting = False
         try:
-            while self._handlers:
-                number, handler = next(reversed(self._handlers.items()))
-                if _handler_of(number) == self._note:  # else the program has set another one meanwhile
-                    _set_handler(number, handler)
-                del self._handlers[number]
-            while self._noted:
-                number, frame = self._noted.pop(0)
-                handler = _handler_of(number)
-                if callable(handler):
-                    handler(number, frame)
+            self._put_back()
+            self._call_noted()
         finally:
             if self._handlers or self._noted:  # a handler that was back already has raised
                 self.end()
+
+    # CPython 3.13 leaves some jumps back to a loop's head out of the `try` around it: so each loop is a function.
+
+    def _put_back(self) -> None:
+        while self._handlers:
+            number, handler = next(reversed(self._handlers.items()))
+            if _handler_of(number) == self._note:  # else the program has set another one meanwhile
+                _set_handler(number, handler)
+            del self._handlers[number]
+
+    def _call_noted(self) -> None:
+        while self._noted:
+            number, frame = self._noted.pop(0)
+            handler = _handler_of(number)
+            if callable(handler):
+                handler(number, frame)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._waiting:
