@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable
 from importlib import import_module
 
+from jaxtribute.execution.interrupts import undisturbed
+
 _LOG = logging.getLogger(__name__)
 
 _running: weakref.WeakSet[Background] = weakref.WeakSet()
@@ -33,8 +35,11 @@ class Background:
           BaseException: what the one before has raised.
         """
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(save,), name="jaxtribute-save")
-        self._thread.start()
+        undisturbed(self._begin, threading.Thread(target=self._run, args=(save,), name="jaxtribute-save"))
+
+    def _begin(self, thread: threading.Thread) -> None:
+        self._thread = thread
+        thread.start()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Waits for the save that is under way.

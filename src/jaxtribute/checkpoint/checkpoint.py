@@ -171,8 +171,7 @@ class Checkpoint:
         found, channel = self._found(), self._agreeing()
         positions = {name: _position(name, iterator) for name, iterator in found.iterators.items()}
         with updating:  # no step in between: all values are of one moment
-            specs = {name: leaf.spec for name, leaf in found.leaves.items()}
-            leaves = {name: leaf.snapshot() for name, leaf in found.leaves.items() if specs[name].size}
+            specs, leaves = found.snapshots()  # a function of its own: see interrupts
         description = Description.of(specs, positions, channel.cluster.workers if channel else 1)
         arrays.begin(leaves)
         claim = owner or Owner(target.parent, stem(target))

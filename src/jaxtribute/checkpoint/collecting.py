@@ -10,12 +10,14 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from jaxtribute.checkpoint.forms import Host, Spec
 from jaxtribute.checkpoint.leaves import CellLeaf, Leaf, VariableLeaf
 from jaxtribute.checkpoint.models import adapter_of
 from jaxtribute.checkpoint.models.base import Key
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 from jaxtribute.jaxprs.core import Tracer
 from jaxtribute.optimizer import Optimizer
+from jaxtribute.values.lending import Lease
 from jaxtribute.values.variable import Variable
 
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
@@ -35,6 +37,16 @@ class Found:
     leaves: dict[str, Leaf] = field(default_factory=dict[str, Leaf])
     iterators: dict[str, Any] = field(default_factory=dict[str, Any])
     rebuilds: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+
+    def snapshots(self) -> tuple[dict[str, Spec], dict[str, Lease | Host]]:
+        """The specs of all values, and the values of those with elements; call it while no step can write them."""
+        specs: dict[str, Spec] = {}
+        values: dict[str, Lease | Host] = {}
+        for name, leaf in self.leaves.items():
+            specs[name] = leaf.spec
+            if leaf.spec.size:
+                values[name] = leaf.snapshot()
+        return specs, values
 
 
 def collect(trackables: dict[str, Any], replace: Callable[[str, Any], None]) -> Found:
