@@ -32,11 +32,13 @@ format: $(READY)  ## write the formatting and the safe fixes
 	$(BIN)/ruff check --fix .
 
 test: $(READY)  ## the tests that start no process of their own: minutes
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" $(COVERAGE)
 
 # Python's own monitoring counts lines at almost no cost; Python 3.11 has none, and takes longer.
-test-all: $(READY)  ## all tests, also those that start and kill processes, the pages and the examples; with coverage
-	COVERAGE_CORE=sysmon $(PYTEST) --durations=100 --cov --cov-report=term --cov-fail-under=95
+test-all: export COVERAGE_CORE = sysmon
+test-all: $(READY)  ## also those that start and kill processes, the pages and the examples; with coverage
+	$(MAKE) test COVERAGE="--cov --cov-report="
+	$(PYTEST) -m slow --durations=100 --cov --cov-append --cov-report=term --cov-fail-under=95
 
 docs: $(READY)  ## build the documentation into site/
 	$(BIN)/zensical build --strict
