@@ -223,7 +223,9 @@ def test_a_function_that_runs_for_long_is_told_of(
 def test_if_the_coordinators_thread_ends_all_who_wait_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with coordinated() as coordinator:
         gate = clusters.SHARED["gate"] = threading.Event()
-        waiting = coordinator.schedule(lambda: clusters.SHARED["gate"].wait(20))
+        began = clusters.SHARED["began"] = threading.Event()
+        waiting = coordinator.schedule(lambda: clusters.SHARED["began"].set() or clusters.SHARED["gate"].wait(20))
+        assert began.wait(20)
         queue = coordinator._queue  # pyright: ignore[reportPrivateUsage]
 
         def fall(_: Any) -> None:
@@ -231,10 +233,7 @@ def test_if_the_coordinators_thread_ends_all_who_wait_are_told(monkeypatch: pyte
 
         monkeypatch.setattr(queue, "_turn", fall)
         queue.announce()
-        with pytest.raises(
-            CancelledError,
-            match=r"state that it worked on|another failed: ClusterError: the coordinator.s thread has ended",
-        ):
+        with pytest.raises(CancelledError, match="state that it worked on"):
             waiting.fetch()
         for _ in range(2):
             with pytest.raises(ClusterError, match=r"thread has ended: SystemExit: odd.*HINT"):
