@@ -66,3 +66,13 @@ def components(value: Any) -> list[Any]:
     """The components of a value as nested lists; one for a value that is not distributed."""
     values = value.values if isinstance(value, (jd.DistributedValues, jd.Variable)) else (value,)
     return [np.asarray(part).tolist() for part in values]
+
+
+STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
+    "default": jd.get_strategy,
+    "one device": lambda: one_device(1),
+    "mirrored": lambda: mirrored(2),
+    "sharded": lambda: jd.FullyShardedStrategy(["CPU:0", "CPU:1"], min_bytes=0),
+    "central": lambda: jd.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0"),
+}
+each_strategy = pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES.keys())

@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from replicas import components, execute, fraction, mirrored, one_device, per_replica, variable
-
-STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
-    "default": jd.get_strategy,
-    "one device": lambda: one_device(1),
-    "mirrored": lambda: mirrored(2),
-    "sharded": lambda: jd.FullyShardedStrategy(["CPU:0", "CPU:1"], min_bytes=0),
-    "central": lambda: jd.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0"),
-}
-each_strategy = pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES.keys())
+from replicas import (
+    components,
+    each_strategy,
+    execute,
+    fraction,
+    mirrored,
+    per_replica,
+    variable,
+)
 
 
 @each_strategy

@@ -8,16 +8,8 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from replicas import components, each_executor, mirrored, one_device, variable
+from replicas import components, each_executor, each_strategy, variable
 
-STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
-    "default": jd.get_strategy,
-    "one device": lambda: one_device(1),
-    "mirrored": lambda: mirrored(2),
-    "sharded": lambda: jd.FullyShardedStrategy(["CPU:0", "CPU:1"], min_bytes=0),
-    "central": lambda: jd.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0"),
-}
-each_strategy = pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES.keys())
 IDS = [-5, -1, 0, 3, 4, 99]
 SCATTERED = {
     "scatter_add": [4.0, 1.0, 1.0, 5.0],
