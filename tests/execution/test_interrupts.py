@@ -41,16 +41,13 @@ class TooLateError(Exception):
 def interrupt(number: int, frame: FrameType | None) -> None:
     """Raises, unless the moment is one that nothing can be promised of: a timer sends the signal again soon after.
 
-    JAX's own Python, such as what sets its state before a `try`, may keep a state that is not its own, or wrap the
-    error; what is raised while an object is removed is lost.
+    JAX's own Python, such as what sets its state before a `try`, and whatever it calls meanwhile, may leave a state
+    that is not its own, or wrap the error; what is raised while an object is removed is lost.
     """
-    inner = True
     while frame is not None and number == signal.SIGALRM:
-        path = frame.f_code.co_filename
-        if (inner and path.startswith(JAX)) or frame.f_code.co_name == "__del__":
+        if frame.f_code.co_filename.startswith(JAX) or frame.f_code.co_name == "__del__":
             signal.setitimer(signal.ITIMER_REAL, 1e-4)
             return
-        inner = inner and not path.startswith((OWN, __file__))
         frame = frame.f_back
     raise Interrupted(number)
 
@@ -61,19 +58,20 @@ def give_up(_: int, __: FrameType | None) -> None:
 
 @pytest.fixture(autouse=True)
 def raising() -> Generator[None]:
-    """Handlers that raise, of two signals, and a third that ends the test after a minute."""
+    """Handlers that raise, of two signals, and of a third that ends what has a `deadline`."""
     handlers = {signal.SIGALRM: interrupt, signal.SIGUSR1: interrupt, signal.SIGUSR2: give_up}
     old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    with deadline(60):
-        yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    yield
     for number, handler in old.items():
         signal.signal(number, handler)
 
 
 @contextmanager
 def deadline(seconds: float) -> Generator[None]:
-    """Raises `TooLateError` in the main thread, even if that waits for a lock, when the time is up; again and again."""
+    """Raises `TooLateError` in the main thread, even if that waits for a lock, when the time is up; again and again.
+
+    No signal comes after its end: one that is raised in pytest's own code ends the whole run.
+    """
     done, main = threading.Event(), threading.main_thread().ident
     assert main is not None
 
@@ -88,6 +86,7 @@ def deadline(seconds: float) -> Generator[None]:
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         done.set()
         thread.join()
 
@@ -221,7 +220,7 @@ def interrupt_everywhere(training: Training, where: tuple[str, ...], tries: int,
         before()
         one = Moments(where, at)
         try:
-            with one:
+            with deadline(60), one:
                 training.step(training.x)
             assert one.count <= at, "a step after an interrupt may have fewer moments, but what was raised came out"
         except Interrupted:
@@ -268,7 +267,7 @@ def at_random_moments(count: int, longest: float, act: Callable[[], None], check
     """Sends signals at random moments while `act` is called again and again; each must come out of it."""
     moments = random.Random(7)
     for _ in range(count):
-        with pytest.raises(Interrupted):  # noqa: PT012
+        with deadline(60), pytest.raises(Interrupted):  # noqa: PT012
             signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, longest))
             while True:
                 act()
@@ -436,7 +435,7 @@ def test_many_variables_at_any_moment() -> None:
         step()
     total = moments((OWN,), step)
     for at in range(total):
-        with pytest.raises(Interrupted), Moments((OWN,), at):
+        with pytest.raises(Interrupted), deadline(60), Moments((OWN,), at):
             step()
         assert len(values()) == 1
     assert total > 40
