@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -71,6 +72,7 @@ class Kind:
       flags: more of its command line.
       env: environment variables, as pairs.
       suffix: for the labels of its contenders.
+      python: an interpreter of another state of the library.
     """
 
     module: str = "benchmarks.peers.jax_steps"
@@ -78,6 +80,7 @@ class Kind:
     flags: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     suffix: str = ""
+    python: str | None = None
 
 
 LIBRARY = Kind()
@@ -164,7 +167,7 @@ def _measured(
 
 
 def _start(kind: Kind, arguments: Sequence[str], workers: int) -> Peer | Group:
-    python = {} if kind.environment is None else {"python": python_of(kind.environment)}
+    python = {"python": python_of(kind.environment) if kind.environment else kind.python or sys.executable}
     arguments = [*arguments, *kind.flags]
     if workers > 1:
         return Group(workers, kind.module, arguments, dict(kind.env), **python)
