@@ -60,8 +60,28 @@ FOR_KERAS_3 = (
 )
 """Names that Keras 3 has dropped, for TensorFlow as well."""
 
-BY_HAND: dict[str, tuple[tuple[str, str], ...]] = {}
+BY_HAND: dict[str, tuple[tuple[str, str], ...]] = {
+    "keras": (("    tf.keras.callbacks.TensorBoard(log_dir='./logs'),", ""),),
+    "custom_training": (("  model = tf.keras.Sequential([", "  model = tf.keras.Sequential([tf.keras.Input((28, 28, 1)),"),),
+    "input": (
+        (
+            "  layer = tf.keras.layers.StringLookup(vocabulary=vocab)",
+            "  layer = np.vectorize(lambda word: vocab.index(word) + 1)",
+        ),
+    ),
+    "multi_worker_with_keras": (("/keras-model'", "/keras-model.keras'"),),
+    "distributed_training": (
+        (
+            'mirrored_strategy = tf.distribute.MirroredStrategy(devices=["/gpu:0", "/gpu:1"])',
+            'jd.config.alias_devices({"GPU:0": "CPU:0", "GPU:1": "CPU:1"})\n'
+            'mirrored_strategy = tf.distribute.MirroredStrategy(devices=["/gpu:0", "/gpu:1"])',
+        ),
+    ),
+}
 """Lines changed by hand after `migrate`."""
+
+ALSO_BY_TENSORFLOW = ("keras", "custom_training", "multi_worker_with_keras")
+"""Notebooks whose lines TensorFlow 2.21 needs, or takes, too."""
 
 
 @dataclass
@@ -169,6 +189,7 @@ def tutorial(name: str, source: Path, work: Path, tensorflow: str | None) -> str
         if library == "ours":
             left = migrate(notebook)
             (folder / "migrate.txt").write_text(left)
+        if library == "ours" or name in ALSO_BY_TENSORFLOW:
             lines = by_hand(name, notebook)
         outcomes.append(run(interpreter, notebook, folder))
         for cell in outcomes[-1].cells:
