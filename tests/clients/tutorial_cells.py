@@ -31,7 +31,7 @@ import numpy as np
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?(?!\w)")
 _LIMIT_S = 240
-_IMAGES, _TEST_IMAGES = 1024, 256
+_IMAGES, _TEST_IMAGES = 512, 128
 
 
 class Recorder:

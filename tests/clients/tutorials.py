@@ -50,6 +50,8 @@ SHORTER = (
     (r"steps_per_epoch=20", "steps_per_epoch=3"),
     (r"num_steps_per_epoch ?= ?70", "num_steps_per_epoch = 4"),
     (r"save_freq=30", "save_freq=3"),
+    (r"for _ in range\(10\)", "for _ in range(2)"),
+    (r"num_epochs = 10", "num_epochs = 2"),
     (r"time\.sleep\(\d+\)", "time.sleep(1)"),
 )
 """What makes a tutorial shorter, here and there."""
@@ -62,7 +64,9 @@ FOR_KERAS_3 = (
 
 BY_HAND: dict[str, tuple[tuple[str, str], ...]] = {
     "keras": (("    tf.keras.callbacks.TensorBoard(log_dir='./logs'),", ""),),
-    "custom_training": (("  model = tf.keras.Sequential([", "  model = tf.keras.Sequential([tf.keras.Input((28, 28, 1)),"),),
+    "custom_training": (
+        ("  model = tf.keras.Sequential([", "  model = tf.keras.Sequential([tf.keras.Input((28, 28, 1)),"),
+    ),
     "input": (
         (
             "  layer = tf.keras.layers.StringLookup(vocabulary=vocab)",
@@ -221,7 +225,9 @@ def main() -> None:
         print(rows[-1], flush=True)
     print("\n| notebook | lines by hand | cells run | cells with SavedModel", end="")
     if arguments.tensorflow:
-        print(" | cells run by TensorFlow | numbers | largest difference | remarks |\n|---|---|---|---|---|---|---|---|")
+        print(
+            " | cells run by TensorFlow | numbers | largest difference | remarks |\n|---|---|---|---|---|---|---|---|"
+        )
     else:
         print(" |\n|---|---|---|---|")
     print("\n".join(rows))
