@@ -176,7 +176,7 @@ class Cells:
         start = time.monotonic()
         try:
             self._run(number, text)
-        except BaseException as problem:  # a cell may fail in any way
+        except BaseException as problem:  # noqa: BLE001 (a cell may fail in any way)
             traceback.print_exc()
             error = f"{type(problem).__name__}: {problem}".strip()
         finally:
