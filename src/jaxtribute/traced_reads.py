@@ -38,6 +38,8 @@ class TracedReads:
         self._generations = jax.make_user_context(0)
         self._numbers = itertools.count(1)
         self._again = 0
+        self.active = False
+        """True once a kept function has read anything: compiled programs then run in `steady`."""
         self.generation = 0
         """How often stored values have changed that kept functions have read; from the numbers of views."""
         self.read: set[int] = set()
@@ -65,6 +67,7 @@ class TracedReads:
           variable: the variable.
           elsewhere: whether other processes may change its value at any time.
         """
+        self.active = True
         self.read.add(id(variable))
         if elsewhere:
             self.renew(variable)
@@ -73,6 +76,7 @@ class TracedReads:
 
     def note_context(self) -> None:
         """Notes that a kept function has asked for the strategy or the replica in force."""
+        self.active = True
         self.read.add(_CONTEXT)
         if not self.contexts:
             self.contexts = True
@@ -85,6 +89,7 @@ class TracedReads:
 
     def renew(self, variable: object = None) -> None:
         """Begins a generation: whatever was kept before is traced anew."""
+        self.active = True
         self.stored.clear()
         self.generation = next(self._numbers)
         self._generations.set_global(self.generation)

@@ -112,7 +112,7 @@ def reduce_many(values: Sequence[PerReplica], op: ReduceOp, summation: Summation
         mesh.entering(f"all_reduce of {len(values)} values", lambda: _described(op, [value.data for value in values]))
     totals = _reduce_mapped([value.data for value in values], scalars, op, values[0].idle, summation, mesh)
     if not isinstance(totals[0], Tracer):
-        mesh.throttle(totals)
+        mesh.throttle(lambda: totals)
     return [Mirrored(total, mesh) for total in totals]
 
 
@@ -230,7 +230,7 @@ def _call(kernel: Any, data: Any, *args: Any) -> Any:
         mesh.entering(kernel.__name__.strip("_"), lambda: _described(*args[:-1], [data]))
     result = kernel(data, *args)
     if not isinstance(result, Tracer):
-        mesh.throttle(result)
+        mesh.throttle(lambda: result)
     return result
 
 
