@@ -131,7 +131,7 @@ def available_devices() -> list[str]:
 
 
 def default_devices() -> tuple[jax.Device, ...]:
-    """What a strategy takes when it is given no devices: all accelerators of this process, else all its CPU devices."""
+    """Devices of a strategy that is given none: all accelerators of this process, else all its CPU devices."""
     accelerators = sorted(
         (spec.device_type or "", spec.device_index or 0, name)
         for name in _aliases

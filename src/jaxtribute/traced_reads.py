@@ -1,4 +1,4 @@
-"""Which functions that JAX keeps traced are out of date, because a variable that they read has changed since.
+"""Notes when functions that JAX keeps traced are out of date, because a variable that they read has changed since.
 
 JAX traces the bodies of loops and branches, `jax.checkpoint`, `jax.jit` and others once, and keeps them by the identity
 of the function. A variable's value becomes part of such a body. Two contexts that JAX makes part of the key of all its
@@ -24,7 +24,7 @@ import jax
 _LOG = logging.getLogger(__name__)
 
 _MANY = 16
-"""How often something is traced anew before it is said why."""
+"""Number of repeated traces after which a warning says why."""
 
 _CONTEXT = -1
 """Stands among the ids of variables for the strategy and the replica in force."""
@@ -41,7 +41,7 @@ class TracedReads:
         self.active = False
         """True once a kept function has read anything: compiled programs then run in `steady`."""
         self.generation = 0
-        """How often stored values have changed that kept functions have read; from the numbers of views."""
+        """Number of times that stored values have changed that kept functions have read; from the numbers of views."""
         self.read: set[int] = set()
         """The ids of all variables that kept functions have read."""
         self.stored: set[int] = set()
@@ -115,4 +115,4 @@ class TracedReads:
 
 
 traced_reads = TracedReads()
-"""What every thread shares, as it shares JAX's caches."""
+"""The state of all threads together, as JAX's caches are shared."""

@@ -141,7 +141,7 @@ def _value_and_grad_regathering(loss: Callable[..., Any], values: Sequence[Any])
 
 
 def _keep_all_but_wholes(primitive: Any, *_: Any, **__: Any) -> bool:
-    """What the backward pass takes from the forward pass: all but variables that were gathered from their slices."""
+    """Chooses what the backward pass takes from the forward pass: all but variables gathered from their slices."""
     return primitive is not whole_p
 
 

@@ -129,7 +129,7 @@ class EagerStep(Viewed, EagerFrame):
         self.changed(variable)
 
     def slot(self, variable: Variable, *, written: bool) -> StoredArray:
-        """Where a compiled program finds the variable's array; if `written`, one that it may write over."""
+        """Slot in which a compiled program finds the variable's array, which it may write over if `written`."""
         if variable not in self._slots:
             if not written:
                 return variable

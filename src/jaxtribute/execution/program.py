@@ -57,7 +57,7 @@ class Program:
     ) -> None:
         self._retrace = retrace
         self.name = ""
-        """What messages call it."""
+        """Name of the program in messages."""
         self._home = home
         self._given = frozenset(given)
         """The places among the leaves of arguments whose memory the program may take over."""
@@ -67,11 +67,11 @@ class Program:
         self.kept: list[Variable] = []
         self._constants = False
         self._growing: Capture | None = None
-        """What the program is to take besides, as long as it does not."""
+        """The variables that the program is still to take, until it does."""
         self._special = False
         """True if a step needs what `_prepare` does."""
         self._guard, self._outcome = Guard(self._check_eager), Slot()
-        """What tells when JAX runs Python, and the place of what a step gives besides the variables' arrays."""
+        """The guard that tells when JAX runs Python, and the place of a step's results besides the variables."""
         self._numbers = itertools.count()
         self._trees: dict[int, Any] = {}
         """The structures of results, by a number that the compiled program gives back with them."""
@@ -121,7 +121,7 @@ class Program:
         self._jitted = jax.jit(step, donate_argnums=donated, out_shardings=self._shardings)
 
     def _target(self) -> Sharding | None:
-        """Where arguments and variables of no strategy must lie; None where it does not matter."""
+        """Place of arguments and variables of no strategy; None where any will do."""
         home = self.mesh or self._home
         if home is not None:
             return home.replicated
@@ -129,7 +129,7 @@ class Program:
         return next(owned, None)
 
     def _placement(self, variable: Variable, target: Sharding | None) -> Sharding | None:
-        """Where a step leaves a variable's new value, which is `target` if it is of no strategy; None: JAX decides."""
+        """Place of a variable's new value, which is `target` if it is of no strategy; None: JAX decides."""
         if variable.policy.mesh is None and target is not None:
             return target
         return variable.stored.sharding if variable.stored.committed else None
@@ -217,7 +217,7 @@ class Program:
             return self._run(leaves, donated, kept, [*donated, self._outcome]), donated
 
     def _collectives(self, leaves: Sequence[Any]) -> list[str]:
-        """What the program does, for workers to compare: its arguments and its collectives."""
+        """Describes the program, for workers to compare: its arguments and its collectives."""
         shapes = [f"argument {leaf.dtype}{list(leaf.shape)}" for leaf in leaves if hasattr(leaf, "dtype")]
         return [*shapes, *listed(opened(self._closed))]
 
@@ -355,7 +355,7 @@ def program_of(
 
 
 def _computed(result: Any, donated: Sequence[StoredArray], *, of_result: bool) -> Any:
-    """What there is to wait for once a step has been dispatched."""
+    """Arrays that are ready once a dispatched step has been computed."""
     if of_result and jax.tree.leaves(result):
         return result
     return [slot.stored for slot in donated] or result
