@@ -16,10 +16,10 @@ from jaxtribute.coordinator.wire import Header
 from jaxtribute.errors import ClusterError
 
 MAX_ATTEMPTS = 3
-"""How many processes a function may end with before it is not run again."""
+"""Number of processes that a function may end before it is not run again."""
 _SHORT_S = 0.02
 _AHEAD = 4
-"""How many closures of a short function may wait at a worker, so that it never waits for the next."""
+"""Number of closures of a short function that may wait at a worker, so that it never waits for the next."""
 
 
 @dataclass(slots=True)

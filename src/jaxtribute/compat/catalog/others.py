@@ -37,7 +37,7 @@ ABSENT: dict[str, str] = {
     "tf.config.experimental": "memory is set by XLA_PYTHON_CLIENT_PREALLOCATE and XLA_PYTHON_CLIENT_MEM_FRACTION",
     "tf.config.run_functions_eagerly": "use `jax.disable_jit()`",
 }
-"""Why a name, or what is below it, does not exist here, and what to write."""
+"""Reasons why a name, or a name below it, does not exist here, and replacements."""
 
 _NUMBERS = "the numbers are not TensorFlow's: pass initial values where results must be the same"
 
@@ -52,7 +52,7 @@ DIFFERENT: dict[str, str] = {
     "tf.random.stateless_normal": _NUMBERS,
     "tf.random.stateless_uniform": _NUMBERS,
 }
-"""What exists in `compat.tf` and means something else."""
+"""Names that exist in `compat.tf` with another meaning."""
 
 REMARKS: dict[str, str] = {
     "tf.__version__": "the TensorFlow whose names compat.tf has",
@@ -74,7 +74,7 @@ REMARKS: dict[str, str] = {
     "tf.int64": "int32 in arrays unless JAX's jax_enable_x64 is set",
     "tf.float64": "float32 in arrays unless JAX's jax_enable_x64 is set",
 }
-"""What is worth knowing of names that mean the same."""
+"""Remarks on names that mean the same."""
 
 LIBRARIES: dict[str, str] = {
     "tf.keras": "Keras 3 on its JAX backend, with `pip install 'jaxtribute[keras]'`; models, optimizers and metrics "
