@@ -6,7 +6,6 @@ import logging
 import random
 import shutil
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from jaxtribute import checksums
 from jaxtribute.checkpoint import arrays, restoring
 from jaxtribute.checkpoint.description import Description
 from jaxtribute.errors import CheckpointDamagedError, CheckpointError, InputError
+from support.damages import DAMAGES, damage
 
 VALUES = {"w": (3, 2), "big": (4000,), "scalar": ()}
 
@@ -73,45 +73,23 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def one_bit(content: bytes, rng: random.Random) -> bytes:
-    place = rng.randrange(len(content))
-    return content[:place] + bytes([content[place] ^ 1 << rng.randrange(8)]) + content[place + 1 :]
-
-
-CHANGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
-    "empty": lambda _, __: b"",
-    "cut": lambda content, rng: content[: rng.randrange(1, len(content))],
-    "one bit": one_bit,
-    "random": lambda content, rng: rng.randbytes(len(content)),
-}
-
-
-def damage(kind: str, folder: Path, files: list[str], number: int) -> None:
+def damage_one(kind: str, folder: Path, files: list[str], number: int) -> None:
     """Damages one file of the checkpoint `ckpt-2`."""
-    rng = random.Random(f"{kind} {number}")
+    # Orbax's names are random, so the file of the same place in the other checkpoint stands for the same file.
+    earlier = checksums.names(folder / "ckpt-1")
+    old = folder / "ckpt-1" / earlier[min(number, len(earlier) - 1)]
     path, other = folder / "ckpt-2" / files[number], folder / "ckpt-2" / files[number - 1]
-    content = path.read_bytes()
-    if kind == "missing":
-        path.unlink()
-    elif kind == "swapped":
-        path.write_bytes(other.read_bytes())
-        other.write_bytes(content)
-    elif kind == "old":
-        # Orbax's names are random, so the file of the same place in the other checkpoint stands for the same file.
-        earlier = checksums.names(folder / "ckpt-1")
-        path.write_bytes((folder / "ckpt-1" / earlier[min(number, len(earlier) - 1)]).read_bytes())
-    else:
-        path.write_bytes(CHANGES[kind](content, rng))
+    damage(kind, path, other, old, random.Random(f"{kind} {number}"))
 
 
-@pytest.mark.parametrize("kind", [*CHANGES, "swapped", "missing", "old"])
+@pytest.mark.parametrize("kind", DAMAGES)
 def test_every_file_in_every_way(kind: str, saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     program, files = Program(), checksums.names(saved / "ckpt-2")
     assert len(files) >= 8
     for number, name in enumerate(files):
         folder = tmp_path / str(number)
         shutil.copytree(saved, folder)
-        damage(kind, folder, files, number)
+        damage_one(kind, folder, files, number)
         same = (folder / "ckpt-2" / name).exists() and all(
             (folder / "ckpt-2" / file).read_bytes() == (saved / "ckpt-2" / file).read_bytes() for file in files
         )

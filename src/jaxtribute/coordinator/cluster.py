@@ -330,6 +330,7 @@ class Cluster:
         description = saves.described(chosen)
         assert chosen is not None
         description.check(chosen, self.servers, self._shards)
+        self.client.check_open(range(self.servers))
         with self._state:
             if not self._state.wait_for(lambda: not self._lost, self.timeout_s):
                 raise DeadlineError(
