@@ -16,6 +16,7 @@ import jaxtribute as jd
 from jaxtribute import checksums
 from jaxtribute.checkpoint import arrays, restoring
 from jaxtribute.checkpoint.description import Description
+from jaxtribute.checkpoint.leaves import CellLeaf, VariableLeaf
 from jaxtribute.errors import CheckpointDamagedError, CheckpointError, InputError
 from support.damages import DAMAGES, damage
 
@@ -194,6 +195,65 @@ def test_a_position_that_cannot_be_taken_changes_nothing(tmp_path: Path) -> None
     with pytest.raises(InputError, match="no position -1"):
         program.checkpoint.restore(path)
     assert program.numbers() == {7}
+
+
+class Fussy:
+    """A value of another library that does not take every number."""
+
+    def __init__(self, value: Any, refused: float) -> None:
+        self.value, self._refused = value, refused
+
+    def set(self, value: Any) -> None:
+        self.value = value  # half done by then
+        if np.any(np.asarray(value) == self._refused):
+            raise TypeError(f"{self._refused} is not welcome")
+
+
+@pytest.mark.parametrize("room", [None, 1])
+def test_a_value_that_another_library_does_not_take_changes_nothing(
+    room: int | None, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fussy, program = Fussy(7, 2), Program(7)
+    found = program.checkpoint._found()  # pyright: ignore[reportPrivateUsage]
+    last = list(found.leaves)[-3]
+    found.leaves[last] = CellLeaf(lambda: fussy.value, fussy.set)
+    monkeypatch.setattr(jd.Checkpoint, "_found", lambda _: found)
+    held = program.variables["w"].read_value()
+    if room is not None:
+        monkeypatch.setattr(restoring, "_room", lambda: room)
+        monkeypatch.setattr(arrays, "batches", lambda sizes, limit=1: [slice(i, i + 1) for i in range(len(sizes))])
+        with pytest.raises(CheckpointError, match=rf"value {last} .*not welcome.* values have changed"):
+            program.checkpoint.restore(saved / "ckpt-2")
+        return
+    with pytest.raises(
+        CheckpointError, match=rf"value {last} .*TypeError: 2 is not welcome; nothing has changed.*HINT"
+    ):
+        program.checkpoint.restore(saved / "ckpt-2")
+    assert program.numbers() == {fussy.value} == {7}
+    # What was read before is not given up by a step.
+    jd.function(lambda: program.variables["w"].assign_add(np.ones((3, 2), np.float32)))()
+    assert np.unique(held).tolist() == [7]
+    program.checkpoint.restore(saved / "ckpt-1")
+    assert program.numbers() == {1, 7}, "all but the number whose place the fussy value takes"
+    assert fussy.value == 1
+
+
+def test_what_cannot_be_put_back_is_noted(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program(7)
+
+    def move(state: dict[str, int]) -> None:
+        if state["at"] == 7:
+            raise ValueError("no way back")
+        program.position.at = state["at"]
+
+    def fail(*_: Any) -> None:
+        raise ValueError("not taken")
+
+    monkeypatch.setattr(program.position, "set_state", move)
+    monkeypatch.setattr(VariableLeaf, "put", fail)
+    with pytest.raises(CheckpointError, match="not taken") as caught:
+        program.checkpoint.restore(saved / "ckpt-2")
+    assert any("could not be put back: ValueError: no way back" in note for note in caught.value.__notes__)
 
 
 def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

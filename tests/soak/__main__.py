@@ -76,9 +76,11 @@ class Soak:
                 job.close()
             counter = self.bad if wrong else self.well
             counter.update(f"{part}: {name}" for name in chosen)
-            say(f"{part} {first + len(chosen)} of {len(kinds)}, {time.monotonic() - begun:.0f} s: {wrong or 'well'}")
+            say(
+                f"{part} {first + len(chosen)} of {len(kinds)}, {time.monotonic() - begun:.0f} s: {'badly' if wrong else 'well'}"
+            )
             if wrong:
-                say("\n".join(["  in a job with:", *(f"  {name}" for name in chosen)]))
+                say("\n".join([*wrong, "  in a job with:", *(f"  {name}" for name in chosen)]))
 
     def table(self) -> str:
         """How often each kind came, and how often in a job that ended badly."""

@@ -56,13 +56,13 @@ class Counting:
         )
         self.coordinator = jd.coordinator.ClusterCoordinator(self.strategy)
         with self.strategy.scope():
-            self.count = jd.Variable(0, name="count")
-            self.table = jd.Variable(np.zeros((300, 4), np.float32), name="table")
+            count = self.count = jd.Variable(0, name="count")
+            table = self.table = jd.Variable(np.zeros((300, 4), np.float32), name="table")
         self.expected = self.saved = 0
 
         def step(x: Any) -> None:
-            self.count.assign_add(1)
-            self.table.assign_add(x)
+            count.assign_add(1)
+            table.assign_add(x)
 
         self._step = jd.function(step)
 
