@@ -40,6 +40,18 @@ class Unpicklable:
         raise SystemExit(3)
 
 
+class Deadly:
+    """Ends the process that reads it, as an import of a broken library does; the chief lives."""
+
+    def __reduce__(self) -> Any:
+        return _ended_unless, (os.getpid(),)
+
+
+def _ended_unless(chief: int) -> None:
+    if os.getpid() != chief:
+        os._exit(1)
+
+
 class Counting:
     """The cluster, its counters, and how far they should have come.
 
@@ -184,6 +196,11 @@ def always(counting: Counting) -> None:
     counting.fails(lambda: os._exit(1), "does not run again: 3 processes have ended")
 
 
+def unreadable(counting: Counting) -> None:
+    deadly = Deadly()
+    counting.fails(lambda: deadly, "does not run again: 3 processes have ended")
+
+
 def crash() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -307,6 +324,7 @@ FAULTS: dict[str, Fault] = {
     "a function ends its process once": once(lambda: os._exit(0)),
     "a function crashes once": once(crash),
     "a function always ends its process": always,
+    "a function ends whoever reads it": unreadable,
     "a function exits": failing(lambda: sys.exit(3), "SystemExit"),
     "a function interrupts": failing(interrupt, "KeyboardInterrupt"),
     "a function raises an odd error": failing(odd_error, "no such file"),
@@ -329,7 +347,7 @@ def main(folder: Path, faults: list[str]) -> None:
     """Counts on from what `folder` says."""
     done = len((folder / "done").read_text().splitlines()) if (folder / "done").exists() else 0
     rng = random.Random(f"{folder.parent.name} {done}")
-    counting = Counting(folder, rng, mirrored=len(faults) % 2 == 0)
+    counting = Counting(folder, rng, mirrored=sum(map(len, faults)) % 2 == 0)
     with counting.strategy:
         saved = counting.coordinator.latest_save(folder / "saves") if (folder / "saves").exists() else None
         if saved is None:

@@ -10,7 +10,7 @@ from soak.jobs import Job
 
 SHAPE = ("--ps", "1", "--workers", str(counting.WORKERS))
 PROGRAM = "counting.py"
-PER_JOB = 5
+PER_JOB = 12
 FAULTS = tuple(counting.FAULTS)
 _SAVE = re.compile("save-[0-9]{6}")
 

@@ -23,7 +23,7 @@ from support.damages import DAMAGES, damage
 WORKERS = 2
 SHAPE = ("--workers", str(WORKERS), "--devices-per-worker", "1", "--max-restarts", "100")
 PROGRAM = "training.py"
-PER_JOB = 5
+PER_JOB = 6
 _SPAN = training.STEPS // (PER_JOB + 1)
 
 Fault = Callable[[Job], None]
@@ -242,6 +242,8 @@ _GO_ON = {
     "disk is full",
     "no more files can be opened",
 }
+_UNNOTICED = {"a worker falls silent", "a worker hangs"}
+"""Those after which the training may end before anybody has noticed them: the gate stays closed until then."""
 FAULTS |= {f"a worker {order}": _ordered(order, restarts=order not in _GO_ON) for order in training.ORDERS}
 
 
@@ -260,8 +262,10 @@ def disturbed(job: Job, faults: list[str], say: Callable[[str], None]) -> None:
         job.await_(lambda until=until: job.count(f"] step {until}\n") or not job.running, f"step {until} is done")
         assert job.running, job.told()
         begun = time.monotonic()
-        open_gate(job, (number + 2) * _SPAN)
+        if name not in _UNNOTICED:
+            open_gate(job, (number + 2) * _SPAN)
         FAULTS[name](job)
+        open_gate(job, (number + 2) * _SPAN)
         say(f"{name}: {time.monotonic() - begun:.1f} s")
     open_gate(job, 10 * training.STEPS)
     assert job.wait() == 0, job.told()
