@@ -20,9 +20,9 @@ from coordinator import clusters
 from jaxtribute.coordinator import ClusterCoordinator
 from jaxtribute.coordinator.cluster import Cluster
 from jaxtribute.coordinator.engines import ThreadEngine
-from jaxtribute.coordinator.folders import Folder
 from jaxtribute.coordinator.server_task import TaskSettings
 from jaxtribute.coordinator.transport import Endpoint, Keys
+from jaxtribute.folders import Folder
 from jaxtribute.strategies.parameter_server import ParameterServerStrategy
 
 LOOPBACK = "127.0.0.1"

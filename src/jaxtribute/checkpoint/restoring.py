@@ -74,8 +74,7 @@ class Restore:
             saved = self._described()
             differences = self._fitting(saved)
             self._verify(saved)
-            specs = {name: saved.values[name] for name in self.found.leaves if name in saved.values}
-            values.read(specs)
+            values.read(saved)
             self._go_to(saved, undo)
         except Exception as problem:  # noqa: BLE001  # the other workers must learn of it, whatever it is
             error = problem
@@ -201,13 +200,10 @@ class _Values:
         self._parts = self._read_parts()
         self._first: dict[str, Any] = {}
 
-    def read(self, specs: dict[str, Spec]) -> None:
-        """Reads the first part, which mostly is all of it.
-
-        Args:
-          specs: the values that are restored, by name.
-        """
-        self._specs, self._names = specs, [name for name, spec in specs.items() if spec.size]
+    def read(self, saved: Description) -> None:
+        """Reads the first part, which mostly is all of it, of what both the checkpoint and the program have."""
+        self._specs = {name: saved.values[name] for name in self._found.leaves if name in saved.values}
+        self._names = [name for name, spec in self._specs.items() if spec.size]
         self._first = next(self._parts, {})
 
     def put(self) -> None:
