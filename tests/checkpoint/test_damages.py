@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import shutil
@@ -14,7 +15,7 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute import checksums
-from jaxtribute.checkpoint import arrays, restoring
+from jaxtribute.checkpoint import arrays, committing, restoring
 from jaxtribute.checkpoint.description import Description
 from jaxtribute.checkpoint.leaves import CellLeaf, VariableLeaf
 from jaxtribute.errors import CheckpointDamagedError, CheckpointError, InputError
@@ -195,6 +196,43 @@ def test_a_position_that_cannot_be_taken_changes_nothing(tmp_path: Path) -> None
     with pytest.raises(InputError, match="no position -1"):
         program.checkpoint.restore(path)
     assert program.numbers() == {7}
+
+
+class Pair:
+    """Two workers, of which this process is one; the other has looked at its part of the files."""
+
+    workers, names = 2, ("worker 0", "worker 1")
+
+    def __init__(self, rank: int, path: Path) -> None:
+        self.rank, self._path = rank, path
+
+    def exchange(self, purpose: str, text: str) -> list[str]:
+        assert purpose == "restore"
+        other = [False, ""]
+        try:
+            restoring.verify(self._path, part=(1 - self.rank, 2))
+        except CheckpointDamagedError as error:
+            other = [True, f"CheckpointDamagedError: {error}"]
+        told = [json.dumps(other)] * 2
+        told[self.rank] = text
+        return told
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_workers_learn_of_damages_before_they_read(
+    rank: int, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each checks a part of the files alone, and may need one of another's: all fall back to the same checkpoint."""
+    program = Program(7)
+    for number, name in enumerate(checksums.names(saved / "ckpt-2")):
+        path = tmp_path / str(number)
+        shutil.copytree(saved / "ckpt-2", path)
+        (path / name).unlink()
+        pair: Any = Pair(rank, path)
+        monkeypatch.setattr(committing, "cluster", lambda pair=pair: pair)
+        with pytest.raises(CheckpointDamagedError):
+            program.checkpoint.restore(path)
+        assert program.numbers() == {7}
 
 
 class Fussy:

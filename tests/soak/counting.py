@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -380,5 +381,17 @@ def note(folder: Path, name: str) -> None:
         file.write(f"{name}\n")
 
 
+def checked(folder: Path, faults: list[str]) -> None:
+    """Runs `main`; what it finds wrong is written to `FOLDER/wrong`, and no later start goes on."""
+    wrong = folder / "wrong"
+    if wrong.exists():
+        return
+    try:
+        main(folder, faults)
+    except AssertionError:
+        wrong.write_text(traceback.format_exc())
+        raise
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    checked(Path(sys.argv[1]), sys.argv[2:])

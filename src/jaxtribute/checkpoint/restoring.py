@@ -67,16 +67,22 @@ class Restore:
         return differences
 
     def _prepare(self, values: _Values, undo: list[Callable[[], None]]) -> Differences:
-        """Reads everything, and agrees with the other workers that all is well."""
+        """Checks all files, then reads what is needed; each time agrees with the other workers that all is well."""
         error: Exception | None = None
-        differences = Differences((), (), ())
+        differences, saved = Differences((), (), ()), None
         try:
             saved = self._described()
             differences = self._fitting(saved)
             self._verify(saved)
+        except Exception as problem:  # noqa: BLE001  # the other workers must learn of it, whatever it is
+            error = problem
+        # Before anything is read: a file that another worker finds damaged would be a raw error here.
+        _agree(self.path, error, self.cluster, values.state)
+        assert saved is not None
+        try:
             values.read(saved)
             self._go_to(saved, undo)
-        except Exception as problem:  # noqa: BLE001  # the other workers must learn of it, whatever it is
+        except Exception as problem:  # noqa: BLE001  # the same
             error = problem
         _agree(self.path, error, self.cluster, values.state)
         return differences
