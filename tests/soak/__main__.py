@@ -75,10 +75,9 @@ class Soak:
             finally:
                 job.close()
             counter = self.bad if wrong else self.well
-            counter.update(f"{part}: {name}" for name in chosen)
-            say(
-                f"{part} {first + len(chosen)} of {len(kinds)}, {time.monotonic() - begun:.0f} s: {'badly' if wrong else 'well'}"
-            )
+            counter.update([f"{part}: {name}" for name in chosen])
+            seconds, how = time.monotonic() - begun, "badly" if wrong else "well"
+            say(f"{part} {first + len(chosen)} of {len(kinds)}, {seconds:.0f} s: {how}")
             if wrong:
                 say("\n".join([*wrong, "  in a job with:", *(f"  {name}" for name in chosen)]))
 

@@ -113,16 +113,20 @@ class Counting:
         """Schedules a function that fails with an error of some text; nothing else is lost by it."""
         self.check()
         remote = self.coordinator.schedule(function, **options)
-        try:
-            remote.fetch()
-        except BaseException as error:  # noqa: BLE001 (whatever it is)
-            assert text in f"{type(error).__name__}: {error}", f"{error!r}, not {text!r}"
-        else:
-            raise AssertionError("the function did not fail")
-        try:
-            self.coordinator.join()
-        except BaseException as error:  # noqa: BLE001 (the same once more)
-            assert not isinstance(error, AssertionError), error
+        said = said_by(remote.fetch, BaseException)
+        assert text in said, f"{said!r}, not {text!r}"
+        said_by(self.coordinator.join, BaseException)  # the same once more
+
+
+def said_by(call: Callable[[], object], kind: type[BaseException]) -> str:
+    """The error that a call ends with, as text; empty without one."""
+    try:
+        call()
+    except AssertionError:
+        raise
+    except kind as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 Fault = Callable[[Counting], None]
@@ -164,11 +168,8 @@ def server(counting: Counting) -> None:
     if counting.mirrored:
         counting.check(text="after a server was killed that has a mirror")
         return
-    try:
-        counting.coordinator.join()
-        counting.check()  # all was done before it was noticed
-    except ClusterError as error:
-        assert "HINT" in str(error), error
+    said = said_by(counting.check, ClusterError)
+    assert not said or "HINT" in said, said  # nothing where all was done before anybody noticed
     counting.restore()
 
 
@@ -267,11 +268,8 @@ def damaged(kind: str) -> Fault:
         damage(kind, saved / name, saved / files[files.index(name) - 1], old / name, counting.rng)
         counting.schedule()
         counting.check()
-        try:
-            counting.coordinator.restore(saved)
-            raise AssertionError(f"{kind} of {name} was restored")
-        except ClusterError as error:
-            assert "HINT" in str(error), error
+        said = said_by(lambda: counting.coordinator.restore(saved), ClusterError)
+        assert "HINT" in said, f"{kind} of {name}: {said!r}"
         counting.check(text="after a restore that was refused")
         counting.saved = older
         counting.restore()
@@ -285,10 +283,8 @@ def no_room(counting: Counting) -> None:
     unlimited = resource.RLIM_INFINITY
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (64, unlimited))
     try:
-        counting.coordinator.save(counting.folder / "saves")
-        raise AssertionError("saved on a full disk")
-    except ClusterError as error:
-        assert "could not do what was asked" in str(error), error
+        said = said_by(lambda: counting.coordinator.save(counting.folder / "saves"), ClusterError)
+        assert "could not do what was asked" in said, said
     finally:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
 

@@ -15,12 +15,13 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 HERE = Path(__file__).parent
 MARK = "JAXTRIBUTE_SOAK"
-WAIT_S = 300.0
+WAIT_S = 600.0
 GONE_S = 30.0
 _POLL_S = 0.02
 
@@ -127,10 +128,7 @@ class Job:
     def look(self) -> list[tuple[str, int]]:
         """Where the processes of this job listen; the ports are looked for at the end."""
         pids = {one.pid for one in self.processes()}
-        found: list[tuple[str, int]] = []
-        for one in psutil.net_connections("inet"):
-            if one.status == psutil.CONN_LISTEN and one.pid in pids:
-                found.append((one.laddr.ip, one.laddr.port))
+        found: list[tuple[str, int]] = [(one.laddr.ip, one.laddr.port) for one in _listening() if one.pid in pids]
         self.ports |= {port for _, port in found}
         return found
 
@@ -154,9 +152,8 @@ class Job:
         with contextlib.suppress(StuckError):
             self.await_(lambda: not self.processes(), "processes end", GONE_S)
         found = [f"process {one.pid}: {' '.join(one.cmdline())[:200]}" for one in self.processes()]
-        for one in psutil.net_connections("inet"):
-            if one.status == psutil.CONN_LISTEN and one.pid is None and one.laddr.port in self.ports:
-                found.append(f"port {one.laddr.port}")
+        ports = [one.laddr.port for one in _listening() if one.pid is None and one.laddr.port in self.ports]
+        found += [f"port {port}" for port in ports]
         return found + [f"file {path}" for path in self.temporary.rglob("*")][:20]
 
     def close(self) -> None:
@@ -165,3 +162,7 @@ class Job:
             with contextlib.suppress(psutil.Error):
                 one.kill()
         shutil.rmtree(self.base, ignore_errors=True)
+
+
+def _listening() -> list[Any]:
+    return [one for one in psutil.net_connections("inet") if one.status == psutil.CONN_LISTEN]

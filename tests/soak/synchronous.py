@@ -141,7 +141,7 @@ def _lost(job: Job) -> None:
 
 
 def _second(job: Job) -> None:
-    job.await_(lambda: (_checkpoints(job) / ".ckpt.owner").exists(), "the job owns its folder")
+    job.await_((_checkpoints(job) / ".ckpt.owner").exists, "the job owns its folder")
     done, restarts = job.count("] step "), _restarts(job)
     other = job.other()
     try:
