@@ -131,11 +131,14 @@ class Save:
                 "that were complete before are untouched."
             ) from error
         finally:
-            for one in self.arrays.values():
-                if isinstance(one, Lease):
-                    one.give_back()
+            self._give_back()
             if not self.owned:
                 self.owner.release()
+
+    def _give_back(self) -> None:
+        for one in self.arrays.values():
+            if isinstance(one, Lease):
+                one.give_back()
 
     def _run_in(self, channel: Channel) -> None:
         """The same in several processes: the first makes the folder, all write, the first completes it."""

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxtribute.coordinator.folders import Folder
 from jaxtribute.coordinator.transport import deadline
 from jaxtribute.errors import ClusterError, DeadlineError
+from jaxtribute.folders import Folder
 from jaxtribute.launcher.family import Family
 from jaxtribute.launcher.settings import LOCAL_CLUSTER
 

@@ -120,13 +120,16 @@ class Scheduler:
             self.logs = {}
         try:
             self._running.append(self._coordinator.schedule(run_steps, args=arguments))
-            while self._running and (self._running[0].is_done or len(self._running) > self._ahead):
-                self.logs = self._running.popleft().fetch()
+            self._take_finished()
         except BaseException:
             self._running.clear()
             self._coordinator.join()  # if another function failed before, raises what it did
             raise
         return self.logs or {}
+
+    def _take_finished(self) -> None:
+        while self._running and (self._running[0].is_done or len(self._running) > self._ahead):
+            self.logs = self._running.popleft().fetch()
 
     def finish(self) -> None:
         """Waits for all that is scheduled."""
