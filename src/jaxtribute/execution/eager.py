@@ -25,11 +25,20 @@ R = TypeVar("R")
 
 
 class EagerFrame:
-    """Reads and writes the variables themselves."""
+    """Reads and writes the variables themselves.
+
+    Args:
+      compiles: makes compiled functions of the replica functions that code in the frame runs; by default they run as
+        Python.
+    """
 
     local = False
     traced = False
     differentiating = False
+    compiles: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+
+    def __init__(self, compiles: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None) -> None:
+        self.compiles = compiles
 
     @property
     def view(self) -> Hashable:

@@ -122,7 +122,7 @@ class Function(Generic[P, R]):
         bound = cast("dict[str, Any]", attributes).get(name)
         if bound is None or bound.python_function.__self__ is not instance:  # a copy has the original's attributes
             shifted = [place - 1 for place in self._donate]  # `self` is no argument of the bound method
-            bound = Function(self._python_function.__get__(instance, owner), self._signature, shifted)
+            bound = type(self)(self._python_function.__get__(instance, owner), self._signature, shifted)
             attributes[name] = bound
         return bound
 

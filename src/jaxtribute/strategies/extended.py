@@ -118,6 +118,8 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         """
         kwargs = dict(kwargs or {})
         frame = contexts.current().frame
+        if isinstance(frame, EagerFrame) and frame.compiles is not None:
+            fn = frame.compiles(fn)
         if isinstance(frame, OuterFrame) and self.home is not None:
             frame.enter(self.home)
         if self.mesh.size == 1:
