@@ -31,7 +31,7 @@ _AGGREGATIONS = {
 
 
 class Model:
-    """A model of Flax NNX, Equinox or plain nests, its arrays kept in variables of the strategy in whose scope it is made.
+    """A model of Flax NNX, Equinox or plain nests, its arrays in variables of the strategy in whose scope it is made.
 
     `jd.value_and_grad`, `jd.Optimizer`, `jd.Checkpoint` and `strategy.visualize` take it whole, and a `jd.function`
     may close over it or take it as an argument. In a replica function it is the replica's own view of the model.
