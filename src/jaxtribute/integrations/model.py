@@ -117,6 +117,12 @@ class Model:
         for cell in self._all():
             yield cell.path, cell.variable
 
+    def weights(self) -> Iterator[tuple[tuple[str, ...], Variable]]:
+        """What a file of weights has: as `named_variables`, but neither random numbers nor counts."""
+        for cell in (*self._cells, *self._state_cells):
+            if cell.part.kind not in (Kind.KEY, Kind.ALIKE) and cell.implementation is None:
+                yield cell.path, cell.variable
+
     def _all(self) -> list[_Cell]:
         return [*self._cells, *self._state_cells, *self._stream]
 
