@@ -26,6 +26,15 @@ def is_array(value: Any) -> bool:
     return isinstance(value, (jax.Array, np.ndarray, np.generic))
 
 
+def opened(nest: Any) -> Any:
+    """A nest of variables with those of each `jd.Model` in it in the model's place."""
+
+    def parameters(leaf: Any) -> Any:
+        return getattr(leaf, "__jd_parameters__", leaf)
+
+    return jax.tree.map(parameters, nest, is_leaf=lambda leaf: isinstance(leaf, Variable))
+
+
 def flatten(nest: Any) -> tuple[list[Any], Any]:
     """The leaves of `nest`, distributed values and variables kept whole, and its structure."""
     return jax.tree.flatten(nest, is_leaf=is_whole)

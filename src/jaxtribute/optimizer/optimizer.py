@@ -17,6 +17,7 @@ from jaxtribute import settings
 from jaxtribute.collectives.manual import all_reduce
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, StrategyMixError
 from jaxtribute.execution.losses import sum_with_losses
+from jaxtribute.execution.nests import opened
 from jaxtribute.optimizer.accumulation import Accumulation, Kind, make_accumulation
 from jaxtribute.optimizer.slicing import Slice
 from jaxtribute.optimizer.slots import Slots, make_slots
@@ -46,7 +47,7 @@ class Optimizer:
 
     Args:
       transform: any `optax.GradientTransformation`, such as `optax.adam(1e-3)`.
-      variables: the variables to update, a nest; all of one strategy.
+      variables: the variables to update, a nest; all of one strategy. A `jd.Model` stands for its parameters.
       shard_update: whether each replica updates one slice of the large variables and holds the slots of that
         slice only, so that the slots take `1 / replicas` of the memory on each device. The gradients are
         reduce-scattered and the new values gathered. `"auto"` shards variables of 1 MiB and more over 4 replicas and
@@ -83,7 +84,7 @@ class Optimizer:
     ) -> None:
         self._transform = transform
         self._variables: tuple[Variable, ...] = tuple(
-            cast("list[Variable]", jax.tree.leaves(variables, is_leaf=lambda leaf: isinstance(leaf, Variable)))
+            cast("list[Variable]", jax.tree.leaves(opened(variables), is_leaf=lambda leaf: isinstance(leaf, Variable)))
         )
         _check_transform(transform)
         _check_variables(self._variables)
