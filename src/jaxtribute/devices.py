@@ -160,6 +160,11 @@ def described_devices(devices: Sequence[jax.Device]) -> Generator[None]:
         _described = outer
 
 
+def are_described() -> bool:
+    """True if strategies take devices that are only described."""
+    return bool(_described)
+
+
 def strategy_devices(named: Sequence[str | jax.Device]) -> tuple[jax.Device, ...]:
     """The devices that a strategy is to take: those named, or `described_devices` in their place.
 
