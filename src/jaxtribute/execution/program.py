@@ -15,6 +15,7 @@ from jax.sharding import Sharding
 
 from jaxtribute.collectives.listing import listed
 from jaxtribute.execution.capture import Capture, Constant, is_constant
+from jaxtribute.execution.compiled_only import CompiledOnly
 from jaxtribute.execution.eager import EagerStep
 from jaxtribute.execution.frames import check_untraced
 from jaxtribute.execution.interrupts import Guard, undisturbed
@@ -119,6 +120,9 @@ class Program:
 
         donated = (0, 4) if self._given else 0
         self._jitted = jax.jit(step, donate_argnums=donated, out_shardings=self._shardings)
+        home = self.mesh or self._home
+        if home is not None and home.described:
+            self._jitted = CompiledOnly(self._jitted, home.replicated)
 
     def _target(self) -> Sharding | None:
         """Place of arguments and variables of no strategy; None where any will do."""

@@ -13,7 +13,7 @@ from jaxtribute.collectives import manual
 from jaxtribute.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute.collectives.cross_replica import check_axes
 from jaxtribute.devices import device_name
-from jaxtribute.errors import ArgumentError, StrategyMixError
+from jaxtribute.errors import ArgumentError, DeviceError, StrategyMixError
 from jaxtribute.execution import compiled, lockstep
 from jaxtribute.execution.capture import OuterFrame
 from jaxtribute.execution.eager import EagerFrame, stepping
@@ -133,6 +133,11 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
 
     def run_eagerly(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls `fn` on each replica where no program is traced."""
+        if self.mesh.described:
+            raise DeviceError(
+                f"strategy.run on {self.mesh.size} described device(s) outside a compiled function: nothing runs. "
+                "HINT: call strategy.run in a function decorated by @jd.function."
+            )
         if not is_traced():
             return lockstep.run(self.strategy, self.mesh, fn, args, kwargs)
         frame = contexts.current().frame

@@ -93,6 +93,8 @@ class PerReplica(ReplicaValues):
           mesh: the replicas' devices. Where it spans several workers all must call it.
           signatures: shape and dtype of all replicas' arrays, where they are known already.
         """
+        if mesh.described:
+            return cls(mesh.assemble(parts), mesh, not np.shape(parts[0]))
         parts = [_on_device(part, device) for part, device in zip(parts, mesh.local_devices, strict=True)]
         if signatures is None:
             signatures = all_signatures([parts], "a per-replica value", mesh)[0]

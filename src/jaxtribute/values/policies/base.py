@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
+from jaxtribute.values.described import DescribedArray
 from jaxtribute.values.distributed import PerReplica
 from jaxtribute.values.enums import ReduceOp, VariableAggregation
 from jaxtribute.values.numbers import check_range, row_ids
@@ -70,6 +72,18 @@ class Policy(ABC):
     @abstractmethod
     def mesh(self) -> ReplicaMesh | None:
         """The replicas' devices; None for a variable that no strategy placed."""
+
+    def stored(self, value: Any) -> jax.Array:
+        """As `place`; on devices that are only described, the array's shape and placement alone."""
+        mesh = self.mesh
+        if mesh is None or not mesh.described:
+            return self.place(value)
+        shapes = {
+            "value": tuple(value.shape),
+            "flat": (-(-math.prod(value.shape) // mesh.size) * mesh.size,),
+            "rows": (mesh.size, *value.shape),
+        }
+        return DescribedArray(shapes[self.form], value.dtype, mesh.split if self.split else mesh.replicated)
 
     @abstractmethod
     def place(self, value: Any) -> jax.Array:
