@@ -63,6 +63,7 @@ _LAZY = {
     "InputContext": "input",
     "InputOptions": "input",
     "InputReplicationMode": "input",
+    "Model": "integrations.model",
     "MultiWorkerMirroredStrategy": "strategies.multi_worker",
     "Optimizer": "optimizer",
     "ParameterServerStrategy": "strategies.parameter_server",
@@ -110,6 +111,7 @@ if _TYPE_CHECKING:
     from jaxtribute.input import InputOptions as InputOptions
     from jaxtribute.input import InputReplicationMode as InputReplicationMode
     from jaxtribute.input import shard_hint as shard_hint
+    from jaxtribute.integrations.model import Model as Model
     from jaxtribute.optimizer import Optimizer as Optimizer
     from jaxtribute.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
     from jaxtribute.strategies.fully_sharded import FullyShardedStrategy as FullyShardedStrategy

@@ -11,7 +11,7 @@ import operator
 import os
 from typing import SupportsIndex
 
-from jaxtribute import allocator, backend
+from jaxtribute import allocator, backend, devices
 from jaxtribute.backend import prepare_cpu_backend
 from jaxtribute.cluster.ledger import debug_collectives
 from jaxtribute.devices import alias_devices
@@ -48,7 +48,10 @@ def set_logical_cpu_devices(n: SupportsIndex, *, tune_allocator: bool = True) ->
 
     Source: `tf.config.set_logical_device_configuration` for a CPU.
     """
-    backend.request_cpu_devices(_device_count(n))
+    count = _device_count(n)
+    if devices.are_described():
+        return  # strategies take none of these
+    backend.request_cpu_devices(count)
     if tune_allocator:
         allocator.tune_allocator()
     else:

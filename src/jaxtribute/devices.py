@@ -6,7 +6,8 @@ in a program of one process; with several processes it is `worker`, and the task
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,10 @@ _FORMS = "'GPU:0', '/gpu:0', '/device:GPU:0' or '/job:worker/replica:0/task:1/de
 
 # Set by `alias_devices` alone: canonical names that tests pretend to have, and the devices that stand in.
 _aliases: dict[str, str] = {}
+
+
+# Set by `described_devices` alone: devices that programs are compiled for, in place of those that strategies name.
+_described: tuple[jax.Device, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,9 @@ def available_devices() -> list[str]:
 
 
 def default_devices() -> tuple[jax.Device, ...]:
-    """What a strategy takes when it is given no devices: all accelerators of this process, else all its CPU devices."""
+    """Devices of a strategy that is given none: all accelerators of this process, else all its CPU devices."""
+    if _described:
+        return _described
     accelerators = sorted(
         (spec.device_type or "", spec.device_index or 0, name)
         for name in _aliases
@@ -140,6 +147,31 @@ def default_devices() -> tuple[jax.Device, ...]:
         return tuple(resolve_device(name) for *_, name in accelerators)
     _start_backend()
     return tuple(jax.local_devices())
+
+
+@contextmanager
+def described_devices(devices: Sequence[jax.Device]) -> Generator[None]:
+    """Gives every strategy made within these devices, whichever it names: they are only described, nothing runs."""
+    global _described
+    outer, _described = _described, tuple(devices)
+    try:
+        yield
+    finally:
+        _described = outer
+
+
+def are_described() -> bool:
+    """True if strategies take devices that are only described."""
+    return bool(_described)
+
+
+def strategy_devices(named: Sequence[str | jax.Device]) -> tuple[jax.Device, ...]:
+    """The devices that a strategy is to take: those named, or `described_devices` in their place.
+
+    Raises:
+      DeviceError: one of those named does not exist.
+    """
+    return _described or tuple(resolve_device(device) for device in named)
 
 
 class AliasedDevices:
@@ -229,6 +261,11 @@ def _parse_part(part: str) -> dict[str, Any]:
 
 
 def _true_name(device: jax.Device) -> str:
+    if _described and device in _described:
+        siblings = [d for d in _described if d.process_index == device.process_index]
+        return DeviceSpec(
+            _WORKER_JOB, 0, device.process_index, device.platform.upper(), siblings.index(device)
+        ).to_string()
     siblings = [d for d in device.client.devices() if d.process_index == device.process_index]
     job = _LOCAL_JOB if jax.process_count() == 1 else _WORKER_JOB
     return DeviceSpec(job, 0, device.process_index, device.platform.upper(), siblings.index(device)).to_string()

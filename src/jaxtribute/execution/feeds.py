@@ -81,7 +81,7 @@ class Feed(ABC):
 
 @dataclass
 class Draws:
-    """What one call draws: batches taken in advance, then more as the trace asks for them.
+    """Batches that one call draws: some taken in advance, then more as the trace asks for them.
 
     Attributes:
       feeds: the iterators among the function's arguments.
@@ -151,7 +151,7 @@ class Draws:
 
 
 class Proxy(Iterator[Any]):
-    """What the function sees of an iterator, in place of it."""
+    """Stand-in for an iterator, in the function."""
 
     def __init__(self, draws: Draws, place: int) -> None:
         self._draws, self._place = draws, place

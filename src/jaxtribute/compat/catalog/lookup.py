@@ -36,7 +36,7 @@ def _entry(full: str, here: str, path: str) -> Entry:
 
 
 def entry_of(name: str) -> Entry:
-    """What is known of any full name of TensorFlow, such as `tf.data.Dataset.map`."""
+    """Finds the entry of any full name of TensorFlow, such as `tf.data.Dataset.map`."""
     known = distribute_entries()
     path = name
     while path.startswith(("tf.distribute.", "tf.compat.v1.distribute.")):

@@ -38,7 +38,7 @@ ABSENT: dict[str, str] = {
     "tf.config.experimental": "memory is set by XLA_PYTHON_CLIENT_PREALLOCATE and XLA_PYTHON_CLIENT_MEM_FRACTION",
     "tf.config.run_functions_eagerly": "use `jax.disable_jit()`",
 }
-"""Why a name, or what is below it, does not exist here, and what to write."""
+"""Reasons why a name, or a name below it, does not exist here, and replacements."""
 
 OTHER_PACKAGES: dict[str, str] = {
     "tensorflow_datasets": _NEEDS_TENSORFLOW + "read arrays with `tfds.data_source` or another library, and make a "
@@ -80,7 +80,7 @@ DIFFERENT: dict[str, str] = {
     "tf.random.stateless_normal": _NUMBERS,
     "tf.random.stateless_uniform": _NUMBERS,
 }
-"""What exists in `compat.tf` and means something else."""
+"""Names that exist in `compat.tf` with another meaning."""
 
 REMARKS: dict[str, str] = {
     "tf.__version__": "the TensorFlow whose names compat.tf has",
@@ -102,7 +102,7 @@ REMARKS: dict[str, str] = {
     "tf.int64": "int32 in arrays unless JAX's jax_enable_x64 is set",
     "tf.float64": "float32 in arrays unless JAX's jax_enable_x64 is set",
 }
-"""What is worth knowing of names that mean the same."""
+"""Remarks on names that mean the same."""
 
 ALIASES: dict[str, str] = {
     f"tf.{part}": f"tf.keras.{part}" for part in ("initializers", "losses", "metrics", "optimizers")

@@ -203,7 +203,7 @@ def readable(text: str, where: str) -> str:
 
 
 def _problem(text: str) -> str | None:
-    """Why a text is not Python; None if it is."""
+    """Reason why a text is not Python; None if it is."""
     try:
         ast.parse(text)
     except SyntaxError as error:

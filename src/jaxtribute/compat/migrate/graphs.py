@@ -1,4 +1,4 @@
-"""What AutoGraph would rewrite: Python's control flow over arrays and datasets in compiled functions."""
+"""Finds the code that AutoGraph would rewrite: control flow over arrays and datasets in compiled functions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _is_compiled(function: ast.FunctionDef, names: Names) -> bool:
 
 
 def _what(node: ast.AST, names: Names, arguments: set[str]) -> str:
-    """Which of the advised constructs a node is; empty for none."""
+    """Name of the advised construct that a node is; empty for none."""
     if isinstance(node, ast.For):
         over = node.iter
         if isinstance(over, ast.Call) and names.of(over.func) == "tf.range":

@@ -17,14 +17,14 @@ from jaxtribute.compat.migrate.findings import Edit, Finding, Source
 from jaxtribute.compat.migrate.naming import Names
 
 _SHOWN = ("tf.distribute", "tf.compat.v1.distribute", "tf.data", "tf.function")
-"""What is listed though it is the same."""
+"""Names that are listed though they mean the same."""
 _MARK = "# jaxtribute: ok"
 """On a line, says that somebody has looked at what differs there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found in a program.
+    """Findings in a program.
 
     Attributes:
       findings: the uses, in the order of the text.
@@ -35,7 +35,7 @@ class Report:
     source: Source
 
     def left(self) -> tuple[Finding, ...]:
-        """What nobody has looked at and no edit changes."""
+        """Parts that nobody has looked at and no edit changes."""
         return tuple(
             finding
             for finding in self.findings
@@ -123,7 +123,7 @@ def _unread(source: Source) -> Iterator[Finding]:
 
 
 def _is_import(name: str) -> bool:
-    """Whether a bare name stands for something imported, not for an object that is followed."""
+    """True if a bare name stands for something imported, not for an object that is followed."""
     return name.rpartition(".")[2] in ("function", "GradientTape")
 
 
