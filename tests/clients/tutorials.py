@@ -4,9 +4,9 @@
 
 FOLDER holds the notebooks of TensorFlow's documentation: those of `site/en/tutorials/distribute` and
 `site/en/guide/distributed_training.ipynb`. Each is made shorter (fewer epochs and steps, ports that are free, files
-below DIR), rewritten by `jaxtribute migrate --write`, changed in the lines of `BY_HAND`, and run cell by cell on two CPU
-devices, on digits. PYTHON is an interpreter that has TensorFlow 2.21 and scikit-learn: it runs the original, with the
-lines of `FOR_KERAS_3`, which Keras 3 takes under TensorFlow as well.
+below DIR), rewritten by `jaxtribute migrate --write`, changed in the lines of `BY_HAND`, and run cell by cell on two
+CPU devices, on digits. PYTHON is an interpreter that has TensorFlow 2.21 and scikit-learn: it runs the original, with
+the lines of `FOR_KERAS_3`, which Keras 3 takes under TensorFlow as well.
 
 For each notebook the table says how many lines were changed by hand, how many cells ran here and there, what `migrate`
 says cannot run, and the largest difference between the numbers that the cells show.
@@ -62,6 +62,9 @@ FOR_KERAS_3 = (
 )
 """Names that Keras 3 has dropped, for TensorFlow as well."""
 
+_ALIASED = """jd.config.alias_devices({"GPU:0": "CPU:0", "GPU:1": "CPU:1"})
+mirrored_strategy = tf.distribute.MirroredStrategy(devices=["/gpu:0", "/gpu:1"])"""
+
 BY_HAND: dict[str, tuple[tuple[str, str], ...]] = {
     "keras": (("    tf.keras.callbacks.TensorBoard(log_dir='./logs'),", ""),),
     "custom_training": (
@@ -77,8 +80,7 @@ BY_HAND: dict[str, tuple[tuple[str, str], ...]] = {
     "distributed_training": (
         (
             'mirrored_strategy = tf.distribute.MirroredStrategy(devices=["/gpu:0", "/gpu:1"])',
-            'jd.config.alias_devices({"GPU:0": "CPU:0", "GPU:1": "CPU:1"}); '
-            + 'mirrored_strategy = tf.distribute.MirroredStrategy(devices=["/gpu:0", "/gpu:1"])',
+            _ALIASED,
         ),
     ),
 }
