@@ -112,7 +112,7 @@ def test_refused(tmp_path: Path) -> None:
         safetensors.save({}, path)
     with pytest.raises(FileNotFoundError, match="there is no file"):
         safetensors.load(variables(one_device(0), {"w": np.ones(1)}), path)
-    with pytest.raises(ContextError, match="in a replica function or a jd.function"):
+    with pytest.raises(ContextError, match=r"in a replica function or a jd[.]function"):
         jd.function(lambda: safetensors.save({}, path))()
     assert not path.exists()
 

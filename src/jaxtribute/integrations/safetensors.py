@@ -281,7 +281,7 @@ def _fits(given: str, wanted: str) -> bool:
     if given not in _NAMES:
         return False
     floating = all(jnp.issubdtype(dtype, jnp.floating) for dtype in (given, wanted))
-    return given == wanted or (floating and jnp.promote_types(given, wanted) == jnp.dtype(wanted))
+    return given == wanted or (floating and np.can_cast(jnp.dtype(given), jnp.dtype(wanted), "safe"))
 
 
 def _files(path: Path) -> list[Path]:
