@@ -43,10 +43,10 @@ def test_any_shapes_from_any_number_of_replicas_onto_any_other(
 ) -> None:
     path = tmp_path_factory.mktemp("weights") / "model.safetensors"
     rng = np.random.default_rng(0)
-    values = {f"v{i}": (rng.random(shape) * 100).astype(jnp.dtype(dtype)) for i, (shape, dtype) in enumerate(kinds)}
+    values = {f"v{i}": np.asarray(rng.random(shape) * 100, jnp.dtype(dtype)) for i, (shape, dtype) in enumerate(kinds)}
     safetensors.save(variables(sharded(before), values), path)
     found = library.load_file(path)
-    assert list(found) == list(values)
+    assert set(found) == set(values)
     for name, value in values.items():
         assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)
         assert found[name].tobytes() == value.tobytes()
