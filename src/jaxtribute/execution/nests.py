@@ -12,17 +12,17 @@ from jaxtribute.values.variable import Variable
 
 
 def is_distributed(value: Any) -> bool:
-    """Whether `value` has one component a replica."""
+    """True if `value` has one component a replica."""
     return isinstance(value, ReplicaValues)
 
 
 def is_whole(value: Any) -> bool:
-    """Whether `value` is one thing to the library, though JAX could look into it."""
+    """True if `value` is one thing to the library, though JAX could look into it."""
     return isinstance(value, (ReplicaValues, Variable))
 
 
 def is_array(value: Any) -> bool:
-    """Whether `value` is an array on a device, in a trace or in NumPy."""
+    """True if `value` is an array on a device, in a trace or in NumPy."""
     return isinstance(value, (jax.Array, np.ndarray, np.generic))
 
 

@@ -95,7 +95,7 @@ class Optimizer:
         self._accumulation: Accumulation | None = None
         cycle = _checked_cycle(accumulate_steps, accumulate_op)
         self.elsewhere = self._strategy.extended.optimizer_elsewhere(transform, self._variables)
-        """What updates variables of other processes; None where this object does."""
+        """The updater of variables of other processes; None where this object updates the variables."""
         if self.elsewhere is not None:
             self._slots, self._sliced = self.elsewhere.slots, frozenset()
             self._state = self._slots.variables
@@ -123,7 +123,7 @@ class Optimizer:
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """What a checkpoint must keep besides the variables themselves: slots, loss scale, accumulated gradients."""
+        """State that a checkpoint keeps besides the variables themselves: slots, loss scale, accumulated gradients."""
         return (*self._state, *(self._accumulation.variables if self._accumulation is not None else ()))
 
     @property
@@ -185,7 +185,7 @@ class Optimizer:
         return context
 
     def _choose(self, shard_update: bool | Literal["auto"]) -> frozenset[int]:
-        """Which variables are updated in slices."""
+        """Finds the variables that are updated in slices."""
         if shard_update not in (True, False, "auto"):
             raise ArgumentError(f"shard_update is {shard_update!r}. HINT: pass True, False or 'auto'.")
         if not shard_update or self._mesh.size == 1:
@@ -302,7 +302,7 @@ class Optimizer:
         frame.set(accumulation.count, jnp.where(last, jnp.zeros_like(calls), calls))
 
     def _in_slices(self, context: contexts.Context) -> bool:
-        """Whether one replica's program updates slices."""
+        """True if one replica's program updates slices."""
         return bool(self._sliced) and context.frame.local
 
     def _held(self, context: contexts.Context) -> list[Any]:
