@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, CheckpointMismatchError, ContextError
@@ -80,7 +81,7 @@ def test_an_abstract_model_is_filled_and_trains_on(tmp_path: Path) -> None:
     assert not other.parameters["layers"][0]["kernel"].numpy().any()
     safetensors.load(other, path)
     for name, variable in safetensors.weights(other).items():
-        np.testing.assert_array_equal(variable.numpy(), found[name])
+        assert_array_equal(variable.numpy(), found[name])
     assert other.value.layers[1].kernel.get_value().shape == (4, 4)
 
 

@@ -214,7 +214,7 @@ class _Tensor:
     @property
     def dtype(self) -> str:
         """NumPy's name, or that of the format where it is unknown."""
-        short = self.file.get_slice(self.name).get_dtype()
+        short = str(self.file.get_slice(self.name).get_dtype())
         return _DTYPES.get(short, short)
 
     def run(self, start: int, stop: int) -> Host:
@@ -241,7 +241,7 @@ def _read(variable: Variable, tensor: _Tensor) -> None:
             variable.bind(own(value, stored.sharding if stored.committed else None))
         return
 
-    def part(index: tuple[slice, ...]) -> Host:
+    def part(index: Any) -> Host:
         start, stop, _ = index[0].indices(stored.shape[0])
         found = tensor.run(min(start, variable.size), min(stop, variable.size)).astype(variable.dtype, copy=False)
         return np.pad(found, (0, stop - start - found.size))
