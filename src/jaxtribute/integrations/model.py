@@ -319,7 +319,7 @@ class _Cell:
         return value if self.implementation is None else jax.random.wrap_key_data(value, impl=self.implementation)
 
     def stored(self, value: Any) -> Any:
-        """What the variable keeps of a value."""
+        """The array that the variable keeps of a value."""
         return value if self.implementation is None else jax.random.key_data(value)
 
 

@@ -176,7 +176,7 @@ def _header(variables: Mapping[str, Variable], metadata: Mapping[str, str] | Non
 
 
 def _own_parts(variable: Variable, *, first: bool) -> Iterator[tuple[int, Host]]:
-    """What this process writes of a variable: runs of the flattened value, each with its first element's place.
+    """The parts of a variable that this process writes: runs of the flattened value with their first places.
 
     Args:
       variable: the variable.
