@@ -184,7 +184,9 @@ def test_a_state_of_equinox_is_assigned_whole() -> None:
         step(batch(strategy, 8))
         first = [np.asarray(leaf) for leaf in jax.tree.leaves(model.state)]
         wanted = [
-            eqx.filter_jit(jax.vmap(norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None)))(part, state)[1]
+            eqx.filter_jit(jax.vmap(norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None)))(
+                jnp.asarray(part), state
+            )[1]
             for part in np.split(np.arange(8, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32), 2)
         ]
     for leaf, *parts in zip(first, *map(jax.tree.leaves, wanted), strict=True):
