@@ -185,8 +185,8 @@ def test_ray_that_is_slow_to_start_is_started_again(tries: int, monkeypatch: pyt
         def kill_all_processes(self, **how: bool) -> None:
             ended.append(how)
 
-    monkeypatch.setattr(ray_engine.ray, "init", lambda **_: Node())
-    monkeypatch.setattr(ray_engine.ray, "shutdown", lambda: None)
+    monkeypatch.setattr("ray.init", lambda **_: Node())
+    monkeypatch.setattr("ray.shutdown", lambda: None)
     if tries == 2:
         ray_engine.connect(None, "/nowhere", 0.0)
     else:

@@ -36,12 +36,12 @@ def drawn(kinds: Sequence[str], count: int, rng: random.Random) -> list[str]:
     return found[:count]
 
 
-def undisturbed(cache: Path, rng: random.Random) -> dict[str, object]:
+def undisturbed(cache: Path, rng: random.Random) -> synchronous.Learned:
     """What a training comes to that nobody disturbs."""
     job = Job(synchronous.SHAPE, synchronous.PROGRAM, rng, cache)
     try:
         synchronous.disturbed(job, [], say)
-        return dict(synchronous.learned(job))
+        return synchronous.learned(job)
     finally:
         job.close()
 
