@@ -26,7 +26,7 @@ _NUMBERS = (bool, int, float)
 
 @dataclass
 class Found:
-    """What a checkpoint keeps.
+    """Contents of a checkpoint.
 
     Attributes:
       leaves: the values by their keys, the parts of each key joined with dots.
@@ -141,7 +141,7 @@ class _Walk:
 
     @staticmethod
     def _whole(value: Any) -> bool:
-        """Whether a value is not to be taken apart as a nest, though JAX could."""
+        """True if a value is not to be taken apart as a nest, though JAX could."""
         return isinstance(value, Variable) or adapter_of(value) is not None
 
     def _first_time(self, value: Any) -> bool:

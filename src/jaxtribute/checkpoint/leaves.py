@@ -22,7 +22,7 @@ class Leaf(Protocol):
 
     @property
     def spec(self) -> Spec:
-        """What it is now."""
+        """The present value."""
         ...
 
     def snapshot(self) -> Lease | Host:

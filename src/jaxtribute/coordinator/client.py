@@ -201,7 +201,7 @@ class Exchange:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to ask."""
+        """True if there is nothing to ask."""
         return not (self._ops or self._pulls or self._rows)
 
 

@@ -52,7 +52,7 @@ class ClosureQueue:
         self._error: BaseException | None = None
         self._broken: BaseException | None = None
         self._failed: ClusterError | None = None
-        """Why nothing can run any more, for ever."""
+        """Reason why nothing can run any more, for ever."""
         self._paused = False
         self._absent_since: float | None = time.monotonic()
         self._stopping = False

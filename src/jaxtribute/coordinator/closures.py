@@ -16,11 +16,10 @@ from jaxtribute.coordinator.wire import Header, pack
 from jaxtribute.errors import ClusterError
 
 MAX_ATTEMPTS = 3
-"""How many processes a function may end with before it is not run again."""
+"""Number of processes that a function may end before it is not run again."""
 _SHORT_S = 0.02
 AHEAD = 4
-"""How many functions a worker has at most, the one that it runs included."""
-"""How many closures of a short function may wait at a worker, so that it never waits for the next."""
+"""Number of closures of a short function that may wait at a worker, so that it never waits for the next."""
 
 
 @dataclass(slots=True)

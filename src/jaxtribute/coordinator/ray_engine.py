@@ -58,7 +58,7 @@ class TaskActor:
             os._exit(1)
 
     def endpoint(self) -> Endpoint:
-        """Where it can be reached."""
+        """Address of the task."""
         return self._task.endpoint
 
     def pid(self) -> int:
@@ -126,7 +126,7 @@ class RayEngine:
         )
 
     def endpoint(self, role: str, index: int, timeout_s: float) -> Endpoint:
-        """Where a task can be reached, once it runs.
+        """Address of a task, once it runs.
 
         Raises:
           DeadlineError: it does not run in time.

@@ -63,7 +63,7 @@ class RayNode:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """True if it runs."""
         return self._process.poll() is None
 
     def output(self) -> str:
@@ -130,7 +130,7 @@ def make_token() -> None:
 
 
 def task_of_cluster(spec: ClusterSpec, task: ServerDef) -> Callable[[], None]:
-    """What `jd.Server.join` does for a task of a cluster with parameter servers: offers its place until the chief ends.
+    """Runs `jd.Server.join` for a task of a cluster with parameter servers: offers its place until the chief ends.
 
     The chief's strategy starts the cluster; a server that is never joined, in the chief's own process, does nothing.
     """

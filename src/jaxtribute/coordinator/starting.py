@@ -65,7 +65,7 @@ def start_in_threads(servers: int, workers: int, **options: Any) -> Cluster:
 
 
 def tasks_of(resolver: Any) -> tuple[int, int]:
-    """How many servers and workers a resolver describes.
+    """Number of servers and workers that a resolver describes.
 
     Raises:
       ArgumentError: none, or a negative number of them.

@@ -39,7 +39,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a process can be reached.
+    """Address of a process.
 
     Attributes:
       path: its socket's file, for processes that see the same folder.
@@ -50,7 +50,7 @@ class Endpoint:
     tcp: str = ""
 
     def plain(self) -> dict[str, str]:
-        """As a map of strings, for a message."""
+        """The address as a map of strings, for a message."""
         return asdict(self)
 
 
@@ -189,7 +189,7 @@ class Known:
         self._key = key
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether `key`, in Z85 as pyzmq gives it, is the known one."""
+        """True if `key`, in Z85 as pyzmq gives it, is the known one."""
         del domain
         return key == self._key
 

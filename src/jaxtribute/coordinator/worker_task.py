@@ -126,7 +126,7 @@ class WorkerTask:
         return self._optimizers[remote.key]
 
     def resource(self, key: int, blob: bytes) -> Any:
-        """What a function makes once on each worker."""
+        """Object that a function makes once on each worker."""
         if key not in self._resources:
             self._resources[key] = pickling.loads(blob)()
         return self._resources[key]
@@ -197,7 +197,7 @@ class WorkerTask:
             raise ServerLostError("a parameter server was restarted while it was waited for. HINT: try again.")
 
     def _next_is(self) -> bool:
-        """Whether the next thing to do is the same function again."""
+        """True if the next thing to do is the same function again."""
         self._drain()
         return bool(self._inbox) and self._inbox[0][0].get("d") == self._running[1]
 

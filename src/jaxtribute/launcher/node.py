@@ -23,12 +23,12 @@ from jaxtribute.launcher.ports import ReservedPorts
 from jaxtribute.launcher.settings import chief_environment, rank_environment
 
 RESTART = "JAXTRIBUTE_RESTART"
-"""How often the job has been started again, for its processes."""
+"""Number of restarts of the job, for its processes."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a machine needs to know to start its ranks.
+    """Facts that a machine needs to start its ranks.
 
     Attributes:
         addresses: Of all ranks.
@@ -50,7 +50,7 @@ class Start:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """What `as_json` gave."""
+        """Reads the result of `as_json`."""
         return cls(**data)
 
 

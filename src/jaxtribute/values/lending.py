@@ -23,7 +23,7 @@ _lending = threading.RLock()
 A variable that is deleted in the midst of it, in the same thread, takes it once more."""
 
 _PATIENCE_S = 1.0
-"""How long a step waits for arrays that are being written, a small part of all, before it copies them itself."""
+"""Seconds that a step waits for arrays that are being written, a small part of all, before it copies them itself."""
 
 
 class Lease:
