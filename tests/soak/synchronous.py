@@ -18,7 +18,7 @@ import jaxtribute as jd
 from jaxtribute import checksums
 from jaxtribute.errors import CheckpointDamagedError
 from soak import training
-from soak.jobs import Job
+from soak.jobs import WAIT_S, Job
 from support.damages import DAMAGES, damage
 
 WORKERS = 2
@@ -146,9 +146,9 @@ def _lost(job: Job) -> None:
 def _second(job: Job) -> None:
     job.await_((_checkpoints(job) / ".ckpt.owner").exists, "the job owns its folder")
     done, restarts = job.count("] step "), _restarts(job)
-    other = job.other()
+    other = job.other("--max-restarts", "0")
     try:
-        said, _ = other.communicate(timeout=200)
+        said, _ = other.communicate(timeout=WAIT_S)
     finally:
         other.kill()
     # The first may have ended and been started again meanwhile, by a fault that takes its time.
