@@ -175,7 +175,7 @@ def strategy_devices(named: Sequence[str | jax.Device]) -> tuple[jax.Device, ...
 
 
 class AliasedDevices:
-    """What `alias_devices` has set; a `with` block takes it back at its end.
+    """The aliases that `alias_devices` has set; a `with` block takes them back at its end.
 
     Args:
         outer: The aliases before.
@@ -230,7 +230,7 @@ def alias_devices(aliases: Mapping[str, str]) -> AliasedDevices:
 
 
 def _instead(device_type: str, index: int) -> str:
-    """What makes a missing device exist, or another stand for it."""
+    """Advice that makes a missing device exist, or another stand for it."""
     split = "call jd.config.set_logical_cpu_devices(n) before JAX starts to split the CPU into n devices"
     if device_type == "CPU":
         return split

@@ -37,7 +37,7 @@ class Optional(Generic[T]):
         self._value = value
 
     def has_value(self) -> bool:
-        """Whether there is an element."""
+        """True if there is an element."""
         return bool(self._value)
 
     def get_value(self) -> T:
