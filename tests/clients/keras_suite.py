@@ -1,6 +1,6 @@
 """Keras's own tests in the scope of each strategy: which of them pass plain, and not there.
 
-    python tests/clients/keras_suite.py --reports FOLDER [--keras FOLDER] [--strategies mirrored ...] [PART ...]
+    python tests/clients/keras_suite.py --reports FOLDER [--keras FOLDER] [--strategies ...] [--resume] [PART ...]
 
 A part is a folder, a file or a test (`metrics/f_score_metrics_test.py::FBetaScoreTest`) of `keras/src`. The wheel of
 Keras has its tests; a few need files beside them that only the repository has: `--keras` is the folder `keras/src` of
@@ -27,7 +27,12 @@ TEST_S = 300
 """Seconds for a test."""
 _ENDED = (0, 1, 2, 4, 5)
 """Statuses of a pytest that has come to its end by itself."""
-KNOWN: dict[str, str] = {}
+KNOWN: dict[str, str] = {
+    "trainers/trainer_test.py::TestTrainer::test_fit_eval_flow_for_jax_model_weights": (
+        "asks that a Keras variable's private `_value` is None between steps, when Keras has the arrays elsewhere; a "
+        "strategy's variables hold their values all the time, and each step gives their memory to the next"
+    ),
+}
 """Tests that pass plain and not in a scope, by `file::class::test` or a beginning of it, and the reason."""
 
 
@@ -75,9 +80,8 @@ def run(keras: Path, tests: Sequence[str], strategy: str, report: Path) -> Outco
       keras: the folder `keras/src`.
       tests: files and tests in it.
       strategy: a name of `in_scope.STRATEGIES`.
-      report: where the outcomes go, and beside it what pytest prints.
+      report: where the outcomes go, and beside it what pytest prints; tests that are in it do not run again.
     """
-    report.unlink(missing_ok=True)
     environment = {
         **os.environ,
         "KERAS_BACKEND": "jax",
@@ -90,7 +94,7 @@ def run(keras: Path, tests: Sequence[str], strategy: str, report: Path) -> Outco
     command = [sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={keras}", "-p", "in_scope"]
     command += ["-p", "no:cacheprovider", "--import-mode=importlib", "-q", "--continue-on-collection-errors"]
     command += [f"--timeout={TEST_S}", "--timeout-method=thread", *(str(keras / test) for test in tests)]
-    with report.with_suffix(".log").open("w") as log:
+    with report.with_suffix(".log").open("a") as log:
         while True:
             before = set(read(report))
             left = [f"--deselect={test}" for test in sorted(before)]
@@ -135,15 +139,19 @@ def main() -> int:
     parser.add_argument("--keras", type=Path, help="the folder keras/src; by default that of the installed package")
     parser.add_argument("--strategies", nargs="*", default=["mirrored", "fully_sharded"])
     parser.add_argument("--reports", type=Path, required=True, help="the folder for logs and outcomes")
+    parser.add_argument("--resume", action="store_true", help="go on with the outcomes that are in the reports")
     given = parser.parse_args()
     keras = given.keras or _installed()
     given.reports.mkdir(parents=True, exist_ok=True)
     tests = [test for part in given.parts for test in list_files(keras, part)]
     unknown = 0
     for strategy in given.strategies:
-        scoped = run(keras, tests, strategy, given.reports / f"{strategy}.jsonl")
+        reports = [given.reports / f"{strategy}.jsonl", given.reports / f"{strategy}.plain.jsonl"]
+        for report in () if given.resume else reports:
+            report.unlink(missing_ok=True)
+        scoped = run(keras, tests, strategy, reports[0])
         again = [test for test, outcome in scoped.items() if outcome.result in ("failed", "missing")]
-        plain = run(keras, again, "plain", given.reports / f"{strategy}.plain.jsonl") if again else {}
+        plain = run(keras, again, "plain", reports[1]) if again else {}
         unknown += compare(strategy, given.parts, plain, scoped)
     return 1 if unknown else 0
 
