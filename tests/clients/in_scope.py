@@ -62,6 +62,13 @@ class InScope:
         reason = " ".join(raised or lines[-1:])[:400] if report.failed else ""
         self._note({"test": report.nodeid, "when": report.when or "", "outcome": report.outcome, "reason": reason})
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Notes a file that cannot be imported."""
+        if report.failed:
+            self._note(
+                {"test": report.nodeid, "when": "collect", "outcome": "failed", "reason": report.longreprtext[-400:]}
+            )
+
     def _note(self, line: dict[str, str]) -> None:
         with self._report.open("a") as file:
             file.write(json.dumps(line) + "\n")

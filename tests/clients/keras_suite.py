@@ -55,8 +55,10 @@ def read(report: Path) -> Outcomes:
         known = found.get(test)
         if result == "begun":
             found[test] = Outcome("missing", "the process ended")
-        elif known is None or known.result in ("missing", "passed") or result == "failed":
-            found[test] = Outcome(result, phase.get("reason", ""))
+        elif result == "failed" or known is None or (known.result == "missing" and phase["when"] == "call"):
+            found[test] = Outcome(result, phase["reason"])
+        elif result == "skipped":
+            found[test] = Outcome(result)
     return found
 
 

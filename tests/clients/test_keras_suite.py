@@ -48,6 +48,7 @@ def test_a_test_fails_if_one_of_its_phases_does(tmp_path: Path) -> None:
         '{"test": "b", "when": "setup", "outcome": "skipped", "reason": ""}\n'
         '{"test": "b", "when": "teardown", "outcome": "passed", "reason": ""}\n'
         '{"test": "c", "outcome": "begun"}\n'
+        '{"test": "c", "when": "setup", "outcome": "passed", "reason": ""}\n'
     )
     assert read(report) == {"a": FAILED, "b": Outcome("skipped"), "c": Outcome("missing", "the process ended")}
 
