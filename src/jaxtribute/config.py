@@ -11,7 +11,7 @@ import operator
 import os
 from typing import SupportsIndex
 
-from jaxtribute import allocator, backend
+from jaxtribute import allocator, backend, devices
 from jaxtribute.backend import prepare_cpu_backend
 from jaxtribute.cluster.ledger import debug_collectives
 from jaxtribute.devices import alias_devices
@@ -48,7 +48,10 @@ def set_logical_cpu_devices(n: SupportsIndex, *, tune_allocator: bool = True) ->
 
     Source: `tf.config.set_logical_device_configuration` for a CPU.
     """
-    backend.request_cpu_devices(_device_count(n))
+    count = _device_count(n)
+    if devices.are_described():
+        return  # strategies take none of these
+    backend.request_cpu_devices(count)
     if tune_allocator:
         allocator.tune_allocator()
     else:
@@ -72,7 +75,16 @@ def apply_environment() -> None:
         raise ConfigError(
             f"{CPU_DEVICES}={text!r} is no number of devices. HINT: set it to a whole number from 1 up, or unset it."
         )
-    set_logical_cpu_devices(int(text))
+    try:
+        set_logical_cpu_devices(int(text))
+    except ConfigError as error:
+        present = backend.configured_cpu_devices()
+        if not backend.backend_started() or present == int(text):
+            raise
+        raise ConfigError(
+            f"{CPU_DEVICES}={text} comes too late: JAX had started, with {present} CPU devices, before jaxtribute was "
+            "imported. HINT: move `import jaxtribute` above the first line that makes a JAX array or asks for devices."
+        ) from error
 
 
 def _device_count(n: SupportsIndex) -> int:

@@ -6,7 +6,7 @@ in a program of one process; with several processes it is `worker`, and the task
 """
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,10 @@ _FORMS = "'GPU:0', '/gpu:0', '/device:GPU:0' or '/job:worker/replica:0/task:1/de
 
 # Set by `alias_devices` alone: canonical names that tests pretend to have, and the devices that stand in.
 _aliases: dict[str, str] = {}
+
+
+# Set by `described_devices` alone: devices that programs are compiled for, in place of those that strategies name.
+_described: tuple[jax.Device, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
     if (spec.replica or 0) != 0 or index >= len(devices):
         raise DeviceError(
             f"there is no device {device!r}; the devices are {', '.join(available_devices())}. HINT: use one of these, "
-            "or call jd.config.set_logical_cpu_devices(n) before JAX starts to split the CPU into n devices."
+            f"or {_instead(spec.device_type or 'CPU', index)}."
         )
     return devices[index]
 
@@ -131,7 +135,9 @@ def available_devices() -> list[str]:
 
 
 def default_devices() -> tuple[jax.Device, ...]:
-    """What a strategy takes when it is given no devices: all accelerators of this process, else all its CPU devices."""
+    """Devices of a strategy that is given none: all accelerators of this process, else all its CPU devices."""
+    if _described:
+        return _described
     accelerators = sorted(
         (spec.device_type or "", spec.device_index or 0, name)
         for name in _aliases
@@ -144,16 +150,60 @@ def default_devices() -> tuple[jax.Device, ...]:
 
 
 @contextmanager
-def alias_devices(aliases: Mapping[str, str]) -> Generator[None]:
-    """Pretends, in a test, that other devices exist: a stand-in takes and bears the given name. Off unless entered.
+def described_devices(devices: Sequence[jax.Device]) -> Generator[None]:
+    """Gives every strategy made within these devices, whichever it names: they are only described, nothing runs."""
+    global _described
+    outer, _described = _described, tuple(devices)
+    try:
+        yield
+    finally:
+        _described = outer
 
-    It lets an example written for two GPUs run, and print what it would print there, on logical CPU devices:
+
+def are_described() -> bool:
+    """True if strategies take devices that are only described."""
+    return bool(_described)
+
+
+def strategy_devices(named: Sequence[str | jax.Device]) -> tuple[jax.Device, ...]:
+    """The devices that a strategy is to take: those named, or `described_devices` in their place.
+
+    Raises:
+      DeviceError: one of those named does not exist.
+    """
+    return _described or tuple(resolve_device(device) for device in named)
+
+
+class AliasedDevices:
+    """What `alias_devices` has set; a `with` block takes it back at its end.
+
+    Args:
+        outer: The aliases before.
+    """
+
+    def __init__(self, outer: dict[str, str]) -> None:
+        self._outer = outer
+
+    def __enter__(self) -> None:
+        """Does nothing: the aliases hold already."""
+
+    def __exit__(self, *error: object) -> None:
+        """Restores the aliases before."""
+        global _aliases
+        _aliases = self._outer
+
+
+def alias_devices(aliases: Mapping[str, str]) -> AliasedDevices:
+    """Pretends, in a test, that other devices exist: a stand-in takes and bears the given name.
+
+    It lets an example written for two GPUs run, and print what it would print there, on logical CPU devices. As a
+    statement it holds for the rest of the program, in a `with` line until the end of the block:
 
         with jd.config.alias_devices({"GPU:0": "CPU:1", "GPU:1": "CPU:2"}):
             jd.MirroredStrategy(["GPU:0", "GPU:1"])
 
-    Within the block the names resolve to their stand-ins in every thread, a stand-in's name prints as its alias, and
-    aliased accelerators are the default devices. An inner block replaces the outer one's aliases until it ends.
+    The names resolve to their stand-ins in every thread, a stand-in's name prints as its alias, and aliased
+    accelerators are the default devices. Aliases replace those before them: none at all, `{}`, takes them back.
 
     Args:
         aliases: Names to devices that exist, all device strings.
@@ -164,18 +214,29 @@ def alias_devices(aliases: Mapping[str, str]) -> Generator[None]:
     """
     global _aliases
     outer = _aliases
-    # Stand-ins are looked up by their own names, not by those of an outer block.
+    # Stand-ins are looked up by their own names, not by those of earlier aliases.
     _aliases = {}
+    wanted = outer
     try:
-        wanted = {DeviceSpec.parse(name).to_string(): _true_name(resolve_device(d)) for name, d in aliases.items()}
-        if len(set(wanted.values())) < len(wanted):
+        found = {DeviceSpec.parse(name).to_string(): _true_name(resolve_device(d)) for name, d in aliases.items()}
+        if len(set(found.values())) < len(found):
             raise ArgumentError(
                 f"two names in {dict(aliases)!r} stand for one device. HINT: give each name a stand-in of its own."
             )
-        _aliases = wanted
-        yield
+        wanted = found
     finally:
-        _aliases = outer
+        _aliases = wanted
+    return AliasedDevices(outer)
+
+
+def _instead(device_type: str, index: int) -> str:
+    """What makes a missing device exist, or another stand for it."""
+    split = "call jd.config.set_logical_cpu_devices(n) before JAX starts to split the CPU into n devices"
+    if device_type == "CPU":
+        return split
+    alias = f'{{"{device_type}:{index}": "CPU:{index}"}}'
+    missing = f" ({split})" if index >= len(_devices_of_type("CPU")) else ""
+    return f"let a CPU device stand for it while you try the program: jd.config.alias_devices({alias}){missing}"
 
 
 def _start_backend() -> None:
@@ -200,6 +261,11 @@ def _parse_part(part: str) -> dict[str, Any]:
 
 
 def _true_name(device: jax.Device) -> str:
+    if _described and device in _described:
+        siblings = [d for d in _described if d.process_index == device.process_index]
+        return DeviceSpec(
+            _WORKER_JOB, 0, device.process_index, device.platform.upper(), siblings.index(device)
+        ).to_string()
     siblings = [d for d in device.client.devices() if d.process_index == device.process_index]
     job = _LOCAL_JOB if jax.process_count() == 1 else _WORKER_JOB
     return DeviceSpec(job, 0, device.process_index, device.platform.upper(), siblings.index(device)).to_string()

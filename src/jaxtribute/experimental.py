@@ -21,6 +21,7 @@ _LAZY = {
     "PreemptionWatcher": "checkpoint.preemption",
     "SidecarEvaluator": "coordinator.sidecar",
     "TerminationConfig": "checkpoint.preemption",
+    "compile_for": "compiling",
 }
 _LAZY_MODULES = {"coordinator", "rpc"}
 
@@ -30,6 +31,7 @@ if _TYPE_CHECKING:
     from jaxtribute.checkpoint.preemption import PreemptionCheckpointHandler as PreemptionCheckpointHandler
     from jaxtribute.checkpoint.preemption import PreemptionWatcher as PreemptionWatcher
     from jaxtribute.checkpoint.preemption import TerminationConfig as TerminationConfig
+    from jaxtribute.compiling import compile_for as compile_for
     from jaxtribute.coordinator.sidecar import SidecarEvaluator as SidecarEvaluator
     from jaxtribute.input.creator import DatasetCreator as DatasetCreator
     from jaxtribute.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy

@@ -9,12 +9,12 @@ import jax
 
 from jaxtribute import context as contexts
 from jaxtribute import settings
-from jaxtribute.collectives.wholes import whole_p
 from jaxtribute.context import Context, entered
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 from jaxtribute.execution.frames import OverlayFrame
 from jaxtribute.execution.losses import offer
-from jaxtribute.execution.nests import flatten, is_array
+from jaxtribute.execution.nests import flatten, is_array, opened
+from jaxtribute.execution.regathering import value_and_grad_regathering
 from jaxtribute.execution.row_gradients import RowsNeeded, differentiate_by_rows
 from jaxtribute.values.variable import Variable
 
@@ -27,7 +27,8 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = Fa
 
     Args:
       fn: a function of any arguments that returns a scalar, or `(scalar, aux)` with `has_aux`.
-      variables: a variable or a nest of them, of inexact dtypes; Keras's variables of a strategy, too.
+      variables: a variable or a nest of them, of inexact dtypes; a `jd.Model` stands for its
+        parameters. Keras's variables of a strategy, too.
       has_aux: whether `fn` returns auxiliary data besides.
 
     Returns:
@@ -76,7 +77,7 @@ def _differentiated(fn: Callable[..., Any], variables: Any, has_aux: bool) -> Ca
                 aux, outline[:] = _arrays(aux)
             return value, (aux, list(overlay.written.values()))
 
-        differentiate = _value_and_grad_regathering if regathers else _value_and_grad
+        differentiate = value_and_grad_regathering if regathers else _value_and_grad
         try:
             (value, (aux, writes)), grads = differentiate(loss, [value for value, _ in pairs])
         except RowsNeeded:
@@ -109,7 +110,7 @@ def grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = False) -> Ca
 
 def _checked(variables: Any) -> tuple[list[Variable], Any]:
     """The variables of a nest, and its structure."""
-    leaves, tree = jax.tree.flatten(variables, is_leaf=lambda leaf: isinstance(leaf, Variable))
+    leaves, tree = jax.tree.flatten(opened(variables), is_leaf=lambda leaf: isinstance(leaf, Variable))
     if not leaves:
         raise ArgumentError(
             f"variables is {variables!r}, which holds none. HINT: a Keras model has none before it is built: begin it "
@@ -128,21 +129,6 @@ def _checked(variables: Any) -> tuple[list[Variable], Any]:
 
 def _value_and_grad(loss: Callable[..., Any], values: Sequence[Any]) -> Any:
     return jax.value_and_grad(loss, has_aux=True)(values)
-
-
-def _value_and_grad_regathering(loss: Callable[..., Any], values: Sequence[Any]) -> Any:
-    """The same, of a backward pass that gathers variables anew."""
-    try:
-        return _value_and_grad(jax.checkpoint(loss, policy=_keep_all_but_wholes), values)
-    except NotImplementedError as error:
-        if "Effects not supported" not in str(error):
-            raise
-        return _value_and_grad(loss, values)  # a function with callbacks must not run twice, so all is kept
-
-
-def _keep_all_but_wholes(primitive: Any, *_: Any, **__: Any) -> bool:
-    """What the backward pass takes from the forward pass: all but variables that were gathered from their slices."""
-    return primitive is not whole_p
 
 
 def _arrays(nest: Any) -> tuple[list[Any], list[Any]]:

@@ -13,6 +13,7 @@ from jaxtribute.execution.frames import OverlayFrame, Viewed, check_untraced
 from jaxtribute.jaxprs.core import kept_beyond
 from jaxtribute.traced_reads import traced_reads
 from jaxtribute.values import lending
+from jaxtribute.values.described import DescribedArray
 from jaxtribute.values.lending import lent
 from jaxtribute.values.mesh import own
 from jaxtribute.values.stored import StoredArray, replace, set_slot, updating
@@ -25,11 +26,20 @@ R = TypeVar("R")
 
 
 class EagerFrame:
-    """Reads and writes the variables themselves."""
+    """Reads and writes the variables themselves.
+
+    Args:
+      compiles: makes compiled functions of the replica functions that code in the frame runs; by default they run as
+        Python.
+    """
 
     local = False
     traced = False
     differentiating = False
+    compiles: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+
+    def __init__(self, compiles: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None) -> None:
+        self.compiles = compiles
 
     @property
     def view(self) -> Hashable:
@@ -49,7 +59,8 @@ class EagerFrame:
     def set(self, variable: Variable, value: Any) -> None:
         """Stores a copy of `value`, placed as the variable is."""
         check_untraced(variable)
-        variable.bind(_placed(variable, value))
+        if not isinstance(variable.stored, DescribedArray):  # which has no value, new or old
+            variable.bind(_placed(variable, value))
 
     def together(self, operation: Callable[[Frame], R]) -> R:
         """A step of its own for `operation`, so that nobody writes between what it reads and what it writes."""
@@ -129,7 +140,7 @@ class EagerStep(Viewed, EagerFrame):
         self.changed(variable)
 
     def slot(self, variable: Variable, *, written: bool) -> StoredArray:
-        """Where a compiled program finds the variable's array; if `written`, one that it may write over."""
+        """Slot in which a compiled program finds the variable's array, which it may write over if `written`."""
         if variable not in self._slots:
             if not written:
                 return variable

@@ -13,6 +13,7 @@ from jaxtribute.errors import InputError
 from jaxtribute.input.batches import Tree, path_name
 from jaxtribute.input.splitting import Shard
 from jaxtribute.input.steps import Step
+from jaxtribute.values.described import DescribedArray
 from jaxtribute.values.distributed import PerReplica
 from jaxtribute.values.mesh import ReplicaMesh
 from jaxtribute.values.numbers import out_of_range
@@ -23,6 +24,8 @@ Placement = Callable[[Step], Tree]
 
 def to_devices(mesh: ReplicaMesh) -> Placement:
     """Elements on the replicas' devices: `PerReplica` leaves, or plain arrays for one replica."""
+    if mesh.described:
+        return _Watched(lambda step: _describe(step, mesh))
     if mesh.size == 1:
         return _Watched(lambda step: _put_whole(step.tree if step.parts is None else step.parts[0], mesh))
     if len(mesh.local_ids) == mesh.size:
@@ -92,6 +95,20 @@ def _place(step: Step, mesh: ReplicaMesh, put: Callable[[Tree, ReplicaMesh], Tre
         return PerReplica.from_parts(leaves, mesh, signatures)
 
     return jax.tree.map(whole, *parts)
+
+
+def _describe(step: Step, mesh: ReplicaMesh) -> Tree:
+    """Shapes on devices that are only described: every replica has as many rows as the one with most, at least 1."""
+    rows = max(1, *step.sizes)
+
+    def one(leaf: Any) -> Any:
+        _check_numeric(leaf, ())
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        if mesh.size == 1:
+            return DescribedArray(leaf.shape, dtype, mesh.split)
+        return PerReplica.from_split(DescribedArray((rows * mesh.size, *leaf.shape[1:]), dtype, mesh.split), mesh)
+
+    return jax.tree.map(one, step.tree if step.parts is None else step.parts[0])
 
 
 class Apart:

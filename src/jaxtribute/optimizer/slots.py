@@ -12,7 +12,7 @@ import optax
 
 from jaxtribute.collectives.wholes import flat
 from jaxtribute.values.enums import VariableSynchronization
-from jaxtribute.values.mesh import own
+from jaxtribute.values.mesh import own, put
 from jaxtribute.values.policies import Policy, SlicedPolicy
 from jaxtribute.values.variable import Variable
 
@@ -105,12 +105,15 @@ def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], p
             for leaf, policy, mesh in zip(leaves, policies, meshes, strict=True)
         ]
 
-    if not any(policy.split for policy in policies):
-        return jax.jit(laid_out)(stored)
     places = [
         mesh and (mesh.split if policy.split else mesh.replicated)
         for policy, mesh in zip(policies, meshes, strict=True)
     ]
+    if any(mesh is not None and mesh.described for mesh in meshes):
+        shapes = jax.eval_shape(laid_out, stored)
+        return [put(shape, place) for shape, place in zip(shapes, places, strict=True)]
+    if not any(policy.split for policy in policies):
+        return jax.jit(laid_out)(stored)
     arrays = jax.jit(laid_out, out_shardings=places)(stored)
     # A state that is the parameters themselves would share their memory.
     return [
@@ -124,7 +127,7 @@ def _with_key_data(state: Any) -> Any:
 
 
 def slot_names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:
-    """What Optax calls each slot (`mu`, `trace`, `count`), behind the name of the variable that it belongs to."""
+    """Optax's name of each slot (`mu`, `trace`, `count`), behind the name of the variable that the slot belongs to."""
     seen: dict[str, int] = {}
     names: list[str] = []
     for path, owner in zip(paths, owners, strict=True):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 _OPERATION = re.compile(
     r"= (?P<shape>.+?) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
 )
+_CHAIN = re.compile(r'chain_id="(\d+)"')
 _ARRAY = re.compile(r"\b(?P<dtype>pred|[a-z]+\d+\w*)\[(?P<dims>[\d,]*)\]")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?(?P<name>%?[\w.-]+) = (?P<shape>\(.*?\)|\S+) (?P<kind>[\w-]+)\((?P<rest>.*)")
 _OPERAND = re.compile(r"%[\w.-]+")
@@ -27,10 +28,12 @@ class Collective:
       kind: XLA's name, such as `all-reduce`.
       parts: bytes of each of its results on one device, of its operands for a reduce-scatter; XLA joins small ones
         into one operation.
+      asynchronous: whether other operations run beside it.
     """
 
     kind: str
     parts: tuple[int, ...]
+    asynchronous: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -41,15 +44,22 @@ class Collective:
 def collectives(text: str, replicas: int) -> tuple[Collective, ...]:
     """The collectives of a program on so many devices, from its HLO text; one inside a loop counts once."""
     found: list[Collective] = []
+    chains: set[tuple[str, str]] = set()
     for line in text.splitlines():
         match = _OPERATION.search(line)
         if match is not None:
-            shape = match["shape"]
+            shape, chain = match["shape"], _CHAIN.search(line)
+            if chain is not None:
+                # The TPU compiler writes one that runs beside several fusions once in each of them.
+                if (match["kind"], chain[1]) in chains:
+                    continue
+                chains.add((match["kind"], chain[1]))
             arrays = [_nbytes(one["dtype"], one["dims"]) for one in _ARRAY.finditer(shape)]
             if "-start(" in line and len(arrays) > 1:
                 arrays = arrays[len(arrays) // 2 :]  # an asynchronous one lists its operands first
             times = replicas if match["kind"] == "reduce-scatter" else 1
-            found.append(Collective(match["kind"], tuple(nbytes * times for nbytes in arrays)))
+            beside = chain is not None or "-start(" in line
+            found.append(Collective(match["kind"], tuple(nbytes * times for nbytes in arrays), beside))
     return tuple(found)
 
 

@@ -11,6 +11,7 @@ from jaxtribute import context as contexts
 from jaxtribute import settings
 from jaxtribute.config import prepare_cpu_backend
 from jaxtribute.devices import default_devices, device_name, resolve_device
+from jaxtribute.errors import ArgumentError
 from jaxtribute.execution import compiled
 from jaxtribute.execution.function import Function
 from jaxtribute.execution.nests import map_leaves
@@ -88,7 +89,13 @@ class CentralStorageStrategy(Strategy):
         prepare_cpu_backend()
         named = () if compute_devices is None else settings.sequence("compute_devices", compute_devices)
         chosen = distinct_devices(named) if named else default_devices()
-        super().__init__(CentralStorageExtended(ReplicaMesh(chosen), _parameter_device(chosen, parameter_device)))
+        mesh = ReplicaMesh(chosen)
+        if mesh.described:
+            raise ArgumentError(
+                f"CentralStorageStrategy over {mesh.size} described device(s): its step is several programs, some "
+                "on the CPU, which cannot be compiled without running. HINT: compile under MirroredStrategy."
+            )
+        super().__init__(CentralStorageExtended(mesh, _parameter_device(chosen, parameter_device)))
 
 
 def _parameter_device(compute: Sequence[jax.Device], given: str | jax.Device | None) -> jax.Device:

@@ -13,7 +13,7 @@ from jaxtribute.collectives import manual
 from jaxtribute.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute.collectives.cross_replica import check_axes
 from jaxtribute.devices import device_name
-from jaxtribute.errors import ArgumentError, StrategyMixError
+from jaxtribute.errors import ArgumentError, DeviceError, StrategyMixError
 from jaxtribute.execution import compiled, lockstep
 from jaxtribute.execution.capture import OuterFrame
 from jaxtribute.execution.eager import EagerFrame, stepping
@@ -45,7 +45,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
     """
 
     variable_kind: type[Variable] = Variable
-    """What `jd.Variable(...)` makes in the strategy's scope."""
+    """Class that `jd.Variable(...)` makes in the strategy's scope."""
 
     def __init__(self, mesh: ReplicaMesh, cross_device_ops: CrossDeviceOps | None = None) -> None:
         self._mesh = mesh
@@ -91,7 +91,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         return self.worker_devices
 
     def variable_policy(self, synchronization: VariableSynchronization) -> tuple[Policy, VariableSynchronization]:
-        """How a new variable is stored, and the synchronization that AUTO stands for.
+        """Storage of a new variable, and the synchronization that AUTO stands for.
 
         Raises:
           ArgumentError: a synchronization that this strategy cannot give.
@@ -108,7 +108,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         return MirroredPolicy(self.mesh), VariableSynchronization.ON_WRITE
 
     def optimizer_elsewhere(self, transform: Any, variables: Sequence[Variable]) -> Any:
-        """What updates variables that other processes hold, with its slots; None where `Optimizer` does it itself."""
+        """Updater of variables that other processes hold, with its slots; None where `Optimizer` updates them."""
         del transform, variables
 
     def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -118,6 +118,8 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         """
         kwargs = dict(kwargs or {})
         frame = contexts.current().frame
+        if isinstance(frame, EagerFrame) and frame.compiles is not None:
+            fn = frame.compiles(fn)
         if isinstance(frame, OuterFrame) and self.home is not None:
             frame.enter(self.home)
         if self.mesh.size == 1:
@@ -131,6 +133,11 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
 
     def run_eagerly(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls `fn` on each replica where no program is traced."""
+        if self.mesh.described:
+            raise DeviceError(
+                f"strategy.run on {self.mesh.size} described device(s) outside a compiled function: nothing runs. "
+                "HINT: call strategy.run in a function decorated by @jd.function."
+            )
         if not is_traced():
             return lockstep.run(self.strategy, self.mesh, fn, args, kwargs)
         frame = contexts.current().frame
@@ -161,13 +168,13 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         return lockstep.regroup(results, self.mesh, always=always)
 
     def input_context(self) -> InputContext:
-        """What the input pipeline of this worker is told."""
+        """The context that this worker's input pipeline is given."""
         from jaxtribute.input import InputContext
 
         return InputContext(num_replicas_in_sync=self.mesh.size)
 
     def input_agreements(self) -> Agreements | None:
-        """How the workers tell each other, for one dataset, who has data left; None for a single worker."""
+        """Agreement of the workers, for one dataset, on who has data left; None for a single worker."""
         return None
 
     def _call_alone(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ import jax
 from jaxtribute import settings
 from jaxtribute.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute.config import prepare_cpu_backend
-from jaxtribute.devices import default_devices, resolve_device
+from jaxtribute.devices import default_devices, strategy_devices
 from jaxtribute.errors import ArgumentTypeError, DeviceError
 from jaxtribute.strategies.base import Strategy
 from jaxtribute.strategies.extended import StrategyExtended
@@ -60,7 +60,7 @@ def distinct_devices(devices: Sequence[str | jax.Device]) -> tuple[jax.Device, .
     Raises:
       DeviceError: a device that does not exist, or one that is named twice.
     """
-    chosen = tuple(resolve_device(device) for device in devices)
+    chosen = strategy_devices(devices)
     if len(set(chosen)) < len(chosen):
         raise DeviceError(f"a device is named twice in {list(devices)}. HINT: one replica a device.")
     return chosen

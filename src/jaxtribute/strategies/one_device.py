@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from jaxtribute.config import prepare_cpu_backend
-from jaxtribute.devices import resolve_device
+from jaxtribute.devices import strategy_devices
 from jaxtribute.strategies.base import Strategy
 from jaxtribute.strategies.extended import StrategyExtended
 from jaxtribute.values.mesh import ReplicaMesh
@@ -28,4 +28,4 @@ class OneDeviceStrategy(Strategy):
 
     def __init__(self, device: str | jax.Device) -> None:
         prepare_cpu_backend()
-        super().__init__(StrategyExtended(ReplicaMesh((resolve_device(device),))))
+        super().__init__(StrategyExtended(ReplicaMesh(strategy_devices([device])[:1])))

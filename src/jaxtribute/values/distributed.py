@@ -93,6 +93,8 @@ class PerReplica(ReplicaValues):
           mesh: the replicas' devices. Where it spans several workers all must call it.
           signatures: shape and dtype of all replicas' arrays, where they are known already.
         """
+        if mesh.described:
+            return cls(mesh.assemble(parts), mesh, not np.shape(parts[0]))
         parts = [_on_device(part, device) for part, device in zip(parts, mesh.local_devices, strict=True)]
         if signatures is None:
             signatures = all_signatures([parts], "a per-replica value", mesh)[0]
@@ -126,12 +128,12 @@ class PerReplica(ReplicaValues):
 
     @property
     def is_ragged(self) -> bool:
-        """Whether the components differ in shape or dtype, or are Python values."""
+        """True if the components differ in shape or dtype, or are Python values."""
         return self.shapes is not None or isinstance(self.data, tuple)
 
     @property
     def is_tuple(self) -> bool:
-        """Whether the components are kept in a tuple: Python values, or arrays that fit into no one array."""
+        """True if the components are kept in a tuple: Python values, or arrays that fit into no one array."""
         return isinstance(self.data, tuple)
 
     @property

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from jaxtribute.errors import DeviceError, VariableError
 from jaxtribute.jaxprs.core import ArrayImpl, Tracer
 from jaxtribute.values.agreement import first_workers
+from jaxtribute.values.described import DescribedArray, is_described
 
 AXIS = "replica"
 """Name of the mesh axis that runs over the replicas."""
@@ -36,6 +37,8 @@ def own(value: Any, where: Sharding | jax.Device | None = None) -> jax.Array:
       value: the array; one on the host may change as soon as this returns.
       where: where the copy lies; by default on the device where the array is, or JAX's default.
     """
+    if where is not None and _only_described(where):
+        return put(value, where)
     host = _small_host(value, where)
     if host is not None:
         return jax.device_put(host) if where is None else put(host, where)
@@ -82,12 +85,19 @@ def put(value: Any, where: Sharding | jax.Device) -> jax.Array:
     Every process gives the same value, and puts its own part. `jax.device_put` would compare them over all
     processes, which costs a collective, and cannot be done in a thread beside others.
     """
+    if _only_described(where):
+        sharding = SingleDeviceSharding(where) if isinstance(where, jax.Device) else where
+        return DescribedArray(np.shape(value), jax.dtypes.canonicalize_dtype(jnp.result_type(value)), sharding)
     if isinstance(where, jax.Device) or where.is_fully_addressable:
         return jax.device_put(value, where)
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return jax.device_put(value, where)
     host = _canonical(value) if isinstance(value, np.ndarray) else np.asarray(jnp.asarray(value))
     return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
+
+
+def _only_described(where: Sharding | jax.Device) -> bool:
+    return is_described(where if isinstance(where, jax.Device) else next(iter(where.device_set)))
 
 
 def unbound(array: Any) -> Any:
@@ -158,6 +168,8 @@ class ReplicaMesh:
         self.peers = peers
         self._calls = itertools.count(1)
         # XLA's CPU collectives starve its thread pool when too many steps are in flight.
+        self.described = is_described(self.devices[0])
+        """True if programs for the devices are compiled and not run; what lies on them are `DescribedArray`s."""
         self._bounded = self.size > 1 and self.devices[0].platform == "cpu"
 
     def __repr__(self) -> str:
@@ -204,6 +216,8 @@ class ReplicaMesh:
     @cached_property
     def local_ids(self) -> tuple[int, ...]:
         """The ids of the replicas whose devices belong to this process."""
+        if self.described:
+            return tuple(range(self.size))
         process = jax.process_index(self.devices[0].client)
         return tuple(i for i, device in enumerate(self.devices) if device.process_index == process)
 
@@ -246,6 +260,10 @@ class ReplicaMesh:
         Returns:
           An array of shape `(size * s[0], *s[1:])`, or `(size,)` for scalars, placed as `split`.
         """
+        if self.described:
+            return DescribedArray(
+                (self.size * (np.shape(parts[0]) or (1,))[0], *np.shape(parts[0])[1:]), parts[0].dtype, self.split
+            )
         if self.size == 1:
             return parts[0].reshape(1) if parts[0].ndim == 0 else parts[0]
         shape = parts[0].shape
@@ -261,6 +279,8 @@ class ReplicaMesh:
         """The pieces of `array` on this process's devices, in replica order, without a copy."""
         if self.size == 1:
             return [array]
+        if isinstance(array, DescribedArray):
+            return [array.on(device) for device in self.devices]
         pieces = {shard.device: shard.data for shard in array.addressable_shards}
         return [pieces[device] for device in self.local_devices]
 
@@ -269,12 +289,17 @@ class ReplicaMesh:
         if self.peers is not None:
             self.peers.entering(name, collectives)
 
-    def throttle(self, result: Any) -> None:
-        """Waits for `result` at every 16th call, where unbounded dispatch could starve the device's threads."""
+    @property
+    def throttles(self) -> bool:
+        """True if `throttle` does anything."""
+        return self._bounded or self.peers is not None
+
+    def throttle(self, computed: Callable[[], Any]) -> None:
+        """Waits for `computed()` at every 16th call, where unbounded dispatch could starve the device's threads."""
         if self.peers is not None:
-            self.peers.dispatched(result)
+            self.peers.dispatched(computed())
         if self._bounded and not next(self._calls) % _STEPS_IN_FLIGHT:
-            start = time.monotonic()
+            start, result = time.monotonic(), computed()
             try:
                 jax.block_until_ready(result)
             except RuntimeError:

@@ -48,6 +48,24 @@ def initial_array(value: Any, dtype: Any) -> Any:
         return converted(array, jax.dtypes.canonicalize_dtype(array.dtype), "the initial value")
 
 
+def initial_shape(value: Any, dtype: Any) -> Any:
+    """The initial value of a variable as `initial_array` has it, or its shape alone where a function returns it.
+
+    Args:
+      value: as for `initial_array`, or a `jax.ShapeDtypeStruct`.
+      dtype: the dtype that is wanted; None for that of the value.
+    """
+    shape = value
+    if callable(value) and not isinstance(value, ArrayOperators):
+        try:
+            shape = jax.eval_shape(value)
+        except Exception:  # noqa: BLE001  # a function that wants to see numbers is called
+            shape = None
+    if not isinstance(shape, jax.ShapeDtypeStruct):
+        return initial_array(value, dtype)
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype if dtype is None else known_dtype(dtype))
+
+
 def known_dtype(dtype: Any) -> np.dtype[Any]:
     """The dtype that is meant, as JAX has it.
 

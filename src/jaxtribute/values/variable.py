@@ -15,7 +15,7 @@ from jaxtribute.errors import ArgumentError, VariableError
 from jaxtribute.values.assigning import AssignMethods
 from jaxtribute.values.distributed import DistributedValues, ReplicaValues
 from jaxtribute.values.enums import VariableAggregation, VariableSynchronization
-from jaxtribute.values.numbers import initial_array
+from jaxtribute.values.numbers import initial_array, initial_shape
 from jaxtribute.values.operators import ArrayOperators
 from jaxtribute.values.policies import Policy, Update
 from jaxtribute.values.scatter import ScatterMethods
@@ -70,8 +70,9 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         aggregation = settings.member("aggregation", aggregation, VariableAggregation)
         trainable = None if trainable is None else settings.flag("trainable", trainable)
         name = None if name is None else settings.text("name", name)
-        value = initial_array(initial_value, dtype)
         strategy = contexts.current().strategy
+        shape_alone = strategy.extended.mesh.described
+        value = initial_shape(initial_value, dtype) if shape_alone else initial_array(initial_value, dtype)
         if aggregation is VariableAggregation.MEAN and not jax.numpy.issubdtype(value.dtype, np.inexact):
             raise ArgumentError(
                 f"aggregation MEAN of dtype {value.dtype} would have to round. "
@@ -88,7 +89,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         on_read = self._synchronization is VariableSynchronization.ON_READ
         self._trainable = trainable if trainable is not None else not on_read
         with jax.ensure_compile_time_eval():
-            self._data = self._policy.place(value)
+            self._data = self._policy.stored(value)
 
     @classmethod
     def with_policy(
@@ -120,7 +121,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         variable._strategy = strategy
         variable._shape, variable._dtype = tuple(host.shape if shape is None else shape), np.dtype(host.dtype)
         with jax.ensure_compile_time_eval():
-            variable._data = policy.place(host) if shape is None else host
+            variable._data = policy.stored(host) if shape is None else host
         return variable
 
     # What it is.
@@ -157,17 +158,17 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
 
     @property
     def trainable(self) -> bool:
-        """Whether optimizers should update it."""
+        """True if optimizers should update it."""
         return self._trainable
 
     @property
     def synchronization(self) -> VariableSynchronization:
-        """When the copies are brought together."""
+        """Time at which the copies are brought together."""
         return self._synchronization
 
     @property
     def aggregation(self) -> VariableAggregation:
-        """How values from several replicas are combined."""
+        """Combination of values from several replicas."""
         return self._aggregation
 
     @property
@@ -177,7 +178,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
 
     @property
     def policy(self) -> Policy:
-        """How the value is stored; for strategies and optimizers."""
+        """Storage of the value; for strategies and optimizers."""
         return self._policy
 
     # Reading.

@@ -191,6 +191,33 @@ def test_the_backward_pass_gathers_again_if_it_may(regather: bool, gathers: int)
     assert text.count('"stablehlo.all_gather"') == gathers
 
 
+@pytest.mark.parametrize("form", ["plain", "in jit", "in scan"])
+def test_what_a_user_checkpoints_is_computed_again_and_not_kept(form: str) -> None:
+    v = variable(SHARDED[2], FIVE)
+    block = jax.checkpoint(lambda x, w: jnp.tanh(x * w) * w)
+    forms: dict[str, Callable[[Any, Any], Any]] = {
+        "plain": block,
+        "in jit": jax.jit(block),
+        "in scan": lambda x, w: jax.lax.scan(lambda x, _: (block(x, w), None), x, None, length=1)[0],
+    }
+
+    def replica_step(x: Any) -> Any:
+        value, grads = jd.value_and_grad(lambda: forms[form](x, v.read_value()).sum(), [v])()
+        return value, grads[0]
+
+    step = jd.function(lambda x: SHARDED[2].run(replica_step, (x,)))
+    x = per_replica(SHARDED[2], [FIVE, FIVE + 1])
+    value, grads = step(x)
+    for i in range(2):
+        expected = jax.value_and_grad(lambda w, x=FIVE + i: (jnp.tanh(x * w) * w).sum())(jnp.asarray(FIVE))
+        np.testing.assert_allclose(value.values[i], expected[0], rtol=1e-6)
+        np.testing.assert_allclose(grads.values[i], expected[1], rtol=1e-5)
+    program = next(iter(step._programs.values()))  # pyright: ignore[reportPrivateUsage]
+    text = program.lower([x.data]).as_text()  # pyright: ignore[reportFunctionMemberAccess]
+    assert text.count("stablehlo.tanh") == 2  # in the forward pass, and again in the backward pass
+    assert text.count('"stablehlo.all_gather"') == 2
+
+
 def test_a_function_with_callbacks_runs_once() -> None:
     v = variable(SHARDED[2], FIVE)
     seen: list[float] = []

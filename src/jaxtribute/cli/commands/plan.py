@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("step", type=Path, metavar="SCRIPT", help="a Python program that trains, or STEP.json that --save wrote")
     add("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments; {devices} becomes their number")
+    add("--topology", metavar="NAME", help="compile for this slice of TPUs, such as v5e:4x4, with the real compiler")
     add("--hosts", type=int, default=1, metavar="N", help="hosts (1)")
     add("--devices", type=int, default=8, metavar="N", help="devices of each host (8)")
     add("--device-kind", metavar="KIND", help="what they are, such as h200 or tpu-v5e; see --list")
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=int, metavar="N", help="examples in the global batch (the script's)")
     add("--weak", action="store_true", help="keep the batch for each device, so that the global one grows with them")
     add("--examples", type=int, metavar="N", help="examples in an epoch, to tell how long one takes")
+    add("--seconds", type=float, default=45.0, metavar="S", help="with --topology: begin no size later (45 s)")
     add("--most", type=int, default=4096, metavar="N", help="how far the table goes (4096 devices)")
     add("--calibrate", action="store_true", help="measure this machine, and predict beside what is measured")
     add("--local", default="1,2,4,8", metavar="N,...", help="numbers of devices of this machine for --calibrate")
@@ -42,6 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Options of the command stand before SCRIPT; what follows it is the script's own. "
         "Exit status: 0, 1 if the step does not fit, 2 for anything else that is wrong."
     )
+
+
+COMPILING_S = 1800.0
+"""Seconds after which a compiler is given up."""
 
 
 class _List(argparse.Action):
@@ -64,10 +70,45 @@ def run(arguments: argparse.Namespace) -> int:
     from jaxtribute.errors import JaxtributeError
 
     try:
-        return _plan(arguments)
+        return _compile(arguments) if arguments.topology else _plan(arguments)
     except JaxtributeError as error:
         sys.stderr.write(f"jaxtribute plan: {error}\n")
         return 2
+
+
+def _compile(arguments: argparse.Namespace) -> int:
+    """Compiles the script's step for a slice and for others of its kind, and prints what the compiler says."""
+    from rich.console import Console
+
+    from jaxtribute.compiling import report
+    from jaxtribute.compiling.topologies import QUIET, check_topology
+    from jaxtribute.errors import ArgumentError
+    from jaxtribute.planning.machine import run_module
+
+    if arguments.step.suffix == ".json" or not arguments.step.is_file():
+        raise ArgumentError(f"--topology compiles a script, which {arguments.step} is none. HINT: give the script.")
+    check_topology(arguments.topology)  # so that a wrong name is told before a process is begun
+    names = ("topology", "most", "batch", "weak", "seconds")
+    settings = json.dumps({name: getattr(arguments, name) for name in names})
+    given = [settings, str(arguments.step), *arguments.arguments]
+    environment = {"JAX_PLATFORMS": "cpu", **QUIET}  # JAX looks for no TPU
+    answer = run_module("jaxtribute.compiling.script", given, 1, settings=environment, deadline_s=COMPILING_S)
+    mine = answer["compiled"]
+    if arguments.json:
+        sys.stdout.write(json.dumps(answer) + "\n")
+    else:
+        console = Console()
+        if not console.is_terminal:
+            console.width = _WIDE
+        if "refusal" not in mine:
+            console.print(report.text(mine), highlight=False)
+        console.print("", report.table(answer["curve"], mine["topology"]))
+        if answer["left_out"]:
+            console.print(f"\nNot compiled within {arguments.seconds:g} s: {', '.join(answer['left_out'])}.")
+    if "refusal" in mine:
+        sys.stderr.write(f"jaxtribute plan: {mine['refusal']}\n")
+        return 1
+    return 0
 
 
 def _plan(arguments: argparse.Namespace) -> int:

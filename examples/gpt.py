@@ -1,0 +1,162 @@
+"""Trains a GPT to continue text, byte by byte; or, with `--size 1.3b`, tells a compiler of what size of model to think.
+
+    python examples/gpt.py                                            a small one, mirrored on two devices
+    python examples/gpt.py --strategy fully-sharded --devices 4
+    jaxtribute plan --topology v5e:4x4 examples/gpt.py --size 1.3b --strategy fully-sharded
+
+Variables are made by functions, which `plan --topology` does not call: planning a large model takes no memory for it.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxtribute as jd
+
+
+@dataclass(frozen=True)
+class Size:
+    """Layers, width, heads, vocabulary and examples' length of a model, and how many examples a device gets."""
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    length: int
+    examples: int
+
+
+SIZES = {
+    "small": Size(layers=2, width=64, heads=4, vocabulary=256, length=64, examples=8),
+    "125m": Size(layers=12, width=768, heads=12, vocabulary=50304, length=1024, examples=8),
+    "1.3b": Size(layers=24, width=2048, heads=16, vocabulary=50304, length=1024, examples=4),
+}
+STRATEGIES: dict[str, Callable[[list[str]], jd.Strategy]] = {
+    "one-device": lambda devices: jd.OneDeviceStrategy(devices[0]),
+    "mirrored": jd.MirroredStrategy,
+    "fully-sharded": jd.FullyShardedStrategy,
+}
+
+
+class Model:
+    """A decoder: attention and a perceptron in each layer, computed in bfloat16; the output shares the embedding."""
+
+    def __init__(self, size: Size) -> None:
+        self.size = size
+        self.variables: list[jd.Variable] = []
+        width = size.width
+        self.tokens = self._matrix("tokens", size.vocabulary, width)
+        self.places = self._matrix("places", size.length, width)
+        self.layers = [self._layer(f"layer_{i}", width) for i in range(size.layers)]
+        self.scale = self._ones("scale", width)
+
+    def _matrix(self, name: str, rows: int, columns: int) -> jd.Variable:
+        key = jax.random.key(len(self.variables))
+        made = jd.Variable(lambda: 0.02 * jax.random.normal(key, (rows, columns)), name=name)
+        self.variables.append(made)
+        return made
+
+    def _ones(self, name: str, width: int) -> jd.Variable:
+        made = jd.Variable(lambda: jnp.ones(width), name=name)
+        self.variables.append(made)
+        return made
+
+    def _layer(self, name: str, width: int) -> list[jd.Variable]:
+        return [
+            self._ones(f"{name}/attention_scale", width),
+            self._matrix(f"{name}/projections", width, 3 * width),
+            self._matrix(f"{name}/mixed", width, width),
+            self._ones(f"{name}/perceptron_scale", width),
+            self._matrix(f"{name}/up", width, 4 * width),
+            self._matrix(f"{name}/down", 4 * width, width),
+        ]
+
+    def losses(self, tokens: jax.Array) -> jax.Array:
+        """Cross-entropy of each next token, of shape (examples, length), for tokens of shape (examples, length + 1)."""
+        inputs, labels = tokens[:, :-1], tokens[:, 1:]
+        hidden = (jnp.take(self.tokens.read_value(), inputs, axis=0) + self.places).astype(jnp.bfloat16)
+        for layer in self.layers:
+            # The backward pass computes a layer again rather than keep what it was made of.
+            hidden = jax.checkpoint(self._run)(hidden, [variable.read_value() for variable in layer])
+        return jax.checkpoint(self._measured)(hidden, self.scale.read_value(), self.tokens.read_value(), labels)
+
+    def _run(self, hidden: jax.Array, layer: list[jax.Array]) -> jax.Array:
+        first, projections, mixed, second, up, down = layer
+        examples, length, width = hidden.shape
+        each = (_normed(hidden, first) @ projections.astype(jnp.bfloat16)).reshape(
+            examples, length, 3, self.size.heads, width // self.size.heads
+        )
+        attended = jax.nn.dot_product_attention(each[:, :, 0], each[:, :, 1], each[:, :, 2], is_causal=True)
+        hidden = hidden + attended.reshape(hidden.shape) @ mixed.astype(jnp.bfloat16)
+        units = jax.nn.gelu(_normed(hidden, second) @ up.astype(jnp.bfloat16))
+        return hidden + units @ down.astype(jnp.bfloat16)
+
+    def _measured(self, hidden: jax.Array, scale: jax.Array, tokens: jax.Array, labels: jax.Array) -> jax.Array:
+        logits = _normed(hidden, scale) @ tokens.astype(jnp.bfloat16).T
+        return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels)
+
+
+def _normed(hidden: jax.Array, scale: jax.Array) -> jax.Array:
+    wide = hidden.astype(jnp.float32)
+    mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+    return (wide * jax.lax.rsqrt(mean_square + 1e-5) * jnp.expand_dims(scale, (0, 1))).astype(jnp.bfloat16)
+
+
+def text() -> np.ndarray:
+    """The bytes of some of Python's own modules."""
+    folder = Path(argparse.__file__).parent
+    names = ("argparse", "ast", "datetime", "decimal", "inspect", "pathlib", "tarfile", "typing")
+    sources = [folder / f"{name}.py" for name in names]
+    return np.frombuffer(b"".join(path.read_bytes() for path in sources if path.is_file()), np.uint8)
+
+
+def main() -> None:
+    """Trains, and prints the loss now and then."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--strategy", choices=STRATEGIES, default="mirrored")
+    parser.add_argument("--devices", type=int, default=2, metavar="N", help="how many devices (2)")
+    parser.add_argument("--steps", type=int, default=50, metavar="N", help="how many steps (50)")
+    options = parser.parse_args()
+    size = SIZES[options.size]
+    jd.config.set_logical_cpu_devices(options.devices)
+    strategy = STRATEGIES[options.strategy]([f"CPU:{i}" for i in range(options.devices)])
+    batch = size.examples * strategy.num_replicas_in_sync
+    with strategy.scope():
+        model = Model(size)
+        optimizer = jd.Optimizer(optax.adam(3e-4 if size.layers > 2 else 3e-3), model.variables)
+
+    def update(tokens: jax.Array) -> jax.Array:
+        def loss() -> jax.Array:
+            return jd.nn.compute_average_loss(model.losses(tokens).mean(axis=-1), global_batch_size=batch)
+
+        value, gradients = jd.value_and_grad(loss, model.variables)()
+        optimizer.apply_gradients(gradients)
+        return value
+
+    @jd.function
+    def step(tokens: jax.Array) -> jax.Array:
+        return strategy.reduce("SUM", strategy.run(update, args=(tokens,)), axis=None)
+
+    random, source = np.random.default_rng(0), text().astype(np.int32)
+
+    def batches() -> Iterator[np.ndarray]:
+        for _ in range(options.steps):
+            starts = random.integers(0, len(source) - size.length - 1, batch)
+            yield np.stack([source[start : start + size.length + 1] for start in starts])
+
+    for i, tokens in enumerate(strategy.experimental_distribute_dataset(batches())):
+        loss = step(tokens)
+        if i % 10 == 0 or i == options.steps - 1:
+            sys.stdout.write(f"step {i}: loss {float(loss):.3f}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Steps whose compiled programs are looked at: each makes its variables under a strategy and calls its step once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxtribute as jd
+
+BATCH = 64
+Made = tuple[list[jd.Variable], Callable[..., Any], list[Any]]
+
+
+def _matrix(*shape: int) -> jd.Variable:
+    return jd.Variable(lambda: jnp.ones(shape) / np.prod(shape[:-1]), name=f"matrix_{shape}")
+
+
+def digits() -> Made:
+    """A perceptron of 64, 256 and 10 units."""
+    first, shift, second, last = _matrix(64, 256), _matrix(256), _matrix(256, 10), _matrix(10)
+
+    def loss(images: Any, labels: Any) -> Any:
+        units = jax.nn.silu(images @ first + jnp.expand_dims(shift, 0))
+        logits = units @ second + jnp.expand_dims(last, 0)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+
+    return [first, shift, second, last], loss, [np.zeros((BATCH, 64), np.float32), np.zeros(BATCH, np.int32)]
+
+
+def wide() -> Made:
+    """A perceptron whose matrices of 1 MiB and more are updated in slices."""
+    layers = [_matrix(256, 1024), _matrix(1024, 1024), _matrix(1024, 256)]
+
+    def loss(x: Any) -> Any:
+        for layer in layers:
+            x = jnp.tanh(x @ layer)
+        return (x * x).sum(axis=-1)
+
+    return list(layers), loss, [np.zeros((BATCH, 256), np.float32)]
+
+
+def conv_net() -> Made:
+    """Two convolutions and a dense layer."""
+    first, second, dense = _matrix(3, 3, 1, 16), _matrix(3, 3, 16, 32), _matrix(4 * 4 * 32, 10)
+
+    def loss(images: Any, labels: Any) -> Any:
+        def conv(x: Any, kernel: Any, stride: int) -> Any:
+            layout = ("NHWC", "HWIO", "NHWC")
+            return jax.lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=layout)
+
+        hidden = jax.nn.relu(conv(images, first.read_value(), 1))
+        hidden = jax.nn.relu(conv(hidden, second.read_value(), 2))
+        logits = hidden.reshape(len(images), -1) @ dense
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+
+    images = np.zeros((BATCH, 8, 8, 1), np.float32)
+    return [first, second, dense], loss, [images, np.zeros(BATCH, np.int32)]
+
+
+def embeddings() -> Made:
+    """Rows of a table of 50,000 words, and a dense layer."""
+    table, dense = _matrix(50_000, 64), _matrix(64, 8)
+
+    def loss(words: Any) -> Any:
+        return ((jnp.take(table.read_value(), words, axis=0).mean(axis=1) @ dense) ** 2).sum(axis=-1)
+
+    return [table, dense], loss, [np.zeros((BATCH, 12), np.int32)]
+
+
+def transformer() -> Made:
+    """One block of attention and a perceptron, of width 256."""
+    width, heads = 256, 4
+    projections, mixed, up, down = (_matrix(width, size) for size in (3 * width, width, 4 * width, 4 * width))
+
+    def loss(x: Any) -> Any:
+        examples, length, _ = x.shape
+        each = (x @ projections).reshape(examples, length, 3, heads, width // heads)
+        x = x + jax.nn.dot_product_attention(each[:, :, 0], each[:, :, 1], each[:, :, 2]).reshape(x.shape) @ mixed
+        x = x + jax.nn.relu(x @ up) @ down.read_value().T
+        return (x * x).sum(axis=(1, 2))
+
+    return [projections, mixed, up, down], loss, [np.zeros((BATCH, 128, width), np.float32)]
+
+
+PROGRAMS: dict[str, Callable[[], Made]] = {
+    "digits": digits,
+    "wide": wide,
+    "conv_net": conv_net,
+    "embeddings": embeddings,
+    "transformer": transformer,
+}
+
+
+def train(strategy: jd.Strategy, make: Callable[[], Made]) -> None:
+    """Makes a program's variables and a step with Adam, and calls the step with one batch."""
+    with strategy.scope():
+        variables, loss, data = make()
+        optimizer = jd.Optimizer(optax.adam(1e-3), variables)
+
+    def update(*batch: Any) -> Any:
+        def mean() -> Any:
+            return jd.nn.compute_average_loss(loss(*batch), global_batch_size=BATCH)
+
+        value, gradients = jd.value_and_grad(mean, variables)()
+        optimizer.apply_gradients(gradients)
+        return value
+
+    @jd.function
+    def step(*batch: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(update, args=batch), axis=None)
+
+    for batch in strategy.experimental_distribute_dataset([tuple(data)]):
+        step(*batch)
