@@ -44,6 +44,10 @@ class Machine:
         """Takes the cable out: packets are lost, and nobody is told."""
         _ip("-n", self.name, "link", "set", self.name, "down")
 
+    def plug_in(self) -> None:
+        """Puts the cable back."""
+        _ip("-n", self.name, "link", "set", self.name, "up")
+
 
 @contextmanager
 def two_machines() -> Generator[tuple[Machine, Machine]]:

@@ -34,10 +34,13 @@ from jaxtribute.values.distributed import PerReplica as PerReplica
 from jaxtribute.values.enums import ReduceOp as ReduceOp
 from jaxtribute.values.enums import VariableAggregation as VariableAggregation
 from jaxtribute.values.enums import VariableSynchronization as VariableSynchronization
-from jaxtribute.values.mesh import AXIS as REPLICA_AXIS
+from jaxtribute.values.mesh import AXIS as _AXIS
 from jaxtribute.values.scatter import IndexedSlices as IndexedSlices
 from jaxtribute.values.spec import ArraySpec as ArraySpec
 from jaxtribute.values.variable import Variable as Variable
+
+REPLICA_AXIS = _AXIS
+"""Name of the axis that runs over the replicas in compiled programs: the `axis_name` of layers of other libraries."""
 
 _default.install()
 _keras.install()

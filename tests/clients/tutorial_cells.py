@@ -31,7 +31,7 @@ import numpy as np
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?(?!\w)")
 _LIMIT_S = 240
-_IMAGES, _TEST_IMAGES = 1024, 256
+_IMAGES, _TEST_IMAGES = 512, 128
 
 
 class Recorder:
@@ -176,7 +176,7 @@ class Cells:
         start = time.monotonic()
         try:
             self._run(number, text)
-        except BaseException as problem:  # a cell may fail in any way
+        except BaseException as problem:  # noqa: BLE001 (a cell may fail in any way)
             traceback.print_exc()
             error = f"{type(problem).__name__}: {problem}".strip()
         finally:

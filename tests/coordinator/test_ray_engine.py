@@ -171,6 +171,31 @@ def test_a_ray_that_cannot_be_started_or_joined_is_a_clear_error(monkeypatch: py
         ray_engine.connect(None, "/nonexistent", 0.0)
 
 
+@pytest.mark.parametrize("tries", [2, 99])
+def test_ray_that_is_slow_to_start_is_started_again(tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a start that was given up nothing is left."""
+    started, ended = list[str](), list[dict[str, bool]]()
+
+    class Node:
+        def __init__(self) -> None:
+            started.append("")
+            if len(started) < tries:
+                raise Exception("The current node timed out during startup.")
+
+        def kill_all_processes(self, **how: bool) -> None:
+            ended.append(how)
+
+    monkeypatch.setattr("ray.init", lambda **_: Node())
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    if tries == 2:
+        ray_engine.connect(None, "/nowhere", 0.0)
+    else:
+        with pytest.raises(ClusterError, match=r"timed out during startup.*HINT"):
+            ray_engine.connect(None, "/nowhere", 0.0)
+    assert (len(started), len(ended)) == ((2, 1) if tries == 2 else (3, 3))
+    assert ended[0] == {"check_alive": False, "allow_graceful": False}
+
+
 def test_a_cluster_needs_servers_and_workers() -> None:
     assert tasks_of({"ps": 1, "worker": ["a", "b"]}) == (1, 2)
     with pytest.raises(ArgumentError, match="0 parameter servers and 1 workers"):

@@ -89,7 +89,7 @@ class Cable:
 class CabledEngine(ThreadEngine):
     """Threads whose workers reach the coordinator over a cable."""
 
-    host = LOOPBACK
+    host: str | None = LOOPBACK
     cable: Cable | None = None
 
     def launch(self, role: str, index: int, *arguments: Any) -> None:

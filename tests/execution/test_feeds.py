@@ -250,7 +250,7 @@ def test_optionals_tell_the_end_of_the_data(rows: int) -> None:
             found = iterator.get_next_as_optional()
             if not found.has_value():
                 break
-            total += strategy.reduce("SUM", strategy.run(lambda x: jnp.asarray(x), (found.get_value(),)), axis=0)
+            total += strategy.reduce("SUM", strategy.run(jnp.asarray, (found.get_value(),)), axis=0)
             count += 1
         return total, count
 

@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, CheckpointMismatchError, ContextError
@@ -43,10 +44,10 @@ def test_any_shapes_from_any_number_of_replicas_onto_any_other(
 ) -> None:
     path = tmp_path_factory.mktemp("weights") / "model.safetensors"
     rng = np.random.default_rng(0)
-    values = {f"v{i}": (rng.random(shape) * 100).astype(jnp.dtype(dtype)) for i, (shape, dtype) in enumerate(kinds)}
+    values = {f"v{i}": np.asarray(rng.random(shape) * 100, jnp.dtype(dtype)) for i, (shape, dtype) in enumerate(kinds)}
     safetensors.save(variables(sharded(before), values), path)
     found = library.load_file(path)
-    assert list(found) == list(values)
+    assert set(found) == set(values)
     for name, value in values.items():
         assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)
         assert found[name].tobytes() == value.tobytes()
@@ -80,7 +81,7 @@ def test_an_abstract_model_is_filled_and_trains_on(tmp_path: Path) -> None:
     assert not other.parameters["layers"][0]["kernel"].numpy().any()
     safetensors.load(other, path)
     for name, variable in safetensors.weights(other).items():
-        np.testing.assert_array_equal(variable.numpy(), found[name])
+        assert_array_equal(variable.numpy(), found[name])
     assert other.value.layers[1].kernel.get_value().shape == (4, 4)
 
 
@@ -112,7 +113,7 @@ def test_refused(tmp_path: Path) -> None:
         safetensors.save({}, path)
     with pytest.raises(FileNotFoundError, match="there is no file"):
         safetensors.load(variables(one_device(0), {"w": np.ones(1)}), path)
-    with pytest.raises(ContextError, match="in a replica function or a jd.function"):
+    with pytest.raises(ContextError, match=r"in a replica function or a jd[.]function"):
         jd.function(lambda: safetensors.save({}, path))()
     assert not path.exists()
 

@@ -9,6 +9,7 @@ was ended itself, it goes on there. At the end it writes `FOLDER/result`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
@@ -245,15 +246,16 @@ def strangers(counting: Counting) -> None:
             with socket.socket(socket.AF_UNIX) as one:
                 one.connect(str(path))
                 one.sendall(counting.rng.randbytes(200))
+    for host, port in listening():
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=2) as one:
+            one.sendall(counting.rng.choice([b"GET / HTTP/1.1\r\n\r\n", counting.rng.randbytes(300)]))
+
+
+def listening() -> list[tuple[str, int]]:
+    """Where this process and its children listen."""
     pids = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-    for listening in psutil.net_connections("inet"):
-        if listening.status == psutil.CONN_LISTEN and listening.pid in pids:
-            host = listening.laddr.ip.removeprefix("::ffff:")
-            try:
-                with socket.create_connection((host, listening.laddr.port), timeout=2) as one:
-                    one.sendall(counting.rng.choice([b"GET / HTTP/1.1\r\n\r\n", counting.rng.randbytes(300)]))
-            except OSError:
-                continue
+    found: list[Any] = [one for one in psutil.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+    return [(one.laddr.ip.removeprefix("::ffff:"), one.laddr.port) for one in found if one.pid in pids]
 
 
 def damaged(kind: str) -> Fault:

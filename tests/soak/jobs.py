@@ -50,7 +50,8 @@ class Job:
         self.lines: list[str] = []
         self.ports: set[int] = set()
         self.arguments: list[str] = []
-        self._command = [sys.executable, "-m", "jaxtribute.cli", "launch", *shape, str(HERE / program)]
+        self._command = [sys.executable, "-m", "jaxtribute.cli", "launch", *shape]
+        self._program = str(HERE / program)
         self._environment = {
             **os.environ,
             MARK: self.mark,
@@ -68,10 +69,10 @@ class Job:
         self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
         self._reader.start()
 
-    def other(self) -> subprocess.Popen[str]:
-        """Starts a launcher of the same program in the same folder."""
+    def other(self, *more: str) -> subprocess.Popen[str]:
+        """Starts a launcher of the same program in the same folder, with these arguments besides."""
         return subprocess.Popen(
-            [*self._command, str(self.folder), *self.arguments],
+            [*self._command, *more, self._program, str(self.folder), *self.arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

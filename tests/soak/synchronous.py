@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -17,7 +18,7 @@ import jaxtribute as jd
 from jaxtribute import checksums
 from jaxtribute.errors import CheckpointDamagedError
 from soak import training
-from soak.jobs import Job
+from soak.jobs import WAIT_S, Job
 from support.damages import DAMAGES, damage
 
 WORKERS = 2
@@ -27,6 +28,8 @@ PER_JOB = 6
 _SPAN = training.STEPS // (PER_JOB + 1)
 
 Fault = Callable[[Job], None]
+Learned = dict[str, np.ndarray[Any, Any]]
+"""The values of variables by their names."""
 
 
 def _checkpoints(job: Job) -> Path:
@@ -143,9 +146,9 @@ def _lost(job: Job) -> None:
 def _second(job: Job) -> None:
     job.await_((_checkpoints(job) / ".ckpt.owner").exists, "the job owns its folder")
     done, restarts = job.count("] step "), _restarts(job)
-    other = job.other()
+    other = job.other("--max-restarts", "0")
     try:
-        said, _ = other.communicate(timeout=200)
+        said, _ = other.communicate(timeout=WAIT_S)
     finally:
         other.kill()
     # The first may have ended and been started again meanwhile, by a fault that takes its time.
@@ -244,7 +247,7 @@ _GO_ON = {
 }
 _UNNOTICED = {"a worker falls silent", "a worker hangs"}
 """Those after which the training may end before anybody has noticed them: the gate stays closed until then."""
-FAULTS |= {f"a worker {order}": _ordered(order, restarts=order not in _GO_ON) for order in training.ORDERS}
+FAULTS.update({f"a worker {order}": _ordered(order, restarts=order not in _GO_ON) for order in training.ORDERS})
 
 
 def open_gate(job: Job, steps: int) -> None:
@@ -271,13 +274,13 @@ def disturbed(job: Job, faults: list[str], say: Callable[[str], None]) -> None:
     assert job.wait() == 0, job.told()
 
 
-def learned(job: Job) -> dict[str, np.ndarray]:
+def learned(job: Job) -> Learned:
     """What the training has come to."""
     with np.load(job.folder / "result.npz") as found:
         return dict(found)
 
 
-def problems(job: Job, expected: dict[str, np.ndarray]) -> list[str]:
+def problems(job: Job, expected: Learned) -> list[str]:
     """What is not as after an undisturbed training."""
     found = learned(job)
     wrong = [f"{name} differs" for name, value in expected.items() if not np.array_equal(found[name], value)]

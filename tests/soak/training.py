@@ -41,11 +41,11 @@ def killed_in_the_next_rename(at: int) -> None:
     """Ends this process where it gives a file or folder its name."""
     rename, count = Path.rename, [0]
 
-    def kill(path: Path, target: Any) -> Path:
+    def kill(self: Path, target: Any) -> Path:
         count[0] += 1
         if count[0] == at:
             os.kill(os.getpid(), signal.SIGKILL)
-        return rename(path, target)
+        return rename(self, target)
 
     Path.rename = kill
 

@@ -253,6 +253,7 @@ def connect(address: str | None, folder: str, patience_s: float) -> None:
                 ray.init(_temp_dir=f"{folder}/ray", **options)
         except Exception as error:  # Ray raises a bare one
             ray.shutdown()
+            _end_half_started(error)
             if tried < _TRIES and "timed out" in str(error):
                 _LOG.warning("Ray has not started within its own half a minute; it is started once more")
                 continue
@@ -260,6 +261,15 @@ def connect(address: str | None, folder: str, patience_s: float) -> None:
                 f"Ray could not be started on this machine: {told(error)} HINT: is it too busy, or short of memory?"
             ) from error
         return
+
+
+def _end_half_started(error: Exception) -> None:
+    """Ends the processes of a Ray node that was given up while it started; nobody but the error's frames has it."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        kill = getattr(frame.f_locals.get("self"), "kill_all_processes", None)
+        if kill is not None:
+            with contextlib.suppress(Exception):  # what runs yet ends with this process
+                kill(check_alive=False, allow_graceful=False)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ from jaxtribute.execution.frames import feed_p
 from jaxtribute.execution.uncompiled import NotSplittable, uncompiled
 from jaxtribute.jaxprs.core import recorded_in
 
-
 T = TypeVar("T")
 
 

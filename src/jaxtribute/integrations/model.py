@@ -109,7 +109,7 @@ class Model:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """What trains it."""
+        """The optimizer; None if there is none."""
         return self._optimizer
 
     def named_variables(self) -> Iterator[tuple[tuple[str, ...], Variable]]:
@@ -118,7 +118,7 @@ class Model:
             yield cell.path, cell.variable
 
     def weights(self) -> Iterator[tuple[tuple[str, ...], Variable]]:
-        """What a file of weights has: as `named_variables`, but neither random numbers nor counts."""
+        """Each variable that a file of weights has, as `named_variables`: neither random numbers nor counts."""
         for cell in (*self._cells, *self._state_cells):
             if cell.part.kind not in (Kind.KEY, Kind.ALIKE) and cell.implementation is None:
                 yield cell.path, cell.variable
@@ -319,7 +319,7 @@ class _Cell:
         return value if self.implementation is None else jax.random.wrap_key_data(value, impl=self.implementation)
 
     def stored(self, value: Any) -> Any:
-        """What the variable keeps of a value."""
+        """The array that the variable keeps of a value."""
         return value if self.implementation is None else jax.random.key_data(value)
 
 

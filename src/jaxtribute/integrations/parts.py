@@ -24,7 +24,7 @@ Path = tuple[Any, ...]
 
 
 class Kind(Enum):
-    """What an array of a model is for; the value is what messages say of it."""
+    """The purpose of an array of a model; the value is what messages say of it."""
 
     PARAMETER = "a parameter, which only the optimizer changes in a step"
     STATISTIC = "a statistic, which becomes the mean of what the replicas make of it"
@@ -74,7 +74,7 @@ class Outline(Protocol):
 
 
 class Library(Protocol):
-    """How the models of a library are taken apart; each is a module of this package."""
+    """The way to take the models of a library apart; each is a module of this package."""
 
     def accepts(self, model: Any) -> bool:
         """True if the library knows the model."""

@@ -176,7 +176,7 @@ def _header(variables: Mapping[str, Variable], metadata: Mapping[str, str] | Non
 
 
 def _own_parts(variable: Variable, *, first: bool) -> Iterator[tuple[int, Host]]:
-    """What this process writes of a variable: runs of the flattened value, each with its first element's place.
+    """The parts of a variable that this process writes: runs of the flattened value with their first places.
 
     Args:
       variable: the variable.
@@ -214,13 +214,15 @@ class _Tensor:
     @property
     def dtype(self) -> str:
         """NumPy's name, or that of the format where it is unknown."""
-        short = self.file.get_slice(self.name).get_dtype()
+        short = str(self.file.get_slice(self.name).get_dtype())
         return _DTYPES.get(short, short)
 
     def run(self, start: int, stop: int) -> Host:
         """The elements `[start, stop)` of the flattened tensor."""
         shape = self.shape
-        if not shape or 0 in shape:
+        if start >= stop:  # a replica that holds padding alone
+            return np.empty(0, jnp.dtype(self.dtype))
+        if not shape:
             return np.asarray(self.file.get_tensor(self.name)).reshape(-1)[start:stop]
         row = math.prod(shape[1:])
         first, last = start // row, -(-stop // row)
@@ -239,7 +241,7 @@ def _read(variable: Variable, tensor: _Tensor) -> None:
             variable.bind(own(value, stored.sharding if stored.committed else None))
         return
 
-    def part(index: tuple[slice, ...]) -> Host:
+    def part(index: Any) -> Host:
         start, stop, _ = index[0].indices(stored.shape[0])
         found = tensor.run(min(start, variable.size), min(stop, variable.size)).astype(variable.dtype, copy=False)
         return np.pad(found, (0, stop - start - found.size))
@@ -281,7 +283,7 @@ def _fits(given: str, wanted: str) -> bool:
     if given not in _NAMES:
         return False
     floating = all(jnp.issubdtype(dtype, jnp.floating) for dtype in (given, wanted))
-    return given == wanted or (floating and jnp.promote_types(given, wanted) == jnp.dtype(wanted))
+    return given == wanted or (floating and np.can_cast(jnp.dtype(given), jnp.dtype(wanted), "safe"))
 
 
 def _files(path: Path) -> list[Path]:

@@ -64,7 +64,9 @@ def test_a_loop_over_a_dataset_that_is_passed_is_the_same() -> None:
 
 
 SERVERS = "import tensorflow as tf\nstrategy = tf.distribute.ParameterServerStrategy(resolver)\n"
-MODEL = "dataset = tf.data.Dataset.range(3)\nmodel.fit(dataset, epochs=2)\nmodel.evaluate(other_dataset)\nmodel.fit(x, y)\n"
+MODEL = (
+    "dataset = tf.data.Dataset.range(3)\nmodel.fit(dataset, epochs=2)\nmodel.evaluate(other_dataset)\nmodel.fit(x, y)\n"
+)
 
 
 def test_what_fits_on_parameter_servers_becomes_a_function() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from jaxtribute.compat.catalog.distribute import MODULES
 from jaxtribute.compat.catalog.entries import Entry, Kind
 from jaxtribute.compat.catalog.lookup import distribute_entries
-from jaxtribute.compat.catalog.others import ABSENT, DIFFERENT, LIBRARIES, REMARKS
+from jaxtribute.compat.catalog.others import ABSENT, DIFFERENT, LIBRARIES, NEEDS_TENSORFLOW, REMARKS
 
 
 def names_table() -> str:
@@ -20,7 +20,7 @@ def others_table() -> str:
     lines = ["| TensorFlow | here | what differs, what to write |", "|---|---|---|"]
     known = {**{name: ("different", note) for name, note in DIFFERENT.items()}}
     known |= {name: ("same", note) for name, note in (REMARKS | LIBRARIES).items()}
-    known |= {name: ("absent", note) for name, note in ABSENT.items()}
+    known |= {name: ("absent", note) for name, note in (ABSENT | NEEDS_TENSORFLOW).items()}
     lines += [f"| `{name}` | {kind} | {_cell(note)} |" for name, (kind, note) in sorted(known.items())]
     return "\n".join(lines)
 

@@ -27,8 +27,6 @@ ABSENT: dict[str, str] = {
     "tf.image": "use a library of images, such as Pillow, or `jax.image`",
     "tf.summary": "write scalars with `tensorboardX` or `clu.metric_writers`",
     "tf.saved_model": _SAVED_MODEL,
-    "tf.keras.callbacks.TensorBoard": "it writes with TensorFlow: leave it out, or write scalars with `tensorboardX` "
-    "in a callback of your own",
     "tf.py_function": "datasets' functions are Python already; in compiled functions use `jax.pure_callback`",
     "tf.numpy_function": "datasets' functions are Python already; in compiled functions use `jax.pure_callback`",
     "tf.random.Generator": "use `jax.random` with keys",
@@ -55,11 +53,20 @@ OTHER_PACKAGES: dict[str, str] = {
 }
 """Packages beside TensorFlow that an import of theirs brings in, and what to write for them."""
 
-ABSENT |= {
-    f"tf.keras.layers.{name}": "it needs TensorFlow: look strings up in a dictionary, in Python or NumPy, before the "
-    "dataset or in its `map`"
-    for name in ("HashedCrossing", "Hashing", "IntegerLookup", "StringLookup", "TFSMLayer", "TextVectorization")
+_LOOKUP = "it needs TensorFlow: look strings up in a dictionary, in Python or NumPy, before the dataset or in its `map`"
+
+NEEDS_TENSORFLOW: dict[str, str] = {
+    "tf.keras.callbacks.TensorBoard": "it writes with TensorFlow: leave it out, or write scalars with `tensorboardX` "
+    "in a callback of your own",
+    "tf.keras.layers.HashedCrossing": _LOOKUP,
+    "tf.keras.layers.Hashing": _LOOKUP,
+    "tf.keras.layers.IntegerLookup": _LOOKUP,
+    "tf.keras.layers.StringLookup": _LOOKUP,
+    "tf.keras.layers.TFSMLayer": _SAVED_MODEL,
+    "tf.keras.layers.TextVectorization": _LOOKUP,
 }
+"""Names of Keras that are there and call TensorFlow."""
+
 _NUMBERS = "the numbers are not TensorFlow's: pass initial values where results must be the same"
 
 DIFFERENT: dict[str, str] = {

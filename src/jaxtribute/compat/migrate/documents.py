@@ -122,14 +122,14 @@ class Notebook(Document):
         self._cells: list[tuple[int, dict[str, Any]]] = []
         self._starts: list[int] = []
         """The line of `text` before each cell's first one."""
-        self.parts: list[WrittenFile] = []
+        files: list[WrittenFile] = []
         lines: list[str] = []
         for number, cell in enumerate(self._content["cells"], 1):
             if cell.get("cell_type") != "code":
                 continue
             if _WRITES_A_FILE.match(_source(cell).lstrip()):
                 with contextlib.suppress(SyntaxError):  # such a cell is only looked at, as those of other languages
-                    self.parts.append(WrittenFile(number, cell))
+                    files.append(WrittenFile(number, cell))
                     continue
             text = readable(_source(cell), f"cell {number}: ")
             lines.append(_CELL)
@@ -137,6 +137,7 @@ class Notebook(Document):
             self._cells.append((number, cell))
             lines += text.split("\n")
         self.text = "\n".join(lines)
+        self.parts = self._files = tuple(files)
 
     def place(self, line: int) -> str:
         """The cell's number among all of the notebook, and the line in it."""
@@ -147,7 +148,7 @@ class Notebook(Document):
 
     def rewritten(self, text: str, *parts: str) -> bytes:
         """The notebook with its code cells changed, and laid out as it was."""
-        for file, part in zip(self.parts, parts, strict=True):
+        for file, part in zip(self._files, parts, strict=True):
             file.write(part)
         before, *texts = re.split(rf"^{_CELL}\n", text, flags=re.MULTILINE)
         for index, ((_, cell), one) in enumerate(zip(self._cells, texts, strict=True)):
