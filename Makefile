@@ -52,8 +52,9 @@ demo: $(READY)  ## train on the handwritten digits: one device, then mirrored on
 bench: $(READY)  ## run all benchmarks: an hour or more; `python -m benchmarks list` names them
 	$(BIN)/python -m benchmarks
 
-soak: $(READY)  ## kill workers of a training at random moments, 40 times (minutes)
-	$(BIN)/python tests/soak.py
+soak: $(READY)  ## 100 random faults of 79 kinds, then 40 kills of workers at random moments (an hour)
+	PYTHONPATH=tests $(BIN)/python -m soak --faults 100
+	$(BIN)/python tests/soak/kills.py
 
 package: $(READY)  ## build wheel and sdist into dist/, and try the wheel in an environment of its own
 	rm -rf dist build/smoke

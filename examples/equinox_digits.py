@@ -1,4 +1,4 @@
-"""Equinox: a module's arrays become variables; in a step the module is combined from their values.
+"""Equinox: a module with its optimizer as one `jd.Model`.
 
 python examples/equinox_digits.py --strategy fully-sharded --devices 4
 """
@@ -8,7 +8,6 @@ import sys
 import common
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import optax
 from common import Arrays, Sums
 
@@ -16,16 +15,13 @@ import jaxtribute as jd
 
 
 class Training:
-    """The module's arrays as variables, and a step that every strategy runs."""
+    """The module with its optimizer, and a step that every strategy runs."""
 
     def __init__(self, strategy: jd.Strategy) -> None:
         self.strategy = strategy
         model = eqx.nn.MLP(64, 10, width_size=128, depth=1, activation=jax.nn.silu, key=jax.random.key(0))
-        arrays, self.static = eqx.partition(model, eqx.is_inexact_array)
         with strategy.scope():
-            self.params = jax.tree.map(jd.Variable, arrays)
-            self.optimizer = jd.Optimizer(optax.adam(2e-3), self.params)
-        self.state = {"params": self.params, "optimizer": self.optimizer}
+            self.model = self.state = jd.Model(model, optax.adam(2e-3))
 
     @jd.function
     def step(self, batch: Arrays) -> Sums:
@@ -39,19 +35,16 @@ class Training:
 
     def replica_step(self, images: jax.Array, labels: jax.Array) -> Sums:
         """One replica's part of a step."""
+        return self.model.minimize(self.loss, images, labels, has_aux=True)[1]
 
-        def loss() -> tuple[jax.Array, Sums]:
-            sums = self.measure(images, labels)
-            return jd.nn.compute_average_loss(sums["losses"], global_batch_size=common.BATCH), sums
-
-        (_, sums), gradients = jd.value_and_grad(loss, self.params, has_aux=True)()
-        self.optimizer.apply_gradients(gradients)
-        return sums
+    def loss(self, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, Sums]:
+        """The replica's part of the mean loss, and what it measured."""
+        sums = self.measure(images, labels)
+        return jd.nn.compute_average_loss(sums["losses"], global_batch_size=common.BATCH), sums
 
     def measure(self, images: jax.Array, labels: jax.Array) -> Sums:
-        """Loss and hit of each image, by the module with the variables' present values."""
-        model = eqx.combine(jax.tree.map(jnp.asarray, self.params), self.static)
-        return common.measured(jax.vmap(model)(images), labels)
+        """Loss and hit of each image."""
+        return common.measured(jax.vmap(self.model)(images), labels)
 
 
 if __name__ == "__main__":

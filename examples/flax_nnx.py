@@ -1,4 +1,4 @@
-"""Flax NNX: a module's parameters become variables; in a step the module is merged from their values.
+"""Flax NNX: a module with its optimizer as one `jd.Model`.
 
 python examples/flax_nnx.py --strategy mirrored --devices 4
 """
@@ -7,7 +7,6 @@ import sys
 
 import common
 import jax
-import jax.numpy as jnp
 import optax
 from common import Arrays, Sums
 from flax import nnx
@@ -29,15 +28,12 @@ class Classifier(nnx.Module):
 
 
 class Training:
-    """The module's parameters as variables, and a step that every strategy runs."""
+    """The module with its optimizer, and a step that every strategy runs."""
 
     def __init__(self, strategy: jd.Strategy) -> None:
         self.strategy = strategy
-        self.graph, params, self.rest = nnx.split(Classifier(nnx.Rngs(0)), nnx.Param, ...)
         with strategy.scope():
-            self.params = jax.tree.map(jd.Variable, nnx.to_pure_dict(params))
-            self.optimizer = jd.Optimizer(optax.adam(2e-3), self.params)
-        self.state = {"params": self.params, "optimizer": self.optimizer}
+            self.model = self.state = jd.Model(Classifier(nnx.Rngs(0)), optax.adam(2e-3))
 
     @jd.function
     def step(self, batch: Arrays) -> Sums:
@@ -51,19 +47,16 @@ class Training:
 
     def replica_step(self, images: jax.Array, labels: jax.Array) -> Sums:
         """One replica's part of a step."""
+        return self.model.minimize(self.loss, images, labels, has_aux=True)[1]
 
-        def loss() -> tuple[jax.Array, Sums]:
-            sums = self.measure(images, labels)
-            return jd.nn.compute_average_loss(sums["losses"], global_batch_size=common.BATCH), sums
-
-        (_, sums), gradients = jd.value_and_grad(loss, self.params, has_aux=True)()
-        self.optimizer.apply_gradients(gradients)
-        return sums
+    def loss(self, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, Sums]:
+        """The replica's part of the mean loss, and what it measured."""
+        sums = self.measure(images, labels)
+        return jd.nn.compute_average_loss(sums["losses"], global_batch_size=common.BATCH), sums
 
     def measure(self, images: jax.Array, labels: jax.Array) -> Sums:
-        """Loss and hit of each image, by the module with the variables' present values."""
-        model = nnx.merge(self.graph, jax.tree.map(jnp.asarray, self.params), self.rest)
-        return common.measured(model(images), labels)
+        """Loss and hit of each image."""
+        return common.measured(self.model(images), labels)
 
 
 if __name__ == "__main__":

@@ -74,8 +74,9 @@ def test_without_the_allocator() -> None:
 
 @pytest.mark.slow
 def test_the_environment_is_refused_after_jax_has_started() -> None:
-    output = run_python("import jax; jax.devices(); import jaxtribute", devices=2, status=1)
-    assert "ConfigError: cannot make 2 logical CPU devices: the JAX backend has already started with 1" in output
+    output = run_python("import jax; jax.numpy.zeros(3); import jaxtribute", devices=2, status=1)
+    assert "ConfigError: JAXTRIBUTE_CPU_DEVICES=2 comes too late: JAX had started, with 1 CPU devices" in output
+    assert "HINT: move `import jaxtribute` above" in output
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """TensorFlow's device strings name JAX's devices, and print as TensorFlow prints them."""
 
+import json
+import re
 import threading
 from types import SimpleNamespace
 from typing import Any, cast
@@ -229,6 +231,33 @@ class TestAliasDevices:
         with pytest.raises(DeviceError, match="there is no device 'CPU:9'"), config.alias_devices({"GPU:0": "CPU:9"}):
             pass
         assert default_devices() == tuple(jax.devices())
+
+    def test_as_a_statement_it_holds_until_it_is_taken_back(self) -> None:
+        config.alias_devices(self.ALIASES)
+        try:
+            assert resolve_device("GPU:0") == jax.devices()[1]
+            with config.alias_devices({"GPU:0": "CPU:2"}):
+                assert resolve_device("GPU:0") == jax.devices()[2]
+            assert resolve_device("GPU:0") == jax.devices()[1]
+            with pytest.raises(DeviceError):
+                config.alias_devices({"GPU:0": "CPU:9"})
+            assert resolve_device("GPU:0") == jax.devices()[1]
+        finally:
+            config.alias_devices({})
+        assert default_devices() == tuple(jax.devices())
+
+    @pytest.mark.parametrize("name", ["/gpu:0", "TPU:1", "/job:localhost/device:GPU:0"])
+    def test_an_accelerator_that_is_not_there_is_told_about_them(self, name: str) -> None:
+        with pytest.raises(DeviceError, match=r"HINT: .* jd\.config\.alias_devices\((.*)\)\.") as raised:
+            resolve_device(name)
+        found = re.search(r"alias_devices\((.*)\)\.", str(raised.value))
+        assert found
+        with config.alias_devices(json.loads(found[1])):
+            assert resolve_device(name).platform == "cpu"
+
+    def test_where_there_are_too_few_cpus_too(self) -> None:
+        with pytest.raises(DeviceError, match=r"alias_devices\(.*set_logical_cpu_devices"):
+            resolve_device("GPU:99")
 
     def test_one_stand_in_for_two_names(self) -> None:
         aliases = {"GPU:0": "CPU:1", "GPU:1": "cpu:1"}

@@ -1,14 +1,16 @@
 """Random small programs over variables, by every executor under every strategy, against NumPy.
 
 The functions that a program calls are the same objects in every call, as a module's are, so that JAX keeps what it has
-traced of them; the variables that they read change in between.
+traced of them; the variables that they read change in between. Compiled steps are also made by several threads at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import permutations
 from typing import Any
 
 import jax
@@ -254,7 +256,7 @@ def programs(draw: st.DrawFn) -> Program:
     gradient, around = st.builds(Gradient, smooth, numbers), st.builds(GradientAround, smooth, numbers)
     before = tuple(draw(st.lists(st.one_of(call, write, around), max_size=3)))
     inside = tuple(draw(st.lists(st.one_of(call, write, gradient), min_size=1, max_size=4)))
-    turns = tuple(draw(st.lists(st.sampled_from(["eager", "compiled"]), min_size=2, max_size=3)))
+    turns = tuple(draw(st.lists(st.sampled_from(["eager", "compiled", "threads"]), min_size=2, max_size=3)))
     return Program(tuple(bodies), before, inside, turns)
 
 
@@ -262,21 +264,47 @@ def programs(draw: st.DrawFn) -> Program:
 examples = 2000 if settings.get_current_profile_name() == "explore" else 25
 
 
+def in_threads(step: Callable[[Any], Any], strategy: jd.Strategy, xs: list[Array]) -> list[Any]:
+    """What a compiled step gives for each of `xs`, all in threads of their own at once."""
+
+    def one(x: Array) -> Any:
+        with strategy.scope():
+            return step(jnp.asarray(x))
+
+    with ThreadPoolExecutor(len(xs)) as pool:
+        return list(pool.map(one, xs, timeout=60))
+
+
+def differences(results: list[Any], variables: list[Any], numbers: Numbers, program: Program, xs: list[Array]) -> str:
+    """Makes the steps by NumPy, one after the other; returns what differs, in words."""
+    wanted = [numbers.step(program, x) for x in xs]
+    found = [(np.asarray(a), np.asarray(b)) for a, b in results]
+    now = [variable.numpy() for variable in variables]
+    same = np.array_equal(found, wanted) and np.array_equal(now, numbers.values)
+    return "" if same else f"results {found}, not {wanted}; variables {now}, not {numbers.values}"
+
+
 @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(programs(), st.sampled_from(STRATEGIES))
 def test_programs_give_what_numpy_gives(program: Program, name: str) -> None:
+    """Steps of several threads at once give what they give in some order, one after the other."""
     strategy = strategy_named(name)
-    initial = [np.arange(SIZE, dtype=np.float32) + np.float32(i) for i in range(VARIABLES)]
-    expected = Numbers(program.bodies, [value.copy() for value in initial], strategy.num_replicas_in_sync)
-    arrays = Arrays(program, strategy, initial)
+    values = [np.arange(SIZE, dtype=np.float32) + np.float32(i) for i in range(VARIABLES)]
+    arrays = Arrays(program, strategy, values)
     compiled = jd.function(arrays.step)
     with strategy.scope():
         for turn, executor in enumerate(program.turns):
-            x = np.full(SIZE, turn + 1, np.float32)
-            step = compiled if executor == "compiled" else arrays.step
-            results = step(jnp.asarray(x))
-            wanted = expected.step(program, x)
-            for result, one in zip(results, wanted, strict=True):
-                np.testing.assert_array_equal(np.asarray(result), one, f"turn {turn}, {executor}")
-            for variable, value in zip(arrays.variables, expected.values, strict=True):
-                np.testing.assert_array_equal(variable.numpy(), value, f"after turn {turn}, {executor}")
+            xs = [np.full(SIZE, turn + i, np.float32) for i in range(1, 4 if executor == "threads" else 2)]
+            if executor == "threads":
+                results = in_threads(compiled, strategy, xs)
+            else:
+                results = [(compiled if executor == "compiled" else arrays.step)(jnp.asarray(xs[0]))]
+            told: list[str] = []
+            for order in permutations(range(len(xs))):
+                numbers = Numbers(program.bodies, [value.copy() for value in values], strategy.num_replicas_in_sync)
+                ordered = [results[i] for i in order]
+                told.append(differences(ordered, arrays.variables, numbers, program, [xs[i] for i in order]))
+                if not told[-1]:
+                    values = numbers.values
+                    break
+            assert "" in told, f"turn {turn}, {executor}: {told}"

@@ -34,6 +34,7 @@ from jaxtribute.values.distributed import PerReplica as PerReplica
 from jaxtribute.values.enums import ReduceOp as ReduceOp
 from jaxtribute.values.enums import VariableAggregation as VariableAggregation
 from jaxtribute.values.enums import VariableSynchronization as VariableSynchronization
+from jaxtribute.values.mesh import AXIS as REPLICA_AXIS
 from jaxtribute.values.scatter import IndexedSlices as IndexedSlices
 from jaxtribute.values.spec import ArraySpec as ArraySpec
 from jaxtribute.values.variable import Variable as Variable
@@ -59,6 +60,7 @@ _LAZY = {
     "InputContext": "input",
     "InputOptions": "input",
     "InputReplicationMode": "input",
+    "Model": "integrations.model",
     "MultiWorkerMirroredStrategy": "strategies.multi_worker",
     "Optimizer": "optimizer",
     "ParameterServerStrategy": "strategies.parameter_server",
@@ -106,6 +108,7 @@ if _TYPE_CHECKING:
     from jaxtribute.input import InputOptions as InputOptions
     from jaxtribute.input import InputReplicationMode as InputReplicationMode
     from jaxtribute.input import shard_hint as shard_hint
+    from jaxtribute.integrations.model import Model as Model
     from jaxtribute.optimizer import Optimizer as Optimizer
     from jaxtribute.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
     from jaxtribute.strategies.fully_sharded import FullyShardedStrategy as FullyShardedStrategy

@@ -26,7 +26,7 @@ _decided: bool | None = None
 
 
 def wanted_by_environment() -> bool:
-    """Whether `JAXTRIBUTE_TUNE_ALLOCATOR` allows tuning; true where it is not set.
+    """True if `JAXTRIBUTE_TUNE_ALLOCATOR` allows tuning; true where it is not set.
 
     Raises:
         ConfigError: The variable is neither true nor false.

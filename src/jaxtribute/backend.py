@@ -24,7 +24,7 @@ _config = cast(Any, jax.config)
 
 
 def backend_started() -> bool:
-    """Whether JAX has started a backend; asking does not start one."""
+    """True if JAX has started a backend; asking does not start one."""
     present: int = _config.jax_num_cpu_devices
     try:
         # JAX refuses another value once a backend runs.

@@ -1,4 +1,4 @@
-"""Where in the user's code a call comes from, for messages."""
+"""Finds the line of the user's code that a call comes from, for messages."""
 
 from __future__ import annotations
 

@@ -75,7 +75,16 @@ def apply_environment() -> None:
         raise ConfigError(
             f"{CPU_DEVICES}={text!r} is no number of devices. HINT: set it to a whole number from 1 up, or unset it."
         )
-    set_logical_cpu_devices(int(text))
+    try:
+        set_logical_cpu_devices(int(text))
+    except ConfigError as error:
+        present = backend.configured_cpu_devices()
+        if not backend.backend_started() or present == int(text):
+            raise
+        raise ConfigError(
+            f"{CPU_DEVICES}={text} comes too late: JAX had started, with {present} CPU devices, before jaxtribute was "
+            "imported. HINT: move `import jaxtribute` above the first line that makes a JAX array or asks for devices."
+        ) from error
 
 
 def _device_count(n: SupportsIndex) -> int:

@@ -20,17 +20,17 @@ R = TypeVar("R")
 
 
 class Frame(Protocol):
-    """How code in a context reaches the variables' arrays.
+    """Access of code in a context to the variables' arrays.
 
     A *local* frame sees what one replica sees; any other sees whole values, with all replicas.
     """
 
     local: bool
-    """Whether the arrays are those of one replica."""
+    """True if the arrays are those of one replica."""
     traced: bool
-    """Whether the code is being traced into a compiled program."""
+    """True if the code is being traced into a compiled program."""
     differentiating: bool
-    """Whether the code is being differentiated by variables."""
+    """True if the code is being differentiated by variables."""
 
     @property
     def view(self) -> Hashable:
@@ -79,7 +79,7 @@ _stack = _Stack()
 
 
 class _Fallback:
-    """What holds outside every scope; the package fills it in, so that this module imports nothing above it."""
+    """The context outside every scope; the package fills it in, so that this module imports nothing above it."""
 
     make: Callable[[], Context]
 
@@ -88,7 +88,7 @@ fallback = _Fallback()
 
 
 entering: list[Callable[[], None]] = []
-"""What is called before a strategy takes force or a function is traced: libraries that must learn of that first."""
+"""Functions called before a strategy takes force or a function is traced, for libraries that must know first."""
 
 
 def announce() -> None:
@@ -106,7 +106,7 @@ def current() -> Context:
 
 
 def depth() -> int:
-    """How many contexts the calling thread has entered."""
+    """Number of contexts that the calling thread has entered."""
     return len(_stack.entries)
 
 
@@ -123,7 +123,7 @@ def set_base(context: Context | None) -> None:
 
 
 def base() -> Context | None:
-    """What `set_base` set for the calling thread."""
+    """The calling thread's base context, as `set_base` left it."""
     return _stack.base
 
 

@@ -108,7 +108,7 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
     if (spec.replica or 0) != 0 or index >= len(devices):
         raise DeviceError(
             f"there is no device {device!r}; the devices are {', '.join(available_devices())}. HINT: use one of these, "
-            "or call jd.config.set_logical_cpu_devices(n) before JAX starts to split the CPU into n devices."
+            f"or {_instead(spec.device_type or 'CPU', index)}."
         )
     return devices[index]
 
@@ -135,7 +135,7 @@ def available_devices() -> list[str]:
 
 
 def default_devices() -> tuple[jax.Device, ...]:
-    """What a strategy takes when it is given no devices: all accelerators of this process, else all its CPU devices."""
+    """Devices of a strategy that is given none: all accelerators of this process, else all its CPU devices."""
     if _described:
         return _described
     accelerators = sorted(
@@ -174,17 +174,36 @@ def strategy_devices(named: Sequence[str | jax.Device]) -> tuple[jax.Device, ...
     return _described or tuple(resolve_device(device) for device in named)
 
 
-@contextmanager
-def alias_devices(aliases: Mapping[str, str]) -> Generator[None]:
-    """Pretends, in a test, that other devices exist: a stand-in takes and bears the given name. Off unless entered.
+class AliasedDevices:
+    """What `alias_devices` has set; a `with` block takes it back at its end.
 
-    It lets an example written for two GPUs run, and print what it would print there, on logical CPU devices:
+    Args:
+        outer: The aliases before.
+    """
+
+    def __init__(self, outer: dict[str, str]) -> None:
+        self._outer = outer
+
+    def __enter__(self) -> None:
+        """Does nothing: the aliases hold already."""
+
+    def __exit__(self, *error: object) -> None:
+        """Restores the aliases before."""
+        global _aliases
+        _aliases = self._outer
+
+
+def alias_devices(aliases: Mapping[str, str]) -> AliasedDevices:
+    """Pretends, in a test, that other devices exist: a stand-in takes and bears the given name.
+
+    It lets an example written for two GPUs run, and print what it would print there, on logical CPU devices. As a
+    statement it holds for the rest of the program, in a `with` line until the end of the block:
 
         with jd.config.alias_devices({"GPU:0": "CPU:1", "GPU:1": "CPU:2"}):
             jd.MirroredStrategy(["GPU:0", "GPU:1"])
 
-    Within the block the names resolve to their stand-ins in every thread, a stand-in's name prints as its alias, and
-    aliased accelerators are the default devices. An inner block replaces the outer one's aliases until it ends.
+    The names resolve to their stand-ins in every thread, a stand-in's name prints as its alias, and aliased
+    accelerators are the default devices. Aliases replace those before them: none at all, `{}`, takes them back.
 
     Args:
         aliases: Names to devices that exist, all device strings.
@@ -195,18 +214,29 @@ def alias_devices(aliases: Mapping[str, str]) -> Generator[None]:
     """
     global _aliases
     outer = _aliases
-    # Stand-ins are looked up by their own names, not by those of an outer block.
+    # Stand-ins are looked up by their own names, not by those of earlier aliases.
     _aliases = {}
+    wanted = outer
     try:
-        wanted = {DeviceSpec.parse(name).to_string(): _true_name(resolve_device(d)) for name, d in aliases.items()}
-        if len(set(wanted.values())) < len(wanted):
+        found = {DeviceSpec.parse(name).to_string(): _true_name(resolve_device(d)) for name, d in aliases.items()}
+        if len(set(found.values())) < len(found):
             raise ArgumentError(
                 f"two names in {dict(aliases)!r} stand for one device. HINT: give each name a stand-in of its own."
             )
-        _aliases = wanted
-        yield
+        wanted = found
     finally:
-        _aliases = outer
+        _aliases = wanted
+    return AliasedDevices(outer)
+
+
+def _instead(device_type: str, index: int) -> str:
+    """What makes a missing device exist, or another stand for it."""
+    split = "call jd.config.set_logical_cpu_devices(n) before JAX starts to split the CPU into n devices"
+    if device_type == "CPU":
+        return split
+    alias = f'{{"{device_type}:{index}": "CPU:{index}"}}'
+    missing = f" ({split})" if index >= len(_devices_of_type("CPU")) else ""
+    return f"let a CPU device stand for it while you try the program: jd.config.alias_devices({alias}){missing}"
 
 
 def _start_backend() -> None:

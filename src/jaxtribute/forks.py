@@ -23,7 +23,7 @@ class _Entries(list[Any]):
 
 
 class _Guard:
-    """What is done around every fork of this process.
+    """Functions called around every fork of this process.
 
     Attributes:
       started: True if a child that is forked now finds JAX started, by this process or by one before it.

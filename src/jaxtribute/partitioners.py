@@ -1,4 +1,4 @@
-"""How a variable is split over parameter servers: `jd.experimental.partitioners`."""
+"""Division of a variable over parameter servers: `jd.experimental.partitioners`."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class MaxSizePartitioner(Partitioner):
 
 
 def shard_offsets(length: int, shards: int) -> list[int]:
-    """Where each of `shards` shards of an axis begins, and the axis's end; the first ones are one row longer."""
+    """Start of each of `shards` shards of an axis, and the axis's end; the first ones are one row longer."""
     whole, extra = divmod(length, shards)
     return [i * whole + min(i, extra) for i in range(shards + 1)]
 

@@ -33,7 +33,7 @@ _SHORT = {"half": "float16", "full": "float32", "f16": "float16", "f32": "float3
 
 @dataclass(frozen=True)
 class Policy:
-    """Which floating dtypes parameters, computation and results have.
+    """Floating dtypes of parameters, computation and results.
 
     Attributes:
       params: of parameters and slots, which small updates must not be lost in.
@@ -143,7 +143,7 @@ class LossScale(ABC):
         return _times(nest, 1 / self.value)
 
     def value_and_grad(self, fn: Callable[..., Any], variables: Any, *, has_aux: bool = False) -> Callable[..., Any]:
-        """As `jd.value_and_grad`, computed with a scaled loss; what it returns is unscaled.
+        """Differentiates like `jd.value_and_grad`, with a scaled loss; the results are unscaled.
 
         Args:
           fn: a function that returns a scalar, or `(scalar, aux)` with `has_aux`.

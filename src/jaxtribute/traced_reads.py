@@ -1,4 +1,4 @@
-"""Which functions that JAX keeps traced are out of date, because a variable that they read has changed since.
+"""Notes when functions that JAX keeps traced are out of date, because a variable that they read has changed since.
 
 JAX traces the bodies of loops and branches, `jax.checkpoint`, `jax.jit` and others once, and keeps them by the identity
 of the function. A variable's value becomes part of such a body. Two contexts that JAX makes part of the key of all its
@@ -24,7 +24,7 @@ import jax
 _LOG = logging.getLogger(__name__)
 
 _MANY = 16
-"""How often something is traced anew before it is said why."""
+"""Number of repeated traces after which a warning says why."""
 
 _CONTEXT = -1
 """Stands among the ids of variables for the strategy and the replica in force."""
@@ -38,8 +38,10 @@ class TracedReads:
         self._generations = jax.make_user_context(0)
         self._numbers = itertools.count(1)
         self._again = 0
+        self.active = False
+        """True once a kept function has read anything: compiled programs then run in `steady`."""
         self.generation = 0
-        """How often stored values have changed that kept functions have read; from the numbers of views."""
+        """Number of times that stored values have changed that kept functions have read; from the numbers of views."""
         self.read: set[int] = set()
         """The ids of all variables that kept functions have read."""
         self.stored: set[int] = set()
@@ -65,6 +67,7 @@ class TracedReads:
           variable: the variable.
           elsewhere: whether other processes may change its value at any time.
         """
+        self.active = True
         self.read.add(id(variable))
         if elsewhere:
             self.renew(variable)
@@ -73,6 +76,7 @@ class TracedReads:
 
     def note_context(self) -> None:
         """Notes that a kept function has asked for the strategy or the replica in force."""
+        self.active = True
         self.read.add(_CONTEXT)
         if not self.contexts:
             self.contexts = True
@@ -85,6 +89,7 @@ class TracedReads:
 
     def renew(self, variable: object = None) -> None:
         """Begins a generation: whatever was kept before is traced anew."""
+        self.active = True
         self.stored.clear()
         self.generation = next(self._numbers)
         self._generations.set_global(self.generation)
@@ -110,4 +115,4 @@ class TracedReads:
 
 
 traced_reads = TracedReads()
-"""What every thread shares, as it shares JAX's caches."""
+"""The state of all threads together, as JAX's caches are shared."""

@@ -1,4 +1,4 @@
-"""How long this process has waited for input: a number that grows, for whoever reports where time goes."""
+"""Seconds that this process has waited for input: a number that grows, for reports of the parts of a step's time."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import shutil
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute import checksums
-from jaxtribute.checkpoint import arrays, restoring
+from jaxtribute.checkpoint import arrays, committing, restoring
 from jaxtribute.checkpoint.description import Description
+from jaxtribute.checkpoint.leaves import CellLeaf, VariableLeaf
 from jaxtribute.errors import CheckpointDamagedError, CheckpointError, InputError
+from support.damages import DAMAGES, damage
 
 VALUES = {"w": (3, 2), "big": (4000,), "scalar": ()}
 
@@ -73,45 +75,23 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def one_bit(content: bytes, rng: random.Random) -> bytes:
-    place = rng.randrange(len(content))
-    return content[:place] + bytes([content[place] ^ 1 << rng.randrange(8)]) + content[place + 1 :]
-
-
-CHANGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
-    "empty": lambda _, __: b"",
-    "cut": lambda content, rng: content[: rng.randrange(1, len(content))],
-    "one bit": one_bit,
-    "random": lambda content, rng: rng.randbytes(len(content)),
-}
-
-
-def damage(kind: str, folder: Path, files: list[str], number: int) -> None:
+def damage_one(kind: str, folder: Path, files: list[str], number: int) -> None:
     """Damages one file of the checkpoint `ckpt-2`."""
-    rng = random.Random(f"{kind} {number}")
+    # Orbax's names are random, so the file of the same place in the other checkpoint stands for the same file.
+    earlier = checksums.names(folder / "ckpt-1")
+    old = folder / "ckpt-1" / earlier[min(number, len(earlier) - 1)]
     path, other = folder / "ckpt-2" / files[number], folder / "ckpt-2" / files[number - 1]
-    content = path.read_bytes()
-    if kind == "missing":
-        path.unlink()
-    elif kind == "swapped":
-        path.write_bytes(other.read_bytes())
-        other.write_bytes(content)
-    elif kind == "old":
-        # Orbax's names are random, so the file of the same place in the other checkpoint stands for the same file.
-        earlier = checksums.names(folder / "ckpt-1")
-        path.write_bytes((folder / "ckpt-1" / earlier[min(number, len(earlier) - 1)]).read_bytes())
-    else:
-        path.write_bytes(CHANGES[kind](content, rng))
+    damage(kind, path, other, old, random.Random(f"{kind} {number}"))
 
 
-@pytest.mark.parametrize("kind", [*CHANGES, "swapped", "missing", "old"])
+@pytest.mark.parametrize("kind", DAMAGES)
 def test_every_file_in_every_way(kind: str, saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     program, files = Program(), checksums.names(saved / "ckpt-2")
     assert len(files) >= 8
     for number, name in enumerate(files):
         folder = tmp_path / str(number)
         shutil.copytree(saved, folder)
-        damage(kind, folder, files, number)
+        damage_one(kind, folder, files, number)
         same = (folder / "ckpt-2" / name).exists() and all(
             (folder / "ckpt-2" / file).read_bytes() == (saved / "ckpt-2" / file).read_bytes() for file in files
         )
@@ -216,6 +196,102 @@ def test_a_position_that_cannot_be_taken_changes_nothing(tmp_path: Path) -> None
     with pytest.raises(InputError, match="no position -1"):
         program.checkpoint.restore(path)
     assert program.numbers() == {7}
+
+
+class Pair:
+    """Two workers, of which this process is one; the other has looked at its part of the files."""
+
+    workers, names = 2, ("worker 0", "worker 1")
+
+    def __init__(self, rank: int, path: Path) -> None:
+        self.rank, self._path = rank, path
+
+    def exchange(self, purpose: str, text: str) -> list[str]:
+        assert purpose == "restore"
+        other = [False, ""]
+        try:
+            restoring.verify(self._path, part=(1 - self.rank, 2))
+        except CheckpointDamagedError as error:
+            other = [True, f"CheckpointDamagedError: {error}"]
+        told = [json.dumps(other)] * 2
+        told[self.rank] = text
+        return told
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_workers_learn_of_damages_before_they_read(
+    rank: int, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each checks a part of the files alone, and may need one of another's: all fall back to the same checkpoint."""
+    program = Program(7)
+    for number, name in enumerate(checksums.names(saved / "ckpt-2")):
+        path = tmp_path / str(number)
+        shutil.copytree(saved / "ckpt-2", path)
+        (path / name).unlink()
+        pair: Any = Pair(rank, path)
+        monkeypatch.setattr(committing, "cluster", lambda pair=pair: pair)
+        with pytest.raises(CheckpointDamagedError):
+            program.checkpoint.restore(path)
+        assert program.numbers() == {7}
+
+
+class Fussy:
+    """A value of another library that does not take every number."""
+
+    def __init__(self, value: Any, refused: float) -> None:
+        self.value, self._refused = value, refused
+
+    def set(self, value: Any) -> None:
+        self.value = value  # half done by then
+        if np.any(np.asarray(value) == self._refused):
+            raise TypeError(f"{self._refused} is not welcome")
+
+
+@pytest.mark.parametrize("room", [None, 1])
+def test_a_value_that_another_library_does_not_take_changes_nothing(
+    room: int | None, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fussy, program = Fussy(7, 2), Program(7)
+    found = program.checkpoint._found()  # pyright: ignore[reportPrivateUsage]
+    last = list(found.leaves)[-3]
+    found.leaves[last] = CellLeaf(lambda: fussy.value, fussy.set)
+    monkeypatch.setattr(jd.Checkpoint, "_found", lambda _: found)
+    held = program.variables["w"].read_value()
+    if room is not None:
+        monkeypatch.setattr(restoring, "_room", lambda: room)
+        monkeypatch.setattr(arrays, "batches", lambda sizes, limit=1: [slice(i, i + 1) for i in range(len(sizes))])
+        with pytest.raises(CheckpointError, match=rf"value {last} .*not welcome.* values have changed"):
+            program.checkpoint.restore(saved / "ckpt-2")
+        return
+    with pytest.raises(
+        CheckpointError, match=rf"value {last} .*TypeError: 2 is not welcome; nothing has changed.*HINT"
+    ):
+        program.checkpoint.restore(saved / "ckpt-2")
+    assert program.numbers() == {fussy.value} == {7}
+    # What was read before is not given up by a step.
+    jd.function(lambda: program.variables["w"].assign_add(np.ones((3, 2), np.float32)))()
+    assert np.unique(held).tolist() == [7]
+    program.checkpoint.restore(saved / "ckpt-1")
+    assert program.numbers() == {1, 7}, "all but the number whose place the fussy value takes"
+    assert fussy.value == 1
+
+
+def test_what_cannot_be_put_back_is_noted(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program(7)
+
+    def move(state: dict[str, int]) -> None:
+        if state["at"] == 7:
+            raise ValueError("no way back")
+        program.position.at = state["at"]
+
+    def fail(*_: Any) -> None:
+        raise ValueError("not taken")
+
+    monkeypatch.setattr(program.position, "set_state", move)
+    monkeypatch.setattr(VariableLeaf, "put", fail)
+    with pytest.raises(CheckpointError, match="not taken") as caught:
+        program.checkpoint.restore(saved / "ckpt-2")
+    assert any("could not be put back: ValueError: no way back" in note for note in caught.value.__notes__)
 
 
 def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,10 +35,10 @@ import zmq
 import jaxtribute as jd
 from coordinator.clusters import coordinated
 from jaxtribute.coordinator import wire
-from jaxtribute.coordinator.folders import Folder
 from jaxtribute.coordinator.server_task import ServerTask, TaskSettings
 from jaxtribute.coordinator.transport import Link
 from jaxtribute.errors import JaxtributeError
+from jaxtribute.folders import Folder
 
 WAIT_S = 30.0
 ODD = os.fsdecode(b"caf\xe9.txt")

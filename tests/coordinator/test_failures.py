@@ -1,6 +1,7 @@
 """Tasks that fail: workers, servers with and without mirrors; what was counted stays counted, once."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +159,28 @@ def test_what_another_program_saved_is_refused(tmp_path: Path) -> None:
         counting(coordinator)
         with pytest.raises(ClusterError, match=r"was saved by 1 parameter servers, and there are 2\. HINT"):
             coordinator.restore(saved)
+
+
+def test_whatever_is_asked_of_servers_after_their_end_says_so(tmp_path: Path) -> None:
+    with coordinated(servers=2, timeout_s=2.0) as coordinator:
+        with coordinator.strategy.scope():
+            table = jd.Variable(np.zeros((4, 2), np.float32), name="table")
+        saved = coordinator.save(tmp_path)
+
+    def another() -> None:
+        with coordinator.strategy.scope():
+            jd.Variable(1.0)
+
+    asked: list[Callable[[], object]] = [
+        table.numpy,
+        lambda: table.assign(np.ones((4, 2))),
+        lambda: table.assign_add(np.ones((4, 2))),
+        lambda: table + 1,
+        lambda: coordinator.save(tmp_path),
+        lambda: coordinator.restore(saved),
+        another,
+    ]
+    for ask in asked:
+        with pytest.raises(ClusterError, match=r"after their cluster was closed[\s\S]*HINT"):
+            ask()
+    assert coordinator.latest_save(tmp_path) == saved

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,30 +15,10 @@ from jaxtribute.coordinator import saves
 from jaxtribute.coordinator.store import Store
 from jaxtribute.errors import ClusterError
 from jaxtribute.partitioners import FixedShardsPartitioner
-
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda _: b"",
-    "cut": lambda content: content[:-7],
-    "one bit": lambda content: content[:-30] + bytes([content[-30] ^ 4]) + content[-29:],
-    "random": lambda content: np.random.default_rng(0).bytes(len(content)),
-}
+from support.damages import DAMAGES, damage
 
 
-def damage(kind: str, file: Path, other: Path, old: Path) -> None:
-    """Damages one file of a save."""
-    content = file.read_bytes()
-    if kind == "missing":
-        file.unlink()
-    elif kind == "swapped":
-        file.write_bytes(other.read_bytes())
-        other.write_bytes(content)
-    elif kind == "old":
-        file.write_bytes(old.read_bytes())
-    else:
-        file.write_bytes(DAMAGES[kind](content))
-
-
-@pytest.mark.parametrize("kind", [*DAMAGES, "missing", "swapped", "old"])
+@pytest.mark.parametrize("kind", DAMAGES)
 def test_every_file_in_every_way(kind: str, tmp_path: Path) -> None:
     with coordinated(servers=2, partitioner=FixedShardsPartitioner(2)) as coordinator:
         with coordinator.strategy.scope():
@@ -52,7 +32,7 @@ def test_every_file_in_every_way(kind: str, tmp_path: Path) -> None:
             folder = tmp_path / name
             shutil.copytree(tmp_path / "saved", folder)
             first, second = folder / "save-000001", folder / "save-000002"
-            damage(kind, second / name, second / files[place - 1], first / name)
+            damage(kind, second / name, second / files[place - 1], first / name, random.Random(f"{kind} {name}"))
             table.assign(np.full((4, 2), 7, np.float32))
             with pytest.raises(
                 ClusterError, match=r"(is damaged, and nothing was restored|nothing to restore)[\s\S]*HINT"

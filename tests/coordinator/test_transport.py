@@ -11,11 +11,11 @@ import pytest
 
 from jaxtribute.coordinator import server_task
 from jaxtribute.coordinator.client import Client, ServerLostError
-from jaxtribute.coordinator.folders import Folder
 from jaxtribute.coordinator.server_task import ServerTask, TaskSettings
 from jaxtribute.coordinator.transport import Endpoint, Hub, Keys, Link, end_idle_threads
 from jaxtribute.coordinator.wire import pack, unpack
 from jaxtribute.errors import ClusterError, DeadlineError
+from jaxtribute.folders import Folder
 
 
 @pytest.fixture

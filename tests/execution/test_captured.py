@@ -54,14 +54,14 @@ USES = [directly, in_an_inner_jit, in_a_scan, in_a_gradient, on_replicas]
 
 @pytest.mark.parametrize("use", USES)
 def test_the_state_of_an_nnx_module(use: Use) -> None:
-    with pytest.raises(jd.errors.VariableError, match=r"a Param of flax[.]nnx holds.*HINT: split the module"):
+    with pytest.raises(jd.errors.VariableError, match=r"a Param of flax[.]nnx holds.*HINT: make it a jd.Model"):
         use(linear())()
 
 
 @pytest.mark.parametrize("use", USES)
 def test_the_arrays_of_an_equinox_module(use: Use) -> None:
     model = module()
-    with pytest.raises(jd.errors.VariableError, match=r"a Linear of equinox holds.*HINT: pass the module"):
+    with pytest.raises(jd.errors.VariableError, match=r"a Linear of equinox holds.*HINT: make it a jd.Model"):
         use(jax.vmap(model))()
 
 

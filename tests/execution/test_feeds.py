@@ -234,3 +234,40 @@ def test_whatever_was_expected_each_iterator_is_used_in_order(
                 draws.take(place)
     draws.hand_back(draws.used)
     assert [feed.items for feed in feeds] == model
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 5, 8, 9, 12])
+def test_optionals_tell_the_end_of_the_data(rows: int) -> None:
+    """A loop of up to 3 batches of 4 rows, as often as there are data: each row once, and the last batch smaller."""
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+    data = np.arange(rows, dtype=np.float32)
+    iterator = iter(strategy.experimental_distribute_dataset([data[at : at + 4] for at in range(0, rows, 4)]))
+
+    @jd.function
+    def loop(iterator: Any) -> Any:
+        total, count = jnp.zeros(()), 0
+        for _ in range(3):
+            found = iterator.get_next_as_optional()
+            if not found.has_value():
+                break
+            total += strategy.reduce("SUM", strategy.run(lambda x: jnp.asarray(x), (found.get_value(),)), axis=0)
+            count += 1
+        return total, count
+
+    counts = []
+    total = 0.0
+    while not counts or counts[-1]:
+        part, count = loop(iterator)
+        total += float(part)
+        counts.append(int(count))
+    batches = -(-rows // 4)
+    assert counts == [*[3] * (batches // 3), *[batches % 3] * (batches % 3 > 0), 0]
+    assert total == data.sum()
+    assert int(loop(iterator)[1]) == 0
+
+
+def test_an_optional_of_an_iterator_that_was_not_passed_is_an_error() -> None:
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+    iterator = iter(strategy.experimental_distribute_dataset([np.zeros(4, np.float32)]))
+    with pytest.raises(TraceError, match="HINT: pass the iterator as an argument"):
+        jd.function(lambda: iterator.get_next_as_optional().get_value())()

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType
 from typing import Any
 
 import jax
@@ -20,10 +20,8 @@ from tests.replicas import here, mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute import context as contexts
-from jaxtribute.execution import eager, interrupts, workers
 from jaxtribute.execution.interrupts import Deferral, Guard
 from jaxtribute.execution.program import Program
-from jaxtribute.values import stored
 from jaxtribute.values.stored import updating
 
 SUM, MEAN = jd.VariableAggregation.SUM, jd.VariableAggregation.MEAN
@@ -336,12 +334,27 @@ def test_an_interrupt_of_a_save(tmp_path: Path) -> None:
     at_random_moments(10, 3e-2, save, check)
 
 
-@pytest.mark.parametrize("module", [eager, interrupts, workers, stored])
-def test_nothing_leaves_a_lock_held_where_a_loop_goes_back(module: ModuleType) -> None:
+GUARDED = """
+    checkpoint/background checkpoint/checkpoint checkpoint/committing checkpoint/files checkpoint/leaves
+    checkpoint/manager checkpoint/owner checkpoint/restoring checkpoint/preemption/handler checkpoint/preemption/rounds
+    cluster/runtime cluster/server cluster/steps coordinator/access coordinator/client coordinator/closure_queue
+    coordinator/closures coordinator/coordinator coordinator/engines folders coordinator/ray_engine
+    coordinator/ray_node coordinator/remote_value coordinator/saves coordinator/sidecar coordinator/starting
+    coordinator/transport coordinator/variable execution/eager execution/interrupts execution/workers
+    integrations/keras/servers launcher/family launcher/ports launcher/run values/lending values/stored
+"""
+"""Files whose functions hold locks, or leave something half done, in the main thread, where signals raise."""
+ELSEWHERE = {"ClosureQueue._serve", "ClosureQueue._turn", "ClosureQueue._settle_unread"}
+"""Functions of them that run in a thread of their own alone, where no signal raises."""
+
+
+@pytest.mark.parametrize("file", GUARDED.split())
+def test_nothing_leaves_a_lock_held_where_a_loop_goes_back(file: str) -> None:
     """CPython leaves some jumps out of the `with` or `try` around their loop: what a handler raises there skips it."""
-    assert module.__file__ is not None
-    code = compile(Path(module.__file__).read_text(), module.__file__, "exec")
-    assert [found for function in functions_in(code) for found in unprotected(function)] == []
+    path = Path(OWN) / f"{file}.py"
+    code = compile(path.read_text(), str(path), "exec")
+    found = [one for function in functions_in(code) for one in unprotected(function)]
+    assert [one for one in found if one.partition(" ")[0] not in ELSEWHERE] == []
 
 
 def test_an_unprotected_jump_is_found() -> None:

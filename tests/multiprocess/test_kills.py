@@ -1,4 +1,4 @@
-"""Workers that are killed, and told to end, lose nothing: the short form of `tests/soak.py`."""
+"""Workers that are killed, and told to end, lose nothing: the short form of `tests/soak/kills.py`."""
 
 from __future__ import annotations
 

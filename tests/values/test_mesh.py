@@ -99,10 +99,11 @@ def test_throttle_waits_only_where_devices_share_threads() -> None:
     several, single = Counting(), Counting()
     many, one = mesh_of(2), mesh_of(1)
     for _ in range(48):
-        many.throttle(several)
-        one.throttle(single)
+        many.throttle(lambda: several)
+        one.throttle(lambda: single)
     assert several.waits == 3
     assert single.waits == 0
+    assert (many.throttles, one.throttles) == (True, False)
 
 
 def test_own_copies_host_and_device_arrays_and_numbers() -> None:

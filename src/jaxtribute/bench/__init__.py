@@ -1,4 +1,4 @@
-"""How fast this cluster is, for a user to see; `jaxtribute bench` is its command line."""
+"""Measures the speed of this cluster for a user; `jaxtribute bench` is its command line."""
 
 from jaxtribute.bench.suite import PARTS as PARTS
 from jaxtribute.bench.suite import Report as Report

@@ -1,4 +1,4 @@
-"""How fast variables get to disk and back."""
+"""Speed of variables on their way to disk and back."""
 
 from __future__ import annotations
 

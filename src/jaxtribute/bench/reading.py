@@ -1,4 +1,4 @@
-"""How fast examples get onto the devices, against `jax.device_put` of slices."""
+"""Speed of examples on their way onto the devices, against `jax.device_put` of slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step costs that computes next to nothing: the library's own work, against a bare `jax.jit`."""
+"""Cost of a step that computes next to nothing: the library's own work, against a bare `jax.jit`."""
 
 from __future__ import annotations
 

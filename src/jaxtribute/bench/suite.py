@@ -22,7 +22,7 @@ from jaxtribute.strategies.base import Strategy
 from jaxtribute.visualize.units import bytes_text
 
 PARTS = ("collectives", "step", "input", "checkpoint")
-"""What can be measured."""
+"""One thing that can be measured."""
 
 _SIZES = tuple(1 << power for power in range(10, 27, 2))
 _QUICK_SIZES = (1 << 10, 1 << 18)
@@ -30,7 +30,7 @@ _QUICK_SIZES = (1 << 10, 1 << 18)
 
 @dataclass
 class Report:
-    """What was measured.
+    """The figures of one measurement.
 
     Attributes:
       where: the devices, in words.

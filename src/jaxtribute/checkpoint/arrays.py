@@ -57,7 +57,7 @@ class _BorrowedHandler(_handlers.ArrayHandler):
         )
 
     def typestr(self) -> str:
-        """What plain Orbax takes it for: an array for the host, whatever devices there are."""
+        """Type that plain Orbax sees: an array for the host, whatever devices there are."""
         return "np.ndarray"
 
     async def serialize(self, values: Sequence[_Borrowed], infos: Sequence[Any], args: Any = None) -> Sequence[Any]:

@@ -25,7 +25,7 @@ class Background:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is under way."""
+        """True if a save is under way."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, save: Callable[[], None]) -> None:

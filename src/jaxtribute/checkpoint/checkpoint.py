@@ -24,7 +24,7 @@ _COUNTERS = ("save_counter", "run_counter")
 
 
 class RestoreStatus:
-    """What a restore has left out.
+    """Summary of the parts that a restore has left out.
 
     Source: the status objects of `tf.train.Checkpoint.restore`.
     """
@@ -106,12 +106,12 @@ class Checkpoint:
 
     @property
     def save_counter(self) -> int:
-        """How many times `save` was called, over all runs."""
+        """Number of calls of `save`, over all runs."""
         return self._counts["save_counter"]
 
     @property
     def run_counter(self) -> int:
-        """How many calls of `PreemptionCheckpointHandler.run` have ended, over all runs."""
+        """Number of calls of `PreemptionCheckpointHandler.run` that have ended, over all runs."""
         return self._counts["run_counter"]
 
     def save(self, file_prefix: Any, *, block: bool = False, timeout_s: float | None = None) -> str:
@@ -183,7 +183,7 @@ class Checkpoint:
 
     @property
     def saving(self) -> bool:
-        """Whether a save is under way."""
+        """True if a save is under way."""
         return self._background.busy
 
     def wait(self) -> None:
@@ -242,7 +242,7 @@ class Checkpoint:
         return RestoreStatus(path, differences)
 
     def _agreeing(self) -> Channel | None:
-        """How the workers agree on this object's saves; None for one process."""
+        """Agreement of the workers on this object's saves; None for one process."""
         cluster = committing.cluster()
         if cluster is not None and (self._channel is None or self._channel.cluster is not cluster):
             object.__setattr__(self, "_channel", Channel(cluster))

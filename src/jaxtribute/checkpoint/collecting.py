@@ -26,17 +26,17 @@ _NUMBERS = (bool, int, float)
 
 @dataclass
 class Found:
-    """What a checkpoint keeps.
+    """Contents of a checkpoint.
 
     Attributes:
       leaves: the values by their keys, the parts of each key joined with dots.
       iterators: objects with a position, likewise.
-      rebuilds: calls that put nests together again once their arrays have new values.
+      rebuilds: calls that put nests together again once their arrays have new values; each returns what undoes it.
     """
 
     leaves: dict[str, Leaf] = field(default_factory=dict[str, Leaf])
     iterators: dict[str, Any] = field(default_factory=dict[str, Any])
-    rebuilds: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    rebuilds: list[Callable[[], Callable[[], None]]] = field(default_factory=list[Callable[[], Callable[[], None]]])
 
     def snapshots(self) -> tuple[dict[str, Spec], dict[str, Lease | Host]]:
         """The specs of all values, and the values of those with elements; call it while no step can write them."""
@@ -96,7 +96,12 @@ class _Walk:
             elif not self._stateful(key, leaf):
                 self._attributes(key, leaf)
         if plain:
-            self.found.rebuilds.append(lambda: replace(name, tree.unflatten(cells)))
+
+            def rebuild() -> Callable[[], None]:
+                replace(name, tree.unflatten(cells))
+                return lambda: replace(name, value)
+
+            self.found.rebuilds.append(rebuild)
 
     def _stateful(self, key: Key, value: Any) -> bool:
         """Takes a value that is known to have state; returns whether it is one."""
@@ -136,7 +141,7 @@ class _Walk:
 
     @staticmethod
     def _whole(value: Any) -> bool:
-        """Whether a value is not to be taken apart as a nest, though JAX could."""
+        """True if a value is not to be taken apart as a nest, though JAX could."""
         return isinstance(value, Variable) or adapter_of(value) is not None
 
     def _first_time(self, value: Any) -> bool:

@@ -52,7 +52,7 @@ def patience(cluster: Cluster, timeout_s: float | None = None) -> float:
 
 
 class Channel:
-    """Where the workers agree on the saves of one checkpoint object, which come one after the other.
+    """Meeting place of the workers for the saves of one checkpoint object, which come one after the other.
 
     Args:
       cluster: the workers.
@@ -65,7 +65,7 @@ class Channel:
 
     @property
     def key(self) -> str:
-        """What the keys of the present save begin with."""
+        """Beginning of the keys of the present save."""
         return f"{self._name}/{self._count}"
 
     def begin(self) -> None:
@@ -106,7 +106,7 @@ class Save:
 
     @property
     def unfinished(self) -> Path:
-        """Where the checkpoint is written."""
+        """Folder in which the checkpoint is written."""
         return self.path.with_name(self.path.name + UNFINISHED)
 
     def run(self) -> None:
@@ -131,11 +131,14 @@ class Save:
                 "that were complete before are untouched."
             ) from error
         finally:
-            for one in self.arrays.values():
-                if isinstance(one, Lease):
-                    one.give_back()
+            self._give_back()
             if not self.owned:
                 self.owner.release()
+
+    def _give_back(self) -> None:
+        for one in self.arrays.values():
+            if isinstance(one, Lease):
+                one.give_back()
 
     def _run_in(self, channel: Channel) -> None:
         """The same in several processes: the first makes the folder, all write, the first completes it."""

@@ -25,7 +25,7 @@ _WITHOUT_CHECKSUM = 1
 
 @dataclass(frozen=True)
 class Description:
-    """What a checkpoint says of itself.
+    """Description of a checkpoint, stored in it.
 
     Attributes:
       values: what is saved, by name.
@@ -84,7 +84,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Differences:
-    """How a checkpoint differs from what it is restored into.
+    """Differences between a checkpoint and the objects into which it is restored.
 
     Attributes:
       missing: what is expected and not in the checkpoint.
@@ -125,12 +125,12 @@ class Differences:
 
 
 def _kind(spec: Spec | None) -> str:
-    """What values must have in common to be restored into each other."""
+    """Properties that two values must share if one is to be restored into the other."""
     return "an iterator's position" if spec is None else str(spec)
 
 
 def _entries(directory: Path) -> dict[str, Any]:
-    """What the file of a checkpoint holds, if it is as it was written."""
+    """Contents of a checkpoint's file, if the file is as it was written."""
     try:
         content = (directory / FILE).read_bytes()
     except (FileNotFoundError, NotADirectoryError):

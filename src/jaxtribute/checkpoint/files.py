@@ -19,7 +19,7 @@ from jaxtribute.errors import ArgumentError, ArgumentTypeError
 FILE = "jaxtribute.json"
 """The description of a checkpoint, which is written last."""
 UNFINISHED = ".orbax-checkpoint-tmp"
-"""What the name of a checkpoint ends with until it is complete; Orbax's own tools know it, too."""
+"""Ending of a checkpoint's name until it is complete; Orbax's own tools know it, too."""
 REPLACED = ".replaced"
 
 _NUMBER = "(0|[1-9][0-9]*)"
@@ -87,7 +87,7 @@ def check_text(text: str, what: str) -> None:
 
 
 def standing(path: Path) -> Path:
-    """Where the checkpoint of a name is: beside it, if a program was killed while a new one took its place."""
+    """Path of the checkpoint of a name: beside it, if a program was killed while a new one took its place."""
     replaced = path.with_name(path.name + REPLACED)
     return replaced if not path.exists() and replaced.exists() else path
 
@@ -108,7 +108,7 @@ def complete(directory: Path, name: str) -> dict[int, Path]:
 
 
 def left_over(directory: Path, name: str) -> list[Path]:
-    """What saves of a name that were killed have left in a folder, and nobody will need."""
+    """Leftovers in a folder of killed saves of a name, which nobody will need."""
     unfinished = _matching(directory, name, re.escape(UNFINISHED)).values()
     replaced = _matching(directory, name, re.escape(REPLACED)).values()
     found = [path.with_name(path.name + UNFINISHED) for path in unfinished]
@@ -116,7 +116,7 @@ def left_over(directory: Path, name: str) -> list[Path]:
 
 
 def _matching(directory: Path, name: str, ending: str) -> dict[int, Path]:
-    """What has a number between `name-` and an ending: the path without the ending, by the number."""
+    """Paths with a number between `name-` and an ending: each without the ending, by the number."""
     if not directory.is_dir():
         return {}
     pattern = re.compile(f"({re.escape(name)}-{_NUMBER}){ending}")

@@ -1,4 +1,4 @@
-"""What a checkpoint says of each value that it holds, and how a value changes its form from one strategy to another.
+"""Descriptions of the values of a checkpoint, and changes of a value's form from one strategy to another.
 
 A variable is saved as its strategy stores it, so that no device ever holds more than it does in training:
 
@@ -28,7 +28,7 @@ VALUE, FLAT, ROWS = "value", "flat", "rows"
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What is known of a saved value without reading it.
+    """Facts about a saved value that are known without reading it.
 
     Attributes:
       shape: the shape of the value, as a replica sees it.

@@ -13,6 +13,7 @@ from jax.sharding import Sharding
 from jaxtribute.checkpoint.forms import ROWS, VALUE, Host, Spec, dtype_of, spec_of, to_rows, to_value
 from jaxtribute.values.lending import Lease
 from jaxtribute.values.mesh import own
+from jaxtribute.values.stored import updating
 from jaxtribute.values.variable import Variable
 
 
@@ -21,7 +22,7 @@ class Leaf(Protocol):
 
     @property
     def spec(self) -> Spec:
-        """What it is now."""
+        """The present value."""
         ...
 
     def snapshot(self) -> Lease | Host:
@@ -34,6 +35,10 @@ class Leaf(Protocol):
 
     def put(self, value: Any, saved: Spec) -> None:
         """Takes what was read: an array with that placement, or what is stored as an array on the host."""
+        ...
+
+    def keep(self) -> Callable[[], None]:
+        """Notes what is there now; returns what puts it back."""
         ...
 
 
@@ -79,6 +84,17 @@ class VariableLeaf:
             stored = variable.stored
             rows = to_rows(to_value(value, saved), stored.shape[0], variable.aggregation.name)
             variable.bind(own(rows, stored.sharding))
+
+    def keep(self) -> Callable[[], None]:
+        """Keeps the array: no step gives it up once the variable has another."""
+        variable, array = self._variable, self._variable.stored
+
+        def back() -> None:
+            with updating:
+                variable.bind(array)
+                variable.peek()  # whoever read the variable before may hold the array yet
+
+        return back
 
 
 class CellLeaf:
@@ -129,3 +145,10 @@ class CellLeaf:
             self._set(type(old)(value.item()))
         else:
             self._set(value if isinstance(old, np.ndarray) else value[()])
+
+    def keep(self) -> Callable[[], None]:
+        """Keeps the value itself."""
+        old = self._get()
+        if isinstance(old, np.ndarray):
+            old = old.copy()  # a library may write into its own
+        return lambda: self._set(old)

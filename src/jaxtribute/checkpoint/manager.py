@@ -99,7 +99,7 @@ class CheckpointManager:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """What is saved."""
+        """The checkpoint object that is saved."""
         return self._checkpoint
 
     @property
@@ -229,7 +229,7 @@ class CheckpointManager:
         return [found[number] for number in sorted(found, reverse=True)]
 
     def _agreed(self) -> list[Path]:
-        """What the first worker sees, which others may not see yet on a file system over the network.
+        """The checkpoints that the first worker sees; others may not see them yet on a file system over the network.
 
         It becomes the owner of the folder before, so that no other job's checkpoints are taken for one's own.
         """

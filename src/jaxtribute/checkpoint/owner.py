@@ -23,7 +23,7 @@ from jaxtribute.errors import CheckpointError
 _TOUCHED_EVERY_S = 10.0
 _STALE_S = 60.0
 _GRACE_S = 5.0
-"""How long a process that is alive may take to end, as that of a job that is just being started again."""
+"""Seconds that a living process may take to end, such as that of a job that is just being started again."""
 _POLL_S = 0.25
 
 
@@ -228,7 +228,7 @@ def _release(file: Path, own: Process, stop: threading.Event) -> None:
 
 
 def _started(pid: int) -> str:
-    """When a process was started, in ticks since the machine was; empty where that is not known.
+    """Start of a process, in ticks since the machine was started; empty where that is not known.
 
     That of one which has ended, and only waits for its parent to notice, is "ended".
     """

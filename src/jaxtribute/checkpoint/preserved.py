@@ -13,7 +13,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Preserved:
-    """Which checkpoints of one name stay, and when each was written.
+    """Records the checkpoints of one name that stay, and their times of writing.
 
     Args:
       directory: the folder.

@@ -26,7 +26,7 @@ _TAIL_LINES = 30
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What came of it.
+    """Result of the rehearsal.
 
     Attributes:
       saved: whether a complete, readable checkpoint came out.
@@ -46,7 +46,7 @@ class Rehearsal:
 
     @property
     def well(self) -> bool:
-        """Whether the program survives a preemption."""
+        """True if the program survives a preemption."""
         return self.saved and self.resumed
 
 
@@ -137,7 +137,7 @@ def _launch(
 
 
 def _why_not(code: int, events: Sequence[dict[str, Any]], where: str) -> str:
-    """Why there is no checkpoint."""
+    """Reason why there is no checkpoint."""
     if not events:
         return (
             f"{where}, exit code {code}: the program made no PreemptionCheckpointHandler before. HINT: make one before "

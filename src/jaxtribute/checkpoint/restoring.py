@@ -57,29 +57,45 @@ class Restore:
           InputError: an iterator cannot go to its position.
         """
         undo: list[Callable[[], None]] = []
-        error: Exception | None = None
-        values = _Values(self.path, self.found, {})
-        differences = Differences((), (), ())
+        values = _Values(self.path, self.found)
         try:
-            try:
-                saved = self._described()
-                differences = self._fitting(saved)
-                self._verify(saved)
-                specs = {name: saved.values[name] for name in self.found.leaves if name in saved.values}
-                values = _Values(self.path, self.found, specs)
-                values.read()
-                self._go_to(saved, undo)
-            except Exception as problem:  # noqa: BLE001  # the other workers must learn of it, whatever it is
-                error = problem
-            _agree(self.path, error, self.cluster)
-        except BaseException:
-            for back in undo:
-                back()
+            differences = self._prepare(values, undo)
+            self._change(values, undo)
+        except BaseException as error:
+            _put_back([*undo, *values.undo], error)
             raise
-        values.put()
-        for rebuild in self.found.rebuilds:
-            rebuild()
         return differences
+
+    def _prepare(self, values: _Values, undo: list[Callable[[], None]]) -> Differences:
+        """Checks all files, then reads what is needed; each time agrees with the other workers that all is well."""
+        error: Exception | None = None
+        differences, saved = Differences((), (), ()), None
+        try:
+            saved = self._described()
+            differences = self._fitting(saved)
+            self._verify(saved)
+        except Exception as problem:  # noqa: BLE001  # the other workers must learn of it, whatever it is
+            error = problem
+        # Before anything is read: a file that another worker finds damaged would be a raw error here.
+        _agree(self.path, error, self.cluster, values.state)
+        assert saved is not None
+        try:
+            values.read(saved)
+            self._go_to(saved, undo)
+        except Exception as problem:  # noqa: BLE001  # the same
+            error = problem
+        _agree(self.path, error, self.cluster, values.state)
+        return differences
+
+    def _change(self, values: _Values, undo: list[Callable[[], None]]) -> None:
+        """Puts all values in their places; agrees with the other workers that all could."""
+        error: Exception | None = None
+        try:
+            values.put()
+            undo.extend(rebuild() for rebuild in self.found.rebuilds)
+        except Exception as problem:  # noqa: BLE001  # such as another library's, of a value that it does not take
+            error = problem
+        _agree(self.path, error, self.cluster, values.state)
 
     def _described(self) -> Description:
         saved = Description.read(standing(self.path))
@@ -140,7 +156,16 @@ def mismatch(path: Path, differences: Differences) -> CheckpointMismatchError:
     )
 
 
-def _agree(path: Path, error: Exception | None, cluster: Cluster | None) -> None:
+def _put_back(undo: list[Callable[[], None]], error: BaseException) -> None:
+    """Undoes what was changed, the last first; what cannot be undone is noted in the error."""
+    for back in reversed(undo):
+        try:
+            back()
+        except Exception as problem:  # noqa: BLE001  # the others are put back all the same
+            error.add_note(f"One value or position could not be put back: {type(problem).__name__}: {problem}")
+
+
+def _agree(path: Path, error: Exception | None, cluster: Cluster | None, state: str) -> None:
     """Raises on every worker if one has found an error, so that all restore or none."""
     if cluster is None:
         if error is not None:
@@ -157,7 +182,7 @@ def _agree(path: Path, error: Exception | None, cluster: Cluster | None) -> None
     # All raise the same kind, as all or none fall back to an earlier checkpoint.
     kind = CheckpointDamagedError if only_damage else CheckpointError
     lines = "".join(f"\n{cluster.names[rank]}: {text}" for rank, _, text in failed)
-    raise kind(f"{path} was not restored, and nothing has changed:{lines}")
+    raise kind(f"{path} was not restored, and {state}:{lines}")
 
 
 class _Values:
@@ -168,25 +193,33 @@ class _Values:
     Args:
       path: the checkpoint.
       found: the program's values.
-      specs: those that are restored, by name.
     """
 
-    def __init__(self, path: Path, found: Found, specs: dict[str, Spec]) -> None:
-        self._path, self._found, self._specs = path, found, specs
-        self._names = [name for name, spec in specs.items() if spec.size]
+    def __init__(self, path: Path, found: Found) -> None:
+        self._path, self._found = path, found
+        self._specs: dict[str, Spec] = {}
+        self._names: list[str] = []
+        self._changed = 0
+        """Values that were replaced for ever, as there was no memory to keep the old ones."""
+        self.undo: list[Callable[[], None]] = []
+        """What puts back the values that have changed."""
         self._parts = self._read_parts()
         self._first: dict[str, Any] = {}
 
-    def read(self) -> None:
-        """Reads the first part, which mostly is all of it."""
+    def read(self, saved: Description) -> None:
+        """Reads the first part, which mostly is all of it, of what both the checkpoint and the program have."""
+        self._specs = {name: saved.values[name] for name in self._found.leaves if name in saved.values}
+        self._names = [name for name, spec in self._specs.items() if spec.size]
         self._first = next(self._parts, {})
 
     def put(self) -> None:
         """Puts all values in their places."""
+        empty: dict[str, Any] = {}
         for name, spec in self._specs.items():
             if not spec.size:  # nothing is written of them
                 shape = (spec.rows, *spec.shape) if spec.rows else spec.shape
-                self._found.leaves[name].put(np.zeros(shape, dtype_of(spec.dtype)), spec)
+                empty[name] = np.zeros(shape, dtype_of(spec.dtype))
+        self._put(empty)
         self._put(self._first)
         for part in self._parts:
             self._put(part)
@@ -194,10 +227,23 @@ class _Values:
     def _put(self, values: dict[str, Any]) -> None:
         with updating:
             for name in list(values):
-                self._found.leaves[name].put(values.pop(name), self._specs[name])
+                leaf = self._found.leaves[name]
+                try:
+                    self.undo.append(leaf.keep())
+                    leaf.put(values.pop(name), self._specs[name])
+                except Exception as error:
+                    raise CheckpointError(
+                        f"the value {name} of {self._path} was not taken: {type(error).__name__}: {error}; "
+                        f"{self.state}. HINT: see the cause above, and restore once more."
+                    ) from error
+
+    @property
+    def state(self) -> str:
+        """The state that an error leaves the values in."""
+        return f"{self._changed} of {len(self._names)} values have changed" if self._changed else "nothing has changed"
 
     def _read_parts(self) -> Generator[dict[str, Any]]:
-        names, done = self._names, 0
+        names = self._names
         for part in list(arrays.batches([self._bytes(name) for name in names], _room())):
             values: dict[str, Any] = {}
             for batch in arrays.batches([self._bytes(name) for name in names[part]]):
@@ -206,13 +252,16 @@ class _Values:
                 try:
                     values |= arrays.read(standing(self._path) / STATE, wanted)
                 except Exception as error:
-                    changed = f"{done} of {len(names)} values have changed" if done else "nothing has changed"
                     raise CheckpointError(
                         f"{self._path} cannot be read: {type(error).__name__}: {error}. Its files are as they were "
-                        f"written; {changed}. HINT: see the cause above, and restore once more."
+                        f"written; {self.state}. HINT: see the cause above, and restore once more."
                     ) from error
-            done += len(values)
+            count = len(values)
             yield values
+            if count < len(names):
+                # There is no room for all old values beside the new ones: those of this part are gone now.
+                self.undo.clear()
+                self._changed += count
 
     def _bytes(self, name: str) -> int:
         """The memory that a value takes: that of one device, or of all that share the host's."""

@@ -45,5 +45,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def entry_point() -> None:
-    """What the `jaxtribute` script calls."""
+    """Runs the `jaxtribute` script."""
     sys.exit(main())

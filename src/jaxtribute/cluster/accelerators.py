@@ -1,4 +1,4 @@
-"""Which accelerators this process may use, without starting JAX: a cluster is joined before JAX starts."""
+"""Finds the accelerators that this process may use, without starting JAX: a cluster is joined before JAX starts."""
 
 from __future__ import annotations
 

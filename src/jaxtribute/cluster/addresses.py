@@ -37,7 +37,7 @@ class Address:
         return cls(bare, int(port))
 
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it: `localhost`, 127.0.0.0/8 or ::1. Asks no name server."""
+        """True if only this machine can reach it: `localhost`, 127.0.0.0/8 or ::1. Asks no name server."""
         if self.host.lower().rstrip(".") == "localhost":
             return True
         try:
@@ -51,7 +51,7 @@ class Address:
 
 
 def all_loopback(addresses: Iterable[str]) -> bool:
-    """Whether no other machine can reach any of the addresses.
+    """True if no other machine can reach any of the addresses.
 
     Raises:
       ClusterSpecError: one is malformed.

@@ -1,4 +1,4 @@
-"""What the workers of a cluster tell each other when one of them fails."""
+"""Messages that the workers of a cluster send each other when one of them fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a cluster cannot go on.
+    """Reason why a cluster cannot go on.
 
     Attributes:
       rank: the worker that is the cause.
@@ -40,7 +40,7 @@ class Failure:
         return cls(**json.loads(text))
 
     def message(self, names: tuple[str, ...]) -> str:
-        """What the other workers say of it."""
+        """The failure, as the other workers report it."""
         text = f"{names[self.rank]} {self.summary}"
         if self.reporter != self.rank:
             text += f", as {names[self.reporter]} noticed"

@@ -1,4 +1,4 @@
-"""What the resolvers of Google's cloud need of it: API services, and a machine's own metadata."""
+"""API services and the machine's own metadata, for the resolvers of Google's cloud."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_service(api: str, version: str, credentials: Any, discovery_url: str | 
 
 
 def metadata(path: str, environ: Mapping[str, str]) -> str:
-    """What the metadata server of this virtual machine says, such as of `project/project-id`.
+    """Asks this virtual machine's metadata server, for instance for `project/project-id`.
 
     Raises:
       ClusterError: it does not answer, as on any machine outside that cloud.

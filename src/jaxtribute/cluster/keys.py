@@ -13,7 +13,7 @@ from jaxtribute.errors import ClusterError, DeadlineError
 
 
 class KeyValues:
-    """What workers tell each other by keys; whoever waits for one is told of failures.
+    """Messages between workers by keys; a worker that waits for one is told of failures.
 
     Args:
       roster: the workers.
@@ -32,7 +32,7 @@ class KeyValues:
 
     @property
     def workers(self) -> int:
-        """How many processes train together."""
+        """Number of processes that train together."""
         return len(self.roster.members)
 
     @property

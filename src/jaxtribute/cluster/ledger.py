@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DEBUG = "JAXTRIBUTE_DEBUG"
 
 _chosen: bool | None = None
-"""What `debug_collectives` was last told; None where the environment decides."""
+"""Last argument of `debug_collectives`; None where the environment decides."""
 
 
 def debug_collectives(enabled: bool) -> None:
@@ -44,7 +44,7 @@ def debug_collectives(enabled: bool) -> None:
 
 
 def enabled() -> bool:
-    """Whether workers compare. Each step asks."""
+    """True if workers compare. Each step asks."""
     return _by_environment() if _chosen is None else _chosen
 
 

@@ -1,4 +1,4 @@
-"""Who takes part in a cluster: ranks, addresses and the names that messages use."""
+"""Members of a cluster: ranks, addresses and the names that messages use."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Roster:
 
     @property
     def is_local(self) -> bool:
-        """Whether every address is on the loopback interface."""
+        """True if every address is on the loopback interface."""
         return all_loopback(member.address for member in self.members)
 
     def named(self, ranks: Sequence[int]) -> str:
@@ -81,7 +81,7 @@ class Roster:
 
 
 def can_connect(address: str, timeout_s: float) -> bool:
-    """Whether something listens at an address; waits at most `timeout_s` for an answer."""
+    """True if something listens at an address; waits at most `timeout_s` for an answer."""
     where = Address.parse(address)
     try:
         with socket.create_connection((where.host, where.port), timeout=timeout_s):

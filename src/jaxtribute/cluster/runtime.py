@@ -120,7 +120,7 @@ class Cluster(KeyValues):
         return [one[1] for one in told]
 
     def _told(self, key: str, what: str, rank: int) -> str:
-        """What a worker tells in an exchange, unless it has ended or hangs."""
+        """A worker's message in an exchange, unless the worker has ended or hangs."""
         try:
             return self.get(key, self.timeout_s, of=rank)
         except DeadlineError as error:

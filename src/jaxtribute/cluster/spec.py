@@ -213,7 +213,7 @@ def _text(value: Any, what: str) -> str:
 
 
 class ClusterDeviceFilters:
-    """Which devices of others each task of a cluster is to see.
+    """Filter of the devices of other tasks that each task of a cluster may see.
 
     It is kept for programs that set it: a process of JAX never places anything on another process's devices by itself,
     so there is nothing to filter.

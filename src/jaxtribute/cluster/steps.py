@@ -1,4 +1,4 @@
-"""What this worker is doing: its steps in flight, and where its time goes."""
+"""Steps of this worker that are in flight, and the parts of its time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Flight:
     result: Any
 
     def landed(self) -> bool:
-        """Whether the step has finished, or a later one that uses what it made stands for it."""
+        """True if the step has finished, or a later one that uses what it made stands for it."""
         if self.result is None:
             return False
         try:
@@ -112,7 +112,7 @@ class StepLog:
         return self._entered
 
     def report(self) -> dict[str, Any]:
-        """What the other workers are told with each sign of life."""
+        """Report that goes to the other workers with each sign of life."""
         return {
             "step": self.number,
             "name": self.name,

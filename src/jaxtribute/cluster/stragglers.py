@@ -31,7 +31,7 @@ def interval_s() -> float:
 
 
 def line(before: Reports, after: Reports, seconds: float, names: Sequence[str]) -> str | None:
-    """Where the workers' time went between two rounds of reports; None if nobody held the others up.
+    """Compares the workers' times between two rounds of reports; None if nobody held the others up.
 
     In a synchronous step all wait for the slowest, which therefore waits least for the devices.
 

@@ -28,13 +28,13 @@ _SUSPICIOUS_S = 3.0
 """Silence after which a worker is lost once a collective has broken."""
 _DEPARTURE_S = 5.0
 _COMPILATION_S = 1800.0
-"""How much longer a step may take that may still be compiling, on all workers."""
+"""Additional seconds for a step that may still be compiling, on all workers."""
 _ANSWER_S = 1.0
-"""How long the service may take to be told of a failure."""
+"""Seconds that the service may take to be told of a failure."""
 
 
 class Store(Protocol):
-    """What is needed of the coordination service's client."""
+    """The methods that are used of the coordination service's client."""
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False, /) -> None:
         """Sets a key."""
@@ -105,12 +105,12 @@ class Watch:
                 thread.join(5 * _PULSE_S)
 
     def report(self, rank: int) -> dict[str, Any]:
-        """What a worker last said of itself; empty before its first pulse."""
+        """The last report of a worker; empty before its first pulse."""
         pulse = self._pulses.get(rank)
         return {} if pulse is None else json.loads(pulse)["report"]
 
     def whereabouts(self, ranks: Sequence[int]) -> str:
-        """Where workers are, with the stacks of their main threads; asks them, and waits at most 1.5 s."""
+        """Asks workers for their positions, with the stacks of their main threads; waits at most 1.5 s."""
         stacks: dict[int, str] = {}
         deadline = time.monotonic() + 3 * _PULSE_S
         with suppress(RuntimeError):
@@ -132,7 +132,7 @@ class Watch:
         self._tell("failure", self.failure.encode())
 
     def cause(self, error: BaseException) -> Failure:
-        """Why this worker's program raised: another worker's failure, if a collective broke because of it.
+        """Finds why this worker's program raised: another worker's failure, if a collective broke because of it.
 
         Waits for it where the error can come of that: a few seconds, in which the one that is gone stands out.
 
@@ -284,7 +284,7 @@ class Watch:
 
 
 def _broken_collective(error: BaseException | None) -> bool:
-    """Whether an error may come of a collective that lost a peer: Gloo's is a ValueError."""
+    """True if an error may come of a collective that lost a peer: Gloo's is a ValueError."""
     if error is None:
         return False
     return (

@@ -33,7 +33,7 @@ class CrossDeviceOps:
     """
 
     def summation(self, mesh: ReplicaMesh, options: CommunicationOptions | None) -> Summation:
-        """How arrays are added up in one replica's program; by default as XLA does it best.
+        """Way to add arrays up in one replica's program; by default the fastest that XLA has.
 
         Args:
           mesh: the devices of the replicas.
@@ -110,7 +110,7 @@ class CrossDeviceOps:
         destinations: Any,
         options: CommunicationOptions | None,
     ) -> Any:
-        """What `reduce` does once its arguments are checked."""
+        """Reduces one value; called by `reduce` with checked arguments."""
         return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], options)[0]
 
     def batch_reduce_implementation(
@@ -119,7 +119,7 @@ class CrossDeviceOps:
         value_destination_pairs: Sequence[tuple[PerReplica | Mirrored, Any]],
         options: CommunicationOptions | None,
     ) -> list[Any]:
-        """What `batch_reduce` does once its arguments are checked."""
+        """Reduces several values; called by `batch_reduce` with checked arguments."""
         mesh = value_destination_pairs[0][0].mesh
         spread = [value for value, _ in value_destination_pairs if isinstance(value, PerReplica)]
         summed = iter(
@@ -136,13 +136,13 @@ class CrossDeviceOps:
         ]
 
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
-        """What `broadcast` does."""
+        """Copies a value to all destinations; called by `broadcast`."""
         devices = jax.devices()[:1]
         return put(tensor, parse_destinations(destinations, ReplicaMesh(devices)))
 
 
 class DefaultCrossDeviceOps(CrossDeviceOps):
-    """What XLA does best for the devices at hand: one all-reduce for all small arrays, one for each large one."""
+    """The fastest reduction of XLA for the devices: one all-reduce for all small arrays, one for each large one."""
 
     def summation(self, mesh: ReplicaMesh, options: CommunicationOptions | None) -> Summation:
         """All-reduces, packed as the library finds best unless `options` says how."""

@@ -77,7 +77,7 @@ def reduce_value(value: Any, op: ReduceOp, axis: int | tuple[int, ...] | None, m
 
 
 def reduce_leaves(values: Sequence[Any], op: ReduceOp, mesh: ReplicaMesh, summation: Summation) -> list[Any]:
-    """As `reduce_value` without an axis, for many: arrays go together, as every program and every message costs."""
+    """Reduces many values without an axis: the arrays go together, as every program and every message costs."""
     whole = [value for value in values if isinstance(value, PerReplica) and not value.is_ragged]
     alike = all(value.idle == whole[0].idle for value in whole)
     # One process's compiled program brings them together by itself.
@@ -112,7 +112,7 @@ def reduce_many(values: Sequence[PerReplica], op: ReduceOp, summation: Summation
         mesh.entering(f"all_reduce of {len(values)} values", lambda: _described(op, [value.data for value in values]))
     totals = _reduce_mapped([value.data for value in values], scalars, op, values[0].idle, summation, mesh)
     if not isinstance(totals[0], Tracer):
-        mesh.throttle(totals)
+        mesh.throttle(lambda: totals)
     return [Mirrored(total, mesh) for total in totals]
 
 
@@ -182,7 +182,7 @@ def _check_summable(value: PerReplica, axes: Axes) -> None:
 
 @dataclass(frozen=True)
 class _Layout:
-    """How a global array holds the replicas' components; see `PerReplica`."""
+    """Layout of the replicas' components in a global array; see `PerReplica`."""
 
     scalar: bool
     shapes: tuple[tuple[int, ...], ...] | None
@@ -207,7 +207,7 @@ class _Layout:
         return stacked
 
     def count(self, local: tuple[int, ...], axes: tuple[int, ...], replicas: int) -> int:
-        """How many elements of replicas with data a mean along `axes` divides by."""
+        """Number of elements of replicas with data that a mean along `axes` divides by."""
         shapes = self.shapes or (local,) * replicas
         busy = [shape for i, shape in enumerate(shapes) if i not in self.idle]
         return sum(math.prod(shape[axis] for axis in axes) for shape in busy)
@@ -230,7 +230,7 @@ def _call(kernel: Any, data: Any, *args: Any) -> Any:
         mesh.entering(kernel.__name__.strip("_"), lambda: _described(*args[:-1], [data]))
     result = kernel(data, *args)
     if not isinstance(result, Tracer):
-        mesh.throttle(result)
+        mesh.throttle(lambda: result)
     return result
 
 

@@ -1,4 +1,4 @@
-"""Where a reduction or a broadcast puts its result: the `destinations` of `tf.distribute`."""
+"""Places for the result of a reduction or a broadcast: the `destinations` of `tf.distribute`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from jaxtribute.values.mesh import AXIS
 
 
 def kept(value: Any, op: ReduceOp, is_idle: Any) -> Any:
-    """What a replica gives to a reduction: an idle one nothing to a mean, and to a sum zero in place of NaN.
+    """A replica's contribution to a reduction: an idle one gives nothing to a mean, and to a sum zero in place of NaN.
 
     Args:
       value: this replica's array.
@@ -30,7 +30,7 @@ def kept(value: Any, op: ReduceOp, is_idle: Any) -> Any:
 
 
 def is_idle(idle: tuple[int, ...], replicas: int) -> Any:
-    """Whether the replica whose program this is belongs to `idle`, a boolean scalar."""
+    """True if the replica whose program this is belongs to `idle`, a boolean scalar."""
     return jnp.asarray(np.isin(np.arange(replicas), idle))[lax.axis_index(AXIS)]
 
 

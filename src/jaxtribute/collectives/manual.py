@@ -47,7 +47,7 @@ def divided(total: Any, count: Any, given: Any = None) -> Any:
 
 
 def contributions(values: Sequence[Any], op: ReduceOp, replicas: int, idle: tuple[int, ...]) -> tuple[list[Any], int]:
-    """What this replica adds to a reduction, and how many replicas a mean counts.
+    """This replica's contribution to a reduction, and the number of replicas that a mean counts.
 
     Args:
       values: this replica's arrays.

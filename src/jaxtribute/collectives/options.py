@@ -8,7 +8,7 @@ from jaxtribute import settings
 
 
 class CommunicationImplementation(Enum):
-    """Which library carries collectives between machines.
+    """Library that carries collectives between machines.
 
     XLA chooses by the devices: NCCL between GPUs, Gloo (over TCP) between CPUs, the interconnect between TPUs. Between
     CPUs `RING` asks for Gloo's ring instead of the faster exchange in pairs; otherwise the members choose nothing.

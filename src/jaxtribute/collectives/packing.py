@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 PIECE_BYTES = 192 << 10
-"""What is packed in one loop, and by default all that shares a collective.
+"""Largest size that is packed in one loop, and by default of all that shares a collective.
 
 XLA's CPU compiler divides a larger loop among the threads of a pool, where its parts wait for the programs of other
 devices: packing 340 KB in one took five times as long as the step around it.
@@ -42,7 +42,7 @@ def unpack(buffer: Any, arrays: Sequence[Any]) -> list[Any]:
 
 
 def groups(arrays: Sequence[jax.Array], small_bytes: int | None = None) -> list[list[int]]:
-    """Which arrays travel together: indices of small ones grouped by dtype, each large one alone.
+    """Groups arrays that travel together: indices of small ones grouped by dtype, each large one alone.
 
     Args:
       arrays: the arrays, of any shapes and dtypes.

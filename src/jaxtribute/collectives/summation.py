@@ -24,7 +24,7 @@ Pairs = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Summation(ABC):
-    """How arrays are added up over the replicas; every replica gets the sums.
+    """Way to add arrays up over the replicas; every replica gets the sums.
 
     Hashable, so that compiled programs can be told apart by it.
     """
@@ -57,7 +57,7 @@ class SharingSum(Summation):
 
 @dataclass(frozen=True)
 class AutoSum(SharingSum):
-    """What XLA does best: an all-reduce for each large array, one for all small ones of a dtype.
+    """The fastest sums that XLA has: an all-reduce for each large array, one for all small ones of a dtype.
 
     Attributes:
       small_bytes: the largest size that is packed; None for the library's choice.
@@ -166,7 +166,7 @@ class OneDeviceSum(Summation):
 
 @dataclass(frozen=True)
 class Packs:
-    """How arrays are packed into buffers that travel together; those of a dtype only.
+    """Sizes that decide how arrays are packed into buffers that travel together; those of a dtype only.
 
     Attributes:
       number: how many packs there are to be; 0 for one an array.
@@ -194,7 +194,7 @@ class Packs:
         return results
 
     def groups(self, arrays: Sequence[Any]) -> list[list[int]]:
-        """Which arrays travel together: indices of neighbours of one dtype."""
+        """Groups arrays that travel together: indices of neighbours of one dtype."""
         if not self.bytes_per_pack and not self.number:
             return [[index] for index in range(len(arrays))]
         kinds: dict[Any, list[int]] = {}

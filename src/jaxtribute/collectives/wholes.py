@@ -18,7 +18,7 @@ alike_p = identity("jd_alike")
 
 
 def slice_size(size: int, replicas: int) -> int:
-    """How many elements each of `replicas` holds of an array of `size` elements."""
+    """Number of elements that each of `replicas` holds of an array of `size` elements."""
     return -(-size // replicas)
 
 
@@ -75,7 +75,7 @@ def joined(piece: Any, shape: tuple[int, ...]) -> Any:
 
 
 def whole(piece: Any, shape: tuple[int, ...], replicas: int, probe: Any = None) -> Any:
-    """As `joined`, as one operation of the program.
+    """Puts slices together like `joined`, as one operation of the program.
 
     Args:
       piece: this replica's slice, a vector.

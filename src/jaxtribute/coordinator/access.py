@@ -1,4 +1,4 @@
-"""How one process reads and writes variables on servers: which pushes belong to which closure."""
+"""Reads and writes variables on servers; tells which pushes belong to which closure."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Access:
     ) -> None:
         self.client, self._token, self._retry, self._ended = client, token, retry, ended
         self.staleness = 0
-        """How many pushes of its own a worker's pull may be behind."""
+        """Number of pushes of its own that a worker's pull may be behind."""
         self.next_is: Callable[[], bool] = lambda: False
-        """Whether what this process does next is the same as now."""
+        """True if what this process does next is the same as now."""
         self._ready: tuple[Any, int] | None = None
 
     def run(self, exchange: Exchange) -> dict[int, list[Any]]:
@@ -53,7 +53,7 @@ class Access:
             self._ended(header)
 
     def follows(self, age: int) -> bool:
-        """Whether a program's next pull should go with its push: where it runs again at once, and is too old."""
+        """True if a program's next pull should go with its push: where it runs again at once, and is too old."""
         return self.staleness <= age and self.next_is()
 
     def make_ready(self, program: Any, age: int) -> None:
@@ -61,7 +61,7 @@ class Access:
         self._ready = program, age
 
     def take_ready(self, program: Any) -> int | None:
-        """How many pushes old a program's values are if they may be used once more; else None."""
+        """Age of a program's values in pushes if they may be used once more; else None."""
         ready, self._ready = self._ready, None
         if ready is None or ready[0] is not program or ready[1] > self.staleness:
             return None

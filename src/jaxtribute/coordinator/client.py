@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class Client:
     def __init__(self, keys: Keys | None, timeout_s: float, check: Callable[[], None] = lambda: None) -> None:
         self._keys, self._timeout_s, self.check = keys, timeout_s, check
         self._links: list[Link] = []
+        self._closed = False
         self._numbers = itertools.count(1)
         self.epoch = 0
         self.lock = threading.RLock()
@@ -58,7 +59,23 @@ class Client:
         with self.lock:
             for link in self._links:
                 link.close()
-            self._links = []
+            self._links, self._closed = [], True
+
+    def check_open(self, servers: Iterable[int]) -> None:
+        """Checks that the cluster has not been closed.
+
+        Args:
+          servers: whom something is to be asked of.
+
+        Raises:
+          ClusterError: it has.
+        """
+        if self._closed:
+            raise ClusterError(
+                f"parameter servers {sorted(servers)} were asked after their cluster was closed, and what they held is "
+                "gone. HINT: read variables before strategy.close() or the end of its `with` block; "
+                "coordinator.save() and jd.Checkpoint keep what is to outlive it."
+            )
 
     def call(self, requests: dict[int, Request]) -> dict[int, tuple[Header, list[Any]]]:
         """Sends a request to each of some servers and waits for all answers.
@@ -66,9 +83,10 @@ class Client:
         Raises:
           ServerLostError: a server has lost its state.
           DeadlineError: a server does not answer; the message names it.
-          ClusterError: a server could not do what was asked.
+          ClusterError: a server could not do what was asked, or the cluster has been closed.
         """
         with self.lock:
+            self.check_open(requests)
             waiting: dict[int, int] = {}
             for server, (header, arrays) in requests.items():
                 number = next(self._numbers)
@@ -183,7 +201,7 @@ class Exchange:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to ask."""
+        """True if there is nothing to ask."""
         return not (self._ops or self._pulls or self._rows)
 
 

@@ -52,7 +52,7 @@ class ClosureQueue:
         self._error: BaseException | None = None
         self._broken: BaseException | None = None
         self._failed: ClusterError | None = None
-        """Why nothing can run any more, for ever."""
+        """Reason why nothing can run any more, for ever."""
         self._paused = False
         self._absent_since: float | None = time.monotonic()
         self._stopping = False
@@ -114,11 +114,7 @@ class ClosureQueue:
             return not self._running() and not self._waiting
 
     def wait(self, ready: Callable[[], bool]) -> None:
-        """Waits until `ready()`, which a result may change.
-
-        Raises:
-          ClusterError: there has been no worker for too long.
-        """
+        """Waits until `ready()`, which a result may change; raises a ClusterError without any worker for too long."""
         with self.changed:
             self._wait(ready)
 
@@ -182,11 +178,7 @@ class ClosureQueue:
         self._hub.wake()
 
     def fail(self, reason: str) -> None:
-        """Ends everything, for ever: a part of this process that all depend on has ended.
-
-        Args:
-          reason: what has ended, and why.
-        """
+        """Ends everything, for ever: a part of this process that all depend on has ended, for the reason given."""
         with self.changed:
             self._failed = self._failed or ClusterError(
                 f"{reason}; nothing that is scheduled can run any more. HINT: close the strategy and make another; "
@@ -258,7 +250,7 @@ class ClosureQueue:
         if closures and worker.route is not None:
             first = closures[0]
             # A process may end between two closures: the first time that counts, later only if it has said that it ran.
-            if (first.begun or not first.ended) and self._give_up(worker, first, worker.route[1]):
+            if (first.begun or not first.ended) and self._give_up(worker, first, worker.process):
                 closures = closures[1:]
         self._again(closures)
 
@@ -270,14 +262,7 @@ class ClosureQueue:
             text = "worker %d has ended while it ran %s, %d of at most %d times; it runs again"
             _LOG.warning(text, worker.index, name, count, closure.max_attempts)
             return False
-        self._settle_error(
-            closure,
-            ClusterError(
-                f"{name} does not run again: {count} processes have ended while they ran it, worker {worker.index}'s "
-                "last. HINT: look for os._exit, a crash in native code, or too little memory; "
-                "ClusterCoordinator(max_attempts=...) tries more often."
-            ),
-        )
+        self._settle_error(closure, closure.given_up(worker.index))
         return True
 
     def back(self, index: int) -> None:
@@ -405,25 +390,39 @@ class ClosureQueue:
         worker = self.workers[header["w"]]
         if header["t"] == "hello":
             with self.changed:
-                if worker.route is None or worker.route[1] != route[1]:
+                if worker.route is None or worker.process != header["p"]:
                     self._orphan(worker)  # another process in the place of one that is not known yet to have ended
-                worker.route, self._absent_since = route, None
-                self._tell(worker)
+                worker.process, self._absent_since = header["p"], None
+                self._place(worker, route)
             return
-        if worker.route is None or worker.route[1] != route[1]:
+        if worker.route is None or worker.process != header["p"]:
             return  # of a process that was given up
+        if worker.route[1] != route[1]:
+            with self.changed:
+                self._place(worker, route)  # its connection broke, and was made again
+        if header["t"] == "here":
+            return
         if header["t"] == "need":
             needed = (closure.definition for closure in list(worker.running.values()))
             for definition in {d.key: d for d in needed if d.key == header["d"]}.values():
                 worker.define(definition.key, definition.blob)
             return
         closure = worker.running.get(header["c"])
+        if closure is not None and header["n"] != closure.sent:
+            return  # of an earlier time that it was handed out
         if header["t"] == "begun":
             if closure is not None:
                 closure.begun = True
             self._hub.send(route, pack({"t": "go", "c": header["c"]}))
         elif closure is not None:
             self._finish(worker, closure, header, arrays)
+
+    def _place(self, worker: Worker, route: Any) -> None:
+        """Notes where a worker is, and sends again what may have been lost on the way to where it was."""
+        worker.route = route
+        self._tell(worker)
+        for closure in worker.running.values():
+            self._hub.send(route, closure.packed(self._numbers.floor()))
 
     def _finish(self, worker: Worker, closure: Closure, header: Header, arrays: list[Any]) -> None:
         """Takes what a closure has come to; one whose result went with its process runs again."""
@@ -486,15 +485,12 @@ class ClosureQueue:
 
     def _send(self, worker: Worker, closure: Closure) -> None:
         definition = closure.definition
-        header = {"t": "run", "c": closure.key, "d": definition.key, "v": closure.plain, "f": self._numbers.floor()}
-        if closure.ended:
-            header["say"] = 1
-        frames = pack(header, closure.arrays)
+        closure.sent, closure.begun = closure.sent + 1, False
+        frames = closure.packed(self._numbers.floor())
         if definition.key not in worker.knows:
             worker.knows.add(definition.key)
             worker.define(definition.key, definition.blob)
         if not worker.running:
             closure.started = time.monotonic()
-        closure.sent, closure.begun = closure.sent + 1, False
         worker.running[closure.key] = closure
         self._hub.send(worker.route, frames)

@@ -12,14 +12,14 @@ import cloudpickle
 from jaxtribute.coordinator.failures import add_note, told, unpack_error
 from jaxtribute.coordinator.remote_value import RemoteValue
 from jaxtribute.coordinator.results import decode
-from jaxtribute.coordinator.wire import Header
+from jaxtribute.coordinator.wire import Header, pack
 from jaxtribute.errors import ClusterError
 
 MAX_ATTEMPTS = 3
-"""How many processes a function may end with before it is not run again."""
+"""Number of processes that a function may end before it is not run again."""
 _SHORT_S = 0.02
-_AHEAD = 4
-"""How many closures of a short function may wait at a worker, so that it never waits for the next."""
+AHEAD = 4
+"""Number of closures of a short function that may wait at a worker, so that it never waits for the next."""
 
 
 @dataclass(slots=True)
@@ -71,6 +71,26 @@ class Closure:
     ended: set[Any] = field(default_factory=set[Any])
     begun: bool = False
 
+    def packed(self, floor: int) -> list[Any]:
+        """Returns the message that hands it out.
+
+        Args:
+          floor: a number below which all closures have ended.
+        """
+        header: Header = {"t": "run", "c": self.key, "n": self.sent, "d": self.definition.key, "v": self.plain}
+        header["f"] = floor
+        if self.ended:
+            header["say"] = 1
+        return pack(header, self.arrays)
+
+    def given_up(self, worker: int) -> ClusterError:
+        """Returns the error of one during which too many processes have ended, that of `worker` last."""
+        return ClusterError(
+            f"{self.definition.name} does not run again: {len(self.ended)} processes have ended while they ran it, "
+            f"worker {worker}'s last. HINT: look for os._exit, a crash in native code, or too little memory; "
+            "ClusterCoordinator(max_attempts=...) tries more often."
+        )
+
 
 @dataclass(slots=True)
 class Worker:
@@ -82,6 +102,7 @@ class Worker:
       take: fetches a pickled result from it; None if it is gone.
       stack: tells where its thread is.
       renew: ends its process; another takes its place.
+      process: the process that it is, which keeps its name where its route changes.
       route: where it is; None while it is not there.
       last_route: where it was last.
       running: what it was sent, in the order in which it runs that.
@@ -93,6 +114,7 @@ class Worker:
     take: Callable[[int], bytes | None]
     stack: Callable[[], str]
     renew: Callable[[], None]
+    process: str = ""
     route: Any = None
     last_route: Any = None
     running: dict[int, Closure] = field(default_factory=dict[int, Closure])
@@ -110,7 +132,7 @@ class Worker:
         if any(other.timeout_s is not None or other.ended for other in behind):
             return False  # such a closure may end the process, with what waits behind it
         seconds = [other.definition.seconds for other in behind]
-        return len(seconds) <= _AHEAD and all(s is not None and s < _SHORT_S for s in seconds)
+        return len(seconds) <= AHEAD and all(s is not None and s < _SHORT_S for s in seconds)
 
 
 class Numbers:

@@ -24,7 +24,6 @@ from jaxtribute.coordinator.client import Client, Request, ServerLostError
 from jaxtribute.coordinator.closure_queue import ClosureQueue
 from jaxtribute.coordinator.closures import Numbers, Worker
 from jaxtribute.coordinator.engines import Engine
-from jaxtribute.coordinator.folders import Folder
 from jaxtribute.coordinator.layout import Layout, Shard
 from jaxtribute.coordinator.optimizing import RemoteOptimizer, plan_parts
 from jaxtribute.coordinator.server_task import TaskSettings
@@ -32,6 +31,7 @@ from jaxtribute.coordinator.transport import Endpoint, Hub, deadline, end_idle_t
 from jaxtribute.coordinator.variable import Description, ServerVariable, ShardInfo
 from jaxtribute.coordinator.wire import Header
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
+from jaxtribute.folders import Folder
 from jaxtribute.optimizer.slots import Slots, optax_rules, slot_names
 from jaxtribute.partitioners import Partitioner, shard_offsets
 from jaxtribute.values.enums import VariableAggregation, VariableSynchronization
@@ -330,6 +330,7 @@ class Cluster:
         description = saves.described(chosen)
         assert chosen is not None
         description.check(chosen, self.servers, self._shards)
+        self.client.check_open(range(self.servers))
         with self._state:
             if not self._state.wait_for(lambda: not self._lost, self.timeout_s):
                 raise DeadlineError(

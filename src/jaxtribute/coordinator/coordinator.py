@@ -67,7 +67,7 @@ class ClusterCoordinator:
 
     @property
     def workers(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return self._cluster.workers
 
     def schedule(

@@ -30,7 +30,7 @@ class PerWorkerValues(ByReference):
         self._blob = pickling.dumps(make)
 
     def reference(self) -> tuple[Any, tuple[Any, ...]]:
-        """What finds the value on a worker."""
+        """Reference by which the value is found on a worker."""
         return pickling.find_resource, (self._number, self._blob)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Where the processes of a cluster run: what starts them, notices their end and starts them again."""
+"""Engines of a cluster's processes: they start them, notice their end and start them again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Engine(Protocol):
         ...
 
     def endpoint(self, role: str, index: int, timeout_s: float) -> Endpoint:
-        """Where a task can be reached, once it runs."""
+        """Address of a task, once it runs."""
         ...
 
     def define(self, role: str, index: int, key: int, blob: bytes) -> None:
@@ -112,7 +112,7 @@ class ThreadEngine:
                 self._replace(role, index)
 
     def endpoint(self, role: str, index: int, timeout_s: float) -> Endpoint:
-        """Where a task can be reached."""
+        """Address of a task."""
         del timeout_s
         return self._tasks[role, index][0].endpoint
 

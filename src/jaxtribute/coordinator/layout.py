@@ -1,4 +1,4 @@
-"""Which server holds which rows of a variable."""
+"""Division of a variable's rows over the servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a variable is.
+    """Places of a variable's rows.
 
     Attributes:
       shape: the variable's shape.
@@ -46,7 +46,7 @@ class Layout:
 
     @property
     def split(self) -> bool:
-        """Whether several shards make up the value."""
+        """True if several shards make up the value."""
         return len(self.shards) > 1 and not self.copies
 
     def join(self, parts: Sequence[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What a traced step will send to the servers: operations as pseudo-variables that it writes, rows that it reads."""
+"""Operations that a traced step will send to the servers: pseudo-variables that it writes, rows that it reads."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def record(frame: TracedFrame, operation: Operation | OptimizerOperation, values
 
 
 def changed_in(frame: TracedFrame, variable: Any) -> bool:
-    """Whether a traced program has changed a variable so far."""
+    """True if a traced program has changed a variable so far."""
     return any(isinstance(op, Operation) and op.variable is variable for op in frame.operations)
 
 
 def updated_in(frame: TracedFrame, variable: Any) -> bool:
-    """Whether an optimizer of a traced program has updated a variable so far."""
+    """True if an optimizer of a traced program has updated a variable so far."""
     optimizers = (op.optimizer for op in frame.operations if isinstance(op, OptimizerOperation))
     return any(variable in optimizer.variables for optimizer in optimizers)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServerPart:
-    """What one server updates.
+    """One server's part of an optimizer's work.
 
     Attributes:
       server: which one.
@@ -45,7 +45,7 @@ class ServerPart:
 
 
 def plan_parts(transform: Any, variables: Sequence[ServerVariable]) -> list[ServerPart]:
-    """How an optimizer's work is split over the servers.
+    """Division of an optimizer's work over the servers.
 
     Raises:
       ArgumentError: the transformation mixes what is on several servers.
@@ -115,7 +115,7 @@ class _Needed(Flow[frozenset[int]]):
         self._split = split
 
     def merged(self, one: frozenset[int], other: frozenset[int]) -> frozenset[int]:
-        """What either depends on."""
+        """Union of the dependencies of both operands."""
         return one | other
 
     def row(self, whole: frozenset[int]) -> frozenset[int]:
@@ -123,7 +123,7 @@ class _Needed(Flow[frozenset[int]]):
         return whole | {-1} if whole & self._split else whole
 
     def equation(self, eqn: JaxprEqn, given: list[frozenset[int]]) -> list[frozenset[int]]:
-        """What its operands depend on; rows are mixed by all that is not known to keep them apart."""
+        """Dependencies of the operands; rows are mixed by all that is not known to keep them apart."""
         union = frozenset[int]().union(*given)
         if union & self._split and eqn.primitive.name not in _ROWS_KEPT:
             union |= {-1}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Home(Protocol):
-    """Where references are found again: a worker."""
+    """Place where references are found again: a worker."""
 
     @property
     def strategy(self) -> Strategy:
@@ -50,7 +50,7 @@ class Home(Protocol):
         ...
 
     def resource(self, key: int, blob: bytes) -> Any:
-        """What a function makes once on each worker."""
+        """Reference to an object that a function makes once on each worker."""
         ...
 
 
@@ -75,7 +75,7 @@ def live_here(home: Home | None) -> None:
 
 
 def home() -> Home:
-    """Where the calling thread finds references.
+    """The calling thread's place of references.
 
     Raises:
       ArgumentTypeError: it is no worker's.
@@ -106,7 +106,7 @@ def find_optimizer(remote: Any, transform: Any, variables: Any) -> Optimizer:
 
 
 def find_resource(key: int, blob: bytes) -> Any:
-    """What was made once on this worker."""
+    """Object that was made once on this worker."""
     return home().resource(key, blob)
 
 
@@ -138,7 +138,7 @@ class Pickler(cloudpickle.Pickler):
     """Makes references of what belongs to the cluster."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """How an object travels."""
+        """Form in which an object travels."""
         kind = type(obj)
         if isinstance(obj, ServerVariable):
             return find_variable, (obj.description,)

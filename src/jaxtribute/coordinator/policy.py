@@ -1,4 +1,4 @@
-"""What reading and writing a variable on servers means in each context."""
+"""Meaning of reads and writes of a variable on servers in each context."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ServerPolicy(Policy):
         return jnp.asarray(value)
 
     def read(self, variable: Any, context: Context) -> Any:
-        """What the servers hold, or a step has of it."""
+        """The servers' value, or the step's present view of it."""
         if isinstance(context.frame, TracedFrame) and updated_in(context.frame, variable):
             raise VariableError(
                 f"{variable.name} is read after apply_gradients in the same step; its parameter server has the new "

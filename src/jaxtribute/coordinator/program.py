@@ -93,7 +93,7 @@ class Step:
         self._access = _access(self._inputs, self._operations)
         self._count = capture.tree.num_leaves
         self._age = 0
-        """How many pushes the values of this run are behind."""
+        """Age of this run's values, in pushes."""
         assert all(isinstance(part, Part) for part in parts)
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
@@ -162,7 +162,7 @@ class Step:
 
 
 class _IdProgram:
-    """Which rows a step looks up: arguments as they are, or what a small program makes of them.
+    """Rows that a step looks up: arguments as they are, or results of a small program on them.
 
     Args:
       closed: the whole step.

@@ -27,6 +27,8 @@ _LOG = logging.getLogger(__name__)
 _THREADS = 4
 _ANSWER_S = 60
 _STACK_S = 5
+_TRIES = 3
+"""How often Ray is started: it gives itself 30 s, which are too few on a busy machine."""
 _JOINS = "ENABLE_RAY_CLUSTER"
 _STORE_BYTES = 100 << 20
 _ENVIRONMENT = {
@@ -56,7 +58,7 @@ class TaskActor:
             os._exit(1)
 
     def endpoint(self) -> Endpoint:
-        """Where it can be reached."""
+        """Address of the task."""
         return self._task.endpoint
 
     def pid(self) -> int:
@@ -124,7 +126,7 @@ class RayEngine:
         )
 
     def endpoint(self, role: str, index: int, timeout_s: float) -> Endpoint:
-        """Where a task can be reached, once it runs.
+        """Address of a task, once it runs.
 
         Raises:
           DeadlineError: it does not run in time.
@@ -245,14 +247,19 @@ def connect(address: str | None, folder: str, patience_s: float) -> None:
             continue  # Ray has waited a minute
         return
     options |= {"num_cpus": 1, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
-    try:
-        with _on_loopback():
-            ray.init(_temp_dir=f"{folder}/ray", **options)
-    except Exception as error:  # Ray raises a bare one
-        ray.shutdown()
-        raise ClusterError(
-            f"Ray could not be started on this machine: {told(error)} HINT: is it too busy, or short of memory?"
-        ) from error
+    for tried in range(1, _TRIES + 1):
+        try:
+            with _on_loopback():
+                ray.init(_temp_dir=f"{folder}/ray", **options)
+        except Exception as error:  # Ray raises a bare one
+            ray.shutdown()
+            if tried < _TRIES and "timed out" in str(error):
+                _LOG.warning("Ray has not started within its own half a minute; it is started once more")
+                continue
+            raise ClusterError(
+                f"Ray could not be started on this machine: {told(error)} HINT: is it too busy, or short of memory?"
+            ) from error
+        return
 
 
 @contextlib.contextmanager

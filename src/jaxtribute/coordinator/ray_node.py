@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxtribute.coordinator.folders import Folder
 from jaxtribute.coordinator.transport import deadline
 from jaxtribute.errors import ClusterError, DeadlineError
+from jaxtribute.folders import Folder
 from jaxtribute.launcher.family import Family
 from jaxtribute.launcher.settings import LOCAL_CLUSTER
 
@@ -63,7 +63,7 @@ class RayNode:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """True if it runs."""
         return self._process.poll() is None
 
     def output(self) -> str:
@@ -130,7 +130,7 @@ def make_token() -> None:
 
 
 def task_of_cluster(spec: ClusterSpec, task: ServerDef) -> Callable[[], None]:
-    """What `jd.Server.join` does for a task of a cluster with parameter servers: offers its place until the chief ends.
+    """Runs `jd.Server.join` for a task of a cluster with parameter servers: offers its place until the chief ends.
 
     The chief's strategy starts the cluster; a server that is never joined, in the chief's own process, does nothing.
     """

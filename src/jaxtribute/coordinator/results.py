@@ -15,7 +15,7 @@ from jaxtribute.values.variable import Variable
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _DEPTH = 100
-"""How deeply containers may be nested in a message; a level takes up to three of MessagePack's 511."""
+"""Greatest depth of nested containers in a message; a level takes up to three of MessagePack's 511."""
 
 
 class NotPlainError(TypeError):

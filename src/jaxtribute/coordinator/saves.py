@@ -28,7 +28,7 @@ Shards = Mapping[int, tuple[int, tuple[int, ...], str]]
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What was saved.
+    """Contents of the save.
 
     Attributes:
       servers: how many servers there were.
@@ -133,7 +133,7 @@ def latest(directory: Path) -> Path | None:
 
 
 def described(path: Path | None) -> Description:
-    """What a save holds; all its files are read and compared with their checksums.
+    """Contents of a save; all its files are read and compared with their checksums.
 
     Raises:
       ClusterError: there is none, or it is damaged: what is not as it was written is listed.

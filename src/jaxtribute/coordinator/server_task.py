@@ -27,7 +27,7 @@ _CHANGES = frozenset({"exchange", "create", "delete", "optimizer"})
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """What every process of a cluster is told when it starts.
+    """Settings that every process of a cluster gets when it starts.
 
     Attributes:
       folder: a private folder for sockets, on the coordinator's machine.
@@ -53,13 +53,13 @@ class ServerTask:
         self._blobs: dict[int, bytes] = {}
         self._store = Store(lambda id_: cloudpickle.loads(self._blobs[id_]))
         self._epoch = 0
-        """Which life of the cluster's state this server takes part in; 0 before it has any."""
+        """Number of the life of the cluster's state in which this server takes part; 0 before it has any."""
         self._mirror: Link | None = None
         self._stopping = threading.Event()
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it can be reached."""
+        """Address of the server."""
         return self._hub.endpoint
 
     def define(self, id_: int, blob: bytes) -> None:
@@ -173,7 +173,7 @@ class ServerTask:
         return Answer()
 
     def _on_sizes(self, header: Header, _: Sequence[Any]) -> Answer:
-        """How many bytes each shard takes."""
+        """Bytes of each shard."""
         del header
         sizes = {str(key): int(np.asarray(entry.value).nbytes) for key, entry in self._store.entries.items()}
         return Answer({"sizes": sizes})
@@ -184,7 +184,7 @@ _ALWAYS = frozenset({"activate", "load"})
 
 
 def _asked(link: Link, header: Header, arrays: Sequence[Any]) -> tuple[Header, list[Any]] | None:
-    """What another server answers; None if it does not, or with an error."""
+    """Another server's answer; None if it gives none, or an error."""
     link.send(pack(header, arrays))
     frames = link.receive(_MIRROR_DEADLINE_S)
     if frames is None:

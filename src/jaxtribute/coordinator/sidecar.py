@@ -17,6 +17,7 @@ from jaxtribute.values.operators import operand
 
 if TYPE_CHECKING:
     from jaxtribute.checkpoint import Checkpoint
+    from jaxtribute.summary import Writer
 
 
 class SidecarEvaluator:
@@ -66,26 +67,29 @@ class SidecarEvaluator:
             from jaxtribute.summary import Writer
 
             writer = Writer(self._log_dir)
-        seen: str | None = None
         try:
-            while not self._stopping.is_set() and (self._limit is None or len(self.results) < self._limit):
-                seen = self._next(seen)
-                if seen is None:
-                    break
-                try:
-                    self._checkpoint.restore(seen).expect_partial()
-                except CheckpointError:
-                    if Path(seen).exists():
-                        raise
-                    continue  # the training has deleted it meanwhile, so there is a newer one
-                found = {name: float(np.asarray(operand(value))) for name, value in self._evaluate().items()}
-                self.results.append(found)
-                if writer is not None:
-                    writer.write(found, step=_number(seen, len(self.results)))
+            self._evaluate_all(writer)
         finally:
             if writer is not None:
                 writer.close()
         return self.results[-1] if self.results else {}
+
+    def _evaluate_all(self, writer: Writer | None) -> None:
+        seen: str | None = None
+        while not self._stopping.is_set() and (self._limit is None or len(self.results) < self._limit):
+            seen = self._next(seen)
+            if seen is None:
+                break
+            try:
+                self._checkpoint.restore(seen).expect_partial()
+            except CheckpointError:
+                if Path(seen).exists():
+                    raise
+                continue  # the training has deleted it meanwhile, so there is a newer one
+            found = {name: float(np.asarray(operand(value))) for name, value in self._evaluate().items()}
+            self.results.append(found)
+            if writer is not None:
+                writer.write(found, step=_number(seen, len(self.results)))
 
     def stop(self) -> None:
         """Ends `start` after the evaluation that is under way; callable from any thread."""

@@ -9,11 +9,11 @@ from typing import Any, cast
 from jaxtribute import settings
 from jaxtribute.coordinator.cluster import Cluster
 from jaxtribute.coordinator.engines import Engine, ThreadEngine
-from jaxtribute.coordinator.folders import Folder
 from jaxtribute.coordinator.ray_node import START_S, RayNode, owns_cluster, prepare_ray, start_head
 from jaxtribute.coordinator.server_task import TaskSettings
 from jaxtribute.coordinator.transport import Keys
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
+from jaxtribute.folders import Folder
 
 
 def start_cluster(resolver: Any, address: str | None, **options: Any) -> Cluster:
@@ -65,7 +65,7 @@ def start_in_threads(servers: int, workers: int, **options: Any) -> Cluster:
 
 
 def tasks_of(resolver: Any) -> tuple[int, int]:
-    """How many servers and workers a resolver describes.
+    """Number of servers and workers that a resolver describes.
 
     Raises:
       ArgumentError: none, or a negative number of them.

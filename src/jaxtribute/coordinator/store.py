@@ -1,4 +1,4 @@
-"""What one parameter server holds: arrays with versions, and the operations that change them, in order of arrival."""
+"""State of one parameter server: arrays with versions, and the operations that change them, in order of arrival."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Entry:
     value: Any
     version: int = 1
     by_rows: bool = False
-    """Whether some rows are written at a time: the value is then a NumPy array that changes in place."""
+    """True if some rows are written at a time: the value is then a NumPy array that changes in place."""
 
     def host(self) -> Array:
         """The value for sending."""
@@ -42,7 +42,7 @@ class Entry:
 
 @dataclass
 class Answer:
-    """What a request gives: a header and arrays."""
+    """Answer to a request: a header and arrays."""
 
     header: Header = field(default_factory=dict[str, Any])
     arrays: list[Any] = field(default_factory=list[Any])
@@ -167,7 +167,7 @@ class Store:
         return self.entries[key]
 
     def _admit(self, once: Sequence[int] | None, floor: int) -> bool:
-        """Whether the operations of a push are still to be applied."""
+        """True if the operations of a push are still to be applied."""
         if floor > self._floor:
             self._floor = floor
             self._applied = {push for push in self._applied if push[0] >= floor}

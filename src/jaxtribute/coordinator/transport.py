@@ -39,7 +39,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a process can be reached.
+    """Address of a process.
 
     Attributes:
       path: its socket's file, for processes that see the same folder.
@@ -50,7 +50,7 @@ class Endpoint:
     tcp: str = ""
 
     def plain(self) -> dict[str, str]:
-        """As a map of strings, for a message."""
+        """The address as a map of strings, for a message."""
         return asdict(self)
 
 
@@ -139,6 +139,10 @@ class Link:
       endpoint: the hub's.
       keys: the cluster's keys, for a hub on another machine.
       once: whether to give up when the connection ends, rather than to make it again.
+
+    Attributes:
+      local: whether the connection is within this machine. Any other may break, and be made again: what was on its way
+        is lost then, and the hub knows this link by another route.
     """
 
     def __init__(self, endpoint: Endpoint, keys: Keys | None = None, *, once: bool = False) -> None:
@@ -147,13 +151,14 @@ class Link:
         self.socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         _tune(self.socket)
         self._ended = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if once else None
-        if endpoint.path and Path(endpoint.path).exists():
+        self.local = bool(endpoint.path and Path(endpoint.path).exists()) or not endpoint.tcp
+        if self.local:
             self.socket.connect(f"ipc://{endpoint.path}")
             return
         if keys is not None:
             self.socket.curve_serverkey = keys.called_public
             self.socket.curve_publickey, self.socket.curve_secretkey = keys.caller_public, keys.caller_secret
-        self.socket.connect(endpoint.tcp or f"ipc://{endpoint.path}")
+        self.socket.connect(endpoint.tcp)
 
     def send(self, frames: Sequence[Any]) -> None:
         """Sends a message; it is kept while the connection is being made."""
@@ -184,7 +189,7 @@ class Known:
         self._key = key
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether `key`, in Z85 as pyzmq gives it, is the known one."""
+        """True if `key`, in Z85 as pyzmq gives it, is the known one."""
         del domain
         return key == self._key
 

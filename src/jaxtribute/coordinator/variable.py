@@ -23,7 +23,7 @@ from jaxtribute.values.variable import Variable
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """Which part of a variable an initial value is wanted for.
+    """Part of a variable for which an initial value is wanted.
 
     Attributes:
       shape: the shape of the part.
@@ -50,7 +50,7 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """What stands for a variable's array where only its shape or placement is asked for."""
+    """Stand-in for a variable's array where only its shape or placement is asked for."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -103,12 +103,12 @@ class ServerVariable(Variable):
 
     @property
     def layout(self) -> Layout:
-        """Which server holds what."""
+        """Division of the variable over the servers."""
         return self.description.layout
 
     @property
     def policy(self) -> ServerPolicy:
-        """How the value is stored."""
+        """Storage of the value."""
         policy = self._policy
         assert isinstance(policy, ServerPolicy)
         return policy

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+import uuid
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import cloudpickle
 from jaxtribute.coordinator import pickling
 from jaxtribute.coordinator.access import Access
 from jaxtribute.coordinator.client import Client, ServerLostError
+from jaxtribute.coordinator.closures import AHEAD
 from jaxtribute.coordinator.failures import pack_error, told, trace_of
 from jaxtribute.coordinator.results import NotPlainError, decode, encode
 from jaxtribute.coordinator.server_task import TaskSettings
@@ -27,6 +29,7 @@ from jaxtribute.optimizer import Optimizer
 _LOG = logging.getLogger(__name__)
 _POLL_S = 0.2
 _ASK_AGAIN_S = 1.0
+_HERE_S = 1.0
 _ENDING = frozenset({"servers", "abort", "stop"})
 """Messages after which a server that is waited for will not answer."""
 
@@ -74,6 +77,13 @@ class WorkerTask:
         self._optimizers: dict[int, Optimizer] = {}
         self._resources: dict[int, Any] = {}
         self._running: tuple[int, int] = (0, 0)
+        self._process = uuid.uuid4().hex
+        """This process's name, by which the coordinator knows it where its connection is made again."""
+        self._attempt: tuple[int, int] = (0, 0)
+        """The number of the closure that runs, and of how many times it was handed out."""
+        self._replies: OrderedDict[tuple[int, int], list[Any]] = OrderedDict()
+        """What was answered last, which a broken connection may have lost; by `_attempt`."""
+        self._here_at = 0.0
         self._pushes = 0
         self._floor = 0
 
@@ -116,7 +126,7 @@ class WorkerTask:
         return self._optimizers[remote.key]
 
     def resource(self, key: int, blob: bytes) -> Any:
-        """What a function makes once on each worker."""
+        """Object that a function makes once on each worker."""
         if key not in self._resources:
             self._resources[key] = pickling.loads(blob)()
         return self._resources[key]
@@ -135,11 +145,13 @@ class WorkerTask:
         pickling.live_here(self)
         _here.index = self._index
         try:
-            self._link.send(pack({"t": "hello", "w": self._index}))
+            self._say("hello")
             while not self._stopping.is_set():
                 message = self._next(_POLL_S)
                 if message is not None:
                     self._handle(*message)
+                else:
+                    self._say_here()
         finally:
             pickling.live_here(None)
             _here.index = None
@@ -147,15 +159,36 @@ class WorkerTask:
             self._link.close()
 
     def _next(self, timeout_s: float) -> tuple[Header, list[Any]] | None:
-        if self._inbox:
-            return self._inbox.popleft()
-        frames = self._link.receive(timeout_s)
-        return None if frames is None else unpack(frames)
+        return self._inbox.popleft() if self._inbox else self._receive(timeout_s)
 
     def _drain(self) -> None:
         """Takes what has come meanwhile."""
-        while (frames := self._link.receive(0)) is not None:
-            self._inbox.append(unpack(frames))
+        while (message := self._receive(0)) is not None:
+            self._inbox.append(message)
+
+    def _receive(self, timeout_s: float) -> tuple[Header, list[Any]] | None:
+        """The next message; None if there is none, or only a closure that is known, sent once more."""
+        frames = self._link.receive(timeout_s)
+        if frames is None:
+            return None
+        header, arrays = unpack(frames)
+        if header["t"] == "run":
+            attempt = _attempt_of(header)
+            if attempt in self._replies:
+                self._link.send(self._replies[attempt])
+                return None
+            if attempt == self._attempt or any(_attempt_of(other) == attempt for other, _ in self._inbox):
+                return None
+        return header, arrays
+
+    def _say(self, what: str, **more: Any) -> None:
+        self._link.send(pack({"t": what, "w": self._index, "p": self._process, **more}))
+
+    def _say_here(self) -> None:
+        """Lets the coordinator know now and then where this worker is: its connection may be another one."""
+        if not self._link.local and time.monotonic() - self._here_at > _HERE_S:
+            self._here_at = time.monotonic()
+            self._say("here")
 
     def _check(self) -> None:
         """Ends a wait for a server that is not there any more."""
@@ -164,7 +197,7 @@ class WorkerTask:
             raise ServerLostError("a parameter server was restarted while it was waited for. HINT: try again.")
 
     def _next_is(self) -> bool:
-        """Whether the next thing to do is the same function again."""
+        """True if the next thing to do is the same function again."""
         self._drain()
         return bool(self._inbox) and self._inbox[0][0].get("d") == self._running[1]
 
@@ -176,7 +209,7 @@ class WorkerTask:
         if header["t"] == "stop":
             self._stopping.set()
         elif header["t"] == "who":
-            self._link.send(pack({"t": "hello", "w": self._index}))
+            self._say("hello")
         elif header["t"] == "servers":
             self._client.connect([Endpoint(**server) for server in header["servers"]], header["epoch"])
         elif header["t"] == "forget":
@@ -188,20 +221,25 @@ class WorkerTask:
         """Runs a closure and sends what it comes to, whatever the user's code does: nothing of it ends this thread."""
         key = header["c"]
         self._running, self._pushes, self._floor = (key, header["d"]), 0, header["f"]
-        reply: Header = {"t": "done", "w": self._index, "c": key}
+        self._attempt = _attempt_of(header)
+        reply: Header = {"t": "done", "w": self._index, "p": self._process, "c": key, "n": header["n"]}
         try:
             frames = self._result(header, arrays, reply)
         except ServerLostError:
             frames = pack({**reply, "lost": 1})
         except BaseException as error:  # noqa: BLE001 (the coordinator raises it)
             frames = self._failure(key, error, reply)
+        if not self._link.local:
+            self._replies[self._attempt] = frames
+            if len(self._replies) > AHEAD:
+                self._replies.popitem(last=False)
         self._link.send(frames)
 
     def _result(self, header: Header, arrays: Sequence[Any], reply: Header) -> list[Any]:
         start = time.perf_counter()
-        function, arguments = self._call(header["d"])
         if header.get("say"):
-            self._say_begun(header["c"])
+            self._say_begun(*self._attempt)  # before the function is unpickled, as that imports its modules
+        function, arguments = self._call(header["d"])
         given = iter(arrays)
         with self.strategy.scope():
             args, kwargs = arguments([decode(plain, given) for plain in header["v"]])
@@ -215,15 +253,14 @@ class WorkerTask:
             encoded = {"odd": 1}
         return pack({**reply, **encoded, "ok": 1, "s": time.perf_counter() - start}, values)
 
-    def _say_begun(self, key: int) -> None:
+    def _say_begun(self, key: int, sent: int) -> None:
         """Tells the coordinator that a closure runs, which may end this process before a message has left."""
-        self._link.send(pack({"t": "begun", "w": self._index, "c": key}))
+        self._say("begun", c=key, n=sent)
         left = deadline(self._timeout_s)
         while left() and not self._stopping.is_set():
-            frames = self._link.receive(_POLL_S)
-            if frames is None:
+            message = self._receive(_POLL_S)
+            if message is None:
                 continue
-            message = unpack(frames)
             if message[0]["t"] == "go":
                 if message[0]["c"] == key:
                     return
@@ -248,7 +285,7 @@ class WorkerTask:
             left = deadline(self._timeout_s)
             with self._arrived:
                 while not self._arrived.wait_for(lambda: key in self._blobs, _ASK_AGAIN_S) and left():
-                    self._link.send(pack({"t": "need", "w": self._index, "d": key}))  # Ray had no way to us yet
+                    self._say("need", d=key)  # Ray had no way to us yet
                 if key not in self._blobs:
                     raise DeadlineError(
                         f"worker {self._index} has waited {self._timeout_s} s for a function that Ray should have "
@@ -260,3 +297,8 @@ class WorkerTask:
                 raise ClusterError(f"{function!r} was scheduled. HINT: schedule a function.")
             self._calls[key] = function, arguments
         return self._calls[key]
+
+
+def _attempt_of(header: Header) -> tuple[int, int]:
+    """The number of the closure in a message, and of how many times it was handed out; zeros where there is none."""
+    return (header["c"], header["n"]) if header["t"] == "run" else (0, 0)

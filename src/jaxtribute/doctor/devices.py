@@ -1,4 +1,4 @@
-"""Which devices JAX finds, against those that this machine and its settings promise."""
+"""Compares the devices that JAX finds with those that this machine and its settings promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check of the doctor says."""
+"""Results of the doctor's checks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class Level(IntEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     FACT = 0
     GOOD = 1

@@ -1,4 +1,4 @@
-"""Whether the workers can reach each other."""
+"""Checks that the workers can reach each other."""
 
 from __future__ import annotations
 

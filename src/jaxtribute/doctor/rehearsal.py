@@ -17,7 +17,7 @@ from jaxtribute.strategies.base import Strategy
 
 SECONDS = 10.0
 WORKERS = 2
-"""How many processes try it where there is no cluster."""
+"""Number of processes of a rehearsal where there is no cluster."""
 SIZES = (256, 1 << 20)
 """Numbers of four bytes to reduce."""
 _EXAMPLES, _BATCH = 1000, 64
@@ -48,7 +48,7 @@ def check(situation: Situation, seconds: float = SECONDS) -> Iterator[Finding]:
 
 
 def rehearse(seconds: float, resolver: ClusterResolver | None = None) -> dict[str, Any]:
-    """What each worker does.
+    """Runs the rehearsal of one worker.
 
     Args:
         seconds: How long to reduce.
@@ -111,7 +111,7 @@ class _Round:
 
 
 def _all_say(strategy: Strategy, go_on: bool) -> bool:
-    """Whether all workers would go on: each has its own clock, and all must stop at the same round."""
+    """True if all workers would go on: each has its own clock, and all must stop at the same round."""
     votes = strategy.experimental_distribute_values_from_function(lambda _: np.float32(go_on))
     return float(strategy.reduce("SUM", votes, axis=None)) == strategy.num_replicas_in_sync
 

@@ -1,4 +1,4 @@
-"""Where the doctor is: the environment, and the cluster that it describes."""
+"""Surroundings of the doctor: the environment, and the cluster that it describes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxtribute.errors import JaxtributeError
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known before any check.
+    """Facts that are known before any check.
 
     Attributes:
         environ: The environment.

@@ -1,4 +1,4 @@
-"""Which versions are installed."""
+"""Lists the versions that are installed."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from jaxtribute.context import Context, entered
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 from jaxtribute.execution.frames import OverlayFrame
 from jaxtribute.execution.losses import offer
-from jaxtribute.execution.nests import flatten, is_array
+from jaxtribute.execution.nests import flatten, is_array, opened
 from jaxtribute.execution.regathering import value_and_grad_regathering
 from jaxtribute.execution.row_gradients import RowsNeeded, differentiate_by_rows
 from jaxtribute.values.variable import Variable
@@ -27,7 +27,8 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = Fa
 
     Args:
       fn: a function of any arguments that returns a scalar, or `(scalar, aux)` with `has_aux`.
-      variables: a variable or a nest of them, of inexact dtypes; Keras's variables of a strategy, too.
+      variables: a variable or a nest of them, of inexact dtypes; a `jd.Model` stands for its
+        parameters. Keras's variables of a strategy, too.
       has_aux: whether `fn` returns auxiliary data besides.
 
     Returns:
@@ -109,7 +110,7 @@ def grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = False) -> Ca
 
 def _checked(variables: Any) -> tuple[list[Variable], Any]:
     """The variables of a nest, and its structure."""
-    leaves, tree = jax.tree.flatten(variables, is_leaf=lambda leaf: isinstance(leaf, Variable))
+    leaves, tree = jax.tree.flatten(opened(variables), is_leaf=lambda leaf: isinstance(leaf, Variable))
     if not leaves:
         raise ArgumentError(
             f"variables is {variables!r}, which holds none. HINT: a Keras model has none before it is built: begin it "

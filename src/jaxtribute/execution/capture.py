@@ -60,7 +60,7 @@ class OuterFrame(TracedFrame):
         self.home: ReplicaMesh | None = None
         """The one device of a strategy that the function runs something on."""
         self.fed = 0
-        """How many arrays of batches the function has drawn from iterators."""
+        """Number of arrays of batches that the function has drawn from iterators."""
 
     def enter(self, mesh: ReplicaMesh) -> None:
         """Notes the devices that `strategy.run` uses.
@@ -112,7 +112,7 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
 
 
 def is_constant(value: Any) -> bool:
-    """Whether a result is carried in the structure of the results."""
+    """True if a result is carried in the structure of the results."""
     return isinstance(value, Constant)
 
 

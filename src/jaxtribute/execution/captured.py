@@ -19,11 +19,11 @@ _LARGE = 1 << 20
 _OWNERS = {
     "flax.nnx": (
         "Variable",
-        "split the module by nnx.split, keep its state in jd.Variables, and merge it inside the function",
+        "make it a jd.Model, jd.Model(module), in the strategy's scope, and use that",
     ),
     "equinox": (
         "Module",
-        "pass the module as an argument, or split it by eqx.partition and keep its arrays in jd.Variables",
+        "make it a jd.Model, jd.Model(module), in the strategy's scope, or pass the module as an argument",
     ),
 }
 """By library, the class whose objects hold what training changes, and what to do."""

@@ -41,7 +41,7 @@ class LocalPerReplica(PerReplica):
     """A per-replica value seen from inside a compiled `merge_call`: `data` is this replica's component."""
 
     uneven: bool = field(default=False, metadata={"static": True})
-    """Whether the replicas' shapes may differ."""
+    """True if the replicas' shapes may differ."""
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -50,14 +50,14 @@ class LocalPerReplica(PerReplica):
 
 
 class TracedLink:
-    """How one replica of a compiled program reaches the others."""
+    """Communication of one replica of a compiled program with the others."""
 
     def __init__(self, strategy: Strategy, mesh: ReplicaMesh, frame: TracedFrame, arguments: _Arguments) -> None:
         self._strategy, self._mesh, self._frame = strategy, mesh, frame
         self.idle = arguments.idle
         self._uneven = len(arguments.samples) > 1
         self.guesses = False
-        """Whether the function has seen a gathered array, whose length another replica's shapes may belie."""
+        """True if the function has seen a gathered array, whose length another replica's shapes may belie."""
 
     def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
         """Each array reduced over the replicas, small ones in one collective."""
@@ -92,14 +92,14 @@ class _Input:
 
     value: Any
     place: int
-    """Which leaf of the arguments it is."""
+    """Place of the array among the leaves of the arguments."""
     split: bool = False
     scalar: bool = False
     shapes: tuple[tuple[int, ...], ...] | None = None
     """Every replica's true shape, if they differ."""
 
     def local_shape(self, mesh: ReplicaMesh, replica: int) -> tuple[int, ...]:
-        """What one replica sees."""
+        """Shape of the array in one replica."""
         if self.shapes is not None:
             return self.shapes[replica]
         shape = tuple(self.value.shape)
@@ -137,7 +137,7 @@ class _Arguments:
             self.inputs.append(_Input(leaf, place))
 
     def local_avals(self, replica: int) -> list[jax.ShapeDtypeStruct]:
-        """What one replica sees of each input."""
+        """Shapes and dtypes of the inputs in one replica."""
         return [
             jax.ShapeDtypeStruct(
                 one.local_shape(self._mesh, replica), one.value.dtype, weak_type=getattr(one.value, "weak_type", False)
@@ -180,7 +180,7 @@ class _Traced:
     tree: Any
     places: list[int]
     summed: list[int]
-    """Which of the arrays' sums over the replicas the program returns too, behind everything else."""
+    """Indices of the arrays whose sums over the replicas the program returns too, behind everything else."""
 
 
 def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any, outer: Frame) -> Any:
@@ -243,7 +243,7 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any
 def run_transformed(
     strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any, outer: Frame
 ) -> Any:
-    """As `run`, where JAX differentiates or transforms eager code that runs `fn`: lockstep would lose the gradients.
+    """Runs `fn` where JAX differentiates or transforms the eager code around it: lockstep would lose the gradients.
 
     Raises:
       TraceError: replicas that see different shapes cannot be one program.

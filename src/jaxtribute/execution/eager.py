@@ -26,11 +26,20 @@ R = TypeVar("R")
 
 
 class EagerFrame:
-    """Reads and writes the variables themselves."""
+    """Reads and writes the variables themselves.
+
+    Args:
+      compiles: makes compiled functions of the replica functions that code in the frame runs; by default they run as
+        Python.
+    """
 
     local = False
     traced = False
     differentiating = False
+    compiles: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+
+    def __init__(self, compiles: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None) -> None:
+        self.compiles = compiles
 
     @property
     def view(self) -> Hashable:
@@ -131,7 +140,7 @@ class EagerStep(Viewed, EagerFrame):
         self.changed(variable)
 
     def slot(self, variable: Variable, *, written: bool) -> StoredArray:
-        """Where a compiled program finds the variable's array; if `written`, one that it may write over."""
+        """Slot in which a compiled program finds the variable's array, which it may write over if `written`."""
         if variable not in self._slots:
             if not written:
                 return variable

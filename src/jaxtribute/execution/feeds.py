@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -23,6 +23,36 @@ from jaxtribute.execution.eager import EagerStep
 from jaxtribute.execution.frames import feed_p
 from jaxtribute.execution.uncompiled import NotSplittable, uncompiled
 from jaxtribute.jaxprs.core import recorded_in
+
+
+T = TypeVar("T")
+
+
+class Optional(Generic[T]):
+    """An element, or nothing at the end of the data.
+
+    Source: `tf.experimental.Optional`.
+    """
+
+    def __init__(self, *value: T) -> None:
+        self._value = value
+
+    def has_value(self) -> bool:
+        """Whether there is an element."""
+        return bool(self._value)
+
+    def get_value(self) -> T:
+        """Returns the element.
+
+        Raises:
+          OutOfRangeError: if there is none.
+        """
+        if not self._value:
+            raise OutOfRangeError("this Optional has no value: the data has ended. HINT: ask has_value() first.")
+        return self._value[0]
+
+    def __repr__(self) -> str:
+        return f"Optional({', '.join(map(repr, self._value))})"
 
 
 @dataclass(slots=True)
@@ -52,7 +82,7 @@ class Feed(ABC):
 
 @dataclass
 class Draws:
-    """What one call draws: batches taken in advance, then more as the trace asks for them.
+    """Batches that one call draws: some taken in advance, then more as the trace asks for them.
 
     Attributes:
       feeds: the iterators among the function's arguments.
@@ -122,7 +152,7 @@ class Draws:
 
 
 class Proxy(Iterator[Any]):
-    """What the function sees of an iterator, in place of it."""
+    """Stand-in for an iterator, in the function."""
 
     def __init__(self, draws: Draws, place: int) -> None:
         self._draws, self._place = draws, place
@@ -150,8 +180,16 @@ class Proxy(Iterator[Any]):
             return next(self)
         except StopIteration:
             raise OutOfRangeError(
-                f"end of the data after {self._draws.used} batches of this call. HINT: loop with `for`."
+                f"end of the data after {self._draws.used} batches of this call. HINT: loop with `for`, or use "
+                "get_next_as_optional()."
             ) from None
+
+    def get_next_as_optional(self) -> Optional[Any]:
+        """Returns the next batch as an `Optional`, without a value at the end of the data."""
+        try:
+            return Optional(next(self))
+        except StopIteration:
+            return Optional()
 
 
 def _placeholder(frame: OuterFrame, leaf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How code reaches the variables' arrays while a program is traced, and inside `jd.grad`."""
+"""Access of code to the variables' arrays while a program is traced, and inside `jd.grad`."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class TracedFrame(_InTrace):
         self.written: dict[Any, None] = {}
         self.created: list[Variable] = []
         self.operations: list[Any] = []
-        """What the program sends to other processes that hold variables."""
+        """Operations that the program sends to other processes that hold variables."""
         self.losses: list[Any] = []
         """One replica's losses that gradients may take along when they are summed."""
         self.totals: dict[int, tuple[Any, Any]] = {}
@@ -201,7 +201,7 @@ class OverlayFrame(_InTrace):
         return self._values[variable] if variable in self._values else self.below.get(variable)
 
     def overlays(self, variable: Variable) -> bool:
-        """Whether the function sees another value of `variable`."""
+        """True if the function sees another value of `variable`."""
         return variable in self._values
 
     def set(self, variable: Variable, value: Any) -> None:

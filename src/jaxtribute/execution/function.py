@@ -38,7 +38,7 @@ R = TypeVar("R")
 
 
 class Function(Generic[P, R]):
-    """What `jd.function` makes of a Python function; call it as you would call that function."""
+    """A compiled Python function, made by `jd.function`; call it like the function itself."""
 
     __name__: str
     __qualname__: str
@@ -66,7 +66,7 @@ class Function(Generic[P, R]):
 
     @property
     def input_signature(self) -> Any:
-        """What the arguments must fit, if anything."""
+        """The declared shapes and dtypes of the arguments, if any."""
         return self._signature
 
     @property
@@ -75,7 +75,7 @@ class Function(Generic[P, R]):
         return self._donate
 
     def experimental_get_tracing_count(self) -> int:
-        """How many times the Python function has been traced. Source: `tf.function`."""
+        """Returns the number of times that the Python function has been traced. Source: `tf.function`."""
         return self._traces
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -112,7 +112,7 @@ class Function(Generic[P, R]):
             return self._run_uncompiled(tree, statics, context, reason)(leaves)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """As a method: binds `instance`, whose programs are its own."""
+        """Binds the method to `instance`, whose programs are its own."""
         if instance is None:
             return self
         attributes = getattr(instance, "__dict__", None)
@@ -122,7 +122,7 @@ class Function(Generic[P, R]):
         bound = cast("dict[str, Any]", attributes).get(name)
         if bound is None or bound.python_function.__self__ is not instance:  # a copy has the original's attributes
             shifted = [place - 1 for place in self._donate]  # `self` is no argument of the bound method
-            bound = Function(self._python_function.__get__(instance, owner), self._signature, shifted)
+            bound = type(self)(self._python_function.__get__(instance, owner), self._signature, shifted)
             attributes[name] = bound
         return bound
 
@@ -245,7 +245,7 @@ class Function(Generic[P, R]):
 
 
 def _unbound() -> None:
-    """What a method's compiled programs are in a pickled object: made again where they are needed."""
+    """Stands for a method's compiled programs in a pickled object: they are made again where they are needed."""
 
 
 class _Traced:
@@ -258,7 +258,7 @@ _MANY = 8
 
 
 def is_whole_variable(value: Any) -> bool:
-    """Whether `value` is a variable, which an argument keeps being."""
+    """True if `value` is a variable, which an argument keeps being."""
     return isinstance(value, Variable)
 
 
@@ -297,7 +297,7 @@ def _separate(leaves: list[Any], given: Any) -> tuple[list[Any], tuple[Any, ...]
 
 
 def _places(arguments: Sequence[int], tree: Any, statics: tuple[Any, ...]) -> list[int]:
-    """Where the arrays of some positional arguments are among all arrays of the arguments."""
+    """Finds the arrays of some positional arguments among all arrays of the arguments."""
     if not arguments:
         return []
     fixed = {place for place, _, _ in statics}

@@ -1,4 +1,4 @@
-"""Which results of one replica's program are the same on every replica.
+"""Finds the results of one replica's program that are the same on every replica.
 
 A value is mirrored if it depends only on mirrored inputs, constants and results of collectives over all
 replicas; everything that depends on the replica's own data or id *varies*, and so does what an operation gives that

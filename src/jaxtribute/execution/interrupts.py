@@ -108,7 +108,7 @@ class Guard:
         self.seen = False
         """True if the arguments of the call that begins have been flattened."""
         self.deferral: Deferral | None = None
-        """What puts off signals, if JAX has run Python."""
+        """The deferral of signals, if JAX has run Python."""
 
     def defer(self) -> None:
         """Puts off signals until `release`."""
@@ -143,7 +143,7 @@ class Guard:
 
 
 def _unflattened(_: None, __: tuple[()]) -> Any:
-    """What the program itself gets."""
+    """Gives the program None in place of the guard."""
 
 
 jax.tree_util.register_pytree_node(Guard, Guard._flattened, _unflattened)  # pyright: ignore[reportPrivateUsage]

@@ -86,7 +86,7 @@ class LockstepFrame:
 
 
 class LockstepLink:
-    """How a replica reaches the others: by waiting until all have come to the same call."""
+    """Communication of a replica with the others: it waits until all have come to the same call."""
 
     def __init__(self, run: LockstepRun, index: int) -> None:
         self._run, self._index = run, index
@@ -458,7 +458,7 @@ def _gathered(values: list[Any], gather: Callable[..., list[Any]], scatter: Call
 
 
 def _inexact(arrays: list[Any]) -> list[int]:
-    """Which arrays have a gradient."""
+    """Indices of the arrays that have a gradient."""
     return [place for place, array in enumerate(arrays) if jnp.issubdtype(array.dtype, jnp.inexact)]
 
 

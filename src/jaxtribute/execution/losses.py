@@ -50,5 +50,5 @@ def known_total(value: Any, op: ReduceOp, frame: Frame) -> Any:
 
 
 def _is_open(frame: Frame) -> TypeGuard[TracedFrame]:
-    """Whether this is one replica's program itself; its values cannot leave a loop, a branch or another inner trace."""
+    """True if this is one replica's program itself; its values cannot leave a loop, a branch or another inner trace."""
     return isinstance(frame, TracedFrame) and frame.local and current_trace() is frame.trace

@@ -12,18 +12,27 @@ from jaxtribute.values.variable import Variable
 
 
 def is_distributed(value: Any) -> bool:
-    """Whether `value` has one component a replica."""
+    """True if `value` has one component a replica."""
     return isinstance(value, ReplicaValues)
 
 
 def is_whole(value: Any) -> bool:
-    """Whether `value` is one thing to the library, though JAX could look into it."""
+    """True if `value` is one thing to the library, though JAX could look into it."""
     return isinstance(value, (ReplicaValues, Variable))
 
 
 def is_array(value: Any) -> bool:
-    """Whether `value` is an array on a device, in a trace or in NumPy."""
+    """True if `value` is an array on a device, in a trace or in NumPy."""
     return isinstance(value, (jax.Array, np.ndarray, np.generic))
+
+
+def opened(nest: Any) -> Any:
+    """A nest of variables with those of each `jd.Model` in it in the model's place."""
+
+    def parameters(leaf: Any) -> Any:
+        return getattr(leaf, "__jd_parameters__", leaf)
+
+    return jax.tree.map(parameters, nest, is_leaf=lambda leaf: isinstance(leaf, Variable))
 
 
 def flatten(nest: Any) -> tuple[list[Any], Any]:

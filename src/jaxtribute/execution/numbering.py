@@ -107,5 +107,5 @@ def _rule(eqn: JaxprEqn, rule: Any) -> Any:
 
 
 def same_type(value: Any, other: Any) -> bool:
-    """Whether two operands agree in shape and dtype."""
+    """True if two operands agree in shape and dtype."""
     return aval(value).shape == aval(other).shape and aval(value).dtype == aval(other).dtype

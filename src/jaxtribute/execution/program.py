@@ -29,6 +29,8 @@ from jaxtribute.values.variable import Variable
 _MANY = 32
 """Variables that Python's own loop binds faster than a call of C that it prepares."""
 
+flattened = chain.from_iterable
+
 spread: set[int] = set()
 """Ids of variables of no strategy that a program on several devices has copied to all of them."""
 
@@ -56,7 +58,7 @@ class Program:
     ) -> None:
         self._retrace = retrace
         self.name = ""
-        """What messages call it."""
+        """Name of the program in messages."""
         self._home = home
         self._given = frozenset(given)
         """The places among the leaves of arguments whose memory the program may take over."""
@@ -66,16 +68,18 @@ class Program:
         self.kept: list[Variable] = []
         self._constants = False
         self._growing: Capture | None = None
-        """What the program is to take besides, as long as it does not."""
+        """The variables that the program is still to take, until it does."""
+        self._special = False
+        """True if a step needs what `_prepare` does."""
         self._guard, self._outcome = Guard(self._check_eager), Slot()
-        """What tells when JAX runs Python, and the place of what a step gives besides the variables' arrays."""
+        """The guard that tells when JAX runs Python, and the place of a step's results besides the variables."""
         self._numbers = itertools.count()
         self._trees: dict[int, Any] = {}
         """The structures of results, by a number that the compiled program gives back with them."""
         self._grow(first)
 
     def _grow(self, capture: Capture) -> None:
-        self._growing = capture
+        self._growing, self._special = capture, True
         written = dict.fromkeys([*self.donated, *capture.frame.written])
         read = dict.fromkeys([*self.kept, *capture.frame.inputs])
         self.donated, self.kept = list(written), [variable for variable in read if variable not in written]
@@ -106,7 +110,7 @@ class Program:
         else:
             self._central = False
             self._compile_anew()
-        self._growing = None
+        self._growing, self._special = None, bool(self._loose)
 
     def _compile_anew(self) -> None:
         """Makes a `jax.jit` that knows no program yet."""
@@ -121,7 +125,7 @@ class Program:
             self._jitted = CompiledOnly(self._jitted, home.replicated)
 
     def _target(self) -> Sharding | None:
-        """Where arguments and variables of no strategy must lie; None where it does not matter."""
+        """Place of arguments and variables of no strategy; None where any will do."""
         home = self.mesh or self._home
         if home is not None:
             return home.replicated
@@ -129,7 +133,7 @@ class Program:
         return next(owned, None)
 
     def _placement(self, variable: Variable, target: Sharding | None) -> Sharding | None:
-        """Where a step leaves a variable's new value, which is `target` if it is of no strategy; None: JAX decides."""
+        """Place of a variable's new value, which is `target` if it is of no strategy; None: JAX decides."""
         if variable.policy.mesh is None and target is not None:
             return target
         return variable.stored.sharding if variable.stored.committed else None
@@ -187,12 +191,13 @@ class Program:
         mesh = self.mesh
         if mesh is not None and mesh.peers is not None:
             mesh.entering(self.name, partial(self._collectives, leaves))
+        donated: Sequence[StoredArray] = self.donated
         try:
             if within is None:
                 with updating:
-                    state, result = self._run(leaves, self.donated, self.kept, self._targets)
+                    result = self._run(leaves, donated, self.kept, self._targets)
             else:
-                state, result = within.operate(partial(self._part, leaves, within))
+                result, donated = within.operate(partial(self._part, leaves, within))
         except Grow as grow:
             with updating:
                 self._grow(grow.capture)
@@ -202,22 +207,21 @@ class Program:
         else:
             ((number, flat),) = result.items()
             result = self._trees[number].unflatten(flat)
-        mesh = self.mesh
-        if mesh is not None:
-            mesh.throttle(result if mesh.peers is not None and jax.tree.leaves(result) else state or result)
+        if mesh is not None and mesh.throttles:
+            mesh.throttle(partial(_computed, result, donated, of_result=mesh.peers is not None))
         return jax.tree.map(_unwrapped, result, is_leaf=is_constant) if self._constants else result
 
-    def _part(self, leaves: Sequence[Any], within: EagerStep) -> tuple[list[Any], Any]:
+    def _part(self, leaves: Sequence[Any], within: EagerStep) -> tuple[Any, Sequence[StoredArray]]:
         """The step on what the eager step `within` has made of the variables."""
         with updating:
             donated = [within.slot(variable, written=True) for variable in self.donated]
             kept = [within.slot(variable, written=False) for variable in self.kept]
             for variable in self.donated:
                 within.changed(variable)
-            return self._run(leaves, donated, kept, [*donated, self._outcome])
+            return self._run(leaves, donated, kept, [*donated, self._outcome]), donated
 
     def _collectives(self, leaves: Sequence[Any]) -> list[str]:
-        """What the program does, for workers to compare: its arguments and its collectives."""
+        """Describes the program, for workers to compare: its arguments and its collectives."""
         shapes = [f"argument {leaf.dtype}{list(leaf.shape)}" for leaf in leaves if hasattr(leaf, "dtype")]
         return [*shapes, *listed(opened(self._closed))]
 
@@ -227,15 +231,13 @@ class Program:
         donated: Sequence[StoredArray],
         kept: Sequence[StoredArray],
         targets: Sequence[Slot],
-    ) -> tuple[list[Any], Any]:
-        """Calls the program with the arrays of `donated` and `kept`; returns the new ones, and the results as it does.
+    ) -> Any:
+        """Calls the program with the arrays of `donated` and `kept`, binds the new ones, and returns its results.
 
         Every step passes here: each operation counts, and the underscores save a call a variable.
         """
-        if self._growing is not None:
-            raise Grow(self._growing)  # an interrupt came while the program was made for more variables
-        if self._loose and (self.mesh is not None or spread):
-            self._settle(self._loose_of(donated, kept))
+        if self._special:
+            self._prepare(donated, kept)
         if lent and (donated is not self.donated or not lent.isdisjoint(self._donated_ids)):
             undisturbed(prepare_donation, donated)  # it takes locks that saves wait for
         old = [slot._data for slot in donated]  # pyright: ignore[reportPrivateUsage]
@@ -243,17 +245,17 @@ class Program:
         guard, outcome = self._guard, self._outcome
         inputs = self._divided(old, read, leaves) if self._given else (old, read, leaves, guard)
         guard.seen = False
-        if traced_reads.stored and donated is self.donated and not traced_reads.stored.isdisjoint(self._donated_ids):
-            traced_reads.renew(self.donated[0])
         # The program is called by `replace`, as it takes the first array: nothing may come between the two.
         calls = starmap(self._jitted, (inputs,))
         try:
-            if self._needs_home or traced_reads.generation or traced_reads.contexts:
+            if self._needs_home or traced_reads.active:
+                if donated is self.donated and not traced_reads.stored.isdisjoint(self._donated_ids):
+                    traced_reads.renew(self.donated[0])
                 home = jax.default_device(self._home.devices[0]) if self._needs_home and self._home else nullcontext()
                 with home, traced_reads.steady():  # as if no kept function had read a variable
-                    replace(map(set_slot, targets, chain.from_iterable(calls)))
+                    replace(map(set_slot, targets, flattened(calls)))
             elif len(targets) < _MANY:
-                replace(map(set_slot, targets, chain.from_iterable(calls)))
+                replace(map(set_slot, targets, flattened(calls)))
             else:
                 replace_many(targets, calls)
         except ValueError:
@@ -269,7 +271,14 @@ class Program:
                 guard.release()
         result: Any = outcome._data  # pyright: ignore[reportPrivateUsage]
         outcome._data = None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-        return [] if self.mesh is None else [slot._data for slot in donated], result  # pyright: ignore[reportPrivateUsage]
+        return result
+
+    def _prepare(self, donated: Sequence[StoredArray], kept: Sequence[StoredArray]) -> None:
+        """Prepares a step of a program that is being made for more variables, or that has some of no strategy."""
+        if self._growing is not None:
+            raise Grow(self._growing)  # an interrupt came while the program was made for more variables
+        if self.mesh is not None or spread:
+            self._settle(self._loose_of(donated, kept))
 
     def _divided(self, old: list[Any], read: list[Any], leaves: Sequence[Any]) -> tuple[Any, ...]:
         """The program's inputs where it takes over the memory of some arguments."""
@@ -347,6 +356,13 @@ def program_of(
     if isinstance(program, Program):
         program.name = name
     return program
+
+
+def _computed(result: Any, donated: Sequence[StoredArray], *, of_result: bool) -> Any:
+    """Arrays that are ready once a dispatched step has been computed."""
+    if of_result and jax.tree.leaves(result):
+        return result
+    return [slot.stored for slot in donated] or result
 
 
 def _is_plain(tree: Any) -> bool:

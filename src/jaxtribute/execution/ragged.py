@@ -56,7 +56,7 @@ class ReplicaClass:
         return self.literals[id(atom)] if isinstance(atom, Literal) else self.numbers[atom]
 
     def own(self, eqn: JaxprEqn, common: set[Number]) -> bool:
-        """Whether an equation belongs to this class alone."""
+        """True if an equation belongs to this class alone."""
         return any(self.numbers[var] not in common for var in eqn.outvars) or bool(eqn.effects)
 
 
@@ -257,7 +257,7 @@ class Merged:
         return results
 
     def _carried(self, index: int, place: int) -> list[Any]:
-        """What a class computes in a segment and needs behind the collective that ends it."""
+        """The part of a segment that one class computes, and the values needed behind the collective at its end."""
         one = self._classes[index]
         if place + 1 >= len(one.segments):
             return []

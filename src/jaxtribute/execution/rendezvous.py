@@ -26,7 +26,7 @@ class _Abandoned(BaseException):
 
 
 class _Replica:
-    """What is known of one replica's run."""
+    """State of one replica's run."""
 
     def __init__(self, body: Callable[[], Any]) -> None:
         self.body = body

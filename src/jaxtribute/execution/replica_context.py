@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Link(Protocol):
-    """How a replica reaches the others; one implementation for each executor."""
+    """Communication of a replica with the others; one implementation for each executor."""
 
     @property
     def idle(self) -> tuple[int, ...]:
@@ -141,7 +141,7 @@ class ReplicaContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas take part in a step, over all workers."""
+        """Number of replicas that take part in a step, over all workers."""
         return self._strategy.num_replicas_in_sync
 
     @property
@@ -287,7 +287,7 @@ class ReplicaContext:
         return self._link.select(value, 0)
 
     def fold_writes(self, value: Any, adds: bool) -> Any:
-        """What all replicas' writes to one shared copy come to: their sum, or the last replica's value."""
+        """Combines all replicas' writes to one shared copy: their sum, or the last replica's value."""
         if adds:
             return self._link.all_reduce([value], ReduceOp.SUM)[0].astype(value.dtype)
         return self._link.select(value, self.num_replicas_in_sync - 1)

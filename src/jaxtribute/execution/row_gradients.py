@@ -38,7 +38,7 @@ class Lookups:
         self.found: list[tuple[Variable, Any]] = []
         """The variables and shapes of rows, in order."""
         self.moves: list[Any] | None = None
-        """What is added to the rows, zeros by whose cotangents the gradients are found; None while they are learnt."""
+        """Zeros added to the rows, by whose cotangents the gradients are found; None while the rows are learnt."""
         self.ids: list[Any] = []
 
     def restart(self) -> None:
@@ -65,7 +65,7 @@ class LookupOverlay(OverlayFrame):
         self.lookups = lookups
 
     def get(self, variable: Variable) -> Any:
-        """As an overlay; notes a variable that is read as a whole."""
+        """Gives the overlaid value; notes a variable that is read as a whole."""
         if self.lookups.moves is None and variable in self.lookups.variables:
             self.lookups.whole.add(variable)
         return super().get(variable)

@@ -17,7 +17,7 @@ from jaxtribute.values.spec import ArraySpec, PerReplicaSpec
 
 
 class InputSignature:
-    """What the arguments of a function must look like; numbers among them become arrays, and so do not retrace.
+    """Declared shapes and dtypes of a function's arguments; numbers among them become arrays, and so do not retrace.
 
     Args:
       specs: one nest a positional argument: `ArraySpec` (with None for a dimension of any size),

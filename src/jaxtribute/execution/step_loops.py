@@ -26,7 +26,7 @@ Step = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class _Done:
-    """How many steps there was data for; no array, so that nobody waits for it."""
+    """Number of steps that there was data for; no array, so that nobody waits for it."""
 
     steps: int
 
@@ -81,7 +81,7 @@ class StepLoops:
 
 
 def _calls(n: int, steps_per_call: int) -> Generator[int]:
-    """How many steps each call makes."""
+    """Number of steps per call."""
     for left in range(n, 0, -steps_per_call):
         yield min(left, steps_per_call)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 IDLE_SECONDS = 0.5
-"""How long a thread waits for more work before it ends."""
+"""Seconds that a thread waits for more work before it ends."""
 
 
 class Signal:

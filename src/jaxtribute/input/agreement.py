@@ -1,4 +1,4 @@
-"""How workers agree on the end of the data."""
+"""Agreement of the workers on the end of the data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ StepRows: TypeAlias = "tuple[int, ...] | None"
 
 
 class StepAgreement(Protocol):
-    """What the workers tell each other before each step of one iterator.
+    """Messages of the workers before each step of one iterator.
 
     Every worker calls it once a step, for as long as any worker has data: for step 0, then for step 1, and so on. It
     is called ahead of time, in the thread that prefetches, so it must not use collectives of the devices; the
@@ -39,7 +39,7 @@ def alone() -> StepAgreement:
 
 
 class KeyValueStore(Protocol):
-    """What is needed of a store that all workers reach, as `jaxtribute.cluster.runtime.Cluster` has it."""
+    """The methods that are used of a store that all workers reach, as `jaxtribute.cluster.runtime.Cluster` has it."""
 
     def set(self, key: str, value: str, /) -> None:
         """Sets a key."""

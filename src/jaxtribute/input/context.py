@@ -1,4 +1,4 @@
-"""What an input function is told about the cluster that it feeds."""
+"""The place of an input function in the cluster that it feeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtribute.errors import ArgumentError, InputError
 
 @dataclass(frozen=True, slots=True)
 class InputContext:
-    """Which of how many input pipelines this is, and for how many replicas.
+    """Number of this input pipeline, of all pipelines, and of the replicas.
 
     Args:
       num_input_pipelines: pipelines over all workers: one a worker, or one a replica under `PER_REPLICA`.

@@ -11,7 +11,7 @@ from jaxtribute.input.options import InputOptions
 
 
 class DatasetCreator:
-    """What makes the dataset of a Keras model's `fit` or `evaluate`, called on each worker.
+    """Maker of the dataset of a Keras model's `fit` or `evaluate`, called on each worker.
 
     Under `jd.ParameterServerStrategy` it is the input that `fit` takes, together with `steps_per_epoch`. The other
     strategies take it as well; there it is what `Strategy.distribute_datasets_from_function` takes.

@@ -91,7 +91,7 @@ class DistributedDataset:
         return state
 
     def explanation(self) -> Explanation:
-        """Which worker reads which files or rows, what overlaps and what is left over, without reading a batch."""
+        """Report of each worker's files or rows, of overlaps and leftovers, made without reading a batch."""
         raise NotImplementedError
 
     def explain(self) -> Explanation:
@@ -143,7 +143,7 @@ class _Rebatched(DistributedDataset):
         return replica_spec(self._spec_of_source, self._shard, split=True)
 
     def explanation(self) -> Explanation:
-        """Which worker reads which files or rows."""
+        """The files or rows that each worker reads."""
         return explain(self._original, self._sharding, self._shard)
 
 

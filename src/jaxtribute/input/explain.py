@@ -1,4 +1,4 @@
-"""Who reads what: the report that is made before a step is run."""
+"""The report of each worker's share of a dataset, made before a step is run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxtribute.input.splitting import Shard, worker_bounds
 
 @dataclass(frozen=True, slots=True)
 class WorkerReads:
-    """What one worker reads in one pass.
+    """One worker's share in one pass.
 
     Attributes:
       worker: its number.
@@ -36,7 +36,7 @@ class WorkerReads:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """How a dataset is shared out.
+    """The shares of all workers in a dataset.
 
     Attributes:
       dataset: what kind of dataset it is.

@@ -7,50 +7,21 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 
 from jaxtribute import context as contexts
 from jaxtribute import waits
 from jaxtribute.errors import InputError, OutOfRangeError, TraceError
-from jaxtribute.execution.feeds import Drawn, Feed
+from jaxtribute.execution.feeds import Drawn, Feed, Optional
 from jaxtribute.input.batches import Tree
 from jaxtribute.input.placement import Apart, Placement
 from jaxtribute.input.prefetch import Prefetcher, Threads
 from jaxtribute.input.splitting import Shard
 from jaxtribute.input.steps import Steps
 
-T = TypeVar("T")
-
 _FORMAT = 1
-
-
-class Optional(Generic[T]):
-    """An element, or nothing at the end of the data.
-
-    Source: `tf.experimental.Optional`.
-    """
-
-    def __init__(self, *value: T) -> None:
-        self._value = value
-
-    def has_value(self) -> bool:
-        """Whether there is an element."""
-        return bool(self._value)
-
-    def get_value(self) -> T:
-        """Returns the element.
-
-        Raises:
-          OutOfRangeError: if there is none.
-        """
-        if not self._value:
-            raise OutOfRangeError("this Optional has no value: the data has ended. HINT: ask has_value() first.")
-        return self._value[0]
-
-    def __repr__(self) -> str:
-        return f"Optional({', '.join(map(repr, self._value))})"
 
 
 class DistributedIterator(Feed):
@@ -142,6 +113,9 @@ class DistributedIterator(Feed):
 
     def get_next_as_optional(self) -> Optional[Tree]:
         """Returns the next element as an `Optional`, without a value at the end of the data.
+
+        In a `jd.function` that is given the iterator `has_value()` is True or False, as Python's `if` needs it: the
+        function is traced anew for a call in which the data end.
 
         Source: `tf.distribute.DistributedIterator.get_next_as_optional`.
         """

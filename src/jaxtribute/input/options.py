@@ -1,4 +1,4 @@
-"""How a dataset is distributed: buffer, placement, replication and the sharding over workers."""
+"""Options of distributed datasets: buffer, placement, replication and the sharding over workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtribute.errors import ArgumentError
 
 
 class InputReplicationMode(enum.Enum):
-    """How many pipelines an input function makes.
+    """Number of pipelines that an input function makes.
 
     Source: `tf.distribute.InputReplicationMode`.
     """
@@ -22,7 +22,7 @@ class InputReplicationMode(enum.Enum):
 
 
 class AutoShardPolicy(enum.IntEnum):
-    """How a dataset is shared out among the workers.
+    """Division of a dataset among the workers.
 
     Source: `tf.data.experimental.AutoShardPolicy`, with its values.
     """
@@ -36,7 +36,7 @@ class AutoShardPolicy(enum.IntEnum):
     DATA = 2
     """All workers go through the same batches, and each takes its replicas' slices of every batch."""
     HINT = 3
-    """Where the pipeline says so: see `shard_hint`."""
+    """Sharding as the pipeline asks for it: see `shard_hint`."""
 
 
 @dataclass(frozen=True, slots=True)

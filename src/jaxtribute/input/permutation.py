@@ -65,7 +65,7 @@ def _encrypt(positions: Positions, keys: tuple[int, ...], width: int) -> Positio
 
 
 def permute(positions: Positions, length: int, seed: int) -> Positions:
-    """Where each of `positions` goes in the permutation of `range(length)` that `seed` chooses.
+    """Returns the new place of each of `positions` in the permutation of `range(length)` that `seed` chooses.
 
     The same as `grain.experimental.index_shuffle(position, length - 1, seed, rounds=4)` for each, with one
     exception: for a length of 2**16 + 1, 2**18 + 1, ... Grain repeats one position and leaves another out, and
@@ -110,7 +110,7 @@ def _table(length: int, seed: int) -> Positions:
 
 
 def permutes_exactly(length: int) -> bool:
-    """Whether Grain's own function is a permutation for this length; see `permute`."""
+    """True if Grain's own function is a permutation for this length; see `permute`."""
     top = length - 1
     return top < 2**16 or top & (top - 1) != 0 or math.ceil(math.log2(top)) % 2 == 1
 

@@ -1,4 +1,4 @@
-"""Which auto-shard policy holds for a dataset, and what each worker then reads."""
+"""Chooses the auto-shard policy of a dataset, and the share of each worker."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class Prefetcher(Generic[T]):
 
 
 class _Channel:
-    """What the two sides share. It holds no reference to the prefetcher, so that that can be collected."""
+    """State shared by the two sides. It holds no reference to the prefetcher, so that that can be collected."""
 
     def __init__(self, buffer: int) -> None:
         self.elements: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()

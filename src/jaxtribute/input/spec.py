@@ -1,4 +1,4 @@
-"""What a dataset's elements look like, without reading them."""
+"""Shapes and dtypes of a dataset's elements, found without reading them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a batch is cut for the replicas: sizes and bounds, nothing else."""
+"""Cuts a batch for the replicas: sizes and bounds, nothing else."""
 
 from __future__ import annotations
 

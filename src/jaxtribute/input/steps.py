@@ -203,7 +203,7 @@ class LocalSteps:
         self._cut, self._step = self._cut_after(self._used), int(state["step"])
 
     def _cut_after(self, used: int) -> int:
-        """How many slices of a batch make up its first `used` rows, for as many replicas as there are now."""
+        """Number of slices of a batch that make up its first `used` rows, for as many replicas as there are now."""
         cycle = cycle_sizes(self._largest, self._shard)
         for cut in range(0, len(cycle), self._shard.local):
             if sum(cycle[:cut]) == used:

@@ -41,7 +41,7 @@ class TextLineSource(FileRecords):
 
 
 def _lines(path: str) -> tuple[Places, Places]:
-    """Where each line begins, and where the next one does."""
+    """Positions where each line begins, and where the next one does."""
     size, found, offset = Path(path).stat().st_size, [0], 0
     with Path(path).open("rb") as stream:
         while block := stream.read(1 << 20):

@@ -1,4 +1,4 @@
-"""What a program does to a property of its values: analyses that follow them through calls, loops and conditions."""
+"""Analyses that follow a property of a program's values through calls, loops and conditions."""
 
 from __future__ import annotations
 

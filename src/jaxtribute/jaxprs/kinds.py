@@ -1,4 +1,4 @@
-"""What kind of operation a primitive is: a collective, an ordinary function of its operands, or something unknown.
+"""Kinds of operations: a collective, an ordinary function of its operands, or something unknown.
 
 The collectives are told by what they name: whatever names an axis of the mesh, and does not merely ask for the place
 on it, may exchange values over it. So a collective of a later JAX, or of a user's own, is one without being listed.

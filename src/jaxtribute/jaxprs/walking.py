@@ -82,7 +82,7 @@ def variables(atoms: Sequence[Any]) -> list[Any]:
 
 
 def used_by(eqns: Sequence[JaxprEqn], outputs: Sequence[Any] = ()) -> dict[Any, None]:
-    """What operations use and what is put out, in order; some of it they make themselves."""
+    """Values that operations use and that are put out, in order; some of them are made by the operations themselves."""
     return dict.fromkeys(variables([*(atom for eqn in eqns for atom in eqn.invars), *outputs]))
 
 

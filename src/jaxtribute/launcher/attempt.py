@@ -18,16 +18,16 @@ from jaxtribute.launcher.output import RankOutput
 from jaxtribute.launcher.reading import Reader, copy_size
 
 CAUSE_S = 3.0
-"""How long the rank that caused a failure may take to end once another has ended because of it."""
+"""Seconds that the rank that caused a failure may take to end once another has ended because of it."""
 DRAIN_S = 0.5
-"""How long output that a process has left in its pipe is waited for."""
+"""Seconds to wait for output that a process has left in its pipe."""
 
 Signal = signal.Signals
 
 
 @dataclass
 class Program:
-    """What one rank runs, and where its output goes."""
+    """Command of one rank, and the place of its output."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -40,7 +40,7 @@ class _End:
     rank: int
     code: int
     ours: bool
-    """Whether the launcher's own signal ended it."""
+    """True if the launcher's own signal ended it."""
 
 
 class Attempt:

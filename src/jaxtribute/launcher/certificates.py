@@ -31,7 +31,7 @@ _USES = (
 
 
 def secret_of_run(options: Options, run: str, environment: Mapping[str, str] | None = None) -> bytes | None:
-    """What the certificates of a run follow from; None where it has none.
+    """Secret from which the certificates of a run follow; None where it has none.
 
     A machine alone needs no more than the run's number, which it tells nobody; several need the launchers' key. Whoever
     sets JAX's variables has certificates of their own, or wants none where they are empty.

@@ -21,9 +21,9 @@ from jaxtribute.launcher.remote import Meeting, RemoteNode
 SPEAK_EVERY_S = 10.0
 LOOK_EVERY_S = 0.2
 REJOIN_S = 10.0
-"""How long machines that were lost are waited for where the others suffice."""
+"""Seconds to wait for lost machines where the others suffice."""
 ANSWER_S = 10.0
-"""How much longer than its own ranks need a machine may take to say that they have ended."""
+"""Additional seconds, beyond its own ranks' need, for a machine to say that they have ended."""
 
 Node = LocalNode | RemoteNode
 
@@ -169,7 +169,7 @@ class Leader:
             self._running = []
 
     async def _outcomes(self, tasks: dict[asyncio.Task[Outcome], Node]) -> list[Outcome]:
-        """How it ended on each machine, in the order of the ends; the first bad end stops the others."""
+        """Outcomes of the machines, in the order of their ends; the first bad one stops the others."""
         found: list[Outcome] = []
         stop_at = give_up_at = float("inf")
         while tasks:
@@ -194,7 +194,7 @@ class Leader:
         return found
 
     def _patience(self, outcome: Outcome) -> float:
-        """How long the other machines may go on after this end of one."""
+        """Seconds that the other machines may go on after this end of one."""
         if outcome.kind is Kind.PREEMPTED:
             return self._options.save_s
         return CAUSE_S if outcome.code == ELSEWHERE else 0.0

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from jaxtribute.cluster.accelerators import VISIBLE, visible_gpus
 from jaxtribute.cluster.addresses import Address
 from jaxtribute.errors import ArgumentError
+from jaxtribute.folders import Folder
 from jaxtribute.launcher.attempt import Attempt, Program, Signal
 from jaxtribute.launcher.certificates import VARIABLES, secret_of_run, write_certificates
 from jaxtribute.launcher.options import Options
@@ -22,12 +23,12 @@ from jaxtribute.launcher.ports import ReservedPorts
 from jaxtribute.launcher.settings import chief_environment, rank_environment
 
 RESTART = "JAXTRIBUTE_RESTART"
-"""How often the job has been started again, for its processes."""
+"""Number of restarts of the job, for its processes."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a machine needs to know to start its ranks.
+    """Facts that a machine needs to start its ranks.
 
     Attributes:
         addresses: Of all ranks.
@@ -49,7 +50,7 @@ class Start:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """What `as_json` gave."""
+        """Reads the result of `as_json`."""
         return cls(**data)
 
 
@@ -75,10 +76,10 @@ class LocalNode:
 
     async def run(self, start: Start) -> Outcome:
         """Starts the ranks and waits until all have ended."""
-        # Its files are its owner's alone to read.
-        with TemporaryDirectory(prefix="jaxtribute-") as folder:
+        # Its files are its owner's alone to read; what a launcher that is killed leaves, the next one removes.
+        with contextlib.closing(Folder()) as folder:
             secret = secret_of_run(self.options, start.run) if len(start.addresses) > 1 else None
-            certificates = {} if secret is None else write_certificates(secret, Path(folder))
+            certificates = {} if secret is None else write_certificates(secret, Path(folder.path))
             programs = {start.first + i: self._program(start, i, certificates) for i in range(start.count)}
             self._attempt = Attempt(programs, self.options.grace_s, self.options.save_s)
             try:

@@ -1,4 +1,4 @@
-"""What a launch was asked to do."""
+"""Options of a launch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Options:
 
     @property
     def preemptions(self) -> int:
-        """How often the job is started again after a preemption."""
+        """Number of restarts of the job after a preemption."""
         if self.max_preemptions is not None:
             return self.max_preemptions
         return PREEMPTIONS if self.max_restarts else 0

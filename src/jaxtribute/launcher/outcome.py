@@ -1,4 +1,4 @@
-"""How one start of a job ended, on one machine or on all."""
+"""Outcome of one start of a job, on one machine or on all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Self
 
 
 class Kind(StrEnum):
-    """What an attempt came to."""
+    """Result of an attempt."""
 
     DONE = "done"
     FAILED = "failed"
@@ -21,7 +21,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it ended, and by which rank.
+    """Kind of end, and the rank that caused it.
 
     Attributes:
         kind: What it came to.
@@ -45,7 +45,7 @@ class Outcome:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """What `as_json` gave."""
+        """Reads the result of `as_json`."""
         fields: dict[str, Any] = {**data, "kind": Kind(data["kind"])}
         return cls(**fields)
 
@@ -56,7 +56,7 @@ def exit_code(returncode: int) -> int:
 
 
 def in_words(returncode: int) -> str:
-    """How a process ended."""
+    """Describes the end of a process."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     try:

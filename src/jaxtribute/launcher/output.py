@@ -1,4 +1,4 @@
-"""What the ranks print, on its way to the terminal and to a log file each."""
+"""Carries the ranks' output to the terminal and to a log file each."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import IO
 
 KEPT_LINES = 400
-"""How many of a rank's last lines are kept for the summary of a failure."""
+"""Number of a rank's last lines that are kept for the summary of a failure."""
 _TRACEBACK = b"Traceback (most recent call last):"
 _NOISE = re.compile(rb"(?m)^(\[Gloo\] Rank \d+ is connected|W\d+ .*Using experimental recoverable task feature).*\n")
-"""What the collectives and the coordination service of JAX print at every start."""
+"""Lines that the collectives and the coordination service of JAX print at every start."""
 
 
 class RankOutput:

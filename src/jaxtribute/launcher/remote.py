@@ -16,9 +16,9 @@ from jaxtribute.launcher.output import say
 from jaxtribute.launcher.wire import LONGEST, Line, Message
 
 HELLO_S = 10.0
-"""How long a connection may stay silent before it says which machine it is."""
+"""Seconds that a connection may stay silent before it says which machine it is."""
 STRANGERS = 64
-"""How many connections may be at that stage at a time, and how many of them are told of."""
+"""Number of connections that may be at that stage at a time, and of those that are mentioned."""
 RETRY_S = 0.5
 
 
@@ -64,7 +64,7 @@ class RemoteNode:
         self.give_up()
 
     def give_up(self) -> None:
-        """What runs there counts as failed."""
+        """Counts the ranks there as failed."""
         self._settle(Outcome(Kind.FAILED, ELSEWHERE, words=f"machine {self.number} was lost", killed=0))
 
     def _settle(self, outcome: Outcome) -> None:
@@ -73,7 +73,7 @@ class RemoteNode:
 
 
 class Meeting:
-    """Where the launchers of the other machines find machine 0.
+    """Finds the address at which the launchers of the other machines find machine 0.
 
     Args:
         address: Where it listens: the coordinator.

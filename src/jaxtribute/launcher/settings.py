@@ -1,4 +1,4 @@
-"""What tells a process of a job who it is: `TF_CONFIG` and a few variables of the environment."""
+"""Settings that tell a process of a job who it is: `TF_CONFIG` and a few variables of the environment."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rank_environment(
 
 
 def chief_environment(address: str, servers: int, workers: int) -> dict[str, str]:
-    """What tells a process that it is the chief of servers and workers, which it starts on this machine.
+    """Settings that tell a process that it is the chief of servers and workers, which it starts on this machine.
 
     Args:
         address: `host:port` of the process.

@@ -1,4 +1,4 @@
-"""Where a launch takes place: on a machine alone, in a step of Slurm, or in a pod of a Kubernetes Job."""
+"""Surroundings of a launch: a machine alone, a step of Slurm, or a pod of a Kubernetes Job."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def complete(
 
 
 def rank_set_by_slurm(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether Slurm has started several tasks on a machine, so that each of them is a rank already."""
+    """True if Slurm has started several tasks on a machine, so that each of them is a rank already."""
     environment = os.environ if environment is None else environment
     return bool(environment.get(_TASKS)) and max(expand_counts(environment.get(_COUNTS, "1"))) > 1
 

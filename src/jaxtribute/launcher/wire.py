@@ -59,7 +59,7 @@ class Line:
 
     @property
     def heard(self) -> int:
-        """How many messages have come."""
+        """Number of messages that have come."""
         return self._heard
 
     async def greet(self) -> None:

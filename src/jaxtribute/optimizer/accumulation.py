@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """How the sum of a variable's gradients is kept."""
+    """Storage of the sum of a variable's gradients."""
 
     ROWS = "one sum a replica, of its own gradients, reduced when the cycle ends"
     SLICES = "one slice a replica, of reduced gradients, where whole ones would take the memory that slices save"
@@ -55,7 +55,7 @@ class Accumulation:
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """What a checkpoint must keep."""
+        """The state that a checkpoint must keep."""
         return (*self.sums, self.count)
 
     def added(self, grads: Sequence[Any], op: ReduceOp | None, context: Context) -> list[Any]:
@@ -163,7 +163,7 @@ def _dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _given_here(variable: Variable, grad: Any, op: ReduceOp | None, kind: Kind, context: Context) -> Any:
-    """What one replica of a compiled program adds to its part of a sum."""
+    """The share of one replica of a compiled program in its part of a sum."""
     mesh = context.strategy.extended.mesh
     if mesh.size == 1 or kind is Kind.WHOLE:
         return variable.policy.admit(grad)
@@ -194,7 +194,7 @@ def _contribution(grad: Any, op: ReduceOp | None, context: Context) -> tuple[Any
 
 
 def _given_by_all(variable: Variable, grad: Any, op: ReduceOp | None, kind: Kind, context: Context) -> Any:
-    """What all replicas together add to a sum, as the array of its variable."""
+    """The share of all replicas together in a sum, as the array of its variable."""
     mesh = context.strategy.extended.mesh
     if kind is not Kind.ROWS:
         if kind is Kind.WHOLE:

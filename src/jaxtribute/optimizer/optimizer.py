@@ -17,6 +17,7 @@ from jaxtribute import settings
 from jaxtribute.collectives.manual import all_reduce
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, StrategyMixError
 from jaxtribute.execution.losses import sum_with_losses
+from jaxtribute.execution.nests import opened
 from jaxtribute.optimizer.accumulation import Accumulation, Kind, make_accumulation
 from jaxtribute.optimizer.slicing import Slice
 from jaxtribute.optimizer.slots import Slots, make_slots
@@ -46,7 +47,7 @@ class Optimizer:
 
     Args:
       transform: any `optax.GradientTransformation`, such as `optax.adam(1e-3)`.
-      variables: the variables to update, a nest; all of one strategy.
+      variables: the variables to update, a nest; all of one strategy. A `jd.Model` stands for its parameters.
       shard_update: whether each replica updates one slice of the large variables and holds the slots of that
         slice only, so that the slots take `1 / replicas` of the memory on each device. The gradients are
         reduce-scattered and the new values gathered. `"auto"` shards variables of 1 MiB and more over 4 replicas and
@@ -83,7 +84,7 @@ class Optimizer:
     ) -> None:
         self._transform = transform
         self._variables: tuple[Variable, ...] = tuple(
-            cast("list[Variable]", jax.tree.leaves(variables, is_leaf=lambda leaf: isinstance(leaf, Variable)))
+            cast("list[Variable]", jax.tree.leaves(opened(variables), is_leaf=lambda leaf: isinstance(leaf, Variable)))
         )
         _check_transform(transform)
         _check_variables(self._variables)
@@ -94,7 +95,7 @@ class Optimizer:
         self._accumulation: Accumulation | None = None
         cycle = _checked_cycle(accumulate_steps, accumulate_op)
         self.elsewhere = self._strategy.extended.optimizer_elsewhere(transform, self._variables)
-        """What updates variables of other processes; None where this object does."""
+        """The updater of variables of other processes; None where this object updates the variables."""
         if self.elsewhere is not None:
             self._slots, self._sliced = self.elsewhere.slots, frozenset()
             self._state = self._slots.variables
@@ -122,7 +123,7 @@ class Optimizer:
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """What a checkpoint must keep besides the variables themselves: slots, loss scale, accumulated gradients."""
+        """State that a checkpoint keeps besides the variables themselves: slots, loss scale, accumulated gradients."""
         return (*self._state, *(self._accumulation.variables if self._accumulation is not None else ()))
 
     @property
@@ -184,7 +185,7 @@ class Optimizer:
         return context
 
     def _choose(self, shard_update: bool | Literal["auto"]) -> frozenset[int]:
-        """Which variables are updated in slices."""
+        """Finds the variables that are updated in slices."""
         if shard_update not in (True, False, "auto"):
             raise ArgumentError(f"shard_update is {shard_update!r}. HINT: pass True, False or 'auto'.")
         if not shard_update or self._mesh.size == 1:
@@ -301,7 +302,7 @@ class Optimizer:
         frame.set(accumulation.count, jnp.where(last, jnp.zeros_like(calls), calls))
 
     def _in_slices(self, context: contexts.Context) -> bool:
-        """Whether one replica's program updates slices."""
+        """True if one replica's program updates slices."""
         return bool(self._sliced) and context.frame.local
 
     def _held(self, context: contexts.Context) -> list[Any]:

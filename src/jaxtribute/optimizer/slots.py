@@ -127,7 +127,7 @@ def _with_key_data(state: Any) -> Any:
 
 
 def slot_names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:
-    """What Optax calls each slot (`mu`, `trace`, `count`), behind the name of the variable that it belongs to."""
+    """Optax's name of each slot (`mu`, `trace`, `count`), behind the name of the variable that the slot belongs to."""
     seen: dict[str, int] = {}
     names: list[str] = []
     for path, owner in zip(paths, owners, strict=True):

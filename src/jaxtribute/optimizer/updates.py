@@ -56,7 +56,7 @@ def guarded_update(update: Update, scale: LossScale) -> Update:
 
 
 def all_finite(nest: Any) -> jax.Array:
-    """Whether no element of a nest of arrays is infinite or NaN: a boolean scalar."""
+    """True if no element of a nest of arrays is infinite or NaN: a boolean scalar."""
     bad = jnp.zeros((), jnp.int32)
     for array in jax.tree.leaves(nest):
         if jnp.issubdtype(array.dtype, jnp.inexact):

@@ -1,4 +1,4 @@
-"""How long a step takes, and whether it fits, on devices that are not there; `jaxtribute plan` is its command line."""
+"""Predicts the time and the memory of a step on devices that are not there; `jaxtribute plan` is its command line."""
 
 from jaxtribute.planning.cost import StepCost as StepCost
 from jaxtribute.planning.inspection import cost_of as cost_of

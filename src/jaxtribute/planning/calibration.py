@@ -48,7 +48,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """How far the prediction is off, relative to what was measured; above 0 where it is too high."""
+        """Relative error of the prediction against the measurement; above 0 where the prediction is too high."""
         return self.predicted / self.measured - 1
 
     def as_dict(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def with_devices(arguments: Sequence[str], devices: int) -> list[str]:
 
 
 def script_cost(script: Path, arguments: Sequence[str], devices: int = 2) -> StepCost:
-    """What a script's step costs, found out in a process of its own with so many devices.
+    """Measures a script's step in a process of its own with so many devices.
 
     Raises:
       ArgumentError: there is no such script.
@@ -126,7 +126,7 @@ def _compare(script: Path, arguments: Sequence[str], each: int, workers: int, co
 
 
 def interpolated(comparisons: Sequence[Comparison]) -> Measured:
-    """What computing takes on one device for any number of examples, from the measurements that were made alone.
+    """Computing time on one device for any number of examples, from the measurements that were made alone.
 
     Only those of devices that share nothing are to be used: accelerators, not logical CPU devices.
     """
@@ -142,7 +142,7 @@ def interpolated(comparisons: Sequence[Comparison]) -> Measured:
 
 
 def is_here(device: Device) -> bool:
-    """Whether this machine's devices are of that kind, so that what was measured on them holds for it."""
+    """True if this machine's devices are of that kind, so that what was measured on them holds for it."""
     found = jax.devices()[0].device_kind.lower().replace(" ", "-")
     return device.name in found
 

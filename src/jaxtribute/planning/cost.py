@@ -1,4 +1,4 @@
-"""What a step costs, apart from any machine: what is fixed, and what each example adds."""
+"""Cost of a step, apart from any machine: a fixed part, and a part per example."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a training step costs on each device that takes part.
+    """Cost of a training step on each device that takes part.
 
     Attributes:
       name: where it was found.

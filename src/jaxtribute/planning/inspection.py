@@ -70,7 +70,7 @@ class Step:
         return self.program.lower(self.resized(rows))
 
     def cost(self, name: str) -> StepCost:
-        """What the step costs, seen at two sizes of the batch to tell what is fixed."""
+        """Cost of the step, seen at two sizes of the batch to tell what is fixed."""
         rows = max(self.batch // self.replicas, 1)
         fewer = max(rows // 2, 1)
         lowered = self.lower(rows)
@@ -101,7 +101,7 @@ class Step:
         )
 
     def wanted(self) -> Wanted:
-        """What each device does in the step, part by part."""
+        """Parts of the step on each device."""
         program = self.program
         compiled = self.lower(max(self.batch // self.replicas, 1)).compile().as_text()
         donated, kept = [v.peek() for v in program.donated], [v.peek() for v in program.kept]
@@ -189,7 +189,7 @@ def look_at_script(script: Path, arguments: Sequence[str], look: Callable[[Step]
 
 
 def cost_of(step: Callable[..., Any], *args: Any, **kwargs: Any) -> StepCost:
-    """What a step costs on each device; it is called once, and what it does to variables is done.
+    """Cost of a step on each device; the step is called once, and its changes of variables are kept.
 
     Args:
       step: a `jd.function` that changes variables.

@@ -17,7 +17,7 @@ _LINK = re.compile(r"(?P<rate>[\d.]+)\s*GB/s(?:,\s*(?P<latency>[\d.]+)\s*us)?(?P
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What devices exchange data over.
+    """Medium over which devices exchange data.
 
     Attributes:
       name: what it is called.

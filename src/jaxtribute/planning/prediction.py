@@ -13,7 +13,7 @@ from jaxtribute.planning.hlo import Collective
 from jaxtribute.planning.kinds import Device, Link
 
 COMPUTE, MEMORY = 0.5, 0.7
-"""What is reached of the rates that makers state, where nothing was measured."""
+"""Share that is reached of the rates that makers state, where nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Cluster:
         return self.hosts * self.devices
 
     def with_size(self, size: int) -> Cluster:
-        """As many of these hosts as `size` devices need: part of one, or several whole ones."""
+        """Makes up `size` devices from these hosts: part of one, or several whole ones."""
         devices = min(size, self.devices)
         return Cluster(self.device, -(-size // devices), devices, self.link)
 

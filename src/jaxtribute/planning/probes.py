@@ -27,7 +27,7 @@ from jaxtribute.planning.products import Product, all_made
 _SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 25)
 """Bytes of the passes that are measured."""
 _TIMES = (16, 16, 4, 1, 1)
-"""How often a probe makes each of them."""
+"""Number of times that a probe makes each step."""
 _SMALL = 4
 _TURN_S, _AT_MOST, _TOGETHER = 0.01, 100, 4
 """A turn is so short that some of many are not disturbed; how many calls it has at most, and in several processes."""
@@ -59,7 +59,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a step is made of, on each device.
+    """Parts of a step on each device.
 
     Attributes:
       arrays: how many arrays it takes.

@@ -23,7 +23,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def cost_text(cost: StepCost) -> str:
-    """What the step costs, in a line or two."""
+    """Cost of the step, in a line or two."""
     rows, exchanged = -(-cost.batch // cost.replicas), cost.exchanged()
     computed = f"{cost.flops.at(rows) / 1e9:,.3g} GFLOP"
     touched, held = bytes_text(cost.traffic.at(rows)), bytes_text(cost.memory.at(rows))
@@ -71,7 +71,7 @@ def table(cluster: Cluster, curve: Sequence[Prediction]) -> Table:
 
 
 def epoch_text(whole: Epoch, examples: int) -> str:
-    """How long a pass takes, and what its last step is like."""
+    """Time of a pass, and the form of its last step."""
     text = f"An epoch of {examples:,} examples: {whole.steps:,} steps, {seconds_text(whole.seconds)}"
     if whole.last is not None:
         last = whole.last

@@ -1,4 +1,4 @@
-"""What is done with a script in a process of its own: `python -m jaxtribute.planning.script WHAT FILE SCRIPT ...`.
+"""Runs a script in a process of its own: `python -m jaxtribute.planning.script WHAT FILE SCRIPT ...`.
 
 JAX fixes the number of devices when it starts, so that each number needs a process.
 

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes; `jaxtribute trace` is its command line."""
+"""Shows the parts of a training step's time; `jaxtribute trace` is its command line."""
 
 from jaxtribute.profiling.breakdown import Breakdown as Breakdown
 from jaxtribute.profiling.breakdown import Shares as Shares

@@ -41,7 +41,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Where the time of a step goes.
+    """The parts of a step's time.
 
     Attributes:
       steps: how many were measured.

@@ -46,5 +46,5 @@ def clip(spans: Iterable[Span], window: Span) -> list[Span]:
 
 
 def total(spans: Iterable[Span]) -> float:
-    """How long `spans` are together, each moment counted once."""
+    """Length of `spans` together, each moment counted once."""
     return sum(stop - start for start, stop in union(spans))

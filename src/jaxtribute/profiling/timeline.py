@@ -1,4 +1,4 @@
-"""What a profile says: which operation ran when on which device, and what the program's own thread did."""
+"""Reads a profile: the operations on each device, and the activities of the program's own thread."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Operation:
 
     @property
     def collective(self) -> bool:
-        """Whether it meets other devices."""
+        """True if it meets other devices."""
         return COLLECTIVE.search(self.name) is not None
 
 
@@ -91,7 +91,7 @@ def timeline(planes: Iterable[Any]) -> Timeline:
 
 
 def _runs_operations(line: str) -> bool:
-    """Whether a line of a device's plane shows operations: a stream of a GPU, or a TPU's line of that name."""
+    """True if a line of a device's plane shows operations: a stream of a GPU, or a TPU's line of that name."""
     return line.startswith("Stream") or line in ("XLA Ops", "Async XLA Ops")
 
 

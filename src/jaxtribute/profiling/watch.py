@@ -18,7 +18,7 @@ class Finished(BaseException):
 
 
 class Watcher(Protocol):
-    """Who looks on."""
+    """Functions that look on."""
 
     def step(self, program: Program, leaves: Sequence[Any], call: Callable[[], Any]) -> Any:
         """Is asked to run a compiled step, by `call`, and returns its result."""

@@ -61,7 +61,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Where it listens, or will."""
+        """Address at which the server listens, or will."""
         return str(self._address)
 
     def register(self, method_name: str, func: Callable[..., Any]) -> None:

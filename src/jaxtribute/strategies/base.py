@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class ValueContext:
-    """What `experimental_distribute_values_from_function` tells its function about a replica.
+    """Facts about a replica, for the function of `experimental_distribute_values_from_function`.
 
     Args:
       replica_id_in_sync_group: the replica's number, from 0.
@@ -53,7 +53,7 @@ class ValueContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are, over all workers."""
+        """Number of replicas, over all workers."""
         return self._replicas
 
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ class Strategy(LegacyMethods):
     """
 
     is_default = False
-    """Whether this is the strategy that holds outside every scope."""
+    """True if this is the strategy that holds outside every scope."""
 
     def __init__(self, extended: StrategyExtended) -> None:
         self._extended = extended
@@ -96,12 +96,12 @@ class Strategy(LegacyMethods):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas take part in a step and in every reduction, over all workers."""
+        """Number of replicas that take part in a step and in every reduction, over all workers."""
         return self._extended.mesh.size
 
     @property
     def cluster_resolver(self) -> Any:
-        """What describes the cluster; None for strategies of one machine."""
+        """Resolver that describes the cluster; None for strategies of one machine."""
         return None
 
     def scope(self) -> Scope:

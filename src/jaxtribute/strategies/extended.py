@@ -45,7 +45,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
     """
 
     variable_kind: type[Variable] = Variable
-    """What `jd.Variable(...)` makes in the strategy's scope."""
+    """Class that `jd.Variable(...)` makes in the strategy's scope."""
 
     def __init__(self, mesh: ReplicaMesh, cross_device_ops: CrossDeviceOps | None = None) -> None:
         self._mesh = mesh
@@ -91,7 +91,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         return self.worker_devices
 
     def variable_policy(self, synchronization: VariableSynchronization) -> tuple[Policy, VariableSynchronization]:
-        """How a new variable is stored, and the synchronization that AUTO stands for.
+        """Storage of a new variable, and the synchronization that AUTO stands for.
 
         Raises:
           ArgumentError: a synchronization that this strategy cannot give.
@@ -108,7 +108,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         return MirroredPolicy(self.mesh), VariableSynchronization.ON_WRITE
 
     def optimizer_elsewhere(self, transform: Any, variables: Sequence[Variable]) -> Any:
-        """What updates variables that other processes hold, with its slots; None where `Optimizer` does it itself."""
+        """Updater of variables that other processes hold, with its slots; None where `Optimizer` updates them."""
         del transform, variables
 
     def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -118,6 +118,8 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         """
         kwargs = dict(kwargs or {})
         frame = contexts.current().frame
+        if isinstance(frame, EagerFrame) and frame.compiles is not None:
+            fn = frame.compiles(fn)
         if isinstance(frame, OuterFrame) and self.home is not None:
             frame.enter(self.home)
         if self.mesh.size == 1:
@@ -166,13 +168,13 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         return lockstep.regroup(results, self.mesh, always=always)
 
     def input_context(self) -> InputContext:
-        """What the input pipeline of this worker is told."""
+        """The context that this worker's input pipeline is given."""
         from jaxtribute.input import InputContext
 
         return InputContext(num_replicas_in_sync=self.mesh.size)
 
     def input_agreements(self) -> Agreements | None:
-        """How the workers tell each other, for one dataset, who has data left; None for a single worker."""
+        """Agreement of the workers, for one dataset, on who has data left; None for a single worker."""
         return None
 
     def _call_alone(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

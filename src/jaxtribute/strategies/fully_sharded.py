@@ -97,5 +97,5 @@ class FullyShardedStrategy(Strategy):
 
     @property
     def cluster_resolver(self) -> Any:
-        """What describes the cluster; None where there is none."""
+        """Resolver that describes the cluster; None where there is none."""
         return self._resolver

@@ -33,11 +33,11 @@ class LegacyMethods:
     _extended: StrategyExtended
 
     def colocate_vars_with(self, colocate_with_variable: Variable) -> AbstractContextManager[None]:
-        """As `StrategyExtended.colocate_vars_with`. Source: `tf.distribute.Strategy.colocate_vars_with`."""
+        """Older name of `extended.colocate_vars_with`. Source: `tf.distribute.Strategy.colocate_vars_with`."""
         return self._extended.colocate_vars_with(colocate_with_variable)
 
     def unwrap(self, value: Any) -> tuple[Any, ...]:
-        """As `experimental_local_results`, its newer name. Source: `tf.distribute.Strategy.unwrap`."""
+        """Older name of `experimental_local_results`. Source: `tf.distribute.Strategy.unwrap`."""
         return self._extended.strategy.experimental_local_results(value)
 
     def group(self, value: Any, name: str | None = None) -> None:

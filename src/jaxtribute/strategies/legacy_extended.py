@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class StepContext:
-    """What `experimental_run_steps_on_iterator` passes to its function, and returns.
+    """Context that `experimental_run_steps_on_iterator` passes to its function, and returns.
 
     Source: `MultiStepContext` of TensorFlow 1.
     """
@@ -60,16 +60,16 @@ class LegacyExtended:
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this worker takes part in saving checkpoints: all do."""
+        """True if this worker takes part in saving checkpoints: all do."""
         return True
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this worker should write summaries: the first one."""
+        """True if this worker should write summaries: the first one."""
         return self.strategy.extended.input_context().input_pipeline_id == 0
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Any:
-        """As `Strategy.experimental_make_numpy_dataset`.
+        """Makes a dataset like `Strategy.experimental_make_numpy_dataset`.
 
         Source: `tf.compat.v1.distribute.StrategyExtended.experimental_make_numpy_dataset`.
         """

@@ -32,7 +32,7 @@ PACKED_BYTES = 1 << 20
 
 
 class MultiWorkerOps(CrossDeviceOps):
-    """What is fastest between processes: few collectives, of arrays packed up to a megabyte.
+    """The fastest reduction between processes: few collectives, of arrays packed up to a megabyte.
 
     On CPU the replicas of several workers exchange arrays in pairs, unless the hints ask for a ring.
 
@@ -122,7 +122,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     @property
     def cluster_resolver(self) -> Any:
-        """What describes the cluster. Source: `tf.distribute.Strategy.cluster_resolver`."""
+        """Resolver that describes the cluster. Source: `tf.distribute.Strategy.cluster_resolver`."""
         return self._resolver
 
 

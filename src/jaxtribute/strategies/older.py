@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MultiWorkerMirroredStrategy(multi_worker.MultiWorkerMirroredStrategy):
-    """As `jd.MultiWorkerMirroredStrategy`, with its older arguments.
+    """`jd.MultiWorkerMirroredStrategy` with its older arguments.
 
     Args:
       communication: which library carries collectives; accepted for compatibility.
@@ -33,7 +33,7 @@ class MultiWorkerMirroredStrategy(multi_worker.MultiWorkerMirroredStrategy):
 
 
 class TPUStrategy(tpu.TPUStrategy):
-    """As `jd.TPUStrategy`, with its older arguments.
+    """`jd.TPUStrategy` with its older arguments.
 
     Args:
       tpu_cluster_resolver: as there.

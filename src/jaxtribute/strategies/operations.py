@@ -1,4 +1,4 @@
-"""What `strategy.extended` can do with values and variables, whichever the strategy."""
+"""Operations of `strategy.extended` on values and variables, for all strategies."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class ExtendedOperations(ABC):
         """TensorFlow's names of the devices that hold variables."""
 
     def summation(self, options: CommunicationOptions | None) -> Summation:
-        """How `ReplicaContext.all_reduce` adds up; the cross-device operations decide."""
+        """Way in which `ReplicaContext.all_reduce` adds up; the cross-device operations decide."""
         return self._cross_device_ops.summation(self.mesh, options)
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """Whether replicas need arrays of fixed shapes: False, as a new shape is compiled for when it comes.
+        """True if replicas need arrays of fixed shapes: False, as a new shape is compiled for when it comes.
 
         Source: `tf.distribute.StrategyExtended.experimental_require_static_shapes`.
         """

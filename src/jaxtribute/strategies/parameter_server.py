@@ -146,12 +146,12 @@ class ParameterServerStrategy(Strategy):
 
     @property
     def cluster_resolver(self) -> Any:
-        """What describes the cluster."""
+        """Resolver that describes the cluster."""
         return self._resolver
 
     @property
     def parameter_servers(self) -> ParameterServerExtended:
-        """What the strategy places where."""
+        """The placement of the strategy's variables."""
         extended = self.extended
         assert isinstance(extended, ParameterServerExtended)
         return extended

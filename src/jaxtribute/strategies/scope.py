@@ -45,7 +45,7 @@ def check_enterable(strategy: Strategy, what: str) -> None:
 
 
 class Scope:
-    """What `Strategy.scope` returns: makes the strategy current inside one `with` block."""
+    """Context manager of `Strategy.scope`: makes the strategy current inside one `with` block."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy

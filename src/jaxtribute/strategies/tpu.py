@@ -62,7 +62,7 @@ class TPUStrategy(Strategy):
 
     @property
     def cluster_resolver(self) -> Any:
-        """What describes the hosts. Source: `tf.distribute.Strategy.cluster_resolver`."""
+        """Resolver that describes the hosts. Source: `tf.distribute.Strategy.cluster_resolver`."""
         return self._resolver
 
     def experimental_assign_to_logical_device(self, tensor: T, logical_device_id: int) -> T:

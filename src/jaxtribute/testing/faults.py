@@ -35,7 +35,7 @@ FOR_EVER_S = 3600.0
 
 
 class InjectedError(RuntimeError):
-    """What `raise_at` raises unless it is given something else."""
+    """Error that `raise_at` raises unless it is given another."""
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ def _compare(right: _Run, other: _Run, rtol: float, atol: float) -> None:
 
 
 def _difference(expected: np.ndarray, found: np.ndarray, rtol: float, atol: float) -> tuple[Any, Any, str] | None:
-    """What the first value that differs should be and is, and where it is."""
+    """Describes the first value that differs: its place, expected and found."""
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return f"{expected.dtype}{list(expected.shape)}", f"{found.dtype}{list(found.shape)}", ""
     same = np.isclose(_plain(found), _plain(expected), rtol=rtol, atol=atol, equal_nan=True)
@@ -164,5 +164,5 @@ def _difference(expected: np.ndarray, found: np.ndarray, rtol: float, atol: floa
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """As numbers that NumPy can compare; it has none for the small floating-point types."""
+    """Converts to numbers that NumPy can compare; NumPy has none for the small floating-point types."""
     return array if array.dtype.kind in "biufc" else array.astype(np.float64)

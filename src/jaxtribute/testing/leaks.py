@@ -1,4 +1,4 @@
-"""What a piece of code leaves behind: threads, processes, listening ports, environment variables."""
+"""Finds leftovers of a piece of code: threads, processes, listening ports, environment variables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 import psutil
 
 DEADLINE_S = 5.0
-"""How long what has been closed may take to end."""
+"""Seconds that something closed may take to end."""
 PATIENCE_S = 0.1
 
 # pytest sets it around each phase of a test.
@@ -20,7 +20,7 @@ _ENVIRONMENT_OF_PYTEST = {"PYTEST_CURRENT_TEST"}
 
 
 def left_behind(listing: Callable[[], Collection[str]], before: Collection[str]) -> list[str]:
-    """What a listing shows beyond what it showed before, once garbage is collected and 5 seconds have passed.
+    """New entries of a listing, once garbage is collected and 5 seconds have passed.
 
     Args:
         listing: Names what there is now, such as `list_threads`.
@@ -82,7 +82,7 @@ def _read(path: str) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs: it exists, and is not merely waiting to be reaped.
+    """True if a process runs: it exists, and is not merely waiting to be reaped.
 
     Args:
         pid: Its id.

@@ -1,4 +1,4 @@
-"""What the runner and its processes say to each other, over a pair of sockets that the process inherits.
+"""Messages between the runner and its processes, over a pair of sockets that the process inherits.
 
 Functions go by module and name. One that has no such name (a lambda, a function inside another, one of a notebook)
 goes by value, which takes cloudpickle. Nothing that came over a network is ever read here.
@@ -23,7 +23,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Call:
-    """What a process is asked to do.
+    """Request to a process.
 
     Attributes:
         path: `sys.path` of the caller.
@@ -38,7 +38,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of it: a pickled value, or an error with its traceback as text."""
+    """Answer of a process: a pickled value, or an error with its traceback as text."""
 
     value: bytes = b""
     error: str = ""

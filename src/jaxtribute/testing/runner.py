@@ -23,9 +23,9 @@ from jaxtribute.launcher.settings import rank_environment
 from jaxtribute.testing.messages import Answer, encode_call
 
 STACKS_S = 2.0
-"""How long a process that is past its deadline may take to print the stacks of its threads."""
+"""Seconds that a process past its deadline may take to print the stacks of its threads."""
 SHUTDOWN_S = 10.0
-"""How long processes may take to end once nobody needs them."""
+"""Seconds that processes may take to end once nobody needs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class _Rank:
     connection: Connection
     output: IO[bytes]
     start: int = 0
-    """Where in the output the present call begins."""
+    """Position in the output at which the present call begins."""
 
 
 def run_multi_process(
@@ -209,7 +209,7 @@ class MultiProcessRunner:
         return [_value(answers[rank]) for rank in range(self.workers)]
 
     def output(self, rank: int) -> str:
-        """What that rank printed during the last call, standard output and error together.
+        """Output of that rank during the last call, standard output and error together.
 
         Args:
             rank: From 0 up.

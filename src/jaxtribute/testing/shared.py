@@ -8,7 +8,7 @@ from typing import Self
 from jaxtribute.testing.runner import MultiProcessRunner
 
 KEPT = 2
-"""How many clusters stay at a time: each process of one holds some 300 MB."""
+"""Number of clusters that stay at a time: each process of one holds some 300 MB."""
 
 
 class SharedRunners:

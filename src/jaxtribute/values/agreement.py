@@ -1,4 +1,4 @@
-"""What the workers of a mesh must agree on: the first value of a variable, the shapes of a ragged value."""
+"""Agreement of a mesh's workers: on the first value of a variable, and on the shapes of a ragged value."""
 
 from __future__ import annotations
 

@@ -48,11 +48,11 @@ class AssignMethods:
         return self._update(value, Update.SUB)
 
     def value(self) -> Any:
-        """As `Variable.read_value`. Source: `tf.Variable.value`."""
+        """Reads like `Variable.read_value`. Source: `tf.Variable.value`."""
         return cast("Variable", self).read_value()
 
     def initialized_value(self) -> Any:
-        """As `Variable.read_value`: a variable is initialised when it is made. Source: `tf.Variable`."""
+        """Reads like `Variable.read_value`: a variable is initialised when it is made. Source: `tf.Variable`."""
         return cast("Variable", self).read_value()
 
     @property

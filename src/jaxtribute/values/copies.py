@@ -18,7 +18,7 @@ from jax.sharding import Sharding
 Host = np.ndarray[Any, Any]
 
 _PIECE_BYTES = 4 << 20
-"""What a thread copies at a time."""
+"""Bytes that a thread copies at a time."""
 _MAPPED_BYTES = 1 << 16
 """Smaller parts come from the heap, which keeps their memory."""
 _PRIVATE: dict[str, Any] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}

@@ -128,12 +128,12 @@ class PerReplica(ReplicaValues):
 
     @property
     def is_ragged(self) -> bool:
-        """Whether the components differ in shape or dtype, or are Python values."""
+        """True if the components differ in shape or dtype, or are Python values."""
         return self.shapes is not None or isinstance(self.data, tuple)
 
     @property
     def is_tuple(self) -> bool:
-        """Whether the components are kept in a tuple: Python values, or arrays that fit into no one array."""
+        """True if the components are kept in a tuple: Python values, or arrays that fit into no one array."""
         return isinstance(self.data, tuple)
 
     @property

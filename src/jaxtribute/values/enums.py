@@ -8,7 +8,7 @@ from jaxtribute.errors import ArgumentError
 
 
 class VariableSynchronization(Enum):
-    """When the copies of a variable are brought together.
+    """Time at which the copies of a variable are brought together.
 
     `AUTO` lets the strategy choose (ON_WRITE under strategies that mirror). `ON_WRITE` keeps the copies equal
     by aggregating each write. `ON_READ` keeps one local value a replica and aggregates when it is read in
@@ -24,7 +24,7 @@ class VariableSynchronization(Enum):
 
 
 class VariableAggregation(Enum):
-    """How the replicas' values are combined when a variable is written or read across replicas.
+    """Combination of the replicas' values when a variable is written or read across replicas.
 
     Source: `tf.VariableAggregation`.
     """
@@ -36,7 +36,7 @@ class VariableAggregation(Enum):
 
 
 class ReduceOp(Enum):
-    """How values are combined over replicas: `SUM` or `MEAN`.
+    """Combination of values over replicas: `SUM` or `MEAN`.
 
     Source: `tf.distribute.ReduceOp`.
     """

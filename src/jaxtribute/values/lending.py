@@ -23,7 +23,7 @@ _lending = threading.RLock()
 A variable that is deleted in the midst of it, in the same thread, takes it once more."""
 
 _PATIENCE_S = 1.0
-"""How long a step waits for arrays that are being written, a small part of all, before it copies them itself."""
+"""Seconds that a step waits for arrays that are being written, a small part of all, before it copies them itself."""
 
 
 class Lease:
@@ -80,19 +80,29 @@ class Lease:
         free: dict[Lease, jax.Array] = {}
         read: list[Lease] = []
         with ExitStack() as held:
-            for lease in leases:
-                held.enter_context(lease._lock)
-                if lease._array is not None and all(device.platform == "cpu" for device in lease._array.devices()):
-                    if lease._taken:
-                        read.append(lease)
-                    else:
-                        free[lease] = lease._array
-            for (lease, _), copy in zip(free.items(), copied(list(free.values())), strict=True):
-                lease._array, lease._copy = None, copy
+            # No loop here: what a signal raises where one goes back would leave the locks held.
+            Lease._hold(leases, held, free, read)
+            Lease._copy_all(free)
         deadline = time.monotonic() + _PATIENCE_S
         for lease in read:
             lease._returned.wait(max(0.0, deadline - time.monotonic()))
         return [lease in free or lease._returned.is_set() for lease in leases]
+
+    @staticmethod
+    def _hold(leases: Sequence[Lease], held: ExitStack, free: dict[Lease, jax.Array], read: list[Lease]) -> None:
+        """Locks all, and sorts those in the host's memory into what nobody reads and what a save does."""
+        for lease in leases:
+            held.enter_context(lease._lock)
+            if lease._array is not None and all(device.platform == "cpu" for device in lease._array.devices()):
+                if lease._taken:
+                    read.append(lease)
+                else:
+                    free[lease] = lease._array
+
+    @staticmethod
+    def _copy_all(free: dict[Lease, jax.Array]) -> None:
+        for lease, copy in zip(free, copied(list(free.values())), strict=True):
+            lease._array, lease._copy = None, copy
 
 
 def lend(key: int) -> None:

@@ -289,12 +289,17 @@ class ReplicaMesh:
         if self.peers is not None:
             self.peers.entering(name, collectives)
 
-    def throttle(self, result: Any) -> None:
-        """Waits for `result` at every 16th call, where unbounded dispatch could starve the device's threads."""
+    @property
+    def throttles(self) -> bool:
+        """True if `throttle` does anything."""
+        return self._bounded or self.peers is not None
+
+    def throttle(self, computed: Callable[[], Any]) -> None:
+        """Waits for `computed()` at every 16th call, where unbounded dispatch could starve the device's threads."""
         if self.peers is not None:
-            self.peers.dispatched(result)
+            self.peers.dispatched(computed())
         if self._bounded and not next(self._calls) % _STEPS_IN_FLIGHT:
-            start = time.monotonic()
+            start, result = time.monotonic(), computed()
             try:
                 jax.block_until_ready(result)
             except RuntimeError:

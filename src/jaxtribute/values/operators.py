@@ -17,7 +17,7 @@ import numpy as np
 from jaxtribute.values.comparing import Asking
 
 COMPARABLE = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, list, tuple)
-"""What `==` compares by value; JAX refuses lists and tuples with a sentence. Anything else is not equal."""
+"""Types that `==` compares by value; JAX refuses lists and tuples with a sentence. Anything else is not equal."""
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -75,7 +75,7 @@ class ArrayOperators:
     __slots__ = ()
 
     __array_priority__ = 100
-    """As that of `jax.Array`: NumPy's arrays and numbers on the left of an operator leave it to the value."""
+    """The priority of `jax.Array`: NumPy's arrays and numbers on the left of an operator leave it to the value."""
 
     def _operand(self) -> Any:
         raise NotImplementedError

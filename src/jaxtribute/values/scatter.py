@@ -38,7 +38,7 @@ class IndexedSlices:
 
 
 class Scatter(Enum):
-    """What a scattered write does with the old rows."""
+    """Treatment of the old rows in a scattered write."""
 
     ADD = "scatter_add"
     SUB = "scatter_sub"
@@ -162,7 +162,7 @@ def _scatter_own(variable: Variable, indices: Any, values: Any, how: Scatter, co
 
 
 def _joined(variable: Variable, indices: Any, values: Any, how: Scatter, replica: ReplicaContext) -> tuple[Any, Any]:
-    """What the replicas' rows come to, on every replica."""
+    """Combines the replicas' rows, on every replica."""
     aggregation = variable.aggregation
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         return replica.first(indices), replica.first(values)

@@ -43,7 +43,7 @@ _content = attrgetter("_data")
 
 
 def replace_many(slots: Sequence[Slot], calls: Iterator[Sequence[jax.Array]]) -> None:
-    """As `replace`, for many slots: in a loop of Python, which is faster; one call of C ends it if it is cut short.
+    """Puts arrays into many slots in a loop of Python, which is faster; one call of C ends it if it is cut short.
 
     Args:
       slots: where the arrays go.

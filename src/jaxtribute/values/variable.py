@@ -158,17 +158,17 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
 
     @property
     def trainable(self) -> bool:
-        """Whether optimizers should update it."""
+        """True if optimizers should update it."""
         return self._trainable
 
     @property
     def synchronization(self) -> VariableSynchronization:
-        """When the copies are brought together."""
+        """Time at which the copies are brought together."""
         return self._synchronization
 
     @property
     def aggregation(self) -> VariableAggregation:
-        """How values from several replicas are combined."""
+        """Combination of values from several replicas."""
         return self._aggregation
 
     @property
@@ -178,7 +178,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
 
     @property
     def policy(self) -> Policy:
-        """How the value is stored; for strategies and optimizers."""
+        """Storage of the value; for strategies and optimizers."""
         return self._policy
 
     # Reading.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Picture:
-    """What `strategy.visualize` returns: text where it is printed, a drawing in a notebook, a file where it is saved.
+    """The result of `strategy.visualize`: text where it is printed, a drawing in a notebook, a file where it is saved.
 
     `str(picture)` is plain text, `rich.print(picture)` has colours, and a notebook shows the SVG.
 
@@ -97,7 +97,7 @@ def visualize(strategy: Strategy, what: Any, limit: int = 40) -> Picture:
 
 
 def _is_dataset(what: Any) -> bool:
-    """Whether this is one opaque thing that can be iterated over, as datasets and loaders are."""
+    """True if this is one opaque thing that can be iterated over, as datasets and loaders are."""
     if is_whole(what) or isinstance(what, (jax.Array, np.ndarray, str)) or hasattr(what, "variables"):
         return False
     whole = jax.tree_util.all_leaves([what])

@@ -1,4 +1,4 @@
-"""Which device holds which part of which array: found out here, drawn elsewhere."""
+"""Finds the part of each array that each device holds; drawn elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Bounds = tuple[tuple[int, int], ...]
 
 
 class How(Enum):
-    """How an array lies on the devices; the value is what a picture says of it."""
+    """Layout of an array on the devices; the value is its name in a picture."""
 
     COPY = "a copy on each"
     SPLIT = "a part on each"
@@ -34,7 +34,7 @@ class How(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one device holds of one array.
+    """One device's part of one array.
 
     Attributes:
       bounds: its elements among those of the whole.
@@ -72,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where everything in a nest lies.
+    """Finds the places of everything in a nest.
 
     Attributes:
       title: the strategy.
@@ -85,7 +85,7 @@ class Placement:
     rows: tuple[Row, ...]
 
     def bytes_per_column(self) -> tuple[int, ...]:
-        """What each device holds of all rows, in bytes."""
+        """Bytes of all rows on each device."""
         columns = (
             [cell for row in self.rows if (cell := row.cells[place]) is not None] for place in range(len(self.columns))
         )

@@ -1,4 +1,4 @@
-"""Which replica and which worker read which examples of a dataset: found out here, drawn elsewhere."""
+"""Finds the examples of a dataset that each replica and each worker read; drawn elsewhere."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Bar:
     parts: tuple[Part, ...]
 
     def caption(self) -> str:
-        """Which batches, and how large."""
+        """Numbers of the batches, and their sizes."""
         return f"{self.label}: {self.rows:,} examples" + (" each" if self.label.startswith("batches") else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a dataset is read.
+    """Shares of a dataset.
 
     Attributes:
       title: the dataset and its sharding.

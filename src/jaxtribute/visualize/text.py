@@ -41,14 +41,14 @@ def placement_text(placement: Placement, limit: int) -> RenderableType:
 
 
 def shown(count: int, most: int) -> list[int | None]:
-    """Which of `count` columns are drawn, at most `most` and a gap; None stands for the gap."""
+    """Indices of the columns that are drawn, of `count`: at most `most` and a gap; None stands for the gap."""
     if count <= most:
         return list(range(count))
     return [*range(most - 2), None, count - 1]
 
 
 def part_text(row: Row, cell: Cell) -> str:
-    """What is written on a cell: the elements of the axes that are split."""
+    """Text on a cell: the elements of the axes that are split."""
     if row.how is How.OWN:
         return "own"
     if not cell.nbytes and any(row.shape):
@@ -77,7 +77,7 @@ def _cell(row: Row, cell: Cell | None) -> Text:
 
 
 def extent(row: Row, cell: Cell) -> tuple[float, float]:
-    """Where the cell lies within the whole along the axis that is split, from 0 to 1."""
+    """Position of the cell within the whole along the axis that is split, from 0 to 1."""
     for (start, stop), size in zip(cell.bounds, row.shape, strict=False):
         if (start, stop) != (0, size) and size:
             return start / size, stop / size
@@ -107,7 +107,7 @@ def _bar(bar: Bar, longest: int) -> Text:
 
 
 def sizes_text(sizes: Sequence[int]) -> str:
-    """How many examples each replica gets: `replicas 0-2: 8, replica 3: 5`."""
+    """Number of examples per replica: `replicas 0-2: 8, replica 3: 5`."""
     groups: list[str] = []
     start = 0
     for size, same in groupby(sizes):

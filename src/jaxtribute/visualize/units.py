@@ -1,4 +1,4 @@
-"""How sizes are written."""
+"""Sizes in words."""
 
 from __future__ import annotations
 

@@ -207,3 +207,34 @@ def test_a_notebook_that_nothing_changes_is_the_same_to_the_byte(
     for line in hidden:
         original = line.partition(HIDDEN)[2]
         assert any(original in cell for cell in cells)
+
+
+class TestWrittenFiles:
+    CELL = "%%writefile main.py\n\nimport tensorflow as tf\n\n%matplotlib inline\nx.reset_states()\nprint(x.numpy())\n"
+
+    def test_are_programs_of_their_own(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.ipynb"
+        assert migrate(path, notebook("import tensorflow as tf\n", self.CELL, "tf.cast(1, 'int32')"), "--write") == 0
+        first, written, last = sources(path.read_bytes())
+        assert first == "import jaxtribute.compat.tf as tf\n"
+        assert written == (
+            "%%writefile main.py\n\nimport numpy as np\nimport jaxtribute.compat.tf as tf\n\n%matplotlib inline\n"
+            "x.reset_state()\nprint(np.asarray(x))\n"
+        )
+        assert last == "tf.cast(1, 'int32')"
+
+    def test_their_lines_are_those_of_the_cell(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        migrate(tmp_path / "a.ipynb", notebook(("markdown", "# a"), self.CELL))
+        assert "a.ipynb:cell 2:3:1: renamed: tensorflow" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("head", ["%%writefile -a main.py", "%%file main.py"])
+    def test_other_forms(self, tmp_path: Path, head: str) -> None:
+        path = tmp_path / "a.ipynb"
+        migrate(path, notebook(f"{head}\nimport tensorflow as tf\n"), "--write")
+        assert sources(path.read_bytes()) == [f"{head}\nimport jaxtribute.compat.tf as tf\n"]
+
+    def test_files_that_are_not_python_are_only_looked_at(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.ipynb"
+        data = notebook("%%writefile requirements.txt\ntensorflow\n")
+        assert migrate(path, data, "--write") == 1
+        assert path.read_bytes() == data

@@ -4,6 +4,7 @@ import textwrap
 
 import pytest
 
+from jaxtribute.compat.catalog.entries import Kind
 from jaxtribute.compat.migrate import scan
 
 
@@ -21,6 +22,7 @@ def advice(body: str, head: str = "def step(iterator, x):") -> list[str]:
         ("if tf.reduce_sum(x) > 0:\n    f(x)", "if in tf.function"),
         ("while tf.less(x, 3):\n    f(x)", "while in tf.function"),
         ("y = next(outer)", "next in tf.function"),
+        ("y = outer.get_next_as_optional()", "get_next_as_optional in tf.function"),
     ],
 )
 def test_is_told(body: str, name: str) -> None:
@@ -34,6 +36,7 @@ def test_is_told(body: str, name: str) -> None:
         "for v in model.trainable_variables:\n    f(v)",
         "if training:\n    f(x)",
         "y = next(iterator)",
+        "y = iterator.get_next_as_optional()",
         "y = next(iter(x))",
         "while False:\n    pass",
     ],
@@ -52,3 +55,30 @@ def test_decorators_with_arguments_count() -> None:
         "import tensorflow as tf\n@tf.function(jit_compile=True)\ndef g(x):\n    for i in tf.range(2):\n        f(i)\n"
     )
     assert [finding.line for finding in scan(code).findings if finding.name.startswith("for")] == [4]
+
+
+def test_a_loop_over_a_dataset_that_is_passed_is_the_same() -> None:
+    code = "import tensorflow as tf\n@tf.function\ndef epoch(dataset):\n    for x in dataset:\n        f(x)\n"
+    (found,) = [finding for finding in scan(code).findings if finding.name.startswith("for")]
+    assert (found.kind, scan(code).left()) == (Kind.SAME, ())
+
+
+SERVERS = "import tensorflow as tf\nstrategy = tf.distribute.ParameterServerStrategy(resolver)\n"
+MODEL = "dataset = tf.data.Dataset.range(3)\nmodel.fit(dataset, epochs=2)\nmodel.evaluate(other_dataset)\nmodel.fit(x, y)\n"
+
+
+def test_what_fits_on_parameter_servers_becomes_a_function() -> None:
+    text = scan(SERVERS + MODEL).rewritten()
+    assert "model.fit(lambda context: dataset, epochs=2)\nmodel.evaluate(lambda context: other_dataset)\n" in text
+    assert scan(text).rewritten() == text
+
+
+def test_beside_other_strategies_it_is_only_told() -> None:
+    report = scan(f"{SERVERS}other = tf.distribute.MirroredStrategy()\n{MODEL}")
+    told = [finding.name for finding in report.left()]
+    assert told == ["fit(dataset) on parameter servers", "evaluate(dataset) on parameter servers"]
+
+
+def test_elsewhere_a_dataset_is_fit_as_it_is() -> None:
+    code = f"import tensorflow as tf\nother = tf.distribute.MirroredStrategy()\n{MODEL}"
+    assert not [finding for finding in scan(code).findings if "parameter servers" in finding.name]

@@ -186,3 +186,34 @@ class TestKeras:
 
     def test_the_version_is_known(self) -> None:
         assert kinds("print(tf.__version__)") == {}
+
+    def test_old_optimizers_are_those_without_legacy(self) -> None:
+        text = report("o = tf.keras.optimizers.legacy.SGD(0.1)").rewritten()
+        assert text.endswith("o = tf.keras.optimizers.SGD(0.1)")
+
+    def test_other_names_of_keras_are_known_and_checked(self) -> None:
+        code = "tf.metrics.Mean()\ntf.losses.MeanSquaredError()\ntf.optimizers.Nonsense()\n"
+        assert {name: kind for name, kind in kinds(code).items() if "tf." in name} == {
+            "tf.optimizers.Nonsense": Kind.ABSENT
+        }
+
+    @pytest.mark.parametrize("name", ["callbacks.TensorBoard", "layers.StringLookup", "layers.TextVectorization"])
+    def test_what_needs_tensorflow_is_absent(self, name: str) -> None:
+        assert "TensorFlow" in findings(f"tf.keras.{name}()")[f"tf.keras.{name}"].advice
+
+
+class TestOtherPackages:
+    @pytest.mark.parametrize(
+        "line", ["import tensorflow_datasets as tfds", "from tensorflow_hub import KerasLayer", "import tf_keras"]
+    )
+    def test_those_that_need_tensorflow_are_absent(self, line: str) -> None:
+        (found,) = report(line, imports="").left()
+        assert (found.kind, found.line) == (Kind.ABSENT, 1)
+
+    def test_those_that_run_on_jax_are_not(self) -> None:
+        assert not report("from tensorflow_probability.substrates.jax import distributions", imports="").findings
+
+    def test_saved_models_are_named_as_such(self) -> None:
+        found = findings("tf.saved_model.save(model, path)")["tf.saved_model.save"]
+        assert found.kind is Kind.ABSENT
+        assert "SavedModel" in found.advice

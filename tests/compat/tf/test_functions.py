@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxtribute as jd
@@ -149,3 +150,61 @@ class TestSwitches:
         seen: list[bool] = [tf.executing_eagerly()]
         tf.function(lambda: seen.append(tf.executing_eagerly()))()
         assert seen == [True, False]
+
+
+class TestDatasetsAsArguments:
+    """A loop over a dataset runs as Python, and each replica function in it is compiled once."""
+
+    @staticmethod
+    def epoch(strategy: Any, traced: list[int], total: Any) -> Any:
+        def step(x: Any) -> Any:
+            traced.append(1)
+            total.assign_add(tf.reduce_sum(x))
+            return tf.reduce_sum(x)
+
+        @tf.function
+        def loop(dataset: Any) -> Any:
+            found, count = 0.0, 0
+            for x in dataset:
+                found += strategy.reduce("SUM", strategy.run(step, args=(x,)), axis=None)
+                count += 1
+            return found / tf.cast(count, tf.float32)
+
+        return loop
+
+    def test_of_a_distributed_dataset(self) -> None:
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        with strategy.scope():
+            total = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
+        traced: list[int] = []
+        loop = self.epoch(strategy, traced, total)
+        data = strategy.experimental_distribute_dataset(tf.data.Dataset.range(12).map(np.float32).batch(4))
+        assert [float(loop(data)) for _ in range(2)] == [22.0, 22.0]
+        assert (float(total), len(traced)) == (132.0, 1)
+
+    def test_of_a_dataset_of_its_own(self) -> None:
+        @tf.function
+        def loop(dataset: Any) -> Any:
+            return sum(int(x) for x in dataset)
+
+        assert int(loop(tf.data.Dataset.range(5))) == 10
+
+    def test_of_a_method(self) -> None:
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+        class Training:
+            traced = 0
+
+            def step(self, x: Any) -> Any:
+                self.traced += 1
+                return tf.reduce_sum(x)
+
+            @tf.function
+            def loop(self, dataset: Any) -> Any:
+                sums = [strategy.run(self.step, args=(x,)) for x in dataset]
+                return sum(float(strategy.reduce("SUM", value, axis=None)) for value in sums)
+
+        training = Training()
+        data = strategy.experimental_distribute_dataset(tf.data.Dataset.range(12).map(np.float32).batch(4))
+        assert [float(training.loop(data)) for _ in range(2)] == [66.0, 66.0]
+        assert training.traced == 1

@@ -12,7 +12,7 @@ from typing import Any
 from jaxtribute.checkpoint.models.base import Adapter, adapters
 from jaxtribute.checkpoint.models.base import register as register
 
-_LIBRARIES = {"flax.nnx": "nnx", "keras": "keras"}
+_LIBRARIES = {"jaxtribute.integrations.model": "model", "flax.nnx": "nnx", "keras": "keras"}
 """Libraries, and the file here that knows each."""
 
 

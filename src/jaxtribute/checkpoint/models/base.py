@@ -13,7 +13,7 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """How a library keeps its state.
+    """Adapter to a library's way of keeping state.
 
     Attributes:
       name: the library's.

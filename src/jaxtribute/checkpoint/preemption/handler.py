@@ -75,7 +75,7 @@ class PreemptionCheckpointHandler:
 
     @property
     def total_run_calls(self) -> int:
-        """How many calls of `run` have ended, those before a restart included.
+        """Number of calls of `run` that have ended, those before a restart included.
 
         Source: `tf.distribute.experimental.PreemptionCheckpointHandler.total_run_calls`.
         """
@@ -83,7 +83,7 @@ class PreemptionCheckpointHandler:
 
     @property
     def preempted(self) -> bool:
-        """Whether some worker is known to be about to go."""
+        """True if some worker is known to be about to go."""
         return bool(self._whom)
 
     def run(self, distributed_train_function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -169,7 +169,7 @@ class PreemptionCheckpointHandler:
             say(f"saved {path} after {self.total_run_calls} calls of run, since {self._whom}")
 
     def _extra_rounds(self, save_s: float) -> int:
-        """How many more places there is time for, before a second save; the first worker says it for all."""
+        """Number of further calls that there is time for, before a second save; the first worker decides for all."""
         left = (self._config.grace_period or 0.0) - (time.monotonic() - self._heard_at) - (1 + _MARGIN) * save_s
         more = int(max(0.0, left) / self._run_s) if self._run_s else 0
         if self._cluster is None:

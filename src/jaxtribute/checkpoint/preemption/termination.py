@@ -18,7 +18,7 @@ def exit_to_resume() -> NoReturn:
 
 @dataclass(frozen=True)
 class TerminationConfig:
-    """What a `PreemptionCheckpointHandler` goes by.
+    """Settings of a `PreemptionCheckpointHandler`.
 
     Args:
       termination_watcher_fn: asked every second, in a thread of its own, whether this machine is about to be taken

@@ -22,7 +22,7 @@ class PreemptionWatcher:
 
     @property
     def preemption_message(self) -> str | None:
-        """Who is to go and why, or None as long as nobody is.
+        """The worker that is to go and the reason, or None as long as nobody is.
 
         Source: `tf.distribute.experimental.PreemptionWatcher.preemption_message`.
         """

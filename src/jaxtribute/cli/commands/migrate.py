@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,19 +40,21 @@ def _migrate(path: Path, *, write: bool) -> int:
 
     try:
         document = read(path.read_bytes(), notebook=path.suffix == ".ipynb")
-        report = scan(document.text)
-        changes = [finding for finding in report.findings if finding.edits]
-        changed = document.rewritten(report.rewritten()) if write and changes else None
+        programs = [document, *document.parts]
+        reports = [scan(program.text) for program in programs]
+        changes = [finding for report in reports for finding in report.findings if finding.edits]
+        changed = document.rewritten(*[report.rewritten() for report in reports]) if write and changes else None
     except (OSError, ValueError, SyntaxError) as error:
         sys.stderr.write(f"{path}: cannot be read: {error}\n")
         return FAILED
-    for finding in report.findings:
-        place = f"{path}:{document.place(finding.line)}"
-        sys.stdout.write(_line(place, finding, written=write and bool(finding.edits)))
+    for program, report in zip(programs, reports, strict=True):
+        for finding in report.findings:
+            place = f"{path}:{program.place(finding.line)}"
+            sys.stdout.write(_line(place, finding, written=write and bool(finding.edits)))
     if changed is not None:
         path.write_bytes(changed)
-    left = [*report.left(), *([] if write else changes)]
-    sys.stdout.write(f"{path}: {_summary(report)}; {len(left)} left\n")
+    left = [*(finding for report in reports for finding in report.left()), *([] if write else changes)]
+    sys.stdout.write(f"{path}: {_summary(reports)}; {len(left)} left\n")
     return LEFT if left else 0
 
 
@@ -64,8 +67,8 @@ def _line(place: str, finding: Finding, *, written: bool) -> str:
     return "\n".join([f"{head}{done}: {first}", *(f"    {line}" for line in more)]) + "\n"
 
 
-def _summary(report: Report) -> str:
+def _summary(reports: Sequence[Report]) -> str:
     from jaxtribute.compat.catalog.entries import Kind
 
-    counts = Counter(finding.kind for finding in report.findings)
+    counts = Counter(finding.kind for report in reports for finding in report.findings)
     return ", ".join(f"{counts[kind]} {kind.value}" for kind in Kind)

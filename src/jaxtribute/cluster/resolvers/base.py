@@ -1,4 +1,4 @@
-"""What every cluster resolver is: it says which tasks a cluster has, and which of them this process is."""
+"""Base of all cluster resolvers: they list the tasks of a cluster, and tell which of them this process is."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ClusterResolver(ABC):
     """
 
     looks_for: ClassVar[str] = ""
-    """What `detect` looks for in an environment, in words; empty where it finds nothing."""
+    """Description of the settings that `detect` looks for in an environment; empty where it finds nothing."""
 
     def __init__(
         self,

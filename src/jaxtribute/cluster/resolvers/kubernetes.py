@@ -24,7 +24,7 @@ _ANSWER_S = 30.0
 
 
 class KubernetesExecutableLocation(Enum):
-    """Where the program runs, which decides how it finds the Kubernetes API server.
+    """Place where the program runs, which decides how it finds the Kubernetes API server.
 
     Source: `tf.distribute.cluster_resolver.KubernetesExecutableLocation`.
     """

@@ -76,5 +76,5 @@ class SimpleClusterResolver(ClusterResolver):
 
     @property
     def environment(self) -> str:
-        """What the constructor was given."""
+        """The constructor's argument."""
         return self._environment

@@ -94,7 +94,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def environment(self) -> str:
-        """What the constructor was given, or an empty string. TensorFlow says None then."""
+        """The constructor's argument, or an empty string. TensorFlow says None then."""
         return self._environment or ""
 
     @property

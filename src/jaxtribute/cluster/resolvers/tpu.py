@@ -21,7 +21,7 @@ _PORT = "8470"
 
 @dataclass(frozen=True, slots=True)
 class TPUSystemMetadata:
-    """What a TPU system has. Source: `tf.tpu.experimental.TPUSystemMetadata`.
+    """Sizes and devices of a TPU system. Source: `tf.tpu.experimental.TPUSystemMetadata`.
 
     Attributes:
       num_cores: its devices.

@@ -73,12 +73,12 @@ class UnionResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
     ) -> dict[str, int]:
-        """What the first resolver says."""
+        """The first resolver's answer."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
     @property
     def environment(self) -> str:
-        """What the first resolver says."""
+        """The first resolver's answer."""
         return self._resolvers[0].environment
 
     @property

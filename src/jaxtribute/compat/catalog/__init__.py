@@ -1,1 +1,1 @@
-"""What each name of TensorFlow is in this library: the one table behind the guide, `jaxtribute migrate` and errors."""
+"""Maps TensorFlow's names to this library's: the one table behind the guide, `jaxtribute migrate` and errors."""

@@ -1,4 +1,4 @@
-"""What is known of a name: whether it exists here, under which name, and what differs."""
+"""Entries of the table of names: existence here, the name to use, and differences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Kind(Enum):
-    """How a name of TensorFlow relates to what is here."""
+    """Relation of a name of TensorFlow to this library."""
 
     SAME = "same"
     RENAMED = "renamed"

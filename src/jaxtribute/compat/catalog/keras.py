@@ -44,7 +44,7 @@ def _names_below(root: Path) -> dict[str, bool]:
 
 
 def keras_problem(name: str) -> str:
-    """Why a full name below `tf.keras` does not exist, and where one like it does; empty if it does.
+    """Reason why a full name below `tf.keras` does not exist, and a similar name that does; empty if it exists.
 
     Names are believed where Keras is not installed, as are the members of its classes.
     """

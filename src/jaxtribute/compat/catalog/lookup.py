@@ -36,7 +36,7 @@ def _entry(full: str, here: str, path: str) -> Entry:
 
 
 def entry_of(name: str) -> Entry:
-    """What is known of any full name of TensorFlow, such as `tf.data.Dataset.map`."""
+    """Finds the entry of any full name of TensorFlow, such as `tf.data.Dataset.map`."""
     known = distribute_entries()
     path = name
     while path.startswith(("tf.distribute.", "tf.compat.v1.distribute.")):
@@ -44,8 +44,9 @@ def entry_of(name: str) -> Entry:
             return known[path]
         path = path.rpartition(".")[0]
     for library, note in others.LIBRARIES.items():
-        if f"{name}.".startswith(f"{library}."):
-            problem = keras_problem(name)
+        full = in_keras(name)
+        if f"{full}.".startswith(f"{library}."):
+            problem = others.ABSENT.get(full) or keras_problem(full)
             if problem:
                 return Entry(name, "", Kind.ABSENT, problem)
             return Entry(name, name, Kind.SAME, note)
@@ -54,6 +55,12 @@ def entry_of(name: str) -> Entry:
     if name in others.DIFFERENT:
         return Entry(name, name, Kind.DIFFERENT, others.DIFFERENT[name])
     return Entry(name, name, Kind.SAME, others.REMARKS.get(name, ""))
+
+
+def in_keras(name: str) -> str:
+    """A name below `tf.metrics` and its like as one below `tf.keras`; any other as it is."""
+    head, tail = ".".join(name.split(".")[:2]), name.split(".")[2:]
+    return ".".join([others.ALIASES.get(head, head), *tail])
 
 
 def why_absent(full: str) -> str:

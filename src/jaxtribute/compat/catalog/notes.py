@@ -1,4 +1,4 @@
-"""What differs from `tf.distribute`, and why a name is absent: the words of the guide."""
+"""Differences from `tf.distribute`, and reasons for absent names: the words of the guide."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ DIFFERENT: dict[str, str] = {
     "CrossDeviceOps": "A strategy hands it whole distributed arrays; a subclass writes the `*_implementation` "
     "methods. `summation` says how `all_reduce` adds up in compiled programs.",
 }
-"""What means something else here, by the name's last parts; it holds in version 1 as well."""
+"""Names with another meaning here, by their last parts; valid for version 1 as well."""
 
 REMARKS: dict[str, str] = {
     "tf.distribute.experimental.rpc.Server": "Over ZeroMQ; any function can be registered. An address that other "
@@ -64,7 +64,7 @@ REMARKS: dict[str, str] = {
     "StrategyExtended.update": "In a replica function all replicas wait for each other first.",
     "StrategyExtended.experimental_run_steps_on_iterator": "A Python loop. One `DeprecationWarning`.",
 }
-"""What is worth knowing of names that mean the same, by their last parts or, where those are not enough, in full."""
+"""Remarks on names that mean the same, by their last parts or, where those are not enough, in full."""
 
 ABSENT: dict[str, str] = {}
-"""Why a name does not exist here, by its full name."""
+"""Reasons for absent names, by their full names."""

@@ -6,16 +6,17 @@ _GRADIENT = (
     "JAX differentiates functions: put the lines of the `with` block into a function that returns the loss, and write "
     "`loss, grads = jd.value_and_grad(function, variables)()` for `tape.gradient(loss, variables)`"
 )
-_KERAS = "Keras 3 runs on JAX by itself: `import keras`, with KERAS_BACKEND=jax in the environment"
+_SAVED_MODEL = (
+    "a SavedModel holds a graph of TensorFlow's, which nothing here runs or writes: save Keras models as `.keras` "
+    "files, weights with `tf.train.Checkpoint`, and functions for serving with `jax.export`"
+)
+_NEEDS_TENSORFLOW = "it needs TensorFlow, and gives TensorFlow's objects: "
 
 ABSENT: dict[str, str] = {
     "tf.GradientTape": _GRADIENT,
     "tf.gradients": _GRADIENT,
     "tf.autograph": "functions are traced as they are: write `tf.cond`, `tf.where` or `tf.while_loop` where a branch "
     "or a loop depends on an array",
-    "tf.metrics": _KERAS,
-    "tf.losses": _KERAS,
-    "tf.optimizers": "`jd.Optimizer(optax.adam(1e-3), variables)` takes its place",
     "tf.estimator": "TensorFlow itself has dropped it: write the training loop",
     "tf.compat.v1.Session": "there are no graphs and no sessions: call the functions",
     "tf.compat.v1.placeholder": "there are no graphs and no sessions: pass arguments to a function",
@@ -25,7 +26,9 @@ ABSENT: dict[str, str] = {
     "tf.io": "read files with Python, and examples with a library of their own",
     "tf.image": "use a library of images, such as Pillow, or `jax.image`",
     "tf.summary": "write scalars with `tensorboardX` or `clu.metric_writers`",
-    "tf.saved_model": "export with `jax.export`; save weights with Orbax",
+    "tf.saved_model": _SAVED_MODEL,
+    "tf.keras.callbacks.TensorBoard": "it writes with TensorFlow: leave it out, or write scalars with `tensorboardX` "
+    "in a callback of your own",
     "tf.py_function": "datasets' functions are Python already; in compiled functions use `jax.pure_callback`",
     "tf.numpy_function": "datasets' functions are Python already; in compiled functions use `jax.pure_callback`",
     "tf.random.Generator": "use `jax.random` with keys",
@@ -37,8 +40,26 @@ ABSENT: dict[str, str] = {
     "tf.config.experimental": "memory is set by XLA_PYTHON_CLIENT_PREALLOCATE and XLA_PYTHON_CLIENT_MEM_FRACTION",
     "tf.config.run_functions_eagerly": "use `jax.disable_jit()`",
 }
-"""Why a name, or what is below it, does not exist here, and what to write."""
+"""Reasons why a name, or a name below it, does not exist here, and replacements."""
 
+OTHER_PACKAGES: dict[str, str] = {
+    "tensorflow_datasets": _NEEDS_TENSORFLOW + "read arrays with `tfds.data_source` or another library, and make a "
+    "dataset of them with `tf.data.Dataset.from_tensor_slices`",
+    "tensorflow_hub": _NEEDS_TENSORFLOW + "its models are SavedModels. Take one of Keras or of Flax, such as those of "
+    "`keras.applications`",
+    "tensorflow_text": _NEEDS_TENSORFLOW + "use a tokenizer that works on Python's strings",
+    "tensorflow_probability": "on JAX, it is `tensorflow_probability.substrates.jax`",
+    "tensorflow_io": _NEEDS_TENSORFLOW + "use a library of its own for each format",
+    "tensorflow_addons": _NEEDS_TENSORFLOW + "Keras 3 and Optax have most of its layers and optimizers",
+    "tf_keras": "it is Keras 2, which runs on TensorFlow alone: `tf.keras` is Keras 3 here",
+}
+"""Packages beside TensorFlow that an import of theirs brings in, and what to write for them."""
+
+ABSENT |= {
+    f"tf.keras.layers.{name}": "it needs TensorFlow: look strings up in a dictionary, in Python or NumPy, before the "
+    "dataset or in its `map`"
+    for name in ("HashedCrossing", "Hashing", "IntegerLookup", "StringLookup", "TFSMLayer", "TextVectorization")
+}
 _NUMBERS = "the numbers are not TensorFlow's: pass initial values where results must be the same"
 
 DIFFERENT: dict[str, str] = {
@@ -52,7 +73,7 @@ DIFFERENT: dict[str, str] = {
     "tf.random.stateless_normal": _NUMBERS,
     "tf.random.stateless_uniform": _NUMBERS,
 }
-"""What exists in `compat.tf` and means something else."""
+"""Names that exist in `compat.tf` with another meaning."""
 
 REMARKS: dict[str, str] = {
     "tf.__version__": "the TensorFlow whose names compat.tf has",
@@ -74,7 +95,12 @@ REMARKS: dict[str, str] = {
     "tf.int64": "int32 in arrays unless JAX's jax_enable_x64 is set",
     "tf.float64": "float32 in arrays unless JAX's jax_enable_x64 is set",
 }
-"""What is worth knowing of names that mean the same."""
+"""Remarks on names that mean the same."""
+
+ALIASES: dict[str, str] = {
+    f"tf.{part}": f"tf.keras.{part}" for part in ("initializers", "losses", "metrics", "optimizers")
+}
+"""Other names of Keras's modules."""
 
 LIBRARIES: dict[str, str] = {
     "tf.keras": "Keras 3 on its JAX backend, with `pip install 'jaxtribute[keras]'`; models, optimizers and metrics "
@@ -85,5 +111,6 @@ LIBRARIES: dict[str, str] = {
 
 METHODS: dict[str, tuple[str, str]] = {
     "experimental_run_v2": ("run", "the name of TensorFlow 2.0 and 2.1"),
+    "reset_states": ("reset_state", "the name of Keras 2"),
 }
 """Methods that have another name here, whatever they are called on."""

@@ -1,12 +1,14 @@
 """Programs as they lie in files: Python in any encoding, and notebooks, whose code cells are one program.
 
 Lines for IPython (`!pip install ...`, `%magic`, `name?`) are no Python. Each becomes a statement that does nothing,
-with the line itself in a comment, until the program is written back.
+with the line itself in a comment, until the program is written back. A cell that writes a Python file (`%%writefile
+main.py`) holds a program of its own.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import json
 import re
@@ -21,12 +23,13 @@ _CELL = "# \N{SYMBOL FOR NULL}jaxtribute cell"
 """Stands alone on the line before each cell."""
 _RESTORED = re.compile(rf"^([ \t]*).*?  {HIDDEN}(.*)$", re.MULTILINE)
 _MAGIC = re.compile(r"^(?P<indent>[ \t]*)(?P<text>(?:(?P<target>[\w., \t]+?)[ \t]*=[ \t]*)?[!%?].*|\S.*\?[ \t]*)$")
+_WRITES_A_FILE = re.compile(r"%%(?:writefile|file)[ \t]+(?:-\w+[ \t]+)*(?P<name>\S+\.py)[ \t]*\n")
 _OF_PYTHON = ("capture", "prun", "time", "timeit")
 """Magics of a whole cell below which the cell is Python all the same."""
 
 
-class Document(ABC):
-    """A program in a file.
+class Program(ABC):
+    """A program, and where its lines are found.
 
     Attributes:
       text: the program as Python.
@@ -38,13 +41,48 @@ class Document(ABC):
     def place(self, line: int) -> str:
         """A line of `text`, from 1, as a reader of the file finds it."""
 
+
+class Document(Program):
+    """A program in a file.
+
+    Attributes:
+      parts: further programs in the same file, each of which is a file of its own when the program runs.
+    """
+
+    parts: Sequence[Program] = ()
+
     @abstractmethod
-    def rewritten(self, text: str) -> bytes:
-        """The file with another program in it.
+    def rewritten(self, text: str, *parts: str) -> bytes:
+        """The file with another program in it, and others in place of its `parts`.
 
         Raises:
           UnicodeEncodeError: the file's encoding has not all of its letters.
         """
+
+
+class WrittenFile(Program):
+    """A Python file that a cell of a notebook writes.
+
+    Args:
+      number: the cell's number among all of the notebook.
+      cell: the cell.
+
+    Raises:
+      SyntaxError: it is not Python.
+    """
+
+    def __init__(self, number: int, cell: dict[str, Any]) -> None:
+        self._number, self._cell = number, cell
+        self._head, _, text = _source(cell).lstrip().partition("\n")
+        self.text = readable(text, f"cell {number}: ")
+
+    def place(self, line: int) -> str:
+        """The cell's number, and the line in it, where the first line names the file."""
+        return f"cell {self._number}:{line + 1}"
+
+    def write(self, text: str) -> None:
+        """Puts another program into the cell."""
+        _put(self._cell, f"{self._head}\n{_restored(text)}")
 
 
 class Script(Document):
@@ -62,8 +100,9 @@ class Script(Document):
         """The line's number."""
         return str(line)
 
-    def rewritten(self, text: str) -> bytes:
+    def rewritten(self, text: str, *parts: str) -> bytes:
         """The text in the file's encoding, with a byte-order mark where there was one."""
+        assert not parts
         return _restored(text).encode(self._encoding)
 
 
@@ -83,11 +122,16 @@ class Notebook(Document):
         self._cells: list[tuple[int, dict[str, Any]]] = []
         self._starts: list[int] = []
         """The line of `text` before each cell's first one."""
+        self.parts: list[WrittenFile] = []
         lines: list[str] = []
         for number, cell in enumerate(self._content["cells"], 1):
             if cell.get("cell_type") != "code":
                 continue
-            text = readable("".join(cell.get("source", "")), f"cell {number}: ")
+            if _WRITES_A_FILE.match(_source(cell).lstrip()):
+                with contextlib.suppress(SyntaxError):  # such a cell is only looked at, as those of other languages
+                    self.parts.append(WrittenFile(number, cell))
+                    continue
+            text = readable(_source(cell), f"cell {number}: ")
             lines.append(_CELL)
             self._starts.append(len(lines))
             self._cells.append((number, cell))
@@ -101,18 +145,28 @@ class Notebook(Document):
             return str(line)
         return f"cell {self._cells[index][0]}:{line - self._starts[index]}"
 
-    def rewritten(self, text: str) -> bytes:
+    def rewritten(self, text: str, *parts: str) -> bytes:
         """The notebook with its code cells changed, and laid out as it was."""
+        for file, part in zip(self.parts, parts, strict=True):
+            file.write(part)
         before, *texts = re.split(rf"^{_CELL}\n", text, flags=re.MULTILINE)
         for index, ((_, cell), one) in enumerate(zip(self._cells, texts, strict=True)):
             last = index == len(texts) - 1
-            changed = _restored((before if not index else "") + (one if last else one.removesuffix("\n")))
-            if changed != "".join(cell.get("source", "")):
-                cell["source"] = changed if isinstance(cell["source"], str) else changed.splitlines(keepends=True)
+            _put(cell, _restored((before if not index else "") + (one if last else one.removesuffix("\n"))))
         indent = re.match(r"\{\n([ \t]+)", self._json)
         end = "\n" if self._json.endswith("\n") else ""
         shown = json.dumps(self._content, indent=indent and indent[1], ensure_ascii=self._json.isascii())
         return (shown + end).encode()
+
+
+def _source(cell: dict[str, Any]) -> str:
+    return "".join(cell.get("source", ""))
+
+
+def _put(cell: dict[str, Any], text: str) -> None:
+    """Changes a cell's text, laid out as it was."""
+    if text != _source(cell):
+        cell["source"] = text if isinstance(cell["source"], str) else text.splitlines(keepends=True)
 
 
 def read(data: bytes, *, notebook: bool) -> Document:
@@ -148,7 +202,7 @@ def readable(text: str, where: str) -> str:
 
 
 def _problem(text: str) -> str | None:
-    """Why a text is not Python; None if it is."""
+    """Reason why a text is not Python; None if it is."""
     try:
         ast.parse(text)
     except SyntaxError as error:

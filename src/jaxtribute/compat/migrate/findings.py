@@ -96,7 +96,7 @@ class Source:
 
 
 def _order(edit: Edit) -> tuple[int, bool, int]:
-    """Where edits begin together, insertions come first, then the longest."""
+    """Sort key of an edit: of those that begin together insertions come first, then the longest."""
     return edit.start, edit.end > edit.start, -edit.end
 
 

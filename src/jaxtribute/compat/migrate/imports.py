@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from jaxtribute.compat.catalog.entries import Kind, exists
 from jaxtribute.compat.catalog.keras import keras_problem
-from jaxtribute.compat.catalog.lookup import why_absent
-from jaxtribute.compat.catalog.others import LIBRARIES
+from jaxtribute.compat.catalog.lookup import in_keras, why_absent
+from jaxtribute.compat.catalog.others import ALIASES, LIBRARIES, OTHER_PACKAGES
 from jaxtribute.compat.migrate.findings import Finding, Source
 from jaxtribute.compat.migrate.naming import root_of
 
@@ -16,8 +16,9 @@ _HERE = "jaxtribute.compat.tf"
 
 
 def find(source: Source) -> Iterator[Finding]:
-    """The imports of TensorFlow, with the lines that take their place."""
+    """The imports of TensorFlow, with the lines that take their place, and of packages that need TensorFlow."""
     for node in ast.walk(source.tree):
+        yield from _other_packages(node)
         if isinstance(node, ast.Import):
             yield from _imports(source, node)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -32,6 +33,18 @@ def first_line(tree: ast.Module) -> int:
         if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module != "__future__")
     ]
     return min(lines, default=1)
+
+
+def _other_packages(node: ast.AST) -> Iterator[Finding]:
+    modules: list[str] = []
+    if isinstance(node, ast.Import):
+        modules = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        modules = [node.module]
+    for module in modules:
+        advice = OTHER_PACKAGES.get(module.partition(".")[0])
+        if advice and "substrates.jax" not in module and isinstance(node, ast.stmt):
+            yield Finding(node.lineno, node.col_offset + 1, module, Kind.ABSENT, advice)
 
 
 def _imports(source: Source, node: ast.Import) -> Iterator[Finding]:
@@ -80,16 +93,18 @@ def _holds(root: str, name: str) -> bool:
     """True if a module that can be imported here holds a name."""
     if root in LIBRARIES:
         return not keras_problem(f"{root}.{name}")
-    return f"{root}.{name}" in LIBRARIES or (_library(root) is None and exists(f"{root}.{name}"))
+    return f"{root}.{name}" in (*LIBRARIES, *ALIASES) or (_library(root) is None and exists(f"{root}.{name}"))
 
 
 def _library(name: str) -> str | None:
     """The library that a name is in."""
-    return next((library for library in LIBRARIES if f"{name}.".startswith(f"{library}.")), None)
+    full = in_keras(name)
+    return next((library for library in LIBRARIES if f"{full}.".startswith(f"{library}.")), None)
 
 
 def _reason(name: str) -> str:
     library = _library(name)
+    name = in_keras(name)
     if library is not None and keras_problem(name):
         return keras_problem(name)
     if library is not None:

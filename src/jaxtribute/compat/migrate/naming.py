@@ -1,4 +1,4 @@
-"""Which name of TensorFlow an expression is, as far as a program's imports and assignments tell."""
+"""Finds the TensorFlow name of an expression, as far as a program's imports and assignments tell."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from jaxtribute.compat.catalog import others
 from jaxtribute.compat.catalog.entries import Kind
+from jaxtribute.compat.catalog.keras import keras_problem
 from jaxtribute.compat.catalog.lookup import entry_of
 from jaxtribute.compat.migrate import graphs, imports, tape
 from jaxtribute.compat.migrate.documents import HIDDEN
@@ -16,14 +17,14 @@ from jaxtribute.compat.migrate.findings import Edit, Finding, Source
 from jaxtribute.compat.migrate.naming import Names
 
 _SHOWN = ("tf.distribute", "tf.compat.v1.distribute", "tf.data", "tf.function")
-"""What is listed though it is the same."""
+"""Names that are listed though they mean the same."""
 _MARK = "# jaxtribute: ok"
 """On a line, says that somebody has looked at what differs there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found in a program.
+    """Findings in a program.
 
     Attributes:
       findings: the uses, in the order of the text.
@@ -34,7 +35,7 @@ class Report:
     source: Source
 
     def left(self) -> tuple[Finding, ...]:
-        """What nobody has looked at and no edit changes."""
+        """Parts that nobody has looked at and no edit changes."""
         return tuple(
             finding
             for finding in self.findings
@@ -65,6 +66,7 @@ def scan(text: str) -> Report:
             *imports.find(source),
             *_tapes(source, names),
             *graphs.find(source.tree, names),
+            *graphs.find_fits(source, names),
             *_methods(source),
             *_uses(source, names),
             *_unread(source),
@@ -85,6 +87,10 @@ def _uses(source: Source, names: Names) -> Iterator[Finding]:
         if name is None or name in ("tf", "tf.GradientTape") or (isinstance(node, ast.Name) and not _is_import(name)):
             continue
         entry = entry_of(name)
+        older = _older_optimizer(source, node, name)
+        if older is not None:
+            yield older
+            continue
         if entry.kind is not Kind.SAME or name.startswith(_SHOWN):
             advice = "" if entry.kind is Kind.SAME and name in told else entry.note
             told.add(name)
@@ -92,6 +98,18 @@ def _uses(source: Source, names: Names) -> Iterator[Finding]:
                 advice = "it has no counterpart in jaxtribute.compat.tf: write it with jax.numpy, or in Python"
             line, column = (node.end_lineno or 0, (node.end_col_offset or 0) - len(name.rpartition(".")[2]))
             yield Finding(line, max(column, 0) + 1, name, entry.kind, advice)
+
+
+def _older_optimizer(source: Source, node: ast.Attribute | ast.Name, name: str) -> Finding | None:
+    """Keras 2's optimizers, which Keras 3 keeps as names that raise errors."""
+    here = name.replace(".legacy.", ".")
+    if here == name or not name.startswith("tf.keras.optimizers.legacy.") or keras_problem(here):
+        return None
+    if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Attribute) or node.value.attr != "legacy":
+        return None
+    text = f"{source.of(node.value.value)}.{node.attr}"
+    advice = f"the optimizers of Keras 2: write {text}"
+    return Finding(node.lineno, node.col_offset + 1, name, Kind.RENAMED, advice, (source.replace(node, text),))
 
 
 def _unread(source: Source) -> Iterator[Finding]:
@@ -105,7 +123,7 @@ def _unread(source: Source) -> Iterator[Finding]:
 
 
 def _is_import(name: str) -> bool:
-    """Whether a bare name stands for something imported, not for an object that is followed."""
+    """True if a bare name stands for something imported, not for an object that is followed."""
     return name.rpartition(".")[2] in ("function", "GradientTape")
 
 

@@ -28,7 +28,7 @@ _LEAVES_THE_BLOCK = (
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """What becomes of a tape.
+    """Plan for a tape.
 
     Attributes:
       problem: why it has to be done by hand; empty if it has not.
@@ -120,7 +120,7 @@ def _problem(
     variables: ast.expr,
     between: Sequence[ast.stmt],
 ) -> str:
-    """Why the block cannot become a function without a human eye; empty if it can."""
+    """Reason why the block cannot become a function without a human eye; empty if it can."""
     uses = [node for node in ast.walk(scope) if isinstance(node, ast.Name) and node.id == tape]
     if len(uses) != 2:
         return f"`{tape}` is used more than once"

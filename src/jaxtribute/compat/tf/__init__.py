@@ -147,4 +147,6 @@ if _TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name == "keras":
         return _import_module("jaxtribute.compat.tf.keras")
+    if name in ("initializers", "losses", "metrics", "optimizers"):
+        return getattr(_import_module("jaxtribute.compat.tf.keras"), name)
     raise explain_absent(__name__, "tf", name)

@@ -56,7 +56,7 @@ class CheckpointOptions:
 
 
 class Checkpoint(checkpoints.Checkpoint):
-    """As `jd.Checkpoint`; it saves before it returns, and restores what checkpoint and program both have.
+    """`jd.Checkpoint` that saves before it returns, and restores the names that checkpoint and program share.
 
     Variables that are made after a restore keep their initial values. In a cluster all workers write one checkpoint,
     where the first worker says.
@@ -72,7 +72,7 @@ class Checkpoint(checkpoints.Checkpoint):
         super().__init__(**({} if root is None else {"root": root}), **kwargs)
 
     def save(self, file_prefix: Any, options: Any = None, *, block: bool = True, timeout_s: float | None = None) -> str:
-        """As `jd.Checkpoint.save`. Source: `tf.train.Checkpoint.save`."""
+        """Saves like `jd.Checkpoint.save`. Source: `tf.train.Checkpoint.save`."""
         del options
         return super().save(file_prefix, block=block, timeout_s=timeout_s)
 
@@ -86,7 +86,7 @@ class Checkpoint(checkpoints.Checkpoint):
         committed: Callable[[], None] = lambda: None,
         owner: Owner | None = None,
     ) -> str:
-        """As `jd.Checkpoint.write`. Source: `tf.train.Checkpoint.write`."""
+        """Writes like `jd.Checkpoint.write`. Source: `tf.train.Checkpoint.write`."""
         del options
         path, cluster = check_path(path, "path"), committing.cluster()
         if cluster is not None:
@@ -95,18 +95,18 @@ class Checkpoint(checkpoints.Checkpoint):
         return super().write(path, block=block, timeout_s=timeout_s, committed=committed, owner=owner)
 
     def restore(self, save_path: Any, options: Any = None, *, strict: bool = False) -> RestoreStatus:
-        """As `jd.Checkpoint.restore`. Source: `tf.train.Checkpoint.restore`."""
+        """Restores like `jd.Checkpoint.restore`. Source: `tf.train.Checkpoint.restore`."""
         del options
         return super().restore(save_path, strict=strict)
 
     def read(self, save_path: Any, options: Any = None, *, strict: bool = False) -> RestoreStatus:
-        """As `jd.Checkpoint.read`. Source: `tf.train.Checkpoint.read`."""
+        """Reads like `jd.Checkpoint.read`. Source: `tf.train.Checkpoint.read`."""
         del options
         return super().read(save_path, strict=strict)
 
 
 class CheckpointManager(checkpoints.CheckpointManager):
-    """As `jd.CheckpointManager`; it saves before it returns. Source: `tf.train.CheckpointManager`."""
+    """`jd.CheckpointManager` that saves before it returns. Source: `tf.train.CheckpointManager`."""
 
     def __init__(
         self,
@@ -136,6 +136,6 @@ class CheckpointManager(checkpoints.CheckpointManager):
         )
 
     def save(self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None) -> str | None:
-        """As `jd.CheckpointManager.save`. Source: `tf.train.CheckpointManager.save`."""
+        """Saves like `jd.CheckpointManager.save`. Source: `tf.train.CheckpointManager.save`."""
         del options
         return super().save(checkpoint_number, check_interval)

@@ -32,7 +32,7 @@ class LogicalDevice:
 
 @dataclass(frozen=True, slots=True)
 class LogicalDeviceConfiguration:
-    """How a logical device is cut from a physical one. The limits mean nothing for a CPU.
+    """Part of a physical device that is a logical one. The limits mean nothing for a CPU.
 
     Source: `tf.config.LogicalDeviceConfiguration`.
     """

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MethodType
 from typing import Any
 
 import jax
@@ -14,9 +16,12 @@ import numpy as np
 
 from jaxtribute import context as contexts
 from jaxtribute.compat.tf.convert import as_tensor
+from jaxtribute.compat.tf.data.dataset import Dataset
 from jaxtribute.devices import resolve_device
 from jaxtribute.execution import function as functions
+from jaxtribute.execution.eager import EagerFrame
 from jaxtribute.execution.nests import map_leaves
+from jaxtribute.input.dataset import DistributedDataset
 from jaxtribute.jaxprs.core import Tracer
 from jaxtribute.values.operators import operand
 
@@ -25,7 +30,8 @@ def function(func: Callable[..., Any] | None = None, input_signature: Any = None
     """Compiles a function; as `jd.function`, with TensorFlow's types for Python numbers that it returns.
 
     Python's `if`, `for` and `while` run while it is traced, as with `autograph=False`: where they depend on an
-    array's value use `tf.cond`, `tf.where`, `tf.while_loop` or a loop outside.
+    array's value use `tf.cond`, `tf.where`, `tf.while_loop` or a loop outside. Called with a dataset, to loop over it,
+    the function itself runs as Python, and each function that `strategy.run` calls in it is compiled.
 
     Args:
       func: the function; without it a decorator is returned.
@@ -47,7 +53,49 @@ def function(func: Callable[..., Any] | None = None, input_signature: Any = None
     def converted(*args: Any, **kwargs: Any) -> Any:
         return map_leaves(_as_result, func(*args, **kwargs))
 
-    return functions.function(converted, input_signature=input_signature)
+    return _Function(converted, input_signature)
+
+
+class _Function(functions.Function[..., Any]):
+    """A compiled function that may be called with datasets."""
+
+    def __init__(
+        self, python_function: Callable[..., Any], input_signature: Any = None, donate_argnums: Sequence[int] = ()
+    ) -> None:
+        super().__init__(python_function, input_signature, donate_argnums)
+        self._replicas: weakref.WeakKeyDictionary[Any, dict[Any, Callable[..., Any]]] = weakref.WeakKeyDictionary()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the compiled function; given a dataset, the Python function."""
+        context = contexts.current()
+        given = (*args, *kwargs.values())
+        if context.frame.traced or not any(isinstance(value, (DistributedDataset, Dataset)) for value in given):
+            return super().__call__(*args, **kwargs)
+        frame = EagerFrame(self._compiled)
+        with contexts.entered(contexts.Context(context.strategy, context.replica, frame)):
+            return self.python_function(*args, **kwargs)
+
+    def _compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The compiled form of a replica function, which it does not keep alive; the same one each time."""
+        if isinstance(run, functions.Function):
+            return run
+        method = isinstance(run, MethodType)
+        owner, key = (run.__self__, run.__func__) if method else (run, None)
+        try:
+            known = self._replicas.setdefault(owner, {})
+        except TypeError:  # an object that cannot be a key
+            return functions.function(run)
+        if key not in known:
+            reference = weakref.WeakMethod(run) if method else weakref.ref(run)
+
+            def replica(*args: Any, **kwargs: Any) -> Any:
+                alive = reference()
+                assert alive is not None
+                return alive(*args, **kwargs)
+
+            replica.__name__ = getattr(run, "__name__", "replica")
+            known[key] = functions.function(replica)
+        return known[key]
 
 
 def _as_result(leaf: Any) -> Any:

@@ -13,7 +13,7 @@ from jaxtribute.values.variable import Variable as JdVariable
 
 
 class _IsJaxtributes(type):
-    """What the library's variables are, `tf.Variable`s are."""
+    """Metaclass by which the library's variables count as instances of `tf.Variable`."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, JdVariable)

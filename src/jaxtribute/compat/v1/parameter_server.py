@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ParameterServerStrategy(Strategy, parameter_server.ParameterServerStrategy):
-    """As `jd.ParameterServerStrategy`: it has a coordinator, where TensorFlow's has a session on each worker.
+    """`jd.ParameterServerStrategy`: it has a coordinator, where TensorFlow's has a session on each worker.
 
     Args:
       cluster_resolver: as there; by default what `TF_CONFIG` says.

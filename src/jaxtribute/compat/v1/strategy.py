@@ -32,19 +32,19 @@ class Strategy(base.Strategy):
         return super().reduce(reduce_op, value, axis)
 
     def unwrap(self, value: Any) -> tuple[Any, ...]:
-        """As `experimental_local_results`; deprecated. Source: `tf.compat.v1.distribute.Strategy.unwrap`."""
+        """Older name of `experimental_local_results`. Source: `tf.compat.v1.distribute.Strategy.unwrap`."""
         warn_deprecated("Strategy.unwrap", "call strategy.experimental_local_results(value)")
         return super().unwrap(value)
 
     def colocate_vars_with(self, colocate_with_variable: Variable) -> AbstractContextManager[None]:
-        """As the method of `extended`; deprecated. Source: `tf.compat.v1.distribute.Strategy.colocate_vars_with`."""
+        """Older name of the method of `extended`. Source: `tf.compat.v1.distribute.Strategy.colocate_vars_with`."""
         warn_deprecated("Strategy.colocate_vars_with", "call strategy.extended.colocate_vars_with(variable)")
         return super().colocate_vars_with(colocate_with_variable)
 
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset:
-        """As `distribute_datasets_from_function`; deprecated.
+        """Older name of `distribute_datasets_from_function`.
 
         Source: `tf.compat.v1.distribute.Strategy.experimental_distribute_datasets_from_function`.
         """
@@ -66,26 +66,26 @@ class Strategy(base.Strategy):
 
 
 class MirroredStrategy(Strategy, mirrored.MirroredStrategy):
-    """As `jd.MirroredStrategy`. Source: `tf.compat.v1.distribute.MirroredStrategy`."""
+    """`jd.MirroredStrategy` of version 1. Source: `tf.compat.v1.distribute.MirroredStrategy`."""
 
 
 class OneDeviceStrategy(Strategy, one_device.OneDeviceStrategy):
-    """As `jd.OneDeviceStrategy`. Source: `tf.compat.v1.distribute.OneDeviceStrategy`."""
+    """`jd.OneDeviceStrategy` of version 1. Source: `tf.compat.v1.distribute.OneDeviceStrategy`."""
 
 
 class CentralStorageStrategy(Strategy, central_storage.CentralStorageStrategy):
-    """As `jd.CentralStorageStrategy`. Source: `tf.compat.v1.distribute.experimental.CentralStorageStrategy`."""
+    """`jd.CentralStorageStrategy`. Source: `tf.compat.v1.distribute.experimental.CentralStorageStrategy`."""
 
 
 class MultiWorkerMirroredStrategy(Strategy, older.MultiWorkerMirroredStrategy):
-    """As `jd.experimental.MultiWorkerMirroredStrategy`.
+    """`jd.experimental.MultiWorkerMirroredStrategy` of version 1.
 
     Source: `tf.compat.v1.distribute.experimental.MultiWorkerMirroredStrategy`.
     """
 
 
 class TPUStrategy(Strategy, older.TPUStrategy):
-    """As `jd.experimental.TPUStrategy`.
+    """`jd.experimental.TPUStrategy` of version 1.
 
     Args:
       tpu_cluster_resolver: as there.
@@ -106,7 +106,7 @@ class TPUStrategy(Strategy, older.TPUStrategy):
 
     @property
     def steps_per_run(self) -> int:
-        """How many steps a program should make before it looks at results; 1 by default.
+        """Number of steps that a program should make before it looks at results; 1 by default.
 
         Source: `tf.compat.v1.distribute.experimental.TPUStrategy.steps_per_run`.
         """

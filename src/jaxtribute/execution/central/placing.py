@@ -1,4 +1,4 @@
-"""Which operations of a program run on the parameter device, and in how many stages.
+"""Chooses the operations of a program that run on the parameter device, and the number of stages.
 
 A program over central variables alternates between two places: the *mesh* of the replicas and the *parameter*
 device. `place` puts there what depends on variables only, or what only variables depend on, and everything else on

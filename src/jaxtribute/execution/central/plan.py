@@ -45,7 +45,7 @@ class _Upload:
 
     @property
     def packed(self) -> bool:
-        """Whether it carries several values in one buffer."""
+        """True if it carries several values in one buffer."""
         return self._pack is not None
 
     def send(self, inputs: Sequence[Any]) -> Any:
@@ -133,7 +133,7 @@ class Plan:
         return jax.device_put(value, self._mesh.replicated) if up else on_device(value, self._device)
 
     def _make_uploads(self, stages: Sequence[Stage]) -> list[_Upload]:
-        """Which central values the mesh needs from the start, and which travel together."""
+        """Finds the central values that the mesh needs from the start, and groups those that travel together."""
         wanted = {var for stage in stages if stage.on_mesh for var in stage.inputs}
         uploads: list[_Upload] = []
         needed = [i for i, (var, on_mesh) in enumerate(self._inputs) if not on_mesh and var in wanted]
@@ -195,7 +195,7 @@ class Plan:
         return _Step(jitted, False, moves, keys, [*(("out", i) for i in fresh), *((up, "next") for up in packed)])
 
     def _output(self, place: int, central: bool | None) -> tuple[Any, bool | None]:
-        """Where an output is found, and whether it must be moved: up, down or not at all."""
+        """Finds an output, and decides if it must be moved: up, down or not at all."""
         if place in self._fresh:
             key, on_mesh = ("out", place), False
         else:

@@ -1,4 +1,4 @@
-"""What every dataset looks like to this package: a `Source` of `Stream`s of batches."""
+"""The form of every dataset in this package: a `Source` of `Stream`s of batches."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Source(ABC):
     """A dataset, as an adapter presents it. The base answers for the plainest one: no files, unknown length."""
 
     name = "dataset"
-    """What it is, for messages."""
+    """Name of the kind of dataset, for messages."""
     reads = "all"
-    """What a worker reads under DATA: `"share"`, only its own rows, or `"all"`, to keep its share."""
+    """Rows that a worker reads under DATA: `"share"`, only its own, or `"all"`, to keep its share."""
     finds_files = False
-    """Whether `by_file` may succeed although `files` knows none."""
+    """True if `by_file` may succeed although `files` knows none."""
     shuffled_anew = False
-    """Whether each pass, or each worker, may see another order."""
+    """True if each pass, or each worker, may see another order."""
 
     @abstractmethod
     def open(self, shard: Shard) -> Stream:
@@ -63,7 +63,7 @@ class Source(ABC):
             stream.close()
 
     def static_rows(self) -> bool:
-        """Whether all batches are sure to have as many rows as the first."""
+        """True if all batches are sure to have as many rows as the first."""
         return False
 
     def spec(self) -> Tree | None:
@@ -84,7 +84,7 @@ class Source(ABC):
         return 0
 
     def knows_end(self) -> bool:
-        """Whether all workers are sure to see the same number of batches without asking each other."""
+        """True if all workers are sure to see the same number of batches without asking each other."""
         return False
 
     def files(self) -> tuple[str, ...]:
@@ -137,6 +137,6 @@ def register(name: str, accepts: Callable[[Any], bool], make: Callable[[Any], So
 
 
 def has_arrays_only(tree: Tree) -> bool:
-    """Whether a tree has leaves, and all of them are arrays."""
+    """True if a tree has leaves, and all of them are arrays."""
     leaves = jax.tree.leaves(tree)
     return bool(leaves) and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves)

@@ -28,7 +28,7 @@ class IterSource(Source):
         return GrainStream(iter(self._dataset))
 
     def static_rows(self) -> bool:
-        """Whether the pipeline drops its remainder."""
+        """True if the pipeline drops its remainder."""
         found = grain_tree.stacking(self._dataset)
         return found is not None and found.drops_remainder
 

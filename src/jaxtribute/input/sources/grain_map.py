@@ -42,7 +42,7 @@ class MapSource(Source):
         return _IndexStream(dataset, size) if how == "arrays" else _ThreadedStream(dataset, size)
 
     def static_rows(self) -> bool:
-        """Whether the pipeline drops its remainder."""
+        """True if the pipeline drops its remainder."""
         return self._batch is not None and self._batch.drops_remainder
 
     def length(self) -> tuple[int, int] | None:
@@ -65,7 +65,7 @@ class MapSource(Source):
         return self._records % self._batch.size
 
     def knows_end(self) -> bool:
-        """Whether the number of batches is the same on every worker."""
+        """True if the number of batches is the same on every worker."""
         return not grain_tree.drops_elements(self._dataset)
 
     def files(self) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ class IterableSource(Source):
         return None if None in totals else (len(totals), sum(total or 0 for total in totals))
 
     def knows_end(self) -> bool:
-        """Whether the number of batches is the same on every worker."""
+        """True if the number of batches is the same on every worker."""
         return isinstance(self._iterable, Sequence)
 
 

@@ -61,7 +61,7 @@ class TfSource(Source):
         return jax.tree.map(leaf, self._dataset.element_spec)
 
     def static_rows(self) -> bool:
-        """Whether the pipeline drops its remainder."""
+        """True if the pipeline drops its remainder."""
         return all(leaf.shape and leaf.shape[0] is not None for leaf in jax.tree.leaves(self.spec()))
 
     def batch_size(self) -> int | None:
@@ -101,7 +101,7 @@ def _walk(node: Any) -> Iterator[Any]:
 
 
 def _shuffles_anew(node: Any) -> bool:
-    """Whether a node shuffles in another order each time: without a seed, or with one for each iteration."""
+    """True if a node shuffles in another order each time: without a seed, or with one for each iteration."""
     if "Shuffle" not in type(node).__name__:
         return False
     seeds = [getattr(node, name, None) for name in ("_seed", "_seed2")]

@@ -69,7 +69,7 @@ class TorchSource(Source):
             yield _to_numpy(batch)
 
     def static_rows(self) -> bool:
-        """Whether the pipeline drops its remainder."""
+        """True if the pipeline drops its remainder."""
         return bool(getattr(self._loader, "drop_last", False))
 
     def length(self) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""Whether a metric of the user's own adds up: replicas that each start from zero can then simply be added."""
+"""True if a metric of the user's own adds up: replicas that each start from zero can then simply be added."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class _Sums(Flow[int]):
         return value if by == _FREE else _MIXED
 
     def equation(self, eqn: JaxprEqn, given: list[int]) -> list[int]:
-        """What an operation makes of sums: a sum where it adds something free."""
+        """Result of an operation on sums: a sum where the operation adds something free."""
         name, bound = eqn.primitive.name, [one for one in given if one != _FREE]
         if not bound:
             return [_FREE] * len(eqn.outvars)

@@ -1,4 +1,4 @@
-"""What Keras's methods refuse under a strategy, and what to do instead."""
+"""Checks for uses of Keras's methods that a strategy refuses, with advice."""
 
 from __future__ import annotations
 

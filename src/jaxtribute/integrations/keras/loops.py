@@ -22,7 +22,7 @@ from jaxtribute.values.enums import ReduceOp
 
 
 class _Applying(threading.local):
-    """Whether an optimizer applies gradients that are summed already."""
+    """True if an optimizer applies gradients that are summed already."""
 
     active = False
 
@@ -39,7 +39,7 @@ def own_replica() -> ReplicaContext | None:
 
 
 def together(variable: Any, value: Any) -> Any:
-    """What all replicas write for what each of them would, by Keras's rules.
+    """Writes once for all replicas, by Keras's rules.
 
     Args:
       variable: a Keras variable, whose value is the same on all replicas.

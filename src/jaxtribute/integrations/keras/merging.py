@@ -1,4 +1,4 @@
-"""What replicas bring together besides gradients: metrics, batch statistics, states of random generators.
+"""Merges the replicas' metrics, batch statistics and states of random generators; gradients go elsewhere.
 
 A replica starts a step from the values that all share, or from what stands for them, and changes them by its own
 examples. What comes of it is added up over the replicas, all in one collective with the gradients.
@@ -20,11 +20,11 @@ State = list[Any]
 
 _SEED = "seed_generator_state"
 _APART = np.uint32(0x9E3779B1)
-"""How far apart the seeds of two replicas are: odd, so that they differ for any number of replicas."""
+"""Distance of the seeds of two replicas: odd, so that they differ for any number of replicas."""
 
 
 def start_of_metrics(variables: Sequence[Any], values: State, share: Share) -> State:
-    """What a replica's metrics start from: a sum over examples from zero, so that what a step adds can be told."""
+    """Start values of a replica's metrics: sums over examples start from zero, so that a step's share can be told."""
     if share.alone and not share.sends:
         return values
     return [
@@ -34,7 +34,7 @@ def start_of_metrics(variables: Sequence[Any], values: State, share: Share) -> S
 
 
 def start_of_layers(variables: Sequence[Any], values: State, share: Share) -> State:
-    """What a replica's layers start from: each has random numbers of its own, and replica 0 those of one device."""
+    """Start values of a replica's layers: each has random numbers of its own, and replica 0 those of one device."""
     if share.alone and not share.sends:
         return values
     return [
@@ -44,7 +44,7 @@ def start_of_layers(variables: Sequence[Any], values: State, share: Share) -> St
 
 
 def contributions(variables: Sequence[Any], start: State, end: State, share: Share) -> list[Any]:
-    """What this replica adds to the new values; None for variables that a step does not change.
+    """This replica's share of the new values; None for variables that a step does not change.
 
     Args:
       variables: Keras variables that no optimizer updates.

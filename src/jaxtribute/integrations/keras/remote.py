@@ -1,4 +1,4 @@
-"""How what belongs to Keras arrives in another process, which may not have imported Keras yet."""
+"""Unpickles objects of Keras in another process, which may not have imported Keras yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxtribute.coordinator import pickling
 
 
 def received(blob: bytes) -> Any:
-    """What a worker gets of the coordinator's Keras; its own learns about strategies first."""
+    """Unpickles the coordinator's Keras objects on a worker, whose own Keras learns about strategies first."""
     _choose_backend()
     with pickling.home().strategy.scope():
         import keras as keras
@@ -28,7 +28,7 @@ def runner(blob: bytes) -> Any:
 
 
 def run_steps(steps: Any, kind: str, dataset: Any, turn: int, number: int) -> Any:
-    """What a coordinator schedules: some steps of a `runner`, on a pass over this worker's dataset."""
+    """Runs some steps of a `runner` on a pass over this worker's dataset; scheduled by a coordinator."""
     batches = steps.batches(kind, dataset, turn)
     logs: Any = {}
     for _ in range(number):

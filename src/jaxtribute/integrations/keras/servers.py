@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 Function = Callable[[Any, Iterator[Any]], tuple[Any, Any]]
 _passes = itertools.count(1)
 _AHEAD = 16
-"""How many executions a worker are scheduled before the oldest is waited for."""
+"""Number of executions scheduled per worker before the oldest is waited for."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What stands for a batch that a worker will draw.
+    """Stand-in for a batch that a worker will draw.
 
     Attributes:
       dataset: each worker's own.
@@ -49,7 +49,7 @@ class Turn:
 
 
 class ScheduledAdapter(UnsizedAdapter):
-    """What Keras reads instead of the batches that each worker makes for itself.
+    """Stand-ins that Keras reads instead of the batches that each worker makes for itself.
 
     Args:
       creator: makes a worker's dataset.
@@ -81,7 +81,7 @@ def _dataset(dataset_fn: Callable[[Any], Any], options: Any) -> Any:
 
 
 class Scheduler:
-    """What one model has on the workers.
+    """One model's objects on the workers.
 
     Args:
       model: the model.
@@ -94,10 +94,10 @@ class Scheduler:
         self._ahead = _AHEAD * self._coordinator.workers
         self._running: deque[RemoteValue] = deque()
         self.logs: Logs | None = None
-        """What the last execution on a worker that is known of returned; None if the last one was here."""
+        """Result of the last known execution on a worker; None if the last one was here."""
 
     def function(self, kind: str) -> Function:
-        """What `fit` (`train`) or `evaluate` (`test`) calls for each execution."""
+        """Function that `fit` (`train`) or `evaluate` (`test`) calls for each execution."""
         model = self._model
         optimizer = optimizer_on_servers(model, self._strategy) if kind == "train" else None
         runner = shipped_runner(model, optimizer)
@@ -120,13 +120,16 @@ class Scheduler:
             self.logs = {}
         try:
             self._running.append(self._coordinator.schedule(run_steps, args=arguments))
-            while self._running and (self._running[0].is_done or len(self._running) > self._ahead):
-                self.logs = self._running.popleft().fetch()
+            self._take_finished()
         except BaseException:
             self._running.clear()
             self._coordinator.join()  # if another function failed before, raises what it did
             raise
         return self.logs or {}
+
+    def _take_finished(self) -> None:
+        while self._running and (self._running[0].is_done or len(self._running) > self._ahead):
+            self.logs = self._running.popleft().fetch()
 
     def finish(self) -> None:
         """Waits for all that is scheduled."""
@@ -139,7 +142,7 @@ class Scheduler:
 
 
 def make_function(model: Any, strategy: Strategy, kind: str) -> Function:
-    """What `fit` and `evaluate` call under a `ParameterServerStrategy`."""
+    """Runs `fit` and `evaluate` under a `ParameterServerStrategy`."""
     lists = Lists.of(model)
     for variable in (*lists.trainable, *lists.layers, *lists.metrics):
         adopt(variable, strategy)

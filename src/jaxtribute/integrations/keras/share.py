@@ -37,27 +37,27 @@ class Share:
     rows: int
     total: int
     reduced: bool = False
-    """Whether gradients need no reduction where they are applied."""
+    """True if gradients need no reduction where they are applied."""
     worker: int | None = None
     """The worker's number, if parameter servers apply what the step changes, while other workers change the same."""
     gradients: list[Any] | None = None
-    """What a step that sends has for them."""
+    """The replica's share in a step that sends gradients."""
     metrics: frozenset[int] = frozenset()
     """The ids of the model's metrics' variables."""
 
     @property
     def weight(self) -> float:
-        """What the replica's means count in those of the batch."""
+        """Weight of the replica's means in those of the batch."""
         return self.rows / self.total if self.total else 1.0
 
     @property
     def alone(self) -> bool:
-        """Whether there are no other replicas."""
+        """True if there are no other replicas."""
         return self.context.num_replicas_in_sync == 1
 
     @property
     def sends(self) -> bool:
-        """Whether parameter servers apply what the step changes."""
+        """True if parameter servers apply what the step changes."""
         return self.worker is not None
 
     def sum(self, values: Any) -> Any:

@@ -32,7 +32,7 @@ class ModelPickler(pickling.Pickler):
     """
 
     def reducer_override(self, obj: Any) -> Any:
-        """How an object travels."""
+        """Form in which an object travels."""
         if isinstance(obj, (inside.KerasSaveable, keras.Variable)):
             state = {name: None if name in _NOT_SENT else value for name, value in obj.__dict__.items()}
             return bare, (type(obj),), state

@@ -20,7 +20,7 @@ _ATTRIBUTE = "_jaxtribute_on_servers"
 
 
 def optimizer_on_servers(model: Any, strategy: Strategy) -> Optimizer | None:
-    """What applies the gradients of a built model's optimizer on the servers; None if nothing is trained.
+    """Function that applies the gradients of a built model's optimizer on the servers; None if nothing is trained.
 
     The Keras optimizer's variables are what the servers keep from then on.
 

@@ -1,4 +1,4 @@
-"""What one replica runs: a Keras model's own step on its part of a batch, and what the replicas reduce together."""
+"""Steps of one replica: a Keras model's own step on its part of a batch, and the reductions over the replicas."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _reduced(
 
 
 def _weighted(logs: Logs, metrics: Logs, share: Share) -> Logs:
-    """What is no metric's result among a replica's logs, as much as it counts; logs may be nested."""
+    """Adds up a replica's logs that are no metric's result, weighted by their share; logs may be nested."""
     weighted: Logs = {}
     for name, value in logs.items():
         if isinstance(value, dict) and name not in metrics:

@@ -24,7 +24,7 @@ _ATTRIBUTE = "_jaxtribute_strategy"
 SCHEDULER = "_jaxtribute_servers"
 """The attribute of a model that keeps what it has on workers."""
 Function = Callable[[Any, Iterator[Any]], tuple[Any, Any]]
-"""What Keras calls for each step, or for `steps_per_execution` of them: `(state, iterator) -> (logs, state)`."""
+"""Function that Keras calls per step, or per `steps_per_execution` of them: `(state, iterator) -> (logs, state)`."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def remember(model: Any, strategy: Strategy) -> None:
 
 
 def scheduler_of(model: Any) -> Scheduler | None:
-    """What a model has on workers of parameter servers, if it has trained or been evaluated there."""
+    """A model's objects on workers of parameter servers, if it has trained or been evaluated there."""
     return model.__dict__.get(SCHEDULER)
 
 
@@ -63,21 +63,21 @@ def _strategy_of(variables: Iterable[Any]) -> Strategy | None:
 
 
 def make_train_function(model: Any, strategy: Strategy) -> Function:
-    """What `fit` calls."""
+    """Function that `fit` calls."""
     if on_servers(strategy):
         return _scheduled(model, strategy, "train")
     return _repeated(model, _step(model, strategy, train_step))
 
 
 def make_test_function(model: Any, strategy: Strategy) -> Function:
-    """What `evaluate` calls."""
+    """Function that `evaluate` calls."""
     if on_servers(strategy):
         return _scheduled(model, strategy, "test")
     return _repeated(model, _step(model, strategy, test_step))
 
 
 def make_predict_function(model: Any, strategy: Strategy) -> Function:
-    """What `predict` calls; its results are all replicas' outputs."""
+    """Function that `predict` calls; its results are all replicas' outputs."""
     step = _step(model, strategy, predict_step)
 
     def whole(batch: Any) -> Any:
@@ -87,7 +87,7 @@ def make_predict_function(model: Any, strategy: Strategy) -> Function:
 
 
 MAKERS = {"train": make_train_function, "test": make_test_function, "predict": make_predict_function}
-"""What makes the functions that Keras calls."""
+"""Maker of the functions that Keras calls."""
 
 
 def _scheduled(model: Any, strategy: Strategy, kind: str) -> Function:

@@ -21,7 +21,7 @@ _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 
 @dataclass(frozen=True)
 class Parameter:
-    """What an optimizer asks of a variable besides its value.
+    """Properties of a variable that an optimizer asks for besides its value.
 
     Attributes:
       path: its name, behind those of its layers.
@@ -37,13 +37,13 @@ class Parameter:
 
     @classmethod
     def of(cls, variable: Any, optimizer: Any) -> Parameter:
-        """What `optimizer` asks of a Keras variable."""
+        """Properties that `optimizer` asks of a Keras variable."""
         decays = inside.decays(innermost(optimizer), variable)
         return cls(variable.path, variable.constraint, bool(variable.overwrite_with_gradient), decays)
 
     @property
     def plain(self) -> bool:
-        """Whether its value is all that matters."""
+        """True if its value is all that matters."""
         return self.constraint is None and not self.overwritten and self.decays
 
 
@@ -119,7 +119,7 @@ class KerasTransform:
 
 
 def clips_before(optimizer: Any) -> bool:
-    """Whether gradients can be clipped where they are computed, as nothing happens to them between there and here."""
+    """True if gradients can be clipped where they are computed, as nothing happens to them between there and here."""
     plain = innermost(optimizer) is optimizer and not optimizer.gradient_accumulation_steps
     return plain and optimizer.loss_scale_factor is None and any(getattr(optimizer, clip, None) for clip in _CLIPS)
 

@@ -125,7 +125,7 @@ def new_variable(_: Any, cls: type[Any], *__: Any, **___: Any) -> Any:
 
 
 def on_servers(strategy: Strategy) -> bool:
-    """Whether a strategy is a `ParameterServerStrategy`."""
+    """True if a strategy is a `ParameterServerStrategy`."""
     module = sys.modules.get("jaxtribute.strategies.parameter_server")
     return module is not None and isinstance(strategy, module.ParameterServerStrategy)
 

@@ -28,12 +28,12 @@ _WRITERS = (
 
 
 def is_first(strategy: Strategy) -> bool:
-    """Whether this process is the worker that shows progress and writes files."""
+    """True if this process is the worker that shows progress and writes files."""
     return strategy.extended.input_context().input_pipeline_id == 0
 
 
 def several(strategy: Strategy) -> bool:
-    """Whether the strategy has more than one worker."""
+    """True if the strategy has more than one worker."""
     return strategy.extended.input_context().num_input_pipelines > 1
 
 

@@ -1,4 +1,4 @@
-"""How a variable is stored over the replicas, and what reading and writing it means in each context."""
+"""Storage of a variable over the replicas, and the meaning of reads and writes in each context."""
 
 from jaxtribute.values.policies.base import Policy as Policy
 from jaxtribute.values.policies.base import Update as Update

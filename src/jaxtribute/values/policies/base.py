@@ -1,4 +1,4 @@
-"""What every storage policy of a variable answers."""
+"""Interface of all storage policies of a variable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Update(Enum):
-    """What a write does with the old value."""
+    """Treatment of the old value in a write."""
 
     ASSIGN = "assign"
     ADD = "assign_add"
@@ -41,27 +41,27 @@ class Update(Enum):
 
 
 class Policy(ABC):
-    """Where the copies of a variable are, and what a read or a write does in each context."""
+    """Places of a variable's copies, and the meaning of a read or a write in each context."""
 
     label: str = "Variable"
-    """What `repr` calls the variable."""
+    """Name of the kind of variable in `repr`."""
     split: bool = False
-    """Whether the global array holds one slice of axis 0 for each replica."""
+    """True if the global array holds one slice of axis 0 for each replica."""
     form: str = "value"
-    """What the global array is, for checkpoints: the `value`, the `flat` value padded at its end, or `rows` of values,
+    """Form of the global array in checkpoints: the `value`, the `flat` value padded at its end, or `rows` of values,
     one a replica."""
     remote: bool = False
-    """Whether the value is in another process, which is sent operations on it; see `changed`."""
+    """True if the value is in another process, which is sent operations on it; see `changed`."""
     program: Any = None
-    """What runs compiled functions over such variables, where `execution.program.Program` cannot."""
+    """Runner of compiled functions over such variables, where `execution.program.Program` cannot be it."""
     parameter_device: jax.Device | None = None
     """The one device that stores the value and computes its updates, where replicas run on others."""
     regathers: bool = False
-    """Whether the backward pass puts the value together again from its slices rather than keep it."""
+    """True if the backward pass puts the value together again from its slices rather than keep it."""
 
     @property
     def shared(self) -> bool:
-        """Whether all replicas see one value, however it is stored."""
+        """True if all replicas see one value, however it is stored."""
         return not self.split
 
     def fitted(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Policy:
@@ -139,7 +139,7 @@ class Policy(ABC):
         return self.admit(array)
 
     def derivable(self, variable: Variable, context: Context) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
-        """What to differentiate by, to get the gradient that `gradient` then takes.
+        """Value to differentiate by, to get the gradient that `gradient` then takes.
 
         Returns:
           A value; and a function of it that gives what the differentiated function sees: the variable's array, and
@@ -173,7 +173,7 @@ def check_aggregation(variable: Variable, value: Any, update: Update, replicas: 
 
 
 def aggregated(variable: Variable, value: Any, replica: ReplicaContext) -> Any:
-    """What the replicas' values come to, on every replica."""
+    """Combines the replicas' values into one, on every replica."""
     value = coerce(variable, value)
     if variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         return replica.first(value)

@@ -91,7 +91,7 @@ class OnReadPolicy(Policy):
         return PerReplica(whole, self.mesh, scalar=not shape)
 
     def _spread(self, variable: Variable, value: Any, update: Update, rows: tuple[int, ...]) -> Any:
-        """What a cross-replica write gives each replica, so that the next read returns `value`."""
+        """Value that a cross-replica write gives each replica, so that the next read returns `value`."""
         how = variable.aggregation
         if isinstance(value, PerReplica) and not value.is_ragged:
             return value.data.reshape(rows)

@@ -57,7 +57,7 @@ class SlicedPolicy(Policy):
         frame.together(lambda frame: frame.set(variable, update.apply(frame.get(variable), value)))
 
     def whole(self, variable: Variable, context: Context) -> Any:
-        """As `read`: an update of slices needs no other slice."""
+        """Reads like `read`: an update of slices needs no other slice."""
         return self.read(variable, context)
 
     def store(self, variable: Variable, value: Any, context: Context) -> None:

@@ -134,7 +134,7 @@ class Dataset(Sources, Transformations):
 
     @property
     def pipeline(self) -> Pipeline:
-        """What it reads; for adapters."""
+        """The pipeline that is read; for adapters."""
         return self._pipeline
 
     @property
@@ -213,7 +213,7 @@ def _spec(leaf: Any, rows_vary: bool) -> TensorSpec:
 
 
 class _IndexedSource(MapSource):
-    """How the input package reads records by number."""
+    """Adapter by which the input package reads records by number."""
 
     name = "tf.data.Dataset"
 
@@ -227,7 +227,7 @@ class _IndexedSource(MapSource):
 
 
 class _StreamedSource(IterableSource):
-    """How the input package reads a stream."""
+    """Adapter by which the input package reads a stream."""
 
     name = "tf.data.Dataset"
 

@@ -8,7 +8,7 @@ from jaxtribute.input.options import AutoShardPolicy
 
 
 class DistributeOptions:
-    """How a dataset is shared out among workers. Source: `tf.data.experimental.DistributeOptions`."""
+    """Division of a dataset among workers. Source: `tf.data.experimental.DistributeOptions`."""
 
     def __init__(self) -> None:
         self.auto_shard_policy = AutoShardPolicy.AUTO

@@ -1,4 +1,4 @@
-"""What a dataset is inside: records that can be asked for by number, or a stream that can be started again."""
+"""Insides of a dataset: records that can be asked for by number, or a stream that can be started again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Indexed:
 
     dataset: grain.MapDataset[Any]
     rows_vary: bool = False
-    """Whether records are batches of which the last may be smaller."""
+    """True if records are batches of which the last may be smaller."""
 
     def __iter__(self) -> Iterator[Tree]:
         return (self.dataset[index] for index in range(len(self.dataset)))
@@ -70,7 +70,7 @@ class Streamed:
 
     open: Callable[[], Iterator[Tree]]
     rows_vary: bool = False
-    """Whether records are batches of which the last may be smaller."""
+    """True if records are batches of which the last may be smaller."""
 
     def __iter__(self) -> Iterator[Tree]:
         return self.open()

@@ -39,7 +39,7 @@ class TFRecordSource(FileRecords):
 
 
 def _records(path: str) -> tuple[Places, Places]:
-    """Where each record of a file begins and ends."""
+    """Finds the beginning and the end of each record of a file."""
     size, offset = Path(path).stat().st_size, 0
     begins, ends = [], []
     with Path(path).open("rb") as stream:

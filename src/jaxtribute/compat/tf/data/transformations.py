@@ -1,4 +1,4 @@
-"""What makes datasets out of datasets."""
+"""Makes datasets out of datasets."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Transformations:
     def interleave(
         self, map_func: Callable[..., Dataset], cycle_length: int | None = None, block_length: int = 1, **_: Any
     ) -> Dataset:
-        """As `flat_map`, taking turns at `cycle_length` datasets, 8 by default, by `block_length` elements.
+        """Maps flat like `flat_map`, taking turns at `cycle_length` datasets, 8 by default, by `block_length` elements.
 
         Source: `tf.data.Dataset.interleave`.
         """

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxtribute.coordinator import folders
-from jaxtribute.coordinator.folders import Folder, remove_abandoned, short_base
+from jaxtribute import folders
 from jaxtribute.errors import ClusterError
+from jaxtribute.folders import Folder, remove_abandoned, short_base
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_the_first_that_is_short_and_can_be_written(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys, tempfile
 from pathlib import Path
-from jaxtribute.coordinator import folders
+from jaxtribute import folders
 folders._BELOW = 0
 tempfile.tempdir = sys.argv[1]
 folder = folders.Folder()

@@ -1,6 +1,6 @@
 """The long kill test: a training on the digits whose workers are killed, or told to end, at random moments.
 
-    python tests/soak.py --workers 4 --kills 20 --preemptions 20 [--seed 0]
+    python tests/soak/kills.py --workers 4 --kills 20 --preemptions 20 [--seed 0]
 
 It ends with the parameters of an undisturbed run, to the bit, and with every example seen exactly once an epoch; every
 SIGTERM leaves a complete checkpoint. `make soak` runs it; a few minutes.
@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-PROGRAM = Path(__file__).with_name("kill_program.py")
+PROGRAM = Path(__file__).parents[1] / "kill_program.py"
 EXAMPLES, EVERY, STEPS_A_START = 320, 3, 60
 """Examples of an epoch (5 steps), steps between checkpoints, and steps for each start of the job."""
 STARTING, STARTING_S, TRAINING_S, CHECKPOINTS = 0.2, 3.0, 1.0, 5

@@ -1,4 +1,4 @@
-"""Private folders for the sockets of one machine's processes: short enough for them, and not left behind.
+"""Private folders for the sockets and keys of one machine's processes: short enough, and not left behind.
 
 The name of a Unix socket has at most 107 characters, and Ray takes some 70 of them below its folder. The folder of
 `TMPDIR`, which macOS and Slurm make long, is therefore used only where it is short. A process that is killed leaves its

@@ -1,0 +1,114 @@
+"""A small GPT in Flax NNX and in Equinox: the losses of plain JAX on any number of replicas, eager or compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxtribute as jd
+from gpt_models import BATCH, EqxGpt, NnxGpt, batches, entropies, plain_equinox, plain_nnx
+from replicas import mirrored, one_device
+
+pytestmark = pytest.mark.slow  # each compiles a training, or runs it operation by operation
+
+STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
+    "one device": lambda: one_device(1),
+    "mirrored 2": lambda: mirrored(2),
+    "mirrored 4": lambda: mirrored(4),
+    "sharded 4": lambda: jd.FullyShardedStrategy([f"CPU:{i}" for i in range(4)], min_bytes=256),
+}
+EACH = pytest.mark.parametrize("strategy", STRATEGIES)
+COMPILED = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+
+
+@pytest.fixture(autouse=True)
+def usual_promotion() -> Iterator[None]:
+    """As both libraries expect."""
+    options = {"jax_numpy_dtype_promotion": "standard", "jax_numpy_rank_promotion": "allow"}
+    before = {name: getattr(jax.config, name) for name in options}
+    for name, value in options.items():
+        jax.config.update(name, value)  # for replicas' threads, too
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+class Training:
+    """The set-up, the step and the loop of the documentation."""
+
+    def __init__(
+        self, strategy: jd.Strategy, module: Any, call: Callable[[jd.Model, Any], Any], **options: Any
+    ) -> None:
+        self.strategy = strategy
+        with strategy.scope():
+            self.model = jd.Model(module, optax.adamw(1e-2), **options)
+        self.call = call
+
+    def loss(self, tokens: Any) -> Any:
+        losses = entropies(self.call(self.model, tokens[:, :-1]), tokens)
+        return jd.nn.compute_average_loss(losses, global_batch_size=BATCH)
+
+    def step(self, tokens: Any) -> Any:
+        return self.strategy.reduce("SUM", self.strategy.run(self.model.minimize, (self.loss, tokens)), axis=None)
+
+    def losses(self, steps: list[Any], *, compiled: bool = True) -> list[float]:
+        step = jd.function(self.step) if compiled else self.step
+        return [float(step(tokens)) for tokens in self.strategy.experimental_distribute_dataset(steps)]
+
+
+def nnx_training(strategy: jd.Strategy, rate: float = 0.0) -> Training:
+    return Training(strategy, NnxGpt(nnx.Rngs(0), rate), lambda model, tokens: model(tokens))
+
+
+def equinox_training(strategy: jd.Strategy, rate: float = 0.0) -> Training:
+    def call(model: jd.Model, tokens: Any) -> Any:
+        if not rate:
+            return jax.vmap(model)(tokens)
+        return jax.vmap(model)(tokens, model.keys(tokens.shape[0]))
+
+    return Training(strategy, EqxGpt(jax.random.key(0), rate), call, rng=1)
+
+
+@EACH
+@COMPILED
+def test_nnx(strategy: str, compiled: bool) -> None:
+    losses = nnx_training(STRATEGIES[strategy]()).losses(batches(), compiled=compiled)
+    np.testing.assert_allclose(losses, plain_nnx(), rtol=1e-6)
+
+
+@EACH
+@COMPILED
+def test_equinox(strategy: str, compiled: bool) -> None:
+    losses = equinox_training(STRATEGIES[strategy]()).losses(batches(), compiled=compiled)
+    np.testing.assert_allclose(losses, plain_equinox(), rtol=1e-6)
+
+
+def test_nnx_with_dropout_on_one_device_draws_what_plain_flax_draws() -> None:
+    losses = nnx_training(one_device(1), 0.5).losses(batches())
+    np.testing.assert_allclose(losses, plain_nnx(0.5), rtol=1e-6)
+    assert not np.allclose(losses, plain_nnx(), rtol=1e-3)
+
+
+def test_equinox_with_dropout_draws_the_same_on_any_number_of_replicas() -> None:
+    losses = [equinox_training(STRATEGIES[name](), 0.5).losses(batches()) for name in STRATEGIES]
+    np.testing.assert_allclose(losses[1:], losses[:1] * 3, rtol=1e-6)
+    assert not np.allclose(losses[0], plain_equinox(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("make", [nnx_training, equinox_training])
+def test_a_checkpoint_goes_on_under_another_number_of_replicas(make: Callable[..., Training], tmp_path: Path) -> None:
+    whole = make(mirrored(2)).losses(batches())
+    first = make(mirrored(2))
+    begun = first.losses(batches()[:2])
+    path = jd.Checkpoint(training=first.model).save(tmp_path / "gpt", block=True)
+    for name in ("sharded 4", "one device"):
+        second = make(STRATEGIES[name]())
+        jd.Checkpoint(training=second.model).restore(path).assert_consumed()
+        np.testing.assert_allclose([*begun, *second.losses(batches()[2:])], whole, rtol=1e-6)

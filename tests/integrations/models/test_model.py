@@ -1,0 +1,310 @@
+"""`jd.Model`: what becomes of a model's arrays, of what calls change in it, and of random numbers, on any replicas."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxtribute as jd
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, TraceError, VariableError
+from replicas import each_executor, execute, mirrored, one_device
+
+ONES = np.ones((4, 3), np.float32)
+
+
+def made(strategy: jd.Strategy, model: Any, *args: Any, **options: Any) -> jd.Model:
+    with strategy.scope():
+        return jd.Model(model, *args, **options)
+
+
+def batch(strategy: jd.Strategy, rows: int, width: int = 3) -> Any:
+    """Rows 0, 1, 2, ... times 1, over the replicas."""
+    whole = np.arange(rows, dtype=np.float32)[:, None] * np.ones((1, width), np.float32)
+    (given,) = strategy.experimental_distribute_dataset([whole])
+    return given
+
+
+class Affine(nnx.Module):
+    def __init__(self) -> None:
+        self.w = nnx.Param(jnp.full((3,), 2.0, jnp.float32))
+        self.mean = nnx.BatchStat(jnp.zeros(()))
+        self.calls = nnx.RngCount(jnp.zeros((), jnp.uint32))
+
+    def __call__(self, x: Any, *, write: bool = True) -> Any:
+        if write:
+            self.mean.set_value(x.mean())
+            self.calls.set_value(self.calls.get_value() + jnp.uint32(1))
+        return x * self.w.get_value()[None]
+
+
+class Custom(nnx.Variable[Any]):
+    """A type of variable that the library does not know."""
+
+
+class Strange(nnx.Module):
+    def __init__(self) -> None:
+        self.w = nnx.Param(jnp.ones(3))
+        self.seen = Custom(jnp.zeros(()))
+
+    def __call__(self, x: Any) -> Any:
+        self.seen.set_value(x.sum())
+        return x
+
+    def grow(self) -> None:
+        self.more = nnx.Param(jnp.ones(1))
+
+
+def test_the_arrays_of_a_module_become_variables_by_their_kind() -> None:
+    model = made(mirrored(2), Affine())
+    found = {variable.name: (variable.trainable, variable.aggregation.name) for variable in model.variables}
+    assert found == {
+        "w:0": (True, "NONE"),
+        "mean:0": (False, "MEAN"),
+        "calls:0": (False, "ONLY_FIRST_REPLICA"),
+    }
+    assert model.trainable_variables == (model.parameters["w"],)
+
+
+@each_executor
+@pytest.mark.parametrize("rows", [8, 5])
+def test_statistics_are_the_mean_over_the_replicas_that_have_examples(executor: str, rows: int) -> None:
+    strategy = mirrored(4)
+    model = made(strategy, Affine())
+    execute(executor, strategy, model, batch(strategy, rows))
+    groups = [[0, 1], [2, 3], [4, 5], [6, 7]] if rows == 8 else [[0, 1], [2, 3], [4]]
+    np.testing.assert_allclose(model.value.mean.get_value(), np.mean([np.mean(group) for group in groups]), rtol=1e-6)
+    assert int(model.value.calls.get_value()) == 1
+
+
+@each_executor
+def test_a_model_follows_its_writes_within_a_step_and_gradients_have_its_structure(executor: str) -> None:
+    strategy = mirrored(2)
+    model = made(strategy, Affine(), optax.sgd(0.5))
+
+    def step(x: Any) -> Any:
+        first, gradients = jd.value_and_grad(lambda: jnp.sum(model(x)), model)()
+        assert jax.tree.structure(gradients) == jax.tree.structure({"w": 0})
+        model.apply_gradients(gradients)
+        return first, jnp.sum(model(x))
+
+    first, second = execute(executor, strategy, step, batch(strategy, 2, 3))
+    assert [float(value) for value in first.values] == [0, 6]  # row 1 has three ones, times 2
+    assert [float(value) for value in second.values] == [0, 6 - 3 * 0.5]
+    assert int(model.value.calls.get_value()) == 2
+
+
+def test_a_jd_function_takes_it_as_an_argument_and_sees_what_training_made_of_it() -> None:
+    model = made(jd.get_strategy(), Affine())
+
+    @jd.function
+    def call(model: jd.Model, x: Any) -> Any:
+        return model(x, write=False)
+
+    assert float(call(model, ONES).sum()) == 24
+    model.parameters["w"].assign(np.zeros(3))
+    assert float(call(model, ONES).sum()) == 0
+    assert call.experimental_get_tracing_count() == 1
+
+
+def test_attributes_that_are_no_variables_are_as_before_for_the_next_call() -> None:
+    model = made(one_device(1), nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
+
+    def evaluate(module: Any, x: Any) -> Any:
+        module.set_attributes(deterministic=True)
+        return module(x)
+
+    assert float(model.apply(evaluate, ONES).sum()) == ONES.sum()
+    assert float(model(ONES).sum()) != ONES.sum()
+
+
+@each_executor
+def test_dropout_of_nnx_differs_between_replicas_and_calls(executor: str) -> None:
+    strategy = mirrored(2)
+    model = made(strategy, nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
+    ones = strategy.place(np.ones((64,), np.float32))
+    masks = [np.stack(execute(executor, strategy, model, ones).values) for _ in range(2)]
+    rows = np.concatenate(masks)
+    assert len({row.tobytes() for row in rows}) == 4
+    other = made(strategy, nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
+    again = np.stack(execute(executor, strategy, other, ones).values)
+    np.testing.assert_array_equal(again, masks[0])
+
+
+@each_executor
+def test_keys_of_examples_do_not_depend_on_the_replicas(executor: str) -> None:
+    drawn: list[Any] = []
+    for replicas in (1, 2, 4):
+        strategy = mirrored(replicas) if replicas > 1 else one_device(0)
+        model = made(strategy, {"w": jnp.ones(1)}, rng=3)
+
+        def draw(x: Any, model: jd.Model = model) -> Any:
+            return jax.vmap(jax.random.uniform)(model.keys(x.shape[0]))
+
+        given = batch(strategy, 5)
+        both = [execute(executor, strategy, draw, given) for _ in range(2)]
+        drawn.append([np.concatenate(strategy.experimental_local_results(one)) for one in both])
+    np.testing.assert_array_equal(drawn[1], drawn[0])
+    np.testing.assert_array_equal(drawn[2], drawn[0])
+    assert len(np.unique(drawn[0])) == 10
+
+
+@each_executor
+def test_each_replica_gets_a_key_of_its_own(executor: str) -> None:
+    strategy = mirrored(2)
+    model = made(strategy, {"w": jnp.ones(1)}, rng=jax.random.key(3))
+    draws = [execute(executor, strategy, lambda: jax.random.uniform(model.key())).values for _ in range(2)]
+    assert len({float(value) for values in draws for value in values}) == 4
+
+
+def test_a_state_of_equinox_is_assigned_whole() -> None:
+    strategy = mirrored(2)
+    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, axis_name="batch", mode="ema", momentum=0.5)
+    model = made(strategy, norm, state=state)
+
+    @jd.function
+    def step(x: Any) -> Any:
+        def replica(x: Any) -> Any:
+            call = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+            result, model.state = call(x, model.state)
+            return result
+
+        return strategy.run(replica, (x,))
+
+    with jax.numpy_dtype_promotion("standard"):
+        step(batch(strategy, 8))
+        first = [np.asarray(leaf) for leaf in jax.tree.leaves(model.state)]
+        wanted = [
+            eqx.filter_jit(jax.vmap(norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None)))(part, state)[1]
+            for part in np.split(np.arange(8, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32), 2)
+        ]
+    for leaf, *parts in zip(first, *map(jax.tree.leaves, wanted), strict=True):
+        np.testing.assert_allclose(leaf, np.mean(parts, axis=0), rtol=1e-6)
+    with pytest.raises(ShapeError, match="return all of a state"):
+        model.state = {"another": jnp.ones(3)}
+
+
+def test_a_state_that_differs_between_replicas_where_it_may_not_is_an_error() -> None:
+    strategy = mirrored(2)
+    model = made(strategy, {"w": jnp.ones(1)}, state={"rows": jnp.zeros((), jnp.int32)})
+
+    def replica(x: Any) -> None:
+        model.state = {"rows": jnp.sum(x).astype(jnp.int32)}
+
+    step = jd.function(lambda x: strategy.run(replica, (x,)))
+    with pytest.raises(VariableError, match="state/rows:0 would get a different value on each of 2 replicas"):
+        step(batch(strategy, 4))
+
+
+def test_precision_casts_parameters_inputs_and_results() -> None:
+    model = made(mirrored(2), eqx.nn.Linear(3, 2, key=jax.random.key(0)), precision="compute=bfloat16")
+    dtypes: list[Any] = []
+
+    def replica(x: Any) -> Any:
+        def loss() -> Any:
+            dtypes.append(model.value.weight.dtype)
+            result = jax.vmap(model)(x)
+            dtypes.append(result.dtype)
+            return result.sum()
+
+        return jd.grad(loss, model)().weight
+
+    gradient = jd.function(lambda x: model.variables[0].distribute_strategy.run(replica, (x,)))(batch(mirrored(2), 4))
+    assert dtypes == [jnp.bfloat16, jnp.float32]
+    assert gradient.values[0].dtype == jnp.float32
+
+
+def test_accumulated_gradients_make_one_update() -> None:
+    model = made(mirrored(2), Affine(), optax.sgd(1.0), accumulate_steps=2)
+
+    @jd.function
+    def step(x: Any) -> Any:
+        return mirrored(2).run(model.minimize, (lambda x: jnp.sum(model(x)), x))
+
+    step(batch(mirrored(2), 2))
+    assert model.parameters["w"].numpy().tolist() == [2, 2, 2]
+    step(batch(mirrored(2), 2))
+    assert model.parameters["w"].numpy().tolist() == [1, 1, 1]
+
+
+def test_pictures_and_copies() -> None:
+    strategy = mirrored(2)
+    model = made(strategy, Affine(), optax.adam(1e-3))
+    names = [variable.name for variable in model.variables]
+    assert {"w:0", "mean:0", "w/mu:0", "w/nu:0"} <= set(names)
+    assert "mean" in str(strategy.visualize({"model": model}))
+    twin = copy.deepcopy(model)
+    twin.parameters["w"].assign(np.zeros(3))
+    assert float(twin.value.w.get_value().sum()) == 0
+    assert float(model.value.w.get_value().sum()) == 6
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_a_checkpoint_holds_all_of_it(replicas: int, tmp_path: Path) -> None:
+    model = made(mirrored(2), Affine(), optax.adam(1e-3), rng=5)
+    mirrored(2).run(model.minimize, (lambda x: jnp.sum(model(x)), batch(mirrored(2), 4)))
+    model.key()
+    path = jd.Checkpoint(model=model).save(tmp_path / "model", block=True)
+    text = (Path(path) / "jaxtribute.json").read_text()
+    assert '"model.w"' in text
+    assert '"model.rng.count"' in text
+    assert '"model.optimizer.w.mu"' in text
+    other = made(mirrored(replicas) if replicas > 1 else one_device(0), Affine(), optax.adam(1e-3), rng=6)
+    jd.Checkpoint(model=other).restore(path).assert_consumed()
+    for old, new in zip(model.variables, other.variables, strict=True):
+        np.testing.assert_array_equal(old.numpy(), new.numpy())
+    keys = [np.asarray(jax.random.key_data(one.key())) for one in (model, other)]
+    np.testing.assert_array_equal(keys[0], keys[1])
+
+
+# What is refused.
+
+
+def test_a_variable_of_an_unknown_type_may_be_written_by_one_replica_only() -> None:
+    model = made(one_device(0), Strange())
+    model(ONES)
+    assert float(model.value.seen.get_value()) == 12
+    strategy = mirrored(2)
+    model = made(strategy, Strange())
+    with pytest.raises(VariableError, match=r"seen:0 is an array that steps only read.*2 replicas"):
+        strategy.run(model, (batch(strategy, 2),))
+
+
+def test_new_variables_of_a_module() -> None:
+    model = made(one_device(0), Strange())
+    with pytest.raises(VariableError, match=r"has added the variables .*more.*HINT: take what"):
+        model.apply(lambda module: module.grow())
+
+
+def test_a_change_inside_a_transformation() -> None:
+    model = made(one_device(0), Affine())
+    with pytest.raises(TraceError, match="inside a JAX transformation"):
+        jax.vmap(model)(ONES[:, None])
+
+
+REFUSED = [
+    (lambda: jd.Model(lambda x: x), ArgumentTypeError, "holds no arrays"),
+    (lambda: jd.Model({"w": 1.0}), ArgumentTypeError, "is the number 1.0, which could not be trained"),
+    (lambda: jd.Model({"w": ONES}, accumulate_steps=2), ArgumentError, "are for an optimizer"),
+    (lambda: jd.Model({"w": ONES}, rng="seed"), ArgumentTypeError, "rng is 'seed'"),
+    (lambda: jd.Model({"w": ONES}, state={"k": jax.random.key(0)}), ArgumentTypeError, "give random keys as rng="),
+    (lambda: jd.Model({"w": ONES}).key(), ArgumentError, "without random numbers"),
+    (lambda: jd.Model({"w": ONES}).apply_gradients({"w": ONES}), ArgumentError, "has no optimizer"),
+    (lambda: jd.Model(eqx.nn.BatchNorm(3, "batch", mode="ema")), ArgumentError, "make_with_state"),
+    (lambda: jd.Model(nnx.eval_shape(lambda: nnx.Dropout(0.5, rngs=nnx.Rngs(0)))), ArgumentError, "pass rng="),
+    (lambda: setattr(jd.Model({"w": ONES}), "state", {}), ArgumentError, "without a state"),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "text"), REFUSED, ids=[text for _, _, text in REFUSED])
+def test_refused(make: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        make()
