@@ -12,8 +12,10 @@ LINES = {
         "all-reduce", (65536, 4)
     ),
     "  ROOT %ag = bf16[8,4]{1,0} all-gather(%x), dimensions={0}": Collective("all-gather", (64,)),
-    "  %s = (f32[4]{0}, f32[8]{0}) all-gather-start(%x), dimensions={0}": Collective("all-gather", (32,)),
-    "  %r = f32[16]{0} all-reduce-start(%x), channel_id=2": Collective("all-reduce", (64,)),
+    "  %s = (f32[4]{0}, f32[8]{0}) all-gather-start(%x), dimensions={0}": Collective(
+        "all-gather", (32,), asynchronous=True
+    ),
+    "  %r = f32[16]{0} all-reduce-start(%x), channel_id=2": Collective("all-reduce", (64,), asynchronous=True),
     "  %r = f64[2,3]{1,0} reduce-scatter(%x), dimensions={0}": Collective("reduce-scatter", (96,)),
     "  %p = pred[8]{0} collective-permute(%x)": Collective("collective-permute", (8,)),
     "  %a = f8e4m3fn[10]{0} all-to-all(%x)": Collective("all-to-all", (10,)),
@@ -24,6 +26,12 @@ LINES = {
 def test_each_kind(line: str, expected: Collective) -> None:
     assert collectives(line, 2) == (expected,)
     assert expected.nbytes == sum(expected.parts)
+
+
+def test_one_that_a_tpu_runs_beside_several_fusions_counts_once() -> None:
+    part = '  %ag.{} = f32[64]{{0}} all-gather(%p), channel_id=1, frontend_attributes={{chain_id="0"}}\n'
+    text = part.format(1) + part.format(2) + "  %ag.3 = f32[64]{0} all-gather(%p), channel_id=1\n"
+    assert collectives(text, 2) == (Collective("all-gather", (256,), True), Collective("all-gather", (256,)))
 
 
 def test_what_is_none() -> None:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxtribute import context as contexts
 from jaxtribute import settings
 from jaxtribute.collectives.marks import equal
 from jaxtribute.collectives.packing import PIECE_BYTES, pack, packed_map, unpack
@@ -65,7 +66,8 @@ class AutoSum(SharingSum):
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
         """One all-reduce a pack."""
-        return packed_map(_psum, arrays, self.small_bytes)
+        small = 0 if self.small_bytes is None and _joins_by_itself() else self.small_bytes
+        return packed_map(_psum, arrays, small)
 
 
 @dataclass(frozen=True)
@@ -276,6 +278,11 @@ def _as_sent(array: Any, received: Any) -> Any:
     zero = n * (n + bits.type(1)) & bits.type(1)
     whole = lax.bitcast_convert_type(array, bits)
     return lax.bitcast_convert_type(whole ^ jnp.broadcast_to(zero, whole.shape), array.dtype)
+
+
+def _joins_by_itself() -> bool:
+    """True if the replicas' compiler puts small sums into one collective, as TPUs' does; packing only adds copies."""
+    return contexts.current().strategy.extended.mesh.devices[0].platform == "tpu"
 
 
 def _psum(array: Any) -> Any:

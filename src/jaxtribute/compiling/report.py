@@ -55,7 +55,7 @@ def as_dict(step: Any) -> dict[str, Any]:
 
 
 def text(one: dict[str, Any]) -> str:
-    """What the compiler says of a step, in some lines.
+    """The compiler's figures of a step, in some lines.
 
     Args:
       one: what `as_dict` made of it.

@@ -201,7 +201,7 @@ def _aliased_outputs(text: str) -> set[int]:
 
 
 def _too_large(error: Exception, topology: Topology, batch: int) -> Exception:
-    """What the compiler says of a program that does not fit; the error itself where it says something else."""
+    """The error of a program that does not fit, with the compiler's figures; any other error as it is."""
     found = _OUT_OF_MEMORY.search(str(error))
     if found is None:
         return error

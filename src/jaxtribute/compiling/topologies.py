@@ -41,7 +41,7 @@ class Topology:
 
     @property
     def hosts(self) -> int:
-        """How many machines the devices are attached to."""
+        """The number of machines that the devices are attached to."""
         return len({device.process_index for device in self.devices})
 
 
@@ -68,7 +68,7 @@ def topology_named(name: str) -> Topology:
 
 
 def check_topology(name: str) -> Device:
-    """What a chip of that slice can do, once it is known that there is a compiler; loads nothing.
+    """Returns the kind of chip of that slice, once it is known that there is a compiler; loads nothing.
 
     Raises:
       ArgumentError: there is no such chip.

@@ -11,7 +11,7 @@ from jaxtribute.values.described import DescribedArray
 
 
 class CompiledOnly:
-    """What stands in for the function that `jax.jit` made: a call compiles it and tells what it would give.
+    """A stand-in for the function that `jax.jit` made: a call compiles it and tells what it would give.
 
     Args:
       jitted: the function.

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 
 from jaxtribute.collectives.wholes import whole_p
-from jaxtribute.jaxprs.core import JaxprEqn, aval, is_program, opened
-from jaxtribute.jaxprs.walking import any_in, as_closed, evaluate
+from jaxtribute.jaxprs.core import JaxprEqn, as_closed, aval, is_program, opened
+from jaxtribute.jaxprs.walking import any_in, evaluate
 
 
 def value_and_grad_regathering(loss: Callable[..., Any], values: Sequence[Any]) -> Any:
-    """As `jax.value_and_grad(loss, has_aux=True)(values)`, of a backward pass that gathers variables anew."""
+    """Returns `jax.value_and_grad(loss, has_aux=True)(values)`, of a backward pass that gathers variables anew."""
     differentiate = jax.value_and_grad(jax.checkpoint(_opaque(loss), policy=_keep_all_but_wholes), has_aux=True)
     try:
         return differentiate(values)
@@ -24,7 +24,7 @@ def value_and_grad_regathering(loss: Callable[..., Any], values: Sequence[Any]) 
 
 
 def _keep_all_but_wholes(primitive: Any, *_: Any, **__: Any) -> bool:
-    """What the backward pass takes from the forward pass: all but variables that were gathered from their slices."""
+    """True if the backward pass takes a result from the forward pass: all but variables gathered from their slices."""
     return primitive is not whole_p
 
 

@@ -111,7 +111,7 @@ def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], p
     ]
     if any(mesh is not None and mesh.described for mesh in meshes):
         shapes = jax.eval_shape(laid_out, stored)
-        return [put(shape, place) for shape, place in zip(shapes, places, strict=True)]
+        return [put(shape, place) if place else shape for shape, place in zip(shapes, places, strict=True)]
     if not any(policy.split for policy in policies):
         return jax.jit(laid_out)(stored)
     arrays = jax.jit(laid_out, out_shardings=places)(stored)

@@ -29,8 +29,8 @@ class DescribedArray(jax.Array):
       sharding: which described device would hold which part.
     """
 
-    weak_type = False
-    committed = True
+    weak_type = False  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
+    committed = True  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, sharding: Sharding) -> None:
         self._shape, self._dtype, self._sharding = tuple(shape), np.dtype(dtype), sharding
@@ -47,12 +47,12 @@ class DescribedArray(jax.Array):
 
     @property
     def sharding(self) -> Sharding:
-        """Which device would hold which part."""
+        """The placement: which device would hold which part."""
         return self._sharding
 
     @property
     def aval(self) -> ShapedArray:
-        """What JAX traces it as."""
+        """The shape and dtype that JAX traces."""
         return ShapedArray(self._shape, self._dtype)
 
     @property

@@ -74,7 +74,7 @@ class Policy(ABC):
         """The replicas' devices; None for a variable that no strategy placed."""
 
     def stored(self, value: Any) -> jax.Array:
-        """As `place`; on devices that are only described, the array's shape and placement alone."""
+        """Returns what `place` does; on devices that are only described, the array's shape and placement alone."""
         mesh = self.mesh
         if mesh is None or not mesh.described:
             return self.place(value)

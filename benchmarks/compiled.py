@@ -1,0 +1,137 @@
+"""Steps as the TPU compiler makes them, of the library and by hand: compiled, not run, as there is no TPU here.
+
+python -m benchmarks.compiled [--topology v5e:2x4] [--json FILE]
+
+Each problem of `problems.py` with Adam: operations, bytes accessed, memory and collectives of each device, of the step
+under `MirroredStrategy` and of the same step by hand (`jax.jit`, `NamedSharding`, donated state), and their ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import jaxtribute as jd
+from benchmarks.peers.jax_steps import OPS
+from benchmarks.problems import Problem, make
+from jaxtribute.compiling import compile_for
+from jaxtribute.compiling.topologies import topology_named
+from jaxtribute.planning.hlo import collectives
+
+PROBLEMS = {"64-256-256-10": 256, "784-2048-2048-10": 1024, "conv": 256, "transformer": 64, "small-20": 64}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the compiler says of a step, on each device: operations, bytes, and the collectives' number and bytes."""
+
+    flops: float
+    accessed: float
+    memory: int
+    scratch: int
+    collectives: int
+    exchanged: int
+
+
+def of_library(problem: Problem, topology: str) -> Figures:
+    """The step under `MirroredStrategy`."""
+
+    def train() -> None:
+        strategy = jd.MirroredStrategy()
+        with strategy.scope():
+            variables = [jd.Variable(array) for array in problem.params]
+            optimizer = jd.Optimizer(optax.adam(1e-3), variables)
+
+        def update(*data: jax.Array) -> jax.Array:
+            def loss() -> jax.Array:
+                return problem.loss(OPS, [variable.read_value() for variable in variables], *data) / problem.batch
+
+            value, gradients = jd.value_and_grad(loss, variables)()
+            optimizer.apply_gradients(gradients)
+            return value
+
+        @jd.function
+        def step(*data: jax.Array) -> jax.Array:
+            return strategy.reduce("SUM", strategy.run(update, data), axis=None)
+
+        for batch in strategy.experimental_distribute_dataset([problem.data]):
+            step(*batch)
+
+    found = compile_for(topology, train)
+    sums = found.collectives
+    memory = found.held.total - found.held.code
+    exchanged = sum(one.nbytes for one in sums)
+    return Figures(found.flops, found.traffic, memory, found.held.scratch, len(sums), exchanged)
+
+
+def by_hand(problem: Problem, topology: str) -> Figures:
+    """The step with state copied to each device and the batch split, which XLA partitions."""
+    devices = topology_named(topology).devices
+    mesh = Mesh(devices, ("replica",))
+    whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("replica"))
+    transform = optax.adam(1e-3)
+
+    def step(params: Any, slots: Any, data: Any) -> Any:
+        def loss(params: Any) -> Any:
+            return problem.loss(OPS, params, *data) / problem.batch
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        updates, slots = transform.update(gradients, slots, params)
+        return optax.apply_updates(params, updates), slots, value
+
+    def placed(nest: Any, where: NamedSharding) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), nest)
+
+    slots = jax.eval_shape(transform.init, problem.params)
+    jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=(whole, whole, whole))
+    compiled = jitted.lower(placed(problem.params, whole), placed(slots, whole), placed(problem.data, split)).compile()
+    costs, held = compiled.cost_analysis() or {}, compiled.memory_analysis()
+    sums = collectives(compiled.as_text(), len(devices))
+    kept = held.argument_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
+    return Figures(
+        float(costs["flops"]),
+        float(costs["bytes accessed"]),
+        kept + held.temp_size_in_bytes,
+        held.temp_size_in_bytes,
+        len(sums),
+        sum(one.nbytes for one in sums),
+    )
+
+
+def compared(topology: str, problems: dict[str, int]) -> list[dict[str, Any]]:
+    """The figures of both and their ratios, for each problem."""
+    found: list[dict[str, Any]] = []
+    for name, batch in problems.items():
+        problem = make(name, batch)
+        library, hand = asdict(of_library(problem, topology)), asdict(by_hand(problem, topology))
+        ratios = {key: library[key] / hand[key] for key in library if hand[key]}
+        found.append({"problem": problem.name, "library": library, "by hand": hand, "ratios": ratios})
+        shown = ", ".join(f"{key} {ratio:.3f}" for key, ratio in ratios.items())
+        print(f"{problem.name}: {shown}", flush=True)
+    return found
+
+
+def main() -> None:
+    """Prints the ratios, and writes the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--topology", default="v5e:2x4")
+    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
+    parser.add_argument("--quick", action="store_true", help="one problem, to see that it runs")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    names = arguments.problems[:1] if arguments.quick else arguments.problems
+    found = compared(arguments.topology, {name: PROBLEMS[name] for name in names})
+    if arguments.json:
+        what = f"compiled for {arguments.topology}, not run; JAX {jax.__version__}"
+        arguments.json.write_text(json.dumps({"what": what, "problems": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
