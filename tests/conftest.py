@@ -6,6 +6,7 @@ from typing import Any
 
 import hypothesis
 import jax
+import numpy.testing  # noqa: F401  # once, for all: old versions start a process for it
 import pytest
 
 from jaxtribute import config

@@ -202,7 +202,7 @@ class _Values:
         self._changed = 0
         """Values that were replaced for ever, as there was no memory to keep the old ones."""
         self.undo: list[Callable[[], None]] = []
-        """What puts back the values that have changed."""
+        """Calls that put back the values that have changed."""
         self._parts = self._read_parts()
         self._first: dict[str, Any] = {}
 

@@ -28,7 +28,7 @@ _THREADS = 4
 _ANSWER_S = 60
 _STACK_S = 5
 _TRIES = 3
-"""How often Ray is started: it gives itself 30 s, which are too few on a busy machine."""
+"""Number of times that Ray is started: it gives itself 30 s, too few on a busy machine."""
 _JOINS = "ENABLE_RAY_CLUSTER"
 _STORE_BYTES = 100 << 20
 _ENVIRONMENT = {

@@ -82,7 +82,7 @@ class WorkerTask:
         self._attempt: tuple[int, int] = (0, 0)
         """The number of the closure that runs, and of how many times it was handed out."""
         self._replies: OrderedDict[tuple[int, int], list[Any]] = OrderedDict()
-        """What was answered last, which a broken connection may have lost; by `_attempt`."""
+        """Last answers, which a broken connection may have lost; by `_attempt`."""
         self._here_at = 0.0
         self._pushes = 0
         self._floor = 0
