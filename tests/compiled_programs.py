@@ -23,8 +23,8 @@ def digits() -> Made:
     first, shift, second, last = _matrix(64, 256), _matrix(256), _matrix(256, 10), _matrix(10)
 
     def loss(images: Any, labels: Any) -> Any:
-        units = jax.nn.silu(images @ first + jnp.expand_dims(shift, 0))
-        logits = units @ second + jnp.expand_dims(last, 0)
+        units = jax.nn.silu(images @ first + jnp.expand_dims(shift.read_value(), 0))
+        logits = units @ second + jnp.expand_dims(last.read_value(), 0)
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
     return [first, shift, second, last], loss, [np.zeros((BATCH, 64), np.float32), np.zeros(BATCH, np.int32)]

@@ -1,12 +1,12 @@
 """The suite runs on eight logical CPU devices, with JAX at its strictest, and lets no test leave anything behind."""
 
+import importlib
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
 import jax
-import numpy.testing  # noqa: F401  # once, for all: old versions start a process for it
 import pytest
 
 from jaxtribute import config
@@ -39,6 +39,7 @@ hypothesis.settings.load_profile("jaxtribute")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keeps compiled programs beside what pytest keeps."""
+    importlib.import_module("numpy.testing")  # once, for all tests: old versions start a process for it
     jax.config.update("jax_compilation_cache_dir", str(config.rootpath / ".pytest_cache" / "jax"))
 
 

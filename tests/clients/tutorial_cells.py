@@ -97,14 +97,15 @@ def prepare(recorder: Recorder) -> None:
     tf = the_library()
     libraries = [tf.keras]  # first, as it chooses the backend
     import keras
+    from keras.src.initializers import random_initializers
 
     recorder.watch(keras.Model)
     for library in (keras, *libraries):
         for name in ("mnist", "fashion_mnist"):
             getattr(library.datasets, name).load_data = digits
-    keras.src.initializers.random_initializers.RandomInitializer.__call__ = _no_weights
+    random_initializers.RandomInitializer.__call__ = _no_weights
     for name in ("VarianceScaling", "RandomUniform", "RandomNormal", "TruncatedNormal", "Orthogonal"):
-        getattr(keras.src.initializers.random_initializers, name).__call__ = _weights
+        getattr(random_initializers, name).__call__ = _weights
     tf.random.uniform = lambda shape, *_, **__: tf.constant(_numbers(shape), tf.float32)
     tf.data.Dataset.shuffle = lambda self, *_, **__: self
     sys.modules["tensorflow_datasets"] = _datasets(tf)
@@ -113,7 +114,7 @@ def prepare(recorder: Recorder) -> None:
 def the_library() -> Any:
     """TensorFlow where it is installed, else this library's names of it."""
     try:
-        import tensorflow as tf
+        import tensorflow as tf  # pyright: ignore[reportMissingModuleSource]
     except ModuleNotFoundError:
         import jaxtribute.compat.tf as tf
     else:
