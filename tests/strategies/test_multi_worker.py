@@ -68,7 +68,7 @@ def test_cpu_workers_exchange_arrays_unless_a_ring_is_asked_for() -> None:
 def test_replicas_are_ordered_by_worker_and_workers_must_have_equally_many() -> None:
     def device(process: int, ident: int) -> Any:
         # Not CPUs, whose Gloo would be asked to connect.
-        return SimpleNamespace(process_index=process, id=ident, platform="gpu")
+        return SimpleNamespace(process_index=process, id=ident, platform="gpu", client=None)
 
     cluster: Any = SimpleNamespace(workers=2, names=("worker 0 (a:1)", "worker 1 (b:1)"))
     mesh = worker_mesh(cluster, [device(1, 9), device(0, 3), device(1, 7), device(0, 2)])
