@@ -71,6 +71,7 @@ TABLE: dict[str, Callable[[Path], tuple[Any, tuple[Any, ...], dict[str, Any]]]] 
     "value_and_grad": lambda _: given(jd.value_and_grad, fn=lambda: 1.0, variables=[variable()]),
     "Variable": lambda _: given(jd.Variable, initial_value=1.0),
     "Optimizer": lambda _: given(jd.Optimizer, transform=optax.sgd(1.0), variables=[variable()]),
+    "Model": lambda _: given(jd.Model, model={"w": jnp.ones(2)}),
     "DynamicLossScale": lambda _: given(jd.precision.DynamicLossScale),
     "StaticLossScale": lambda _: given(jd.precision.StaticLossScale),
     "CheckpointManager": lambda folder: given(
