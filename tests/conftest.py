@@ -1,5 +1,6 @@
 """The suite runs on eight logical CPU devices, with JAX at its strictest, and lets no test leave anything behind."""
 
+import gc
 import importlib
 import sys
 from collections.abc import Iterator
@@ -41,6 +42,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """Keeps compiled programs beside what pytest keeps."""
     importlib.import_module("numpy.testing")  # once, for all tests: old versions start a process for it
     jax.config.update("jax_compilation_cache_dir", str(config.rootpath / ".pytest_cache" / "jax"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collections_stay_fast() -> Iterator[None]:
+    """Sets what is there aside: what JAX keeps of thousands of tests makes each collection of garbage take seconds."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

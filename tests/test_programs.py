@@ -261,7 +261,7 @@ def programs(draw: st.DrawFn) -> Program:
 
 
 # Each example compiles what runs eagerly, again after a write: few examples here, many with the profile `explore`.
-examples = 2000 if settings.get_current_profile_name() == "explore" else 25
+examples = 2000 if settings.get_current_profile_name() == "explore" else 12
 
 
 def in_threads(step: Callable[[Any], Any], strategy: jd.Strategy, xs: list[Array]) -> list[Any]:

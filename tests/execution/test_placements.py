@@ -20,8 +20,8 @@ STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
     "central": lambda: jd.CentralStorageStrategy(["CPU:0", "CPU:1"]),
     "central, one replica": lambda: jd.CentralStorageStrategy(["CPU:1"], "CPU:0"),
 }
-FEW = ("derived", "device 3", "slices")
-MORE = ("read", "placed", "device 0", "device 1", "copies", "slices of more")
+FEW = ("derived", "slices")
+MORE = ("read", "placed", "device 0", "device 1", "device 3", "copies", "slices of more")
 
 
 def captured(place: str, strategy: jd.Strategy, v: jd.Variable) -> Any:

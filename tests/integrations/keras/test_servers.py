@@ -53,7 +53,7 @@ def servers() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def forgotten_names() -> None:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
 
 
 def everything() -> Any:

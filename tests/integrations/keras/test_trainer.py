@@ -37,7 +37,7 @@ def everything(model: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def expected() -> tuple[dict[str, Any], dict[str, Any]]:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     return everything(learner()), trained(learner(), *FEW, sample_weight=WEIGHTS[:12])
 
 
@@ -211,4 +211,4 @@ def test_a_scope_alone_changes_nothing_for_models_of_plain_keras(four: jd.Strate
 @pytest.fixture(autouse=True)
 def forgotten_names() -> None:
     """Keras numbers the names of what it makes."""
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
