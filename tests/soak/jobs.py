@@ -84,8 +84,9 @@ class Job:
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            self.lines.append(line[:2000])
+        with process.stdout:
+            for line in process.stdout:
+                self.lines.append(line[:2000])
 
     def await_(self, ready: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
         """Waits until something is so.

@@ -14,7 +14,7 @@ import sysconfig
 import threading
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import cloudpickle
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from jaxtribute.strategies.base import Strategy
 
 
+F = TypeVar("F", bound=Function[..., Any])
+
+
 class Home(Protocol):
     """Place where references are found again: a worker."""
 
@@ -41,7 +44,7 @@ class Home(Protocol):
         """The variable of that description."""
         ...
 
-    def function(self, key: int, python_function: Any, signature: Any, donated: Any) -> Function[..., Any]:
+    def function(self, key: int, kind: type[F], python_function: Any, signature: Any, donated: Any) -> F:
         """The compiled function of that number."""
         ...
 
@@ -95,9 +98,9 @@ def find_strategy() -> Strategy:
     return home().strategy
 
 
-def find_function(key: int, python_function: Any, signature: Any, donated: Any) -> Function[..., Any]:
+def find_function(key: int, kind: type[F], python_function: Any, signature: Any, donated: Any) -> F:
     """A compiled function on this worker."""
-    return home().function(key, python_function, signature, donated)
+    return home().function(key, kind, python_function, signature, donated)
 
 
 def find_optimizer(remote: Any, transform: Any, variables: Any) -> Optimizer:
@@ -149,7 +152,7 @@ class Pickler(cloudpickle.Pickler):
             )
         if isinstance(obj, ByReference):
             return obj.reference()
-        if kind is Function:
+        if isinstance(obj, Function):
             return _function(obj)
         if kind is Optimizer and obj.elsewhere is not None:
             return find_optimizer, (obj.elsewhere, obj.transform, obj.trainable_variables)
@@ -164,7 +167,7 @@ def _function(function: Function[..., Any]) -> tuple[Any, tuple[Any, ...]]:
     owner = getattr(python_function, "__self__", None)
     if owner is not None:
         return getattr, (owner, python_function.__name__)
-    return find_function, (id(function), python_function, function.input_signature, function.donated)
+    return find_function, (id(function), type(function), python_function, function.input_signature, function.donated)
 
 
 _LIBRARIES = tuple(

@@ -112,11 +112,15 @@ class WorkerTask:
             found = self._variables[description.key] = ServerVariable.described(description, self.strategy)
         return found
 
-    def function(self, key: int, python_function: Any, signature: Any, donated: Any) -> Function[..., Any]:
+    def function(
+        self, key: int, kind: type[pickling.F], python_function: Any, signature: Any, donated: Any
+    ) -> pickling.F:
         """The compiled function of that number."""
         if key not in self._functions:
-            self._functions[key] = Function(python_function, signature, donated)
-        return self._functions[key]
+            self._functions[key] = kind(python_function, signature, donated)
+        found = self._functions[key]
+        assert isinstance(found, kind)
+        return found
 
     def optimizer(self, remote: Any, transform: Any, variables: Any) -> Optimizer:
         """The optimizer of that number."""

@@ -10,6 +10,7 @@ import pytest
 
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
+from coordinator.clusters import threads
 from jaxtribute.devices import device_name
 from jaxtribute.errors import DeviceError
 
@@ -208,3 +209,16 @@ class TestDatasetsAsArguments:
         data = strategy.experimental_distribute_dataset(tf.data.Dataset.range(12).map(np.float32).batch(4))
         assert [float(training.loop(data)) for _ in range(2)] == [66.0, 66.0]
         assert training.traced == 1
+
+
+def test_a_function_on_workers_is_of_its_own_kind() -> None:
+    """Pickled by its name it would have to be importable on the worker."""
+    with threads() as strategy:
+        coordinator = jd.coordinator.ClusterCoordinator(strategy)
+        doubled = tf.function(lambda x: x * 2.0)
+
+        def work() -> float:
+            assert type(doubled).__name__ == "_Function"
+            return float(doubled(np.float32(3.0)))
+
+        assert coordinator.schedule(work).fetch() == 6.0
