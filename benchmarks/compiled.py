@@ -19,7 +19,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxtribute as jd
-from benchmarks.peers.jax_steps import OPS
+from benchmarks.peers.jax_steps import OPS, replica_step_of
 from benchmarks.problems import Problem, make
 from jaxtribute.compiling import compile_for
 from jaxtribute.compiling.topologies import topology_named
@@ -45,17 +45,7 @@ def of_library(problem: Problem, topology: str) -> Figures:
 
     def train() -> None:
         strategy = jd.MirroredStrategy()
-        with strategy.scope():
-            variables = [jd.Variable(array) for array in problem.params]
-            optimizer = jd.Optimizer(optax.adam(1e-3), variables)
-
-        def update(*data: jax.Array) -> jax.Array:
-            def loss() -> jax.Array:
-                return problem.loss(OPS, [variable.read_value() for variable in variables], *data) / problem.batch
-
-            value, gradients = jd.value_and_grad(loss, variables)()
-            optimizer.apply_gradients(gradients)
-            return value
+        update = replica_step_of(problem, strategy, optax.adam(1e-3))
 
         @jd.function
         def step(*data: jax.Array) -> jax.Array:

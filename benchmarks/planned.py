@@ -15,26 +15,12 @@ import jax
 import optax
 
 import jaxtribute as jd
-from benchmarks.peers.jax_steps import OPS
+from benchmarks.peers.jax_steps import replica_step_of
 from benchmarks.problems import LEARNING_RATE, MOMENTUM, make
 
 problem = make(sys.argv[1], int(sys.argv[2]))
 strategy = jd.MultiWorkerMirroredStrategy()  # a MirroredStrategy where there is no cluster
-
-with strategy.scope():
-    variables = [jd.Variable(array) for array in problem.params]
-    optimizer = jd.Optimizer(optax.sgd(LEARNING_RATE, momentum=MOMENTUM), variables)
-
-
-def update(*data: jax.Array) -> jax.Array:
-    """One replica's part of a step."""
-
-    def loss() -> jax.Array:
-        return problem.loss(OPS, [variable.read_value() for variable in variables], *data) / problem.batch
-
-    value, gradients = jd.value_and_grad(loss, variables)()
-    optimizer.apply_gradients(gradients)
-    return value
+update = replica_step_of(problem, strategy, optax.sgd(LEARNING_RATE, momentum=MOMENTUM))
 
 
 @jd.function

@@ -121,6 +121,32 @@ def by_hand(kind: str, problem: Problem, devices: Sequence[Any]) -> Step:
     return timed(run, loss_value, 16 if len(devices) > 1 else 0)
 
 
+def replica_step_of(problem: Problem, strategy: Any, transform: Any, shard_update: bool | str = "auto") -> Any:
+    """One replica's part of a step as a user of the library writes it, a function of its part of the data.
+
+    Args:
+      problem: what is trained.
+      strategy: in whose scope the variables are made.
+      transform: the Optax transformation.
+      shard_update: as `jd.Optimizer` has it.
+    """
+    import jaxtribute as jd
+
+    with strategy.scope():
+        variables = [jd.Variable(p) for p in problem.params]
+    optimizer = jd.Optimizer(transform, variables, shard_update=shard_update)
+
+    def replica_step(*data: Any) -> Any:
+        def mean_loss() -> Any:
+            return problem.loss(OPS, [v.read_value() for v in variables], *data) / problem.batch
+
+        value, grads = jd.value_and_grad(mean_loss, variables)()
+        optimizer.apply_gradients(grads)
+        return value
+
+    return replica_step
+
+
 def by_jaxtribute(kind: str, problem: Problem, strategy: Any) -> Step:
     """The step as a user of the library writes it; `jaxtribute-16` runs 16 steps a call.
 
@@ -131,18 +157,8 @@ def by_jaxtribute(kind: str, problem: Problem, strategy: Any) -> Step:
 
     import jaxtribute as jd
 
-    with strategy.scope():
-        variables = [jd.Variable(p) for p in problem.params]
     shard_update = {"jaxtribute-sharded": True, "jaxtribute-whole": False}.get(kind, "auto")
-    optimizer = jd.Optimizer(optax.sgd(LEARNING_RATE, momentum=MOMENTUM), variables, shard_update=shard_update)
-
-    def replica_step(*data: Any) -> Any:
-        def mean_loss() -> Any:
-            return problem.loss(OPS, [v.read_value() for v in variables], *data) / problem.batch
-
-        value, grads = jd.value_and_grad(mean_loss, variables)()
-        optimizer.apply_gradients(grads)
-        return value
+    replica_step = replica_step_of(problem, strategy, optax.sgd(LEARNING_RATE, momentum=MOMENTUM), shard_update)
 
     def one(data: Any) -> Any:
         if kind == "jaxtribute-no-loss":

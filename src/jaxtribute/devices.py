@@ -261,13 +261,10 @@ def _parse_part(part: str) -> dict[str, Any]:
 
 
 def _true_name(device: jax.Device) -> str:
-    if _described and device in _described:
-        siblings = [d for d in _described if d.process_index == device.process_index]
-        return DeviceSpec(
-            _WORKER_JOB, 0, device.process_index, device.platform.upper(), siblings.index(device)
-        ).to_string()
-    siblings = [d for d in device.client.devices() if d.process_index == device.process_index]
-    job = _LOCAL_JOB if jax.process_count() == 1 else _WORKER_JOB
+    described = device in _described
+    known = _described if described else device.client.devices()
+    siblings = [d for d in known if d.process_index == device.process_index]
+    job = _WORKER_JOB if described or jax.process_count() > 1 else _LOCAL_JOB
     return DeviceSpec(job, 0, device.process_index, device.platform.upper(), siblings.index(device)).to_string()
 
 

@@ -29,7 +29,8 @@ from jaxtribute.values.variable import Variable
 _MANY = 32
 """Variables that Python's own loop binds faster than a call of C that it prepares."""
 
-flattened = chain.from_iterable
+_flattened = chain.from_iterable
+"""Looked up once: every step calls it."""
 
 spread: set[int] = set()
 """Ids of variables of no strategy that a program on several devices has copied to all of them."""
@@ -253,9 +254,9 @@ class Program:
                     traced_reads.renew(self.donated[0])
                 home = jax.default_device(self._home.devices[0]) if self._needs_home and self._home else nullcontext()
                 with home, traced_reads.steady():  # as if no kept function had read a variable
-                    replace(map(set_slot, targets, flattened(calls)))
+                    replace(map(set_slot, targets, _flattened(calls)))
             elif len(targets) < _MANY:
-                replace(map(set_slot, targets, flattened(calls)))
+                replace(map(set_slot, targets, _flattened(calls)))
             else:
                 replace_many(targets, calls)
         except ValueError:
