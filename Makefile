@@ -53,7 +53,7 @@ bench: $(READY)  ## run all benchmarks: an hour or more; `python -m benchmarks l
 	$(BIN)/python -m benchmarks
 
 soak: $(READY)  ## 100 random faults of 79 kinds, then 40 kills of workers at random moments (an hour)
-	PYTHONPATH=tests $(BIN)/python -m soak --faults 100
+	PYTHONPATH=tests:tests/support $(BIN)/python -m soak --faults 100
 	$(BIN)/python tests/soak/kills.py
 
 package: $(READY)  ## build wheel and sdist into dist/, and try the wheel in an environment of its own
@@ -62,7 +62,7 @@ package: $(READY)  ## build wheel and sdist into dist/, and try the wheel in an 
 	$(PYTHON) -m venv build/smoke
 	build/smoke/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
 	build/smoke/bin/jaxtribute --help >/dev/null
-	cd build/smoke && JAXTRIBUTE_CPU_DEVICES=2 bin/python $(CURDIR)/tests/smoke.py
+	cd build/smoke && JAXTRIBUTE_CPU_DEVICES=2 bin/python $(CURDIR)/tests/support/smoke.py
 
 lowest:  ## test the core on the oldest Python, at the lowest versions of the dependencies that pyproject.toml allows
 	@test -n "$(OLDEST)" || { echo "the oldest leg needs Python 3.11. HINT: install it, or run make lowest OLDEST=/path/to/python3.11"; exit 1; }

@@ -21,9 +21,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxtribute as jd
 from benchmarks.peers.jax_steps import OPS, replica_step_of
 from benchmarks.problems import Problem, make
-from jaxtribute.compiling import compile_for
-from jaxtribute.compiling.topologies import topology_named
-from jaxtribute.planning.hlo import collectives
+from jaxtribute._src.tools.compiling.targets import compile_for
+from jaxtribute._src.tools.compiling.topologies import topology_named
+from jaxtribute._src.tools.planning.hlo import collectives
 
 PROBLEMS = {"64-256-256-10": 256, "784-2048-2048-10": 1024, "conv": 256, "transformer": 64, "small-20": 64}
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.faults [--quick] [--trials 20] [--case raise] [--json FILE]
 
-Two workers run `tests/worker_faults.py` under the launcher; worker 1 does something wrong in its fourth step.
+Two workers run `tests/support/worker_faults.py` under the launcher; worker 1 does something wrong in its fourth step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rich.table import Table
 
 from benchmarks.harness import ROOT
 
-PROGRAM = ROOT / "tests" / "worker_faults.py"
+PROGRAM = ROOT / "tests" / "support" / "worker_faults.py"
 STALL_S = 3
 """The deadline that the stalls are held against."""
 DEADLINE_S = 120.0

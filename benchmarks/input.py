@@ -67,8 +67,8 @@ def peer() -> None:
 
     import jax
 
+    from jaxtribute._src.values.mesh import ReplicaMesh
     from jaxtribute.input import InputContext, InputOptions, distribute_dataset, make_numpy_dataset
-    from jaxtribute.values.mesh import ReplicaMesh
 
     jd.config.prepare_cpu_backend()
     mesh = ReplicaMesh(jax.devices()[:REPLICAS])

@@ -11,9 +11,9 @@ import jax
 import pytest
 
 from jaxtribute import config
-from jaxtribute.execution import workers
-from jaxtribute.testing import leaks
-from jaxtribute.testing.shared import SharedRunners
+from jaxtribute._src.execution import workers
+from jaxtribute._src.testing import leaks
+from jaxtribute._src.testing.shared import SharedRunners
 
 pytest_plugins = ["jaxtribute.testing.pytest_plugin"]
 

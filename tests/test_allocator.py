@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute import allocator
+from jaxtribute._src import allocator
 from jaxtribute.errors import ConfigError
 from processes import run_python
 

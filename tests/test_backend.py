@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute import backend
+from jaxtribute._src import backend
 from jaxtribute.errors import ConfigError
 from processes import run_python
 

@@ -18,8 +18,8 @@ import optax
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.execution.function import Function
-from jaxtribute.testing.runner import MultiProcessRunner
+from jaxtribute._src.execution.function import Function
+from jaxtribute._src.testing.runner import MultiProcessRunner
 from replicas import mirrored
 
 NAN = float("nan")

@@ -22,8 +22,8 @@ from benchmarks.harness import Peer  # noqa: E402
 from benchmarks.peers.jax_steps import OPS  # noqa: E402
 from benchmarks.scaling import order  # noqa: E402
 
-from jaxtribute.planning.calibration import Comparison as Calibrated  # noqa: E402
-from jaxtribute.planning.probes import Parts  # noqa: E402
+from jaxtribute._src.tools.planning.calibration import Comparison as Calibrated  # noqa: E402
+from jaxtribute._src.tools.planning.probes import Parts  # noqa: E402
 
 
 @pytest.mark.parametrize("name", ["4-4", "64-256-256-10", "conv", "transformer", "small-5"])

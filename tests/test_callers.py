@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import Any
 
-from jaxtribute.callers import caller, located, main_thread, stack
+from jaxtribute._src.callers import caller, located, main_thread, stack
 
 
 def test_the_users_own_line() -> None:

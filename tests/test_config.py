@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute import allocator, backend, config
+from jaxtribute import config
+from jaxtribute._src import allocator, backend
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ConfigError
 from processes import run_python
 

@@ -11,8 +11,8 @@ import optax
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.testing.shared import SharedRunners
 from jaxtribute.errors import DivergenceError
-from jaxtribute.testing.shared import SharedRunners
 from worker_programs import replica_context
 from worker_programs import strategy as workers_strategy
 

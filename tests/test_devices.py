@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute import config, devices
-from jaxtribute.devices import DeviceSpec, available_devices, default_devices, device_name, resolve_device
+from jaxtribute import config
+from jaxtribute._src import devices
+from jaxtribute._src.devices import DeviceSpec, available_devices, default_devices, device_name, resolve_device
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeviceError
 from processes import run_python
 

@@ -4,12 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-
 from documents import blocks, run_page
 from processes import ProcessFailedError, run_python
 
 ROOT = Path(__file__).parents[1]
-RUNNER = Path(__file__).with_name("documents.py")
+RUNNER = ROOT / "tests" / "support" / "documents.py"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_CODE = [page for page in PAGES if blocks(page.read_text(encoding="utf-8"))]
 

@@ -2,7 +2,7 @@
 
 import os
 
-from jaxtribute import exit_codes
+from jaxtribute._src import exit_codes
 
 
 def test_the_codes() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxtribute import folders
+from jaxtribute._src import folders
+from jaxtribute._src.folders import Folder, remove_abandoned, short_base
 from jaxtribute.errors import ClusterError
-from jaxtribute.folders import Folder, remove_abandoned, short_base
 
 
 @pytest.fixture

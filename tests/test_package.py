@@ -13,7 +13,6 @@ import pytest
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
-
 from processes import run_python
 
 ROOT = Path(__file__).parents[1]
@@ -100,7 +99,7 @@ def test_the_wheel_works_from_where_it_is_unpacked(wheel: Path, tmp_path: Path) 
         import runpy
         import jaxtribute
         assert jaxtribute.__file__.startswith({str(tmp_path)!r}), jaxtribute.__file__
-        runpy.run_path({str(ROOT / "tests" / "smoke.py")!r}, run_name="__main__")
+        runpy.run_path({str(ROOT / "tests" / "support" / "smoke.py")!r}, run_name="__main__")
     """
     printed = run_python(script, devices=2, env={"PYTHONPATH": str(tmp_path)})
     assert f"jaxtribute {PROJECT['version']} works" in printed

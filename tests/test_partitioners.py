@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxtribute import partitioners
+from jaxtribute._src.partitioners import shard_offsets
 from jaxtribute.errors import ArgumentError
 
 RECORDED: list[list[Any]] = json.loads((Path(__file__).parent / "partitioners.json").read_text())
@@ -63,7 +64,7 @@ def test_scalars_have_no_axis_to_split() -> None:
 
 @given(length=st.integers(0, 200), shards=st.integers(1, 20))
 def test_offsets_cut_an_axis_evenly(length: int, shards: int) -> None:
-    offsets = partitioners.shard_offsets(length, shards)
+    offsets = shard_offsets(length, shards)
     sizes = [end - start for start, end in itertools.pairwise(offsets)]
     assert (offsets[0], offsets[-1], len(sizes)) == (0, length, shards)
     assert max(sizes) - min(sizes) <= 1

@@ -13,7 +13,7 @@ import pytest
 from tensorboardX.proto import event_pb2  # before a test: it sets an environment variable
 
 import jaxtribute as jd
-from jaxtribute import summary
+from jaxtribute._src import summary
 
 EVENTS: Any = event_pb2
 

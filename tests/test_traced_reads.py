@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.execution.program import Program
-from jaxtribute.traced_reads import traced_reads
+from jaxtribute._src.execution.program import Program
+from jaxtribute._src.traced_reads import traced_reads
 from replicas import EXECUTORS, components, execute, here, ident, mirrored, one_device, variable
 
 X = np.float32(1)

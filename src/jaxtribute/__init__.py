@@ -7,37 +7,39 @@ from typing import Any as _Any
 
 from jaxtribute import config as config
 from jaxtribute import errors as errors
-from jaxtribute import forks as _forks
-from jaxtribute.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
-from jaxtribute.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
-from jaxtribute.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
-from jaxtribute.collectives.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
-from jaxtribute.execution.autodiff import grad as grad
-from jaxtribute.execution.autodiff import value_and_grad as value_and_grad
-from jaxtribute.execution.function import function as function
-from jaxtribute.execution.replica_context import ReplicaContext as ReplicaContext
-from jaxtribute.integrations.keras import activation as _keras
-from jaxtribute.strategies import default as _default
-from jaxtribute.strategies.base import RunOptions as RunOptions
-from jaxtribute.strategies.base import Strategy as Strategy
-from jaxtribute.strategies.extended import StrategyExtended as StrategyExtended
-from jaxtribute.strategies.mirrored import MirroredStrategy as MirroredStrategy
-from jaxtribute.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
-from jaxtribute.strategies.scope import experimental_set_strategy as experimental_set_strategy
-from jaxtribute.strategies.scope import get_replica_context as get_replica_context
-from jaxtribute.strategies.scope import get_strategy as get_strategy
-from jaxtribute.strategies.scope import has_strategy as has_strategy
-from jaxtribute.strategies.scope import in_cross_replica_context as in_cross_replica_context
-from jaxtribute.values.distributed import DistributedValues as DistributedValues
-from jaxtribute.values.distributed import Mirrored as Mirrored
-from jaxtribute.values.distributed import PerReplica as PerReplica
-from jaxtribute.values.enums import ReduceOp as ReduceOp
-from jaxtribute.values.enums import VariableAggregation as VariableAggregation
-from jaxtribute.values.enums import VariableSynchronization as VariableSynchronization
-from jaxtribute.values.mesh import AXIS as _AXIS
-from jaxtribute.values.scatter import IndexedSlices as IndexedSlices
-from jaxtribute.values.spec import ArraySpec as ArraySpec
-from jaxtribute.values.variable import Variable as Variable
+from jaxtribute._src import forks as _forks
+from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
+from jaxtribute._src.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
+from jaxtribute._src.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
+from jaxtribute._src.collectives.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
+from jaxtribute._src.execution.autodiff import grad as grad
+from jaxtribute._src.execution.autodiff import value_and_grad as value_and_grad
+from jaxtribute._src.execution.function import function as function
+from jaxtribute._src.execution.replica_context import ReplicaContext as ReplicaContext
+from jaxtribute._src.integrations.keras import activation as _keras
+from jaxtribute._src.public import lazy_names as _lazy_names
+from jaxtribute._src.public import publish as _publish
+from jaxtribute._src.strategies import default as _default
+from jaxtribute._src.strategies.base import RunOptions as RunOptions
+from jaxtribute._src.strategies.base import Strategy as Strategy
+from jaxtribute._src.strategies.extended import StrategyExtended as StrategyExtended
+from jaxtribute._src.strategies.mirrored import MirroredStrategy as MirroredStrategy
+from jaxtribute._src.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
+from jaxtribute._src.strategies.scope import experimental_set_strategy as experimental_set_strategy
+from jaxtribute._src.strategies.scope import get_replica_context as get_replica_context
+from jaxtribute._src.strategies.scope import get_strategy as get_strategy
+from jaxtribute._src.strategies.scope import has_strategy as has_strategy
+from jaxtribute._src.strategies.scope import in_cross_replica_context as in_cross_replica_context
+from jaxtribute._src.values.distributed import DistributedValues as DistributedValues
+from jaxtribute._src.values.distributed import Mirrored as Mirrored
+from jaxtribute._src.values.distributed import PerReplica as PerReplica
+from jaxtribute._src.values.enums import ReduceOp as ReduceOp
+from jaxtribute._src.values.enums import VariableAggregation as VariableAggregation
+from jaxtribute._src.values.enums import VariableSynchronization as VariableSynchronization
+from jaxtribute._src.values.mesh import AXIS as _AXIS
+from jaxtribute._src.values.scatter import IndexedSlices as IndexedSlices
+from jaxtribute._src.values.spec import ArraySpec as ArraySpec
+from jaxtribute._src.values.variable import Variable as Variable
 
 REPLICA_AXIS = _AXIS
 """Name of the axis that runs over the replicas in compiled programs: the `axis_name` of layers of other libraries."""
@@ -48,31 +50,31 @@ _forks.guard()
 # Before user code can start a backend; this starts none.
 config.apply_environment()
 if "JAXTRIBUTE_FAULTS" in _environ:
-    _import_module(f"{__name__}.testing.faults").apply_environment()
+    _import_module(f"{__name__}._src.testing.faults").apply_environment()
 
 _LAZY = {
-    "AutoShardPolicy": "input",
+    "AutoShardPolicy": "input.options",
     "CentralStorageStrategy": "strategies.central_storage",
-    "Checkpoint": "checkpoint",
-    "CheckpointManager": "checkpoint",
+    "Checkpoint": "checkpoint.checkpoint",
+    "CheckpointManager": "checkpoint.manager",
     "ClusterDeviceFilters": "cluster.spec",
     "ClusterSpec": "cluster.spec",
-    "DistributedDataset": "input",
-    "DistributedIterator": "input",
+    "DistributedDataset": "input.dataset",
+    "DistributedIterator": "input.iterator",
     "FullyShardedStrategy": "strategies.fully_sharded",
-    "InputContext": "input",
-    "InputOptions": "input",
-    "InputReplicationMode": "input",
+    "InputContext": "input.context",
+    "InputOptions": "input.options",
+    "InputReplicationMode": "input.options",
     "Model": "integrations.model",
     "MultiWorkerMirroredStrategy": "strategies.multi_worker",
-    "Optimizer": "optimizer",
+    "Optimizer": "optimizer.optimizer",
     "ParameterServerStrategy": "strategies.parameter_server",
     "Server": "cluster.server",
     "TPUStrategy": "strategies.tpu",
-    "latest_checkpoint": "checkpoint",
-    "shard_hint": "input",
+    "latest_checkpoint": "checkpoint.latest",
+    "shard_hint": "input.grain_files",
 }
-"""Names that are found when they are asked for, and in which module: what few programs need, or loads much more."""
+"""Lazily imported public names, and the private module that defines each."""
 
 _LAZY_MODULES = {
     "cluster_resolver",
@@ -85,7 +87,7 @@ _LAZY_MODULES = {
     "summary",
     "testing",
 }
-"""Modules of the public face that are loaded when they are asked for."""
+"""Lazily imported public modules."""
 
 if _TYPE_CHECKING:
     __version__: str
@@ -98,26 +100,29 @@ if _TYPE_CHECKING:
     from jaxtribute import precision as precision
     from jaxtribute import summary as summary
     from jaxtribute import testing as testing
-    from jaxtribute.checkpoint import Checkpoint as Checkpoint
-    from jaxtribute.checkpoint import CheckpointManager as CheckpointManager
-    from jaxtribute.checkpoint import latest_checkpoint as latest_checkpoint
-    from jaxtribute.cluster.server import Server as Server
-    from jaxtribute.cluster.spec import ClusterDeviceFilters as ClusterDeviceFilters
-    from jaxtribute.cluster.spec import ClusterSpec as ClusterSpec
-    from jaxtribute.input import AutoShardPolicy as AutoShardPolicy
-    from jaxtribute.input import DistributedDataset as DistributedDataset
-    from jaxtribute.input import DistributedIterator as DistributedIterator
-    from jaxtribute.input import InputContext as InputContext
-    from jaxtribute.input import InputOptions as InputOptions
-    from jaxtribute.input import InputReplicationMode as InputReplicationMode
-    from jaxtribute.input import shard_hint as shard_hint
-    from jaxtribute.integrations.model import Model as Model
-    from jaxtribute.optimizer import Optimizer as Optimizer
-    from jaxtribute.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
-    from jaxtribute.strategies.fully_sharded import FullyShardedStrategy as FullyShardedStrategy
-    from jaxtribute.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
-    from jaxtribute.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
-    from jaxtribute.strategies.tpu import TPUStrategy as TPUStrategy
+    from jaxtribute._src.checkpoint.checkpoint import Checkpoint as Checkpoint
+    from jaxtribute._src.checkpoint.latest import latest_checkpoint as latest_checkpoint
+    from jaxtribute._src.checkpoint.manager import CheckpointManager as CheckpointManager
+    from jaxtribute._src.cluster.server import Server as Server
+    from jaxtribute._src.cluster.spec import ClusterDeviceFilters as ClusterDeviceFilters
+    from jaxtribute._src.cluster.spec import ClusterSpec as ClusterSpec
+    from jaxtribute._src.input.context import InputContext as InputContext
+    from jaxtribute._src.input.dataset import DistributedDataset as DistributedDataset
+    from jaxtribute._src.input.grain_files import shard_hint as shard_hint
+    from jaxtribute._src.input.iterator import DistributedIterator as DistributedIterator
+    from jaxtribute._src.input.options import AutoShardPolicy as AutoShardPolicy
+    from jaxtribute._src.input.options import InputOptions as InputOptions
+    from jaxtribute._src.input.options import InputReplicationMode as InputReplicationMode
+    from jaxtribute._src.integrations.model import Model as Model
+    from jaxtribute._src.optimizer.optimizer import Optimizer as Optimizer
+    from jaxtribute._src.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
+    from jaxtribute._src.strategies.fully_sharded import FullyShardedStrategy as FullyShardedStrategy
+    from jaxtribute._src.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+    from jaxtribute._src.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
+    from jaxtribute._src.strategies.tpu import TPUStrategy as TPUStrategy
+
+
+_found, __dir__ = _lazy_names(__name__, _LAZY, _LAZY_MODULES)
 
 
 def __getattr__(name: str) -> _Any:
@@ -125,14 +130,7 @@ def __getattr__(name: str) -> _Any:
         from importlib.metadata import version
 
         return version(__name__)
-    if name in _LAZY_MODULES:
-        return _import_module(f"{__name__}.{name}")
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    found = getattr(_import_module(f"{__name__}.{_LAZY[name]}"), name)
-    globals()[name] = found
-    return found
+    return _found(name)
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, *_LAZY_MODULES, "__version__"})
+_publish(__name__, [name for name in globals() if not name.startswith("_")])

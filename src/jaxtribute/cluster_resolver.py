@@ -1,14 +1,15 @@
 """The names of `tf.distribute.cluster_resolver`, `detect`, and what a resolver of one's own needs."""
 
-from jaxtribute.cluster.resolvers import detect, known
-from jaxtribute.cluster.resolvers.base import ClusterResolver, Detection, register
-from jaxtribute.cluster.resolvers.gce import GCEClusterResolver
-from jaxtribute.cluster.resolvers.kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
-from jaxtribute.cluster.resolvers.simple import SimpleClusterResolver
-from jaxtribute.cluster.resolvers.slurm import SlurmClusterResolver
-from jaxtribute.cluster.resolvers.tf_config import TFConfigClusterResolver
-from jaxtribute.cluster.resolvers.tpu import TPUClusterResolver
-from jaxtribute.cluster.resolvers.union import UnionResolver
+from jaxtribute._src.cluster.resolvers import detect, known
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, register
+from jaxtribute._src.cluster.resolvers.gce import GCEClusterResolver
+from jaxtribute._src.cluster.resolvers.kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
+from jaxtribute._src.cluster.resolvers.simple import SimpleClusterResolver
+from jaxtribute._src.cluster.resolvers.slurm import SlurmClusterResolver
+from jaxtribute._src.cluster.resolvers.tf_config import TFConfigClusterResolver
+from jaxtribute._src.cluster.resolvers.tpu import TPUClusterResolver
+from jaxtribute._src.cluster.resolvers.union import UnionResolver
+from jaxtribute._src.public import publish as _publish
 
 __all__ = [
     "ClusterResolver",
@@ -25,3 +26,5 @@ __all__ = [
     "known",
     "register",
 ]
+
+_publish(__name__)

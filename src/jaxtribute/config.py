@@ -7,15 +7,11 @@
 | `JAXTRIBUTE_DEBUG` | at the first program over several workers | `collectives` is `debug_collectives(True)` |
 """
 
-import operator
-import os
-from typing import SupportsIndex
-
-from jaxtribute import allocator, backend, devices
-from jaxtribute.backend import prepare_cpu_backend
-from jaxtribute.cluster.ledger import debug_collectives
-from jaxtribute.devices import alias_devices
-from jaxtribute.errors import ArgumentError, ArgumentTypeError, ConfigError
+from jaxtribute._src.backend import prepare_cpu_backend
+from jaxtribute._src.cluster.ledger import debug_collectives
+from jaxtribute._src.config import apply_environment, set_logical_cpu_devices
+from jaxtribute._src.devices import alias_devices
+from jaxtribute._src.public import publish as _publish
 
 __all__ = [
     "alias_devices",
@@ -25,75 +21,4 @@ __all__ = [
     "set_logical_cpu_devices",
 ]
 
-CPU_DEVICES = "JAXTRIBUTE_CPU_DEVICES"
-
-
-def set_logical_cpu_devices(n: SupportsIndex, *, tune_allocator: bool = True) -> None:
-    """Splits the CPU into `n` logical devices, on which every strategy runs as on `n` accelerators.
-
-    Call it before JAX starts: before anything that asks for a device or makes an array. It sets `jax_num_cpu_devices`,
-    and `PJRT_NPROC` so that XLA's thread pool fits the devices: with a smaller pool collectives can hang for ever.
-    Where an accelerator is present it stays the default; name the CPU devices (`"CPU:0"`, ...) to use them.
-
-    Args:
-        n: The number of devices of this process, at least 1. The same number again is always allowed.
-        tune_allocator: Whether glibc may keep freed memory for the next step, which makes large models up to twice as
-            fast on CPU and leaves the memory of the process at its highest mark. `JAXTRIBUTE_TUNE_ALLOCATOR=0` says no
-            too.
-
-    Raises:
-        ArgumentTypeError: `n` is no integer.
-        ArgumentError: `n` is less than 1.
-        ConfigError: JAX has already started with another number of devices.
-
-    Source: `tf.config.set_logical_device_configuration` for a CPU.
-    """
-    count = _device_count(n)
-    if devices.are_described():
-        return  # strategies take none of these
-    backend.request_cpu_devices(count)
-    if tune_allocator:
-        allocator.tune_allocator()
-    else:
-        allocator.leave_allocator_alone()
-
-
-def apply_environment() -> None:
-    """Applies the environment variables; `import jaxtribute` calls it once, and it starts no backend.
-
-    Without `JAXTRIBUTE_CPU_DEVICES`, CPU devices that were configured by JAX's own means still get a thread pool that
-    fits them, so that code which compiles by itself is safe too.
-
-    Raises:
-        ConfigError: A variable has an invalid value, or JAX has already started with another number of devices.
-    """
-    text = os.environ.get(CPU_DEVICES, "").strip()
-    if not text:
-        prepare_cpu_backend()
-        return
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(
-            f"{CPU_DEVICES}={text!r} is no number of devices. HINT: set it to a whole number from 1 up, or unset it."
-        )
-    try:
-        set_logical_cpu_devices(int(text))
-    except ConfigError as error:
-        present = backend.configured_cpu_devices()
-        if not backend.backend_started() or present == int(text):
-            raise
-        raise ConfigError(
-            f"{CPU_DEVICES}={text} comes too late: JAX had started, with {present} CPU devices, before jaxtribute was "
-            "imported. HINT: move `import jaxtribute` above the first line that makes a JAX array or asks for devices."
-        ) from error
-
-
-def _device_count(n: SupportsIndex) -> int:
-    if isinstance(n, bool) or not hasattr(n, "__index__"):
-        raise ArgumentTypeError(
-            f"the number of logical CPU devices must be an int, not {n!r} of type {type(n).__name__}. "
-            "HINT: write jd.config.set_logical_cpu_devices(4)."
-        )
-    count = operator.index(n)
-    if count < 1:
-        raise ArgumentError(f"{count} logical CPU devices cannot be made. HINT: ask for at least 1.")
-    return count
+_publish(__name__)

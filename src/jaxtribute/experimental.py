@@ -1,49 +1,42 @@
 """`jd.experimental`: the names of `tf.distribute.experimental`."""
 
-from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
 
 from jaxtribute import partitioners as partitioners
-from jaxtribute.collectives.options import CollectiveCommunication as CollectiveCommunication
-from jaxtribute.collectives.options import CollectiveHints as CollectiveHints
-from jaxtribute.collectives.options import CommunicationImplementation as CommunicationImplementation
-from jaxtribute.collectives.options import CommunicationOptions as CommunicationOptions
-from jaxtribute.strategies.base import ValueContext as ValueContext
-from jaxtribute.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
-from jaxtribute.strategies.older import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
-from jaxtribute.strategies.older import TPUStrategy as TPUStrategy
+from jaxtribute._src.collectives.options import CollectiveCommunication as CollectiveCommunication
+from jaxtribute._src.collectives.options import CollectiveHints as CollectiveHints
+from jaxtribute._src.collectives.options import CommunicationImplementation as CommunicationImplementation
+from jaxtribute._src.collectives.options import CommunicationOptions as CommunicationOptions
+from jaxtribute._src.public import lazy_names as _lazy_names
+from jaxtribute._src.public import publish as _publish
+from jaxtribute._src.strategies.base import ValueContext as ValueContext
+from jaxtribute._src.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
+from jaxtribute._src.strategies.older import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+from jaxtribute._src.strategies.older import TPUStrategy as TPUStrategy
 
 _LAZY = {
     "DatasetCreator": "input.creator",
     "ParameterServerStrategy": "strategies.parameter_server",
-    "PreemptionCheckpointHandler": "checkpoint.preemption",
-    "PreemptionWatcher": "checkpoint.preemption",
-    "SidecarEvaluator": "coordinator.sidecar",
-    "TerminationConfig": "checkpoint.preemption",
-    "compile_for": "compiling",
+    "PreemptionCheckpointHandler": "checkpoint.preemption.handler",
+    "PreemptionWatcher": "checkpoint.preemption.watcher",
+    "SidecarEvaluator": "checkpoint.sidecar",
+    "TerminationConfig": "checkpoint.preemption.termination",
+    "compile_for": "tools.compiling.targets",
 }
 _LAZY_MODULES = {"coordinator", "rpc"}
 
 if _TYPE_CHECKING:
     from jaxtribute import coordinator as coordinator
     from jaxtribute import rpc as rpc
-    from jaxtribute.checkpoint.preemption import PreemptionCheckpointHandler as PreemptionCheckpointHandler
-    from jaxtribute.checkpoint.preemption import PreemptionWatcher as PreemptionWatcher
-    from jaxtribute.checkpoint.preemption import TerminationConfig as TerminationConfig
-    from jaxtribute.compiling import compile_for as compile_for
-    from jaxtribute.coordinator.sidecar import SidecarEvaluator as SidecarEvaluator
-    from jaxtribute.input.creator import DatasetCreator as DatasetCreator
-    from jaxtribute.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
+    from jaxtribute._src.checkpoint.preemption.handler import PreemptionCheckpointHandler as PreemptionCheckpointHandler
+    from jaxtribute._src.checkpoint.preemption.termination import TerminationConfig as TerminationConfig
+    from jaxtribute._src.checkpoint.preemption.watcher import PreemptionWatcher as PreemptionWatcher
+    from jaxtribute._src.checkpoint.sidecar import SidecarEvaluator as SidecarEvaluator
+    from jaxtribute._src.input.creator import DatasetCreator as DatasetCreator
+    from jaxtribute._src.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
+    from jaxtribute._src.tools.compiling.targets import compile_for as compile_for
 
 
-def __getattr__(name: str) -> _Any:
-    if name in _LAZY_MODULES:
-        return _import_module(f"jaxtribute.{name}")
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    return getattr(_import_module(f"jaxtribute.{_LAZY[name]}"), name)
+__getattr__, __dir__ = _lazy_names(__name__, _LAZY, _LAZY_MODULES)
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, *_LAZY_MODULES})
+_publish(__name__, [name for name in globals() if not name.startswith("_")])

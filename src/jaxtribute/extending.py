@@ -4,18 +4,16 @@ A strategy is a `jd.Strategy` around a `jd.StrategyExtended`, which says what is
 replicas run (a `ReplicaMesh`) and how variables are stored over them (a `Policy`).
 """
 
-from jaxtribute.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum
-from jaxtribute.devices import default_devices, device_name, resolve_device
-from jaxtribute.values.mesh import ReplicaMesh
-from jaxtribute.values.policies import (
-    CentralPolicy,
-    MirroredPolicy,
-    OnReadPolicy,
-    PlainPolicy,
-    Policy,
-    ShardedPolicy,
-    Update,
-)
+from jaxtribute._src.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum
+from jaxtribute._src.devices import default_devices, device_name, resolve_device
+from jaxtribute._src.public import publish as _publish
+from jaxtribute._src.values.mesh import ReplicaMesh
+from jaxtribute._src.values.policies.base import Policy, Update
+from jaxtribute._src.values.policies.central import CentralPolicy
+from jaxtribute._src.values.policies.mirrored import MirroredPolicy
+from jaxtribute._src.values.policies.on_read import OnReadPolicy
+from jaxtribute._src.values.policies.plain import PlainPolicy
+from jaxtribute._src.values.policies.sharded import ShardedPolicy
 
 __all__ = [
     "AutoSum",
@@ -36,3 +34,5 @@ __all__ = [
     "device_name",
     "resolve_device",
 ]
+
+_publish(__name__)

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import SingleDeviceSharding
 
-from jaxtribute.checkpoint import arrays
-from jaxtribute.values import lending
-from jaxtribute.values.lending import Lease
+from jaxtribute._src.checkpoint import arrays
+from jaxtribute._src.values import lending
+from jaxtribute._src.values.lending import Lease
 
 DTYPES = ["float32", "bfloat16", "float16", "int8", "uint32", "bool", "complex64", "int32", "float8_e4m3fn", "int4"]
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from jaxtribute.checkpoint import background
-from jaxtribute.checkpoint.background import Background
+from jaxtribute._src.checkpoint import background
+from jaxtribute._src.checkpoint.background import Background
 
 
 def test_the_next_save_waits_for_the_one_before() -> None:

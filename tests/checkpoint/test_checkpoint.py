@@ -19,7 +19,8 @@ from orbax.checkpoint.experimental import v1
 
 import jaxtribute as jd
 from checkpoint_programs import advance, assert_same, build
-from jaxtribute.checkpoint import arrays, description
+from jaxtribute._src.checkpoint import arrays, description
+from jaxtribute._src.values.lending import lent
 from jaxtribute.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -27,7 +28,6 @@ from jaxtribute.errors import (
     CheckpointMismatchError,
     ContextError,
 )
-from jaxtribute.values.lending import lent
 
 STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
     "none": jd.get_strategy,

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.checkpoint.collecting import Found, collect
+from jaxtribute._src.checkpoint.collecting import Found, collect
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 

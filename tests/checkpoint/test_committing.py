@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.checkpoint import committing
+from jaxtribute._src.checkpoint import committing
 from jaxtribute.errors import CheckpointError, ConfigError, DeadlineError
 from processes import run_python
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from damages import DAMAGES, damage
 
 import jaxtribute as jd
-from jaxtribute import checksums
-from jaxtribute.checkpoint import arrays, committing, restoring
-from jaxtribute.checkpoint.description import Description
-from jaxtribute.checkpoint.leaves import CellLeaf, VariableLeaf
+from jaxtribute._src import checksums
+from jaxtribute._src.checkpoint import arrays, committing, restoring
+from jaxtribute._src.checkpoint.description import Description
+from jaxtribute._src.checkpoint.leaves import CellLeaf, VariableLeaf
 from jaxtribute.errors import CheckpointDamagedError, CheckpointError, InputError
-from support.damages import DAMAGES, damage
 
 VALUES = {"w": (3, 2), "big": (4000,), "scalar": ()}
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxtribute as jd
-from jaxtribute.checkpoint import files
+from jaxtribute._src.checkpoint import files
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 BAD_NAMES = ["", " ", ".", "..", "../x", "/abs", "a/b", "a\\b", "a\nb", "a\0b", "\x7f", "\udc80", "x.replaced"]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute.checkpoint.forms import Host, Spec, combine, dtype_of, spec_of, to_rows, to_value
+from jaxtribute._src.checkpoint.forms import Host, Spec, combine, dtype_of, spec_of, to_rows, to_value
 
 AGGREGATIONS = ["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"]
 values = hnp.arrays(

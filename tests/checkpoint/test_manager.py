@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.checkpoint import description, manager
+from jaxtribute._src.checkpoint import description, manager
 from jaxtribute.errors import ArgumentError, CheckpointError
 
 

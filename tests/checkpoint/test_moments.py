@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import jaxtribute as jd
-from jaxtribute.checkpoint import arrays
-from jaxtribute.values import lending
-from jaxtribute.values.lending import Lease
+from jaxtribute._src.checkpoint import arrays
+from jaxtribute._src.values import lending
+from jaxtribute._src.values.lending import Lease
 
 SIZES = (3, 500, 40_000, 70_000)
 

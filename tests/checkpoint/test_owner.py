@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.checkpoint import arrays, owner
-from jaxtribute.checkpoint.owner import Owner, Process
+from jaxtribute._src.checkpoint import arrays, owner
+from jaxtribute._src.checkpoint.owner import Owner, Process
 from jaxtribute.errors import CheckpointError
 from processes import run_python
 
@@ -23,7 +23,7 @@ _IMPORTS = """
     import os, sys, time
     from pathlib import Path
     from jaxtribute.checkpoint import owner
-    from jaxtribute.checkpoint.owner import Owner
+    from jaxtribute._src.checkpoint.owner import Owner
     from jaxtribute.errors import CheckpointError
     folder = Path(sys.argv[1])
 """

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.checkpoint import rehearsal
+from jaxtribute._src.testing import rehearsal
 from jaxtribute.errors import DeadlineError
 
 

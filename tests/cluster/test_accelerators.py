@@ -5,8 +5,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxtribute.cluster import accelerators
-from jaxtribute.cluster.accelerators import local_accelerators, visible_gpus
+from jaxtribute._src.cluster import accelerators
+from jaxtribute._src.cluster.accelerators import local_accelerators, visible_gpus
 
 
 @pytest.mark.parametrize(

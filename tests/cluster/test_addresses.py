@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute.cluster.addresses import Address, all_loopback
+from jaxtribute._src.cluster.addresses import Address, all_loopback
 from jaxtribute.errors import ClusterSpecError
 
 hosts = st.one_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxtribute.cluster.failures import Failure
+from jaxtribute._src.cluster.failures import Failure
 
 NAMES = ("worker 0 (a:1)", "worker 1 (b:1)")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.fake_http import serving
-from jaxtribute.cluster.google_cloud import metadata
+from jaxtribute._src.cluster.google_cloud import metadata
 from jaxtribute.errors import ClusterError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.cluster import ledger
+from jaxtribute._src.cluster import ledger
 from jaxtribute.errors import ClusterError
 
 NAMES = ("worker 0 (a:1)", "worker 1 (b:1)")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxtribute.cluster.roster import Member, Roster, can_connect
+from jaxtribute._src.cluster.roster import Member, Roster, can_connect
 from jaxtribute.errors import ClusterSpecError
 
 JOBS: dict[str, Any] = {

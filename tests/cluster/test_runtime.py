@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import pytest
 
-from jaxtribute.cluster import runtime
-from jaxtribute.cluster.failures import Failure
-from jaxtribute.cluster.roster import Roster
+from jaxtribute._src.cluster import runtime
+from jaxtribute._src.cluster.failures import Failure
+from jaxtribute._src.cluster.roster import Roster
 from jaxtribute.errors import ClusterError, ClusterSpecError, ConfigError, DeadlineError
 
 JOBS = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}

@@ -7,8 +7,8 @@ import psutil
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.cluster import runtime
-from jaxtribute.cluster.server import ServerDef
+from jaxtribute._src.cluster import runtime
+from jaxtribute._src.cluster.server import ServerDef
 from jaxtribute.errors import ArgumentTypeError, ClusterError, ClusterSpecError, ConfigError
 
 TWO = {"worker": ["127.0.0.1:1111", "127.0.0.1:2222"]}

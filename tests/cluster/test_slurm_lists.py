@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute.cluster.slurm_lists import expand_counts, expand_hosts
+from jaxtribute._src.cluster.slurm_lists import expand_counts, expand_hosts
 from jaxtribute.errors import ClusterSpecError
 
 names = st.text("abcz-.", min_size=1, max_size=4)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxtribute as jd
-from jaxtribute.cluster.spec import ClusterDef, JobDef
+from jaxtribute._src.cluster.spec import ClusterDef, JobDef
 from jaxtribute.errors import ArgumentTypeError, ClusterSpecError
 
 TWO = {"worker": ["a:1", "b:2"], "ps": ["c:3"]}

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
-from jaxtribute import waits
-from jaxtribute.cluster import steps
-from jaxtribute.cluster.steps import Flight, RunningClock, StepLog, described
+from jaxtribute._src import waits
+from jaxtribute._src.cluster import steps
+from jaxtribute._src.cluster.steps import Flight, RunningClock, StepLog, described
 
 
 def test_a_step_is_in_flight_until_its_result_is_there() -> None:

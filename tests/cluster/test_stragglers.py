@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxtribute.cluster.stragglers import EVERY, interval_s, line
+from jaxtribute._src.cluster.stragglers import EVERY, interval_s, line
 from jaxtribute.errors import ConfigError
 
 NAMES = ("worker 0 (a:1)", "worker 1 (b:1)")

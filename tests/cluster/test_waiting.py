@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from jaxtribute.cluster import waiting
-from jaxtribute.cluster.roster import Roster
+from jaxtribute._src.cluster import waiting
+from jaxtribute._src.cluster.roster import Roster
 from jaxtribute.errors import DeadlineError
 
 JOBS = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import pytest
 
-from jaxtribute.cluster.failures import Failure
-from jaxtribute.cluster.roster import Roster
-from jaxtribute.cluster.steps import StepLog
-from jaxtribute.cluster.watch import ROOT, Watch
+from jaxtribute._src.cluster.failures import Failure
+from jaxtribute._src.cluster.roster import Roster
+from jaxtribute._src.cluster.steps import StepLog
+from jaxtribute._src.cluster.watch import ROOT, Watch
 
 
 class Store:

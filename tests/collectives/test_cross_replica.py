@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import jaxtribute as jd
-from jaxtribute.collectives.cross_replica import check_axes, reduce_many
+from jaxtribute._src.collectives.cross_replica import check_axes, reduce_many
+from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
-from jaxtribute.values.enums import ReduceOp
 from replicas import components, fraction, mirrored, per_replica
 
 Row = list[Any]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.collectives.destinations import parse_destinations, put
+from jaxtribute._src.collectives.destinations import parse_destinations, put
 from jaxtribute.errors import ArgumentTypeError, DeviceError
 from replicas import components, mirrored, one_device, per_replica, variable
 

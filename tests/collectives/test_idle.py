@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import jaxtribute as jd
-from jaxtribute.collectives.idle import guarded, is_idle, kept
-from jaxtribute.values.enums import ReduceOp
+from jaxtribute._src.collectives.idle import guarded, is_idle, kept
+from jaxtribute._src.values.enums import ReduceOp
 from replicas import mirrored
 
 THREE = mirrored(3)

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxtribute.collectives.listing import listed
-from jaxtribute.collectives.summation import ExchangeSum
-from jaxtribute.values.mesh import AXIS
+from jaxtribute._src.collectives.listing import listed
+from jaxtribute._src.collectives.summation import ExchangeSum
+from jaxtribute._src.values.mesh import AXIS
 
 
 def program(x: Any) -> Any:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxtribute.collectives import packing
-from jaxtribute.jaxprs.core import aval
+from jaxtribute._src.collectives import packing
+from jaxtribute._src.jaxprs.core import aval
 from replicas import execute, fraction, here, mirrored
 
 DTYPES = ["float32", "int32", "bfloat16", "uint8"]
@@ -87,8 +87,8 @@ def test_one_collective_for_many_small_gradients(count: int) -> None:
     def traced() -> Any:
         return strategy.run(step)
 
-    from jaxtribute import context as contexts
-    from jaxtribute.execution.capture import capture
+    from jaxtribute._src import context as contexts
+    from jaxtribute._src.execution.capture import capture
 
     text = str(capture(lambda _: traced(), contexts.current(), []).closed)
     assert text.count("psum") == 1

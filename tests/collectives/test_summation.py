@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from jaxtribute.collectives.marks import equal
-from jaxtribute.collectives.summation import (
+from jaxtribute._src.collectives.marks import equal
+from jaxtribute._src.collectives.summation import (
     AutoSum,
     ExchangeSum,
     OneDeviceSum,
@@ -21,7 +21,7 @@ from jaxtribute.collectives.summation import (
     TreeSum,
     tree_rounds,
 )
-from jaxtribute.values.mesh import AXIS
+from jaxtribute._src.values.mesh import AXIS
 from replicas import mirrored
 
 SUMS: list[Summation] = [

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from jaxtribute.collectives import wholes
+from jaxtribute._src.collectives import wholes
+from jaxtribute._src.execution.inference import varying_outputs
 from jaxtribute.errors import VariableError
-from jaxtribute.execution.inference import varying_outputs
 from replicas import mirrored
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import jaxtribute as jd
-from jaxtribute.devices import device_name
+from jaxtribute._src.devices import device_name
 
 
 def stated(text: str) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxtribute.cli.main import main
-from jaxtribute.compat.migrate import scan
+from jaxtribute._src.compat.migrate.scan import scan
+from jaxtribute._src.tools.cli.main import main
 from processes import run_python
 
 HERE = Path(__file__).parent

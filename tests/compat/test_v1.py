@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.parameter_servers.engines.starting import start_in_threads
+from jaxtribute._src.strategies.legacy_extended import StepContext
 from jaxtribute.compat import v1
 from jaxtribute.compat.tf.compat.v1 import ConfigProto
-from jaxtribute.coordinator.starting import start_in_threads
 from jaxtribute.errors import ArgumentError, OutOfRangeError
-from jaxtribute.strategies.legacy_extended import StepContext
 from replicas import components
 
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from compat.seed_cases import CASES, Case
-from jaxtribute.compat.catalog.guide import names_table, others_table
+from jaxtribute._src.compat.catalog.guide import names_table, others_table
 
 GUIDE = Path(__file__).parents[2] / "docs" / "migration.md"
 

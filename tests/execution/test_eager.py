@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from replicas import components, ident, mirrored, one_device, variable
 from tests.execution.test_threads import each_executor, each_strategy, step_of, strategies
-from tests.replicas import components, ident, mirrored, one_device, variable
 
 import jaxtribute as jd
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxtribute as jd
+from jaxtribute._src.execution.feeds import Drawn, Draws, Feed
 from jaxtribute.errors import OutOfRangeError, TraceError
-from jaxtribute.execution.feeds import Drawn, Draws, Feed
 
 
 def batches(count: int, size: int = 8, last: int | None = None) -> list[np.ndarray[Any, Any]]:

@@ -6,11 +6,11 @@ import pytest
 from jax.core import Tracer, eval_jaxpr
 
 import jaxtribute as jd
-from jaxtribute import context as contexts
+from jaxtribute._src import context as contexts
+from jaxtribute._src.execution.eager import EagerFrame
+from jaxtribute._src.execution.frames import OverlayFrame, TracedFrame, lift
+from jaxtribute._src.jaxprs.core import current_trace
 from jaxtribute.errors import TraceError
-from jaxtribute.execution.eager import EagerFrame
-from jaxtribute.execution.frames import OverlayFrame, TracedFrame, lift
-from jaxtribute.jaxprs.core import current_trace
 from replicas import mirrored, one_device, variable
 
 

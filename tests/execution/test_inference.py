@@ -8,8 +8,8 @@ import pytest
 from jax import lax
 
 import jaxtribute as jd
-from jaxtribute.execution.inference import varying_outputs
-from jaxtribute.values.mesh import AXIS
+from jaxtribute._src.execution.inference import varying_outputs
+from jaxtribute._src.values.mesh import AXIS
 from replicas import components, execute, fraction, here, ident, mirrored, per_replica, variable
 
 

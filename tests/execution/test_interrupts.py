@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tests.replicas import here, mirrored, one_device, variable
+from replicas import here, mirrored, one_device, variable
 
 import jaxtribute as jd
-from jaxtribute import context as contexts
-from jaxtribute.execution.interrupts import Deferral, Guard
-from jaxtribute.execution.program import Program
-from jaxtribute.values.stored import updating
+from jaxtribute._src import context as contexts
+from jaxtribute._src.execution.interrupts import Deferral, Guard
+from jaxtribute._src.execution.program import Program
+from jaxtribute._src.values.stored import updating
 
 SUM, MEAN = jd.VariableAggregation.SUM, jd.VariableAggregation.MEAN
 OWN, JAX = str(Path(jd.__file__).parent), str(Path(jax.__file__).parent)
@@ -336,12 +336,15 @@ def test_an_interrupt_of_a_save(tmp_path: Path) -> None:
 
 GUARDED = """
     checkpoint/background checkpoint/checkpoint checkpoint/committing checkpoint/files checkpoint/leaves
-    checkpoint/manager checkpoint/owner checkpoint/restoring checkpoint/preemption/handler checkpoint/preemption/rounds
-    cluster/runtime cluster/server cluster/steps coordinator/access coordinator/client coordinator/closure_queue
-    coordinator/closures coordinator/coordinator coordinator/engines folders coordinator/ray_engine
-    coordinator/ray_node coordinator/remote_value coordinator/saves coordinator/sidecar coordinator/starting
-    coordinator/transport coordinator/variable execution/eager execution/interrupts execution/workers
-    integrations/keras/servers launcher/family launcher/ports launcher/run values/lending values/stored
+    checkpoint/manager checkpoint/owner checkpoint/preemption/handler checkpoint/preemption/rounds
+    checkpoint/restoring checkpoint/sidecar cluster/runtime cluster/server cluster/steps execution/eager
+    execution/interrupts execution/workers folders integrations/keras/servers launcher/family launcher/ports
+    launcher/run parameter_servers/engines/engines parameter_servers/engines/ray_engine
+    parameter_servers/engines/ray_node parameter_servers/engines/starting parameter_servers/messaging/transport
+    parameter_servers/scheduling/closure_queue parameter_servers/scheduling/closures
+    parameter_servers/scheduling/coordinator parameter_servers/scheduling/remote_value parameter_servers/server/client
+    parameter_servers/server/saves parameter_servers/variables/access parameter_servers/variables/variable
+    values/lending values/stored
 """
 """Files whose functions hold locks, or leave something half done, in the main thread, where signals raise."""
 ELSEWHERE = {"ClosureQueue._serve", "ClosureQueue._turn", "ClosureQueue._settle_unread"}
@@ -351,7 +354,7 @@ ELSEWHERE = {"ClosureQueue._serve", "ClosureQueue._turn", "ClosureQueue._settle_
 @pytest.mark.parametrize("file", GUARDED.split())
 def test_nothing_leaves_a_lock_held_where_a_loop_goes_back(file: str) -> None:
     """CPython leaves some jumps out of the `with` or `try` around their loop: what a handler raises there skips it."""
-    path = Path(OWN) / f"{file}.py"
+    path = Path(OWN) / "_src" / f"{file}.py"
     code = compile(path.read_text(), str(path), "exec")
     found = [one for function in functions_in(code) for one in unprotected(function)]
     assert [one for one in found if one.partition(" ")[0] not in ELSEWHERE] == []
@@ -462,7 +465,7 @@ def test_an_interrupted_lockstep_run_waits_for_nobody() -> None:
         return here().all_reduce("SUM", total)
 
     strategy.run(fn)
-    where = (OWN + "/execution/rendezvous", OWN + "/execution/workers")
+    where = (OWN + "/_src/execution/rendezvous", OWN + "/_src/execution/workers")
     total = moments(where, lambda: strategy.run(fn))
     came = 0
     for at in range(total):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.execution.lockstep import components as split
+from jaxtribute._src.execution.lockstep import regroup
 from jaxtribute.errors import ContextError
-from jaxtribute.execution.lockstep import components as split
-from jaxtribute.execution.lockstep import regroup
 from replicas import components, fraction, here, ident, mirrored, per_replica, variable
 
 

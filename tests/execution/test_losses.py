@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 
 import jaxtribute as jd
-from jaxtribute import context as contexts
-from jaxtribute.execution.capture import capture
+from jaxtribute._src import context as contexts
+from jaxtribute._src.execution.capture import capture
 from replicas import fraction, mirrored, per_replica, variable
 
 RATE = 0.5

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxtribute as jd
-from jaxtribute.execution.nests import flatten, is_array, is_distributed, map_leaves
+from jaxtribute._src.execution.nests import flatten, is_array, is_distributed, map_leaves
 from replicas import mirrored, per_replica
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtribute.execution.numbering import Numbering, same_type
+from jaxtribute._src.execution.numbering import Numbering, same_type
 
 X = jnp.ones(3)
 

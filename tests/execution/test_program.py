@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute import context as contexts
+from jaxtribute._src import context as contexts
+from jaxtribute._src.execution.capture import Constant, OuterFrame, capture
+from jaxtribute._src.execution.program import Program
 from jaxtribute.errors import StrategyMixError
-from jaxtribute.execution.capture import Constant, OuterFrame, capture
-from jaxtribute.execution.program import Program
 from replicas import components, fraction, here, mirrored, one_device, variable
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute import context as contexts
-from jaxtribute.execution.capture import capture
-from jaxtribute.execution.ragged import ReplicaClass, inlined, makes_collectives, prepare
-from jaxtribute.execution.uncompiled import NotSplittable
+from jaxtribute._src import context as contexts
+from jaxtribute._src.execution.capture import capture
+from jaxtribute._src.execution.ragged import ReplicaClass, inlined, makes_collectives, prepare
+from jaxtribute._src.execution.uncompiled import NotSplittable
 from ragged import agree, deal, rows
 from replicas import execute, here, ident, mirrored, variable
 

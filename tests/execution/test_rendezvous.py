@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxtribute._src.execution.rendezvous import Rendezvous
 from jaxtribute.errors import ContextError
-from jaxtribute.execution.rendezvous import Rendezvous
 
 Body = Callable[["Replica"], Any]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.values.spec import PerReplicaSpec
 from jaxtribute.errors import ArgumentError
-from jaxtribute.values.spec import PerReplicaSpec
 from replicas import mirrored, per_replica
 
 

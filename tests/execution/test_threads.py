@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 import pytest
-from tests.replicas import EXECUTORS, here, mirrored, one_device, variable
+from replicas import EXECUTORS, here, mirrored, one_device, variable
 
 import jaxtribute as jd
 

@@ -3,8 +3,8 @@ from collections.abc import Callable
 
 import pytest
 
-from jaxtribute.execution import workers
-from jaxtribute.execution.workers import Workers
+from jaxtribute._src.execution import workers
+from jaxtribute._src.execution.workers import Workers
 
 
 def run_and_wait(pool: Workers, job: Callable[[], None]) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxtribute._src.input.agreement import KeyValueAgreements, StepRows, alone
+from jaxtribute._src.input.sources import adapt
+from jaxtribute._src.input.splitting import Shard
+from jaxtribute._src.input.steps import GlobalSteps
 from jaxtribute.errors import InputError
-from jaxtribute.input.agreement import KeyValueAgreements, StepRows, alone
-from jaxtribute.input.sources import adapt
-from jaxtribute.input.splitting import Shard
-from jaxtribute.input.steps import GlobalSteps
 from simulated import Meeting, drain, on_workers
 
 

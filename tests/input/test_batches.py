@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from jax.experimental import sparse
 
 import jaxtribute as jd
-from jaxtribute.errors import InputError
-from jaxtribute.input import make_numpy_dataset
-from jaxtribute.input.batches import (
+from jaxtribute._src.input.batches import (
     Batch,
     as_array,
     as_batch,
@@ -24,7 +22,9 @@ from jaxtribute.input.batches import (
     rows,
     split,
 )
-from jaxtribute.input.splitting import slice_sizes
+from jaxtribute._src.input.splitting import slice_sizes
+from jaxtribute.errors import InputError
+from jaxtribute.input import make_numpy_dataset
 
 
 def test_a_batch_knows_its_rows() -> None:

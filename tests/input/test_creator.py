@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.input.creator import DatasetCreator
 from jaxtribute.errors import ArgumentTypeError
-from jaxtribute.input.creator import DatasetCreator
 
 
 def test_it_is_the_function_that_it_was_given() -> None:

@@ -10,6 +10,10 @@ import numpy as np
 import psutil
 import pytest
 
+from jaxtribute._src.input import prefetch
+from jaxtribute._src.values.distributed import PerReplica
+from jaxtribute._src.values.mesh import ReplicaMesh
+from jaxtribute._src.values.spec import ArraySpec
 from jaxtribute.errors import ArgumentTypeError, InputError
 from jaxtribute.input import (
     AutoShardPolicy,
@@ -21,11 +25,7 @@ from jaxtribute.input import (
     distribute_dataset,
     distribute_from_function,
     make_numpy_dataset,
-    prefetch,
 )
-from jaxtribute.values.distributed import PerReplica
-from jaxtribute.values.mesh import ReplicaMesh
-from jaxtribute.values.spec import ArraySpec
 
 PER_REPLICA = InputReplicationMode.PER_REPLICA
 

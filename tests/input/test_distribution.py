@@ -13,6 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxtribute._src.input.context import InputContext
+from jaxtribute._src.input.dataset import DistributedDataset, distribute_from_function
+from jaxtribute._src.input.splitting import slice_sizes
+from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute.input import (
     ArraySource,
     AutoShardPolicy,
@@ -21,10 +25,6 @@ from jaxtribute.input import (
     make_numpy_dataset,
     shard_hint,
 )
-from jaxtribute.input.context import InputContext
-from jaxtribute.input.dataset import DistributedDataset, distribute_from_function
-from jaxtribute.input.splitting import slice_sizes
-from jaxtribute.values.mesh import ReplicaMesh
 from simulated import Meeting, drain, on_workers, rows_of, steps_of
 
 TABLES = json.loads(Path(__file__).with_name("tf_tables.json").read_text())

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute.input import (
     AutoShardPolicy,
     Explanation,
@@ -20,7 +21,6 @@ from jaxtribute.input import (
     make_numpy_dataset,
     shard_hint,
 )
-from jaxtribute.values.mesh import ReplicaMesh
 from simulated import Meeting, drain, on_workers, rows_of, steps_of
 
 

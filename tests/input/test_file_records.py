@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute.input.file_records import FileRecords, Places
+from jaxtribute._src.input.file_records import FileRecords, Places
 
 
 class Words(FileRecords):

@@ -10,9 +10,10 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jaxtribute._src.input import grain_files
+from jaxtribute._src.input.splitting import Shard
 from jaxtribute.errors import InputError
-from jaxtribute.input import TextLineSource, grain_files, shard_hint
-from jaxtribute.input.splitting import Shard
+from jaxtribute.input import TextLineSource, shard_hint
 from simulated import shards
 from tfrecords import write_tfrecord
 

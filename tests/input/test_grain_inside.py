@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from grain.experimental import InterleaveIterDataset, ParquetIterDataset, TFRecordIterDataset, WindowShuffleMapDataset
 
+from jaxtribute._src.input import grain_inside as inside
 from jaxtribute.input import TextLineSource
-from jaxtribute.input import grain_inside as inside
 
 Records = grain.MapDataset[Any]
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxtribute.input import ArraySource, TextLineSource, grain_inside, grain_tree, make_numpy_dataset
-from jaxtribute.input.batches import Batch
-from jaxtribute.input.grain_batches import for_worker
-from jaxtribute.input.splitting import Shard
+from jaxtribute._src.input import grain_inside, grain_tree
+from jaxtribute._src.input.batches import Batch
+from jaxtribute._src.input.grain_batches import for_worker
+from jaxtribute._src.input.splitting import Shard
+from jaxtribute.input import ArraySource, TextLineSource, make_numpy_dataset
 from simulated import shards
 
 

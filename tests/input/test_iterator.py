@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from orbax.checkpoint.experimental import v1 as orbax
 
+from jaxtribute._src.input.iterator import DistributedIterator
+from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute.errors import InputError, OutOfRangeError
 from jaxtribute.input import (
     ArraySource,
@@ -26,8 +28,6 @@ from jaxtribute.input import (
     distribute_from_function,
     make_numpy_dataset,
 )
-from jaxtribute.input.iterator import DistributedIterator
-from jaxtribute.values.mesh import ReplicaMesh
 from simulated import Meeting, drain, on_workers, rows_of, steps_of
 
 OFF = InputOptions(auto_shard_policy=AutoShardPolicy.OFF)

@@ -6,8 +6,8 @@ from grain.experimental import index_shuffle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute.input import permutation
-from jaxtribute.input.permutation import permute, permutes_exactly
+from jaxtribute._src.input import permutation
+from jaxtribute._src.input.permutation import permute, permutes_exactly
 
 seeds = st.integers(0, 2**32 - 1)
 

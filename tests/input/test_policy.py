@@ -9,11 +9,11 @@ import grain
 import numpy as np
 import pytest
 
+from jaxtribute._src.input.policy import Sharding, resolve
+from jaxtribute._src.input.sources import Source, adapt
+from jaxtribute._src.input.splitting import Shard
 from jaxtribute.errors import InputError
 from jaxtribute.input import AutoShardPolicy, InputOptions, TextLineSource, make_numpy_dataset, shard_hint
-from jaxtribute.input.policy import Sharding, resolve
-from jaxtribute.input.sources import Source, adapt
-from jaxtribute.input.splitting import Shard
 
 POLICIES = list(AutoShardPolicy)
 

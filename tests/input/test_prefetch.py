@@ -14,9 +14,9 @@ import jax
 import numpy as np
 import pytest
 
+from jaxtribute._src.input import prefetch
+from jaxtribute._src.input.prefetch import Prefetcher, Threads
 from jaxtribute.errors import InputError
-from jaxtribute.input import prefetch
-from jaxtribute.input.prefetch import Prefetcher, Threads
 
 
 def producer(items: Iterator[Any]) -> Callable[[], Any]:

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxtribute._src.input.spec import array_spec, replica_spec, tree_spec
+from jaxtribute._src.input.splitting import Shard
+from jaxtribute._src.values.spec import ArraySpec, PerReplicaSpec
 from jaxtribute.errors import ArgumentTypeError
-from jaxtribute.input.spec import array_spec, replica_spec, tree_spec
-from jaxtribute.input.splitting import Shard
-from jaxtribute.values.spec import ArraySpec, PerReplicaSpec
 
 
 def struct(*shape: int | None, dtype: object = np.float32) -> ArraySpec:

@@ -3,7 +3,7 @@
 import pytest
 
 import input_workers
-from jaxtribute.testing.shared import SharedRunners
+from jaxtribute._src.testing.shared import SharedRunners
 
 pytestmark = pytest.mark.slow
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 import jaxtribute as jd
+from jaxtribute._src.integrations import safetensors
+from jaxtribute._src.testing.shared import SharedRunners
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, CheckpointMismatchError, ContextError
-from jaxtribute.integrations import safetensors
-from jaxtribute.testing.shared import SharedRunners
 from replicas import mirrored, one_device
 from safetensors_workers import weights_of_a_worker
 

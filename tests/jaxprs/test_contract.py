@@ -20,8 +20,8 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, PartitionSpec
 
 import jaxtribute
-from jaxtribute.jaxprs import core, kinds, walking
-from jaxtribute.jaxprs.flow import scan_counts
+from jaxtribute._src.jaxprs import core, kinds, walking
+from jaxtribute._src.jaxprs.flow import scan_counts
 
 AXIS = "replica"
 TWO = jnp.ones(2)
@@ -353,4 +353,4 @@ INSIDE = re.compile(r"^\s*(from|import) (jax\._src|jax\.core|jax\.extend|jax\.in
 def test_what_is_inside_jax_is_imported_in_one_room() -> None:
     root = Path(jaxtribute.__file__).parent
     found = {str(path.relative_to(root)) for path in root.rglob("*.py") if INSIDE.search(path.read_text("utf-8"))}
-    assert found == {"jaxprs/core.py", "jaxprs/making.py", "cluster/runtime.py"}
+    assert found == {"_src/jaxprs/core.py", "_src/jaxprs/making.py", "_src/cluster/runtime.py"}

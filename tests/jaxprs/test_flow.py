@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from jaxtribute.coordinator.optimizing import check_separable
+from jaxtribute._src.jaxprs.core import JaxprEqn, opened
+from jaxtribute._src.jaxprs.flow import Flow
+from jaxtribute._src.optimizer.slots import optax_rules
+from jaxtribute._src.parameter_servers.variables.optimizing import check_separable
 from jaxtribute.errors import ArgumentError
-from jaxtribute.jaxprs.core import JaxprEqn, opened
-from jaxtribute.jaxprs.flow import Flow
-from jaxtribute.optimizer.slots import optax_rules
 
 
 class Sources(Flow[frozenset[int]]):

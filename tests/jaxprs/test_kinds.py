@@ -17,14 +17,14 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 import jaxtribute as jd
-from jaxtribute.collectives.listing import listed
-from jaxtribute.collectives.wholes import whole
+from jaxtribute._src.collectives.listing import listed
+from jaxtribute._src.collectives.wholes import whole
+from jaxtribute._src.execution.central.sinking import sink
+from jaxtribute._src.execution.inference import varying_outputs
+from jaxtribute._src.execution.ragged import makes_collectives
+from jaxtribute._src.jaxprs.core import opened
+from jaxtribute._src.values.mesh import AXIS
 from jaxtribute.errors import VariableError
-from jaxtribute.execution.central.sinking import sink
-from jaxtribute.execution.inference import varying_outputs
-from jaxtribute.execution.ragged import makes_collectives
-from jaxtribute.jaxprs.core import opened
-from jaxtribute.values.mesh import AXIS
 from replicas import mirrored, per_replica
 
 ONE = jnp.ones(2)

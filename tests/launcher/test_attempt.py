@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxtribute.launcher.attempt import Attempt, Program, Signal
-from jaxtribute.launcher.outcome import Kind, Outcome
-from jaxtribute.launcher.output import RankOutput
+from jaxtribute._src.launcher.attempt import Attempt, Program, Signal
+from jaxtribute._src.launcher.outcome import Kind, Outcome
+from jaxtribute._src.launcher.output import RankOutput
 from processes import await_end
 
 pytestmark = pytest.mark.slow

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxtribute.launcher import certificates
-from jaxtribute.launcher.certificates import AUTHORITY, CERTIFICATE, KEY, PREFIX, secret_of_run, write_certificates
-from jaxtribute.launcher.options import Options
-from jaxtribute.launcher.run import launch
+from jaxtribute._src.launcher import certificates
+from jaxtribute._src.launcher.certificates import AUTHORITY, CERTIFICATE, KEY, PREFIX, secret_of_run, write_certificates
+from jaxtribute._src.launcher.options import Options
+from jaxtribute._src.launcher.run import launch
 
 pytest.importorskip("cryptography")
 

@@ -8,8 +8,8 @@ import textwrap
 
 import pytest
 
-from jaxtribute.launcher.family import Family
-from jaxtribute.testing.leaks import is_alive
+from jaxtribute._src.launcher.family import Family
+from jaxtribute._src.testing.leaks import is_alive
 from processes import await_end
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def test_members_that_end_are_waited_for() -> None:
 def test_the_family_ends_with_its_parent_even_when_that_is_killed() -> None:
     code = """
         import subprocess
-        from jaxtribute.launcher.family import Family
+        from jaxtribute._src.launcher.family import Family
         family = Family()
         null = subprocess.DEVNULL
         family.start(["sh", "-c", "trap '' TERM HUP INT; sleep 600 & wait"], {"PATH": "/bin:/usr/bin"}, null)

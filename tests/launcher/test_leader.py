@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxtribute._src.launcher import leader, remote
+from jaxtribute._src.launcher.attempt import Signal
+from jaxtribute._src.launcher.follower import Follower
+from jaxtribute._src.launcher.leader import Leader, worst
+from jaxtribute._src.launcher.options import Options
+from jaxtribute._src.launcher.outcome import Kind, Outcome
+from jaxtribute._src.launcher.ports import ReservedPorts
 from jaxtribute.errors import ClusterError, DeadlineError
-from jaxtribute.launcher import leader, remote
-from jaxtribute.launcher.attempt import Signal
-from jaxtribute.launcher.follower import Follower
-from jaxtribute.launcher.leader import Leader, worst
-from jaxtribute.launcher.options import Options
-from jaxtribute.launcher.outcome import Kind, Outcome
-from jaxtribute.launcher.ports import ReservedPorts
 
 # Each start of each rank leaves a line: restart, rank, number of workers.
 RECORD = """

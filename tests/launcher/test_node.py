@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxtribute._src.launcher.node import LocalNode, Start, gpus_of
+from jaxtribute._src.launcher.options import Options
+from jaxtribute._src.launcher.outcome import Kind
 from jaxtribute.errors import ArgumentError
-from jaxtribute.launcher.node import LocalNode, Start, gpus_of
-from jaxtribute.launcher.options import Options
-from jaxtribute.launcher.outcome import Kind
 
 
 def test_ports_are_new_for_each_start() -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxtribute.launcher.outcome import Kind, Outcome, exit_code, in_words
+from jaxtribute._src.launcher.outcome import Kind, Outcome, exit_code, in_words
 
 
 def test_an_outcome_travels() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute.launcher import output
-from jaxtribute.launcher.output import RankOutput, open_log
+from jaxtribute._src.launcher import output
+from jaxtribute._src.launcher.output import RankOutput, open_log
 
 TRACEBACK = """\
 Traceback (most recent call last):

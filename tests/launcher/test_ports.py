@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from jaxtribute.launcher.ports import ReservedPorts
+from jaxtribute._src.launcher.ports import ReservedPorts
 
 
 def test_nobody_else_can_take_a_reserved_port() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from jaxtribute.launcher.reading import Reader
+from jaxtribute._src.launcher.reading import Reader
 
 
 def read(write: Callable[[Reader], object], *, terminal: bool = False, patience_s: float = 10.0) -> list[bytes]:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from jaxtribute.cluster.addresses import Address
+from jaxtribute._src.cluster.addresses import Address
+from jaxtribute._src.launcher import follower, remote, wire
+from jaxtribute._src.launcher.attempt import Signal
+from jaxtribute._src.launcher.follower import Follower
+from jaxtribute._src.launcher.options import Options
+from jaxtribute._src.launcher.ports import ReservedPorts
+from jaxtribute._src.launcher.remote import Meeting
 from jaxtribute.errors import ClusterError, DeadlineError
-from jaxtribute.launcher import follower, remote, wire
-from jaxtribute.launcher.attempt import Signal
-from jaxtribute.launcher.follower import Follower
-from jaxtribute.launcher.options import Options
-from jaxtribute.launcher.ports import ReservedPorts
-from jaxtribute.launcher.remote import Meeting
 
 
 def free() -> Address:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxtribute.launcher.options import Options
-from jaxtribute.launcher.run import become, launch
+from jaxtribute._src.launcher.options import Options
+from jaxtribute._src.launcher.run import become, launch
 
 # Two ranks that note their starts, and save when they are told to go, which may be right after their note.
 SAVES = """

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from jaxtribute._src.launcher.options import Options
+from jaxtribute._src.launcher.surroundings import complete, rank_set_by_slurm, slurm_environment
 from jaxtribute.errors import ArgumentError, ClusterSpecError
-from jaxtribute.launcher.options import Options
-from jaxtribute.launcher.surroundings import complete, rank_set_by_slurm, slurm_environment
 
 OPTIONS = Options(command=("true",))
 STEP = {

@@ -12,7 +12,7 @@ import pytest
 import checkpoint_workers
 import jaxtribute as jd
 from checkpoint_programs import advance, assert_same, build
-from jaxtribute.testing.shared import SharedRunners
+from jaxtribute._src.testing.shared import SharedRunners
 
 pytestmark = pytest.mark.slow
 

@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-
 import worker_programs
+
 from jaxtribute.testing import MultiProcessRunner
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = Path(__file__).parents[1] / "worker_faults.py"
+PROGRAM = Path(__file__).parents[1] / "support" / "worker_faults.py"
 
 
 def outcome(case: str, **variables: str) -> tuple[int, str, float]:

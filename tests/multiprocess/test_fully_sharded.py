@@ -10,8 +10,8 @@ import pytest
 
 import jaxtribute as jd
 import sharded_programs as programs
+from jaxtribute._src.testing.shared import SharedRunners
 from jaxtribute.errors import ArgumentError
-from jaxtribute.testing.shared import SharedRunners
 from replicas import one_device
 
 

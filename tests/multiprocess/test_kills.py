@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import kill_program
-from jaxtribute.checkpoint.rehearsal import rehearse
-from jaxtribute.testing.shared import SharedRunners
+from jaxtribute._src.testing.rehearsal import rehearse
+from jaxtribute._src.testing.shared import SharedRunners
 
 PROGRAM = Path(kill_program.__file__)
 EPOCHS, EVERY, EXAMPLES = 3, 2, 320

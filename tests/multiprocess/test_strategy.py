@@ -12,7 +12,7 @@ import pytest
 
 import jaxtribute as jd
 import worker_programs as programs
-from jaxtribute.testing.shared import SharedRunners
+from jaxtribute._src.testing.shared import SharedRunners
 
 
 def on_workers(multi_process: SharedRunners, program: Any, *args: Any) -> list[Any]:

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.execution.program import Program
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
-from jaxtribute.execution.program import Program
 from replicas import mirrored, one_device, variable
 
 TWO = ["CPU:0", "CPU:1"]

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxtribute as jd
-from jaxtribute.collectives import cross_replica
-from jaxtribute.values.policies import SlicedPolicy
+from jaxtribute._src.collectives import cross_replica
+from jaxtribute._src.values.policies.sliced import SlicedPolicy
 from ragged import UNEVEN, deal, rows
 from replicas import each_executor, fraction, here, ident, mirrored, one_device, variable
 

@@ -9,9 +9,10 @@ import optax
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.optimizer.slots import leaves_of, owner_of_leaves
+from jaxtribute._src.values.policies.mirrored import MirroredPolicy
+from jaxtribute._src.values.policies.sliced import SlicedPolicy
 from jaxtribute.errors import ArgumentTypeError, ShapeError
-from jaxtribute.optimizer.slots import leaves_of, owner_of_leaves
-from jaxtribute.values.policies import MirroredPolicy, SlicedPolicy
 from replicas import mirrored, one_device, variable
 
 FOUR = mirrored(4)

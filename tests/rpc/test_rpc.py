@@ -21,9 +21,9 @@ from hypothesis.extra import numpy as arrays
 
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
-from jaxtribute.coordinator import wire
+from jaxtribute._src.parameter_servers.messaging import wire
+from jaxtribute._src.rpc.keys import checked, endpoint, read_keys
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError, ClusterSpecError, DeadlineError
-from jaxtribute.rpc.keys import checked, endpoint, read_keys
 from processes import run_python
 
 rpc = jd.experimental.rpc
@@ -303,7 +303,7 @@ class TestHostile:
             rpc.Server.create("grpc", LOOPBACK) as server,
             rpc.Client.create("grpc", server.address, timeout_in_ms=60_000) as client,
         ):
-            monkeypatch.setattr("jaxtribute.rpc.server._answer", lambda *_: sys.exit(3))
+            monkeypatch.setattr("jaxtribute._src.rpc.server._answer", lambda *_: sys.exit(3))
             begun = time.monotonic()
             result = client.call("anything")
             assert result.get_error()[0] == 14
@@ -400,7 +400,7 @@ import sys
 sys.modules["zmq"] = sys.modules["keras"] = None
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
-from jaxtribute.compat.catalog.entries import exists
+from jaxtribute._src.compat.catalog.entries import exists
 for find in (lambda: jd.experimental.rpc, lambda: tf.keras):
     try:
         find()

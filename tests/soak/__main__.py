@@ -1,6 +1,6 @@
 """The soak: random faults of many kinds, and nothing may be lost by them, or left behind.
 
-    PYTHONPATH=tests python -m soak --faults 100 [--seed 0] [--part synchronous|servers] [--kind TEXT]
+    PYTHONPATH=tests:tests/support python -m soak --faults 100 [--seed 0] [--part synchronous|servers] [--kind TEXT]
 
 Half of the faults happen to synchronous training by the launcher, which must end with the bits of an undisturbed run;
 half to parameter servers, whose counters must be exact. Each job goes through a few of them, drawn so that all kinds

@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 import psutil
+from damages import DAMAGES, damage
 
 import jaxtribute as jd
 from jaxtribute.errors import ClusterError
-from support.damages import DAMAGES, damage
 
 STEPS = 12
 """Functions that are scheduled around each fault."""

@@ -60,7 +60,9 @@ class Job:
             "JAXTRIBUTE_TIMEOUT_S": "60",
             "JAX_COMPILATION_CACHE_DIR": str(cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(HERE.parent), str(HERE.parent / "support"), os.environ.get("PYTHONPATH", "")]
+            ),
         }
 
     def start(self) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-PROGRAM = Path(__file__).parents[1] / "kill_program.py"
+PROGRAM = Path(__file__).parents[1] / "support" / "kill_program.py"
 EXAMPLES, EVERY, STEPS_A_START = 320, 3, 60
 """Examples of an epoch (5 steps), steps between checkpoints, and steps for each start of the job."""
 STARTING, STARTING_S, TRAINING_S, CHECKPOINTS = 0.2, 3.0, 1.0, 5

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import psutil
+from damages import DAMAGES, damage
 
 import jaxtribute as jd
-from jaxtribute import checksums
+from jaxtribute._src import checksums
 from jaxtribute.errors import CheckpointDamagedError
 from soak import training
 from soak.jobs import WAIT_S, Job
-from support.damages import DAMAGES, damage
 
 WORKERS = 2
 SHAPE = ("--workers", str(WORKERS), "--devices-per-worker", "1", "--max-restarts", "100")

@@ -212,7 +212,7 @@ def test_local_results() -> None:
 
 
 def test_value_context_and_run_options() -> None:
-    from jaxtribute.strategies.base import ValueContext
+    from jaxtribute._src.strategies.base import ValueContext
 
     assert repr(ValueContext(1, 2)) == "ValueContext(replica_id_in_sync_group=1, num_replicas_in_sync=2)"
     assert (ValueContext().replica_id_in_sync_group, ValueContext().num_replicas_in_sync) == (0, 1)

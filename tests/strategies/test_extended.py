@@ -6,8 +6,10 @@ import jax.numpy as jnp
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.values.policies.mirrored import MirroredPolicy
+from jaxtribute._src.values.policies.on_read import OnReadPolicy
+from jaxtribute._src.values.policies.plain import PlainPolicy
 from jaxtribute.errors import ArgumentError, StrategyMixError
-from jaxtribute.values.policies import MirroredPolicy, OnReadPolicy, PlainPolicy
 from replicas import (
     components,
     each_executor,

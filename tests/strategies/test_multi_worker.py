@@ -9,9 +9,9 @@ import jax
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.collectives.summation import AutoSum, ExchangeSum
+from jaxtribute._src.collectives.summation import AutoSum, ExchangeSum
+from jaxtribute._src.strategies.multi_worker import PACKED_BYTES, MultiWorkerOps, worker_mesh
 from jaxtribute.errors import ArgumentTypeError, ClusterError, ClusterSpecError
-from jaxtribute.strategies.multi_worker import PACKED_BYTES, MultiWorkerOps, worker_mesh
 
 
 def resolver(**environ: str) -> jd.cluster_resolver.TFConfigClusterResolver:

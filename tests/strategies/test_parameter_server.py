@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from coordinator.clusters import coordinated, threads
+from jaxtribute._src.strategies.parameter_server import ParameterServerStrategy
 from jaxtribute.errors import ArgumentError
-from jaxtribute.strategies.parameter_server import ParameterServerStrategy
+from parameter_servers.clusters import coordinated, threads
 
 TASKS = {"ps": 1, "worker": 1}
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 import jaxtribute as jd
-from jaxtribute import context as contexts
+from jaxtribute._src import context as contexts
 from jaxtribute.errors import ContextError, StrategyMixError
 from replicas import each_executor, execute, here, ident, mirrored, one_device
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxtribute.testing import child
-from jaxtribute.testing.messages import Answer, Call, encode_call
+from jaxtribute._src.testing import child
+from jaxtribute._src.testing.messages import Answer, Call, encode_call
 
 
 def add(x: int, y: int = 1) -> int:

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxtribute as jd
-from jaxtribute.cluster import runtime
+from jaxtribute._src.cluster import runtime
+from jaxtribute._src.testing import faults
 from jaxtribute.errors import ArgumentError, ConfigError
 from jaxtribute.testing import (
     Fault,
@@ -21,7 +22,6 @@ from jaxtribute.testing import (
     MultiProcessRunner,
     corrupt_value,
     drop_heartbeats,
-    faults,
     inject,
     kill,
     point,

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from jaxtribute.testing import leaks
+from jaxtribute._src.testing import leaks
 
 
 @pytest.fixture

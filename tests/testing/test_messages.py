@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxtribute._src.testing.messages import Call, dump, encode_call
 from jaxtribute.errors import ArgumentTypeError
-from jaxtribute.testing.messages import Call, dump, encode_call
 
 
 def twice(x: Any, *, more: Any = 0) -> Any:

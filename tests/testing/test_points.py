@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.execution.function import Function
+from jaxtribute._src.testing import points
 from jaxtribute.errors import ArgumentError
-from jaxtribute.execution.function import Function
-from jaxtribute.testing import points
 
 
 def test_methods_of_the_library_pass_through_points() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from jaxtribute.testing import leaks, pytest_plugin
-from jaxtribute.testing.shared import SharedRunners
+from jaxtribute._src.testing import leaks
+from jaxtribute._src.testing.shared import SharedRunners
+from jaxtribute.testing import pytest_plugin
 
 
 def fixture(definition: Any, *args: Any) -> Generator[None]:

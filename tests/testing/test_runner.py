@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.testing.leaks import is_alive
+from jaxtribute._src.testing.shared import SharedRunners
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeadlineError, ProcessFailedError
 from jaxtribute.testing import Exited, MultiProcessRunner, run_multi_process
-from jaxtribute.testing.leaks import is_alive
-from jaxtribute.testing.shared import SharedRunners
 from processes import await_end
 
 CALLS: list[str] = []

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from jaxtribute.testing import shared
-from jaxtribute.testing.shared import SharedRunners
+from jaxtribute._src.testing import shared
+from jaxtribute._src.testing.shared import SharedRunners
 
 pytestmark = pytest.mark.slow
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis.extra import numpy as arrays
 
+from jaxtribute._src.values.agreement import _broadcast as broadcast  # pyright: ignore[reportPrivateUsage]
+from jaxtribute._src.values.agreement import all_signatures, first_workers
+from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute.errors import ShapeError
-from jaxtribute.values.agreement import _broadcast as broadcast  # pyright: ignore[reportPrivateUsage]
-from jaxtribute.values.agreement import all_signatures, first_workers
-from jaxtribute.values.mesh import ReplicaMesh
 
 
 class Other:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.values.operators import operand
+from jaxtribute._src.values.operators import operand
 from replicas import components, each_executor, execute, fraction, mirrored, one_device, per_replica, variable
 
 STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {

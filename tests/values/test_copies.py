@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxtribute.values import copies
+from jaxtribute._src.values import copies
 
 MB = 1 << 20
 

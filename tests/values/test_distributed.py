@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import jaxtribute as jd
+from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute.errors import ArgumentTypeError
-from jaxtribute.values.mesh import ReplicaMesh
 from replicas import components, mirrored, per_replica
 
 DTYPES = [np.dtype(name) for name in ("float32", "int32", "bool", "uint8")]

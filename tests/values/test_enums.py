@@ -1,8 +1,8 @@
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.values.enums import ReduceOp, VariableAggregation
 from jaxtribute.errors import ArgumentError
-from jaxtribute.values.enums import ReduceOp, VariableAggregation
 
 
 @pytest.mark.parametrize("value", ["SUM", "sum", "Sum", ReduceOp.SUM])

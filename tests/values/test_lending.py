@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.values import copies, lending
-from jaxtribute.values.lending import Lease, lent
-from jaxtribute.values.stored import prepare_donation
+from jaxtribute._src.values import copies, lending
+from jaxtribute._src.values.lending import Lease, lent
+from jaxtribute._src.values.stored import prepare_donation
 
 
 def made(value: float = 1.0) -> jd.Variable:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxtribute.values.mesh import AXIS, ReplicaMesh, own
+from jaxtribute._src.values.mesh import AXIS, ReplicaMesh, own
 
 
 def mesh_of(count: int, first: int = 0) -> ReplicaMesh:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.values.operators import operand
+from jaxtribute._src.values.operators import operand
 from replicas import mirrored, variable
 
 FLOATS = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxtribute as jd
-from jaxtribute.values.distributed import idle_replicas
+from jaxtribute._src.values.distributed import idle_replicas
 from ragged import UNEVEN, deal, rows
 from replicas import mirrored
 

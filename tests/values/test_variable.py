@@ -9,8 +9,8 @@ import optax
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.values.lending import lent
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, StrategyMixError, TraceError, VariableError
-from jaxtribute.values.lending import lent
 from replicas import components, execute, here, ident, mirrored, one_device, variable
 
 ONES = np.ones(3, np.float32)

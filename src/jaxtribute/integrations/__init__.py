@@ -1,1 +1,1 @@
-"""Other libraries under strategies; each is imported only when it is used."""
+"""Names for other libraries: `jaxtribute.integrations.safetensors`."""

@@ -3,7 +3,8 @@
 The fixtures for pytest are in `jaxtribute.testing.pytest_plugin`.
 """
 
-from jaxtribute.testing.faults import (
+from jaxtribute._src.public import publish as _publish
+from jaxtribute._src.testing.faults import (
     Fault,
     InjectedError,
     corrupt_value,
@@ -14,9 +15,10 @@ from jaxtribute.testing.faults import (
     slow,
     stall,
 )
-from jaxtribute.testing.invariance import assert_strategy_invariant
-from jaxtribute.testing.points import point
-from jaxtribute.testing.runner import Exited, MultiProcessRunner, run_multi_process
+from jaxtribute._src.testing.invariance import assert_strategy_invariant
+from jaxtribute._src.testing.points import point
+from jaxtribute._src.testing.rehearsal import rehearse
+from jaxtribute._src.testing.runner import Exited, MultiProcessRunner, run_multi_process
 
 __all__ = [
     "Exited",
@@ -30,7 +32,10 @@ __all__ = [
     "kill",
     "point",
     "raise_at",
+    "rehearse",
     "run_multi_process",
     "slow",
     "stall",
 ]
+
+_publish(__name__)

@@ -20,8 +20,8 @@ from collections.abc import Generator
 
 import pytest
 
-from jaxtribute.testing import leaks
-from jaxtribute.testing.shared import SharedRunners
+from jaxtribute._src.testing import leaks
+from jaxtribute._src.testing.shared import SharedRunners
 
 
 @pytest.fixture(scope="session")

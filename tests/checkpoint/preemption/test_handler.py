@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.checkpoint.preemption import handler as module
-from jaxtribute.checkpoint.preemption import notice
+from jaxtribute._src.checkpoint.preemption import handler as module
+from jaxtribute._src.checkpoint.preemption import notice
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ContextError
 
 Handler = jd.experimental.PreemptionCheckpointHandler

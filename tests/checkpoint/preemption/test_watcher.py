@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.checkpoint import committing
-from jaxtribute.checkpoint.preemption import notice
-from jaxtribute.checkpoint.preemption.notice import Notice
+from jaxtribute._src.checkpoint import committing
+from jaxtribute._src.checkpoint.preemption import notice
+from jaxtribute._src.checkpoint.preemption.notice import Notice
 from jaxtribute.errors import ClusterError, DeadlineError
 
 

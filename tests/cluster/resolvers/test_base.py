@@ -3,7 +3,7 @@
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.cluster.resolvers.base import integer
+from jaxtribute._src.cluster.resolvers.base import integer
 from jaxtribute.errors import ClusterSpecError
 
 TWO = jd.ClusterSpec({"worker": ["a:1", "b:2"], "ps": ["c:3"]})

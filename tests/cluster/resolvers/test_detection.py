@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.cluster.resolvers import base
+from jaxtribute._src.cluster.resolvers import base
 from jaxtribute.cluster_resolver import ClusterResolver, Detection, detect, known, register
 from jaxtribute.errors import ClusterSpecError
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute.cli.main import main
-from jaxtribute.compat.migrate import read, scan
-from jaxtribute.compat.migrate.documents import HIDDEN
+from jaxtribute._src.compat.migrate.documents import HIDDEN, read
+from jaxtribute._src.compat.migrate.scan import scan
+from jaxtribute._src.tools.cli.main import main
 
 USE = "x.experimental_run_v2(f)"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute.compat.migrate.findings import Edit, Source
+from jaxtribute._src.compat.migrate.findings import Edit, Source
 
 TEXT = "a = 1\nlong = 'é', a\n\nlast = 3"
 

@@ -4,8 +4,8 @@ import textwrap
 
 import pytest
 
-from jaxtribute.compat.catalog.entries import Kind
-from jaxtribute.compat.migrate import scan
+from jaxtribute._src.compat.catalog.entries import Kind
+from jaxtribute._src.compat.migrate.scan import scan
 
 
 def advice(body: str, head: str = "def step(iterator, x):") -> list[str]:

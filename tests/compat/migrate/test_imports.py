@@ -2,9 +2,9 @@
 
 import pytest
 
-from jaxtribute.compat.catalog.entries import Kind
-from jaxtribute.compat.migrate import scan
-from jaxtribute.compat.migrate.naming import root_of
+from jaxtribute._src.compat.catalog.entries import Kind
+from jaxtribute._src.compat.migrate.naming import root_of
+from jaxtribute._src.compat.migrate.scan import scan
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from jaxtribute.compat.migrate.naming import Names
+from jaxtribute._src.compat.migrate.naming import Names
 
 
 def name_of(expression: str, before: str = "", imports: str = "import tensorflow as tf") -> str | None:

@@ -4,8 +4,9 @@ import textwrap
 
 import pytest
 
-from jaxtribute.compat.catalog.entries import Kind
-from jaxtribute.compat.migrate import Finding, Report, scan
+from jaxtribute._src.compat.catalog.entries import Kind
+from jaxtribute._src.compat.migrate.findings import Finding
+from jaxtribute._src.compat.migrate.scan import Report, scan
 
 
 def report(code: str, imports: str = "import tensorflow as tf\n") -> Report:

@@ -4,7 +4,8 @@ import textwrap
 
 import pytest
 
-from jaxtribute.compat.migrate import Finding, scan
+from jaxtribute._src.compat.migrate.findings import Finding
+from jaxtribute._src.compat.migrate.scan import scan
 
 IMPORTS = "import tensorflow as tf\n"
 

@@ -8,8 +8,8 @@ import pytest
 import compat.checkpoint_workers as programs
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
+from jaxtribute._src.testing.shared import SharedRunners
 from jaxtribute.errors import CheckpointDamagedError, CheckpointMismatchError
-from jaxtribute.testing.shared import SharedRunners
 
 
 class Model(tf.Module):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.compat.tf.convert import as_tensor, host_array, number_or_tensor
+from jaxtribute._src.compat.tf.convert import as_tensor, host_array, number_or_tensor
 
 
 class TestHostArray:

@@ -10,9 +10,9 @@ import pytest
 
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
-from coordinator.clusters import threads
-from jaxtribute.devices import device_name
+from jaxtribute._src.devices import device_name
 from jaxtribute.errors import DeviceError
+from parameter_servers.clusters import threads
 
 
 class TestFunction:

@@ -44,7 +44,7 @@ NAMES = """
 import warnings
 warnings.simplefilter("ignore")  # Keras's, of names that are deprecated
 import jaxtribute.compat.tf as tf
-from jaxtribute.compat.catalog.keras import keras_names
+from jaxtribute._src.compat.catalog.keras import keras_names
 
 for name in keras_names():
     found = tf

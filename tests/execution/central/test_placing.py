@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxtribute.collectives.marks import state_p
-from jaxtribute.execution.central.placing import Stage, place
-from jaxtribute.values.mesh import AXIS
+from jaxtribute._src.collectives.marks import state_p
+from jaxtribute._src.execution.central.placing import Stage, place
+from jaxtribute._src.values.mesh import AXIS
 from replicas import mirrored
 
 MESH = mirrored(2).extended.mesh

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.execution.central import plan as plans
+from jaxtribute._src.execution.central import plan as plans
 from replicas import components, fraction, variable
 
 SUM = jd.VariableAggregation.SUM

@@ -11,10 +11,10 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxtribute.collectives.marks import equal
-from jaxtribute.execution.central.sinking import sink
-from jaxtribute.jaxprs.walking import piece, used_by
-from jaxtribute.values.mesh import AXIS
+from jaxtribute._src.collectives.marks import equal
+from jaxtribute._src.execution.central.sinking import sink
+from jaxtribute._src.jaxprs.walking import piece, used_by
+from jaxtribute._src.values.mesh import AXIS
 from replicas import mirrored
 
 SPLIT, WHOLE = PartitionSpec(AXIS), PartitionSpec()

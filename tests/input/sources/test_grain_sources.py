@@ -6,10 +6,10 @@ import grain
 import numpy as np
 import pytest
 
+from jaxtribute._src.input.sources import Source, adapt
+from jaxtribute._src.input.splitting import Shard
 from jaxtribute.errors import InputError
 from jaxtribute.input import ArraySource, make_numpy_dataset
-from jaxtribute.input.sources import Source, adapt
-from jaxtribute.input.splitting import Shard
 
 
 def read(source: Source, shard: Shard | None = None) -> list[list[int]]:

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxtribute._src.input.sources import adapt
+from jaxtribute._src.input.splitting import Shard
 from jaxtribute.errors import InputError
-from jaxtribute.input.sources import adapt
-from jaxtribute.input.splitting import Shard
 
 
 class Pass:

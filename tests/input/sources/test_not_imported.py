@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxtribute._src.input.options import AutoShardPolicy
+from jaxtribute._src.input.sources import adapt
+from jaxtribute._src.input.splitting import Shard
 from jaxtribute.errors import InputError
-from jaxtribute.input.options import AutoShardPolicy
-from jaxtribute.input.sources import adapt
-from jaxtribute.input.splitting import Shard
 from processes import run_python
 
 
@@ -21,7 +21,7 @@ def test_neither_is_ever_imported() -> None:
         """
         import sys
         import numpy as np
-        from jaxtribute.input.sources import adapt
+        from jaxtribute._src.input.sources import adapt
         adapt([np.arange(2)])
         assert not {"tensorflow", "torch"} & set(sys.modules)
         """

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxtribute._src.input.sources import adapt
+from jaxtribute._src.input.sources.base import adapters
 from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.input import ArraySource, make_numpy_dataset
-from jaxtribute.input.sources import adapt
-from jaxtribute.input.sources.base import adapters
 
 
 class Batches:

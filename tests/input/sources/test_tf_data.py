@@ -7,12 +7,12 @@ import jax
 import numpy as np
 import pytest
 
+from jaxtribute._src.input.policy import resolve
+from jaxtribute._src.input.sources import adapt
+from jaxtribute._src.input.splitting import Shard
+from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute.errors import InputError
 from jaxtribute.input import AutoShardPolicy, InputContext, InputOptions, distribute_dataset
-from jaxtribute.input.policy import resolve
-from jaxtribute.input.sources import adapt
-from jaxtribute.input.splitting import Shard
-from jaxtribute.values.mesh import ReplicaMesh
 from simulated import Meeting, drain, on_workers, rows_of, steps_of
 
 tf: Any = pytest.importorskip("tensorflow")

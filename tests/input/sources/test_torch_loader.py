@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from jaxtribute._src.input.sources import adapt
+from jaxtribute._src.input.splitting import Shard
+from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute.errors import InputError
 from jaxtribute.input import InputContext, distribute_dataset
-from jaxtribute.input.sources import adapt
-from jaxtribute.input.splitting import Shard
-from jaxtribute.values.mesh import ReplicaMesh
 
 torch: Any = pytest.importorskip("torch")
 data: Any = pytest.importorskip("torch.utils.data")

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.context import entering
-from jaxtribute.integrations.keras import activation
+from jaxtribute._src.context import entering
+from jaxtribute._src.integrations.keras import activation
 from processes import run_python
 
 _LATER = """
     import sys
     import jaxtribute as jd
-    from jaxtribute.context import entering
+    from jaxtribute._src.context import entering
 
     assert "keras" not in sys.modules
     with jd.MirroredStrategy().scope() as strategy:
@@ -45,7 +45,7 @@ def test_a_backend_that_strategies_do_not_reach(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nnx_variables_are_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jaxtribute.integrations.keras import patches
+    from jaxtribute._src.integrations.keras import patches
 
     monkeypatch.setattr(patches, "is_nnx_enabled", lambda: True)
     with pytest.raises(jd.errors.ConfigError, match="HINT: unset KERAS_NNX_ENABLED"):

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from jaxtribute._src.integrations.keras.additivity import check_additive
 from jaxtribute.errors import VariableError
-from jaxtribute.integrations.keras.additivity import check_additive
 
 BATCH = jnp.arange(4.0)
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.integrations.keras.data import DistributedAdapter, Placed, Placer, adapted
+from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute.errors import ArgumentError
-from jaxtribute.integrations.keras.data import DistributedAdapter, Placed, Placer, adapted
-from jaxtribute.values.distributed import PerReplica
 from keras_models import BATCH, X, Y, both, classifier, keras
 
 BATCHES = [(X[i : i + BATCH], Y[i : i + BATCH]) for i in range(0, len(X), BATCH)]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.integrations.keras import inside, patches
+from jaxtribute._src.integrations.keras import inside, patches
 from keras_models import X, Y, classifier, keras
 
 

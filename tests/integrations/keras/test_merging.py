@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxtribute as jd
-from jaxtribute.integrations.keras.merging import contributions, merged, start_of_layers, start_of_metrics
-from jaxtribute.integrations.keras.share import Share
+from jaxtribute._src.integrations.keras.merging import contributions, merged, start_of_layers, start_of_metrics
+from jaxtribute._src.integrations.keras.share import Share
 from keras_models import X, Y, crossentropy, keras, under
 
 ROWS = (3, 3, 2, 0)

@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-
-import jaxtribute as jd
-from coordinator.clusters import SHARED, engine_of, threads
-from jaxtribute.errors import ArgumentError, ContextError, OutOfRangeError
-from jaxtribute.experimental import DatasetCreator
 from keras_models import X, Y, assert_same, classifier, crossentropy, keras
 from processes import run_python
+
+import jaxtribute as jd
+from jaxtribute.errors import ArgumentError, ContextError, OutOfRangeError
+from jaxtribute.experimental import DatasetCreator
+from parameter_servers.clusters import SHARED, engine_of, threads
 
 BATCHES = [(X[i : i + 4], Y[i : i + 4]) for i in range(0, len(X), 4)]
 STEPS = len(BATCHES)
@@ -281,5 +281,7 @@ def test_errors_of_workers_and_models(servers: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_worker_process_is_killed_during_fit() -> None:
-    output = run_python(Path(__file__).parents[2] / "keras_servers.py", timeout=220, env={"KERAS_BACKEND": "jax"})
+    output = run_python(
+        Path(__file__).parents[2] / "support" / "keras_servers.py", timeout=220, env={"KERAS_BACKEND": "jax"}
+    )
     assert "steps 60, killed 1" in output, output

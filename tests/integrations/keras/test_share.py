@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.execution.replica_context import ReplicaContext
-from jaxtribute.integrations.keras import share as shares
-from jaxtribute.integrations.keras.share import Share
+from jaxtribute._src.execution.replica_context import ReplicaContext
+from jaxtribute._src.integrations.keras import share as shares
+from jaxtribute._src.integrations.keras.share import Share
 from keras_models import RNG, X, Y, assert_same, both, crossentropy, keras, trained
 
 # Of int64 JAX warns where Keras asks for shapes.

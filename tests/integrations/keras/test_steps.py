@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.integrations.keras.steps import Lists, predict_step, rows_of
 from jaxtribute.errors import ContextError
-from jaxtribute.integrations.keras.steps import Lists, predict_step, rows_of
 from keras_models import X, Y, assert_same, both, classifier, crossentropy, keras, trained
 
 

@@ -10,8 +10,8 @@ import pytest
 from jax.core import Tracer
 
 import jaxtribute as jd
+from jaxtribute._src.integrations.keras.trainer import strategy_of
 from jaxtribute.errors import StrategyMixError
-from jaxtribute.integrations.keras.trainer import strategy_of
 from keras_models import BATCH, WEIGHTS, X, Y, assert_same, both, classifier, crossentropy, devices, keras, trained
 
 STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtribute.integrations.keras.transform import KerasTransform, nested
+from jaxtribute._src.integrations.keras.transform import KerasTransform, nested
 from keras_models import keras
 
 optimizers: Any = keras.optimizers

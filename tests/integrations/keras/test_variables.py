@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.integrations.keras.variables import StrategyVariable, adopt
+from jaxtribute._src.integrations.keras.variables import StrategyVariable, adopt
 from keras_models import keras
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import jaxtribute as jd
 import keras_workers
-from jaxtribute.integrations.keras import workers
-from jaxtribute.testing.shared import SharedRunners
+from jaxtribute._src.integrations.keras import workers
+from jaxtribute._src.testing.shared import SharedRunners
 from keras_models import X, assert_same, classifier, keras, trained
 
 

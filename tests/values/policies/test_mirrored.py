@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute.errors import VariableError
-from jaxtribute.values.policies import MirroredPolicy
 from replicas import components, each_executor, execute, fraction, here, mirrored, variable
 
 Aggregation = jd.VariableAggregation

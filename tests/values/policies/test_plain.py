@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.values.policies import PlainPolicy
+from jaxtribute._src.values.policies.plain import PlainPolicy
 from replicas import components, each_executor, execute, fraction, mirrored, one_device, variable
 
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from jax.experimental import io_callback
 
 import jaxtribute as jd
+from jaxtribute._src.values.policies.mirrored import MirroredPolicy
+from jaxtribute._src.values.policies.sharded import ShardedPolicy
 from jaxtribute.errors import VariableError
-from jaxtribute.values.policies import MirroredPolicy, ShardedPolicy
 from replicas import components, each_executor, execute, fraction, mirrored, per_replica, variable
 
 SUM, MEAN, FIRST = (

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxtribute as jd
-from jaxtribute.values.policies import SlicedPolicy
+from jaxtribute._src.values.policies.sliced import SlicedPolicy
 from replicas import components, execute, fraction, mirrored
 
 

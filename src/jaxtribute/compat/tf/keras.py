@@ -13,7 +13,7 @@ try:
 except ModuleNotFoundError as _missing:
     raise _MissingLibraryError(f"tf.keras needs {_missing.name}. HINT: pip install 'jaxtribute[keras]'.") from _missing
 
-from jaxtribute import context as _contexts
+from jaxtribute._src import context as _contexts
 
 # Outside of scopes, too, Keras shall read this package's datasets.
 _contexts.announce()

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtribute.compat.tf.convert import as_tensor, number_or_tensor
+from jaxtribute._src.compat.tf.convert import as_tensor, number_or_tensor
 
 
 def _unary(function: Callable[[Any], Any], name: str) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxtribute.execution.nests import is_whole
+from jaxtribute._src.execution.nests import is_whole
 
 
 def _is_leaf(node: Any) -> bool:

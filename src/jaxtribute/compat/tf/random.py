@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtribute import context as contexts
+from jaxtribute._src import context as contexts
 from jaxtribute.errors import TraceError
 
 

@@ -3,17 +3,17 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jaxtribute.cluster.server import ServerDef as ServerDef
-from jaxtribute.cluster.spec import ClusterDef as ClusterDef
-from jaxtribute.cluster.spec import ClusterSpec as ClusterSpec
-from jaxtribute.cluster.spec import JobDef as JobDef
-from jaxtribute.compat.absent import explain_absent
+from jaxtribute._src.cluster.server import ServerDef as ServerDef
+from jaxtribute._src.cluster.spec import ClusterDef as ClusterDef
+from jaxtribute._src.cluster.spec import ClusterSpec as ClusterSpec
+from jaxtribute._src.cluster.spec import JobDef as JobDef
+from jaxtribute._src.compat.absent import explain_absent
 
 if TYPE_CHECKING:
-    from jaxtribute.compat.tf.checkpoints import Checkpoint as Checkpoint
-    from jaxtribute.compat.tf.checkpoints import CheckpointManager as CheckpointManager
-    from jaxtribute.compat.tf.checkpoints import CheckpointOptions as CheckpointOptions
-    from jaxtribute.compat.tf.checkpoints import latest_checkpoint as latest_checkpoint
+    from jaxtribute._src.compat.tf.checkpoints import Checkpoint as Checkpoint
+    from jaxtribute._src.compat.tf.checkpoints import CheckpointManager as CheckpointManager
+    from jaxtribute._src.compat.tf.checkpoints import CheckpointOptions as CheckpointOptions
+    from jaxtribute._src.compat.tf.checkpoints import latest_checkpoint as latest_checkpoint
 
 _CHECKPOINTS = {"Checkpoint", "CheckpointManager", "CheckpointOptions", "latest_checkpoint"}
 """Names of a module that loads Orbax."""
@@ -21,5 +21,5 @@ _CHECKPOINTS = {"Checkpoint", "CheckpointManager", "CheckpointOptions", "latest_
 
 def __getattr__(name: str) -> Any:
     if name in _CHECKPOINTS:
-        return getattr(import_module("jaxtribute.compat.tf.checkpoints"), name)
+        return getattr(import_module("jaxtribute._src.compat.tf.checkpoints"), name)
     raise explain_absent(__name__, "tf.train", name)

@@ -7,29 +7,29 @@ dropped, each with one `DeprecationWarning` that says what to write instead.
 from typing import Any
 
 from jaxtribute import cluster_resolver as cluster_resolver
-from jaxtribute.cluster.server import Server as Server
-from jaxtribute.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
-from jaxtribute.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
-from jaxtribute.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
-from jaxtribute.collectives.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
-from jaxtribute.compat.absent import explain_absent
+from jaxtribute._src.cluster.server import Server as Server
+from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
+from jaxtribute._src.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
+from jaxtribute._src.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
+from jaxtribute._src.collectives.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
+from jaxtribute._src.compat.absent import explain_absent
+from jaxtribute._src.compat.v1.strategy import MirroredStrategy as MirroredStrategy
+from jaxtribute._src.compat.v1.strategy import OneDeviceStrategy as OneDeviceStrategy
+from jaxtribute._src.compat.v1.strategy import Strategy as Strategy
+from jaxtribute._src.compat.v1.strategy import get_loss_reduction as get_loss_reduction
+from jaxtribute._src.execution.replica_context import ReplicaContext as ReplicaContext
+from jaxtribute._src.input.context import InputContext as InputContext
+from jaxtribute._src.input.options import InputReplicationMode as InputReplicationMode
+from jaxtribute._src.strategies.base import RunOptions as RunOptions
+from jaxtribute._src.strategies.extended import StrategyExtended as StrategyExtended
+from jaxtribute._src.strategies.input_iterator import InputIterator as InputIterator
+from jaxtribute._src.strategies.scope import experimental_set_strategy as experimental_set_strategy
+from jaxtribute._src.strategies.scope import get_replica_context as get_replica_context
+from jaxtribute._src.strategies.scope import get_strategy as get_strategy
+from jaxtribute._src.strategies.scope import has_strategy as has_strategy
+from jaxtribute._src.strategies.scope import in_cross_replica_context as in_cross_replica_context
+from jaxtribute._src.values.enums import ReduceOp as ReduceOp
 from jaxtribute.compat.v1 import experimental as experimental
-from jaxtribute.compat.v1.strategy import MirroredStrategy as MirroredStrategy
-from jaxtribute.compat.v1.strategy import OneDeviceStrategy as OneDeviceStrategy
-from jaxtribute.compat.v1.strategy import Strategy as Strategy
-from jaxtribute.compat.v1.strategy import get_loss_reduction as get_loss_reduction
-from jaxtribute.execution.replica_context import ReplicaContext as ReplicaContext
-from jaxtribute.input import InputContext as InputContext
-from jaxtribute.input import InputReplicationMode as InputReplicationMode
-from jaxtribute.strategies.base import RunOptions as RunOptions
-from jaxtribute.strategies.extended import StrategyExtended as StrategyExtended
-from jaxtribute.strategies.input_iterator import InputIterator as InputIterator
-from jaxtribute.strategies.scope import experimental_set_strategy as experimental_set_strategy
-from jaxtribute.strategies.scope import get_replica_context as get_replica_context
-from jaxtribute.strategies.scope import get_strategy as get_strategy
-from jaxtribute.strategies.scope import has_strategy as has_strategy
-from jaxtribute.strategies.scope import in_cross_replica_context as in_cross_replica_context
-from jaxtribute.values.enums import ReduceOp as ReduceOp
 
 
 def __getattr__(name: str) -> Any:

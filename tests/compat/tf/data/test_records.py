@@ -6,10 +6,10 @@ import pytest
 
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
-from jaxtribute.compat.tf.data.records import TFRecordSource
+from jaxtribute._src.compat.tf.data.records import TFRecordSource
+from jaxtribute._src.input.sources import adapt
+from jaxtribute._src.input.splitting import Shard
 from jaxtribute.errors import ArgumentError, InputError
-from jaxtribute.input.sources import adapt
-from jaxtribute.input.splitting import Shard
 from replicas import components
 from tfrecords import write_tfrecord
 

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from jaxtribute.compat.absent import explain_absent
+from jaxtribute._src.compat.absent import explain_absent
+from jaxtribute._src.compat.tf.data.dataset import Dataset as Dataset
+from jaxtribute._src.compat.tf.data.options import Options as Options
+from jaxtribute._src.compat.tf.data.records import TextLineDataset as TextLineDataset
+from jaxtribute._src.compat.tf.data.records import TFRecordDataset as TFRecordDataset
 from jaxtribute.compat.tf.data import experimental as experimental
-from jaxtribute.compat.tf.data.dataset import Dataset as Dataset
-from jaxtribute.compat.tf.data.options import Options as Options
-from jaxtribute.compat.tf.data.records import TextLineDataset as TextLineDataset
-from jaxtribute.compat.tf.data.records import TFRecordDataset as TFRecordDataset
 
 AUTOTUNE = -1
 INFINITE_CARDINALITY = -1

@@ -1,7 +1,7 @@
 """`tf.data.experimental`."""
 
-from jaxtribute.compat.tf.data.options import DistributeOptions as DistributeOptions
-from jaxtribute.input.options import AutoShardPolicy as AutoShardPolicy
+from jaxtribute._src.compat.tf.data.options import DistributeOptions as DistributeOptions
+from jaxtribute._src.input.options import AutoShardPolicy as AutoShardPolicy
 
 AUTOTUNE = -1
 INFINITE_CARDINALITY = -1

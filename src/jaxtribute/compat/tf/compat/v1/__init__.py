@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxtribute._src.compat.absent import explain_absent
+from jaxtribute._src.compat.tf.functions import enable_eager_execution as enable_eager_execution
+from jaxtribute._src.compat.tf.functions import executing_eagerly as executing_eagerly
 from jaxtribute.compat import v1 as distribute
-from jaxtribute.compat.absent import explain_absent
-from jaxtribute.compat.tf.functions import enable_eager_execution as enable_eager_execution
-from jaxtribute.compat.tf.functions import executing_eagerly as executing_eagerly
 
 __all__ = ["ConfigProto", "distribute", "enable_eager_execution", "enable_v2_behavior", "executing_eagerly"]
 

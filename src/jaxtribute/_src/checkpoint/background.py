@@ -1,0 +1,81 @@
+"""One save at a time in a thread of its own, whose error comes out at the next call."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from importlib import import_module
+
+from jaxtribute._src.execution.interrupts import undisturbed
+
+_LOG = logging.getLogger(__name__)
+
+_running: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+class Background:
+    """Runs saves one after the other."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        _running.add(self)
+
+    @property
+    def busy(self) -> bool:
+        """True if a save is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, save: Callable[[], None]) -> None:
+        """Starts a save, once the one before has ended.
+
+        Raises:
+          BaseException: what the one before has raised.
+        """
+        self.wait()
+        undisturbed(self._begin, threading.Thread(target=self._run, args=(save,), name="jaxtribute-save"))
+
+    def _begin(self, thread: threading.Thread) -> None:
+        self._thread = thread
+        thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Waits for the save that is under way.
+
+        Raises:
+          BaseException: what it has raised, once.
+        """
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if not self._thread.is_alive():
+                self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, save: Callable[[], None]) -> None:
+        try:
+            save()
+        except BaseException as error:  # noqa: BLE001  # it belongs to the thread that trains
+            _LOG.error("%s", error)
+            self._error = error
+
+    def settle(self) -> None:
+        """Waits at the end of the program; an error has been logged."""
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+
+
+def settle_all() -> None:
+    """Waits for all saves, at the end of the program."""
+    for one in list(_running):
+        one.settle()
+
+
+# Not `atexit`, which comes after the threads that Orbax writes with have been told to end: what is registered last
+# is called first.
+import_module("concurrent.futures.thread")
+threading._register_atexit(settle_all)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]

@@ -1,0 +1,238 @@
+"""Makes a checkpoint complete or not at all: it is written under another name, and renamed once all have written.
+
+Processes tell each other over the cluster's key-value store, never by a collective: the training goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxtribute._src import checksums
+from jaxtribute._src.checkpoint import arrays
+from jaxtribute._src.checkpoint.description import Description
+from jaxtribute._src.checkpoint.files import REPLACED, UNFINISHED, standing, sync, write_text
+from jaxtribute._src.checkpoint.forms import Host
+from jaxtribute._src.checkpoint.owner import Owner
+from jaxtribute._src.checksums import Mark
+from jaxtribute._src.cluster import runtime
+from jaxtribute._src.cluster.runtime import Cluster
+from jaxtribute._src.values.lending import Lease
+from jaxtribute.errors import CheckpointError, ConfigError
+
+STATE = "state"
+"""The folder of a checkpoint that holds its arrays."""
+_LONGEST_S = 600.0
+
+
+def cluster() -> Cluster | None:
+    """The cluster of this process, or None where it is alone.
+
+    Raises:
+      ConfigError: JAX has several processes that this library did not bring together.
+    """
+    found = runtime.current()
+    if found is None and jax.process_count() > 1:
+        raise ConfigError(
+            f"this is one of {jax.process_count()} processes that have no cluster to agree on a checkpoint in. "
+            "HINT: make a jd.MultiWorkerMirroredStrategy instead of calling jax.distributed.initialize."
+        )
+    return found if found is not None and found.workers > 1 else None
+
+
+def patience(cluster: Cluster, timeout_s: float | None = None) -> float:
+    """Seconds that workers wait for each other: those asked for, or as many as for a step, at most ten minutes."""
+    return min(cluster.timeout_s, _LONGEST_S) if timeout_s is None else timeout_s
+
+
+class Channel:
+    """Meeting place of the workers for the saves of one checkpoint object, which come one after the other.
+
+    Args:
+      cluster: the workers.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._name = f"jaxtribute/save/{cluster.number('checkpoint')}"
+        self._count = -1
+
+    @property
+    def key(self) -> str:
+        """Beginning of the keys of the present save."""
+        return f"{self._name}/{self._count}"
+
+    def begin(self) -> None:
+        """Goes on to the next save."""
+        self._count += 1
+
+    def clean(self) -> None:
+        """Forgets the save before: all workers are in this one, so they have left it."""
+        if self._count:
+            self.cluster.delete(f"{self._name}/{self._count - 1}/")
+
+
+@dataclass(frozen=True)
+class Save:
+    """One save, as one process sees it.
+
+    Attributes:
+      path: where the checkpoint will be.
+      arrays: this process's arrays by name.
+      positions: what the iterators' files hold, by the iterators' names.
+      description: what the checkpoint says of itself.
+      committed: called by the first process once the checkpoint is complete.
+      owner: what makes this process the only one that saves there.
+      owned: whether it stays so after this save.
+      channel: how the processes agree; None for one alone.
+      timeout_s: how long the processes wait for each other; None for `patience`.
+    """
+
+    path: Path
+    arrays: Mapping[str, Lease | Host]
+    positions: Mapping[str, str]
+    description: Description
+    committed: Callable[[], None]
+    owner: Owner
+    owned: bool = False
+    channel: Channel | None = None
+    timeout_s: float | None = None
+
+    @property
+    def unfinished(self) -> Path:
+        """Folder in which the checkpoint is written."""
+        return self.path.with_name(self.path.name + UNFINISHED)
+
+    def run(self) -> None:
+        """Writes this process's part, and completes the checkpoint together with the others.
+
+        Raises:
+          CheckpointError: a process could not write; it is named.
+          DeadlineError: a process did not come in time; it is named.
+        """
+        try:
+            if self.channel is None:
+                self._make()
+                self._write()
+                self._complete({})
+            else:
+                self._run_in(self.channel)
+        except (CheckpointError, TimeoutError):
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"{self.path} was not saved: {type(error).__name__}: {error}. HINT: see the cause above; checkpoints "
+                "that were complete before are untouched."
+            ) from error
+        finally:
+            self._give_back()
+            if not self.owned:
+                self.owner.release()
+
+    def _give_back(self) -> None:
+        for one in self.arrays.values():
+            if isinstance(one, Lease):
+                one.give_back()
+
+    def _run_in(self, channel: Channel) -> None:
+        """The same in several processes: the first makes the folder, all write, the first completes it."""
+        channel.begin()
+        cluster, key = channel.cluster, channel.key
+        timeout_s = patience(cluster, self.timeout_s)
+        first = cluster.rank == 0
+        made = _outcome(self._make) if first else ""
+        if first:
+            cluster.set(f"{key}/made", made)
+        else:
+            made = cluster.get(f"{key}/made", timeout_s, of=0)
+
+        def write() -> None:
+            self._write()
+            cluster.set(f"{key}/marks/{cluster.rank}", json.dumps(self._own_marks()))
+
+        cluster.set(f"{key}/written/{cluster.rank}", made or _outcome(write))
+        if first:
+            outcomes = [cluster.get(f"{key}/written/{rank}", timeout_s, of=rank) for rank in range(cluster.workers)]
+            failed = [f"{cluster.names[rank]}: {text}" for rank, text in enumerate(outcomes) if text]
+            cluster.set(
+                f"{key}/result", "; ".join(failed) or _outcome(lambda: self._complete(self._all_marks(channel)))
+            )
+            channel.clean()
+        result = cluster.get(f"{key}/result", timeout_s, of=0)
+        if result:
+            raise CheckpointError(
+                f"{self.path} was not saved: {result}. HINT: see the output of the worker that is named; checkpoints "
+                "that were complete before are untouched."
+            )
+
+    def _make(self) -> None:
+        """Makes the folder anew; what is there is of a save that never ended."""
+        self.owner.claim()
+        old = standing(self.path)
+        if old != self.path:  # a program was killed while it replaced this checkpoint
+            old.rename(self.path)
+        shutil.rmtree(self.unfinished, ignore_errors=True)
+        (self.unfinished / STATE).mkdir(parents=True)
+
+    def _write(self) -> None:
+        arrays.write(self.unfinished / STATE, self.arrays)
+        for name, text in self.positions.items():
+            (self.unfinished / name).mkdir(exist_ok=True)
+            write_text(self.unfinished / name / position_file(), text)
+
+    def _own_marks(self) -> dict[str, Mark]:
+        """The marks of the files that this process alone writes."""
+        own = arrays.folder_of_process(self.unfinished / STATE)
+        files = [f"{STATE}/{own.name}/{name}" for name in checksums.names(own)]
+        positions = [f"{name}/{position_file()}" for name in self.positions]
+        return checksums.marks(self.unfinished, [*files, *positions])
+
+    def _all_marks(self, channel: Channel) -> dict[str, Mark]:
+        """The marks that the processes have told."""
+        cluster, found = channel.cluster, dict[str, Mark]()
+        for rank in range(cluster.workers):
+            told = json.loads(cluster.get(f"{channel.key}/marks/{rank}", patience(cluster, self.timeout_s), of=rank))
+            found |= {name: (size, checksum) for name, (size, checksum) in told.items()}
+        return found
+
+    def _complete(self, known: Mapping[str, Mark]) -> None:
+        """Gives the checkpoint its name.
+
+        Args:
+          known: marks of files that need not be read again.
+        """
+        arrays.merge(self.unfinished / STATE)
+        rest = [name for name in checksums.names(self.unfinished) if name not in known]
+        marks = {**known, **checksums.marks(self.unfinished, rest)}
+        replace(self.description, files=marks).write(self.unfinished)
+        sync(self.unfinished)
+        self.owner.check()
+        replaced = self.path.with_name(self.path.name + REPLACED)
+        shutil.rmtree(replaced, ignore_errors=True)
+        if self.path.exists():
+            self.path.rename(replaced)  # from here until the next line the checkpoint of this name is found there
+        self.unfinished.rename(self.path)
+        sync(self.path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+        self.committed()
+
+
+def position_file(process: int | None = None, processes: int | None = None) -> str:
+    """The name of a process's file in an iterator's folder; as `DistributedIterator.save` names it."""
+    process = jax.process_index() if process is None else process
+    return f"process_{process}-of-{processes or jax.process_count()}.json"
+
+
+def _outcome(action: Callable[[], Any]) -> str:
+    """Does it, and returns what went wrong."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001  # the others must learn of it, whatever it is
+        return f"{type(error).__name__}: {error}"
+    return ""

@@ -1,0 +1,107 @@
+"""The key-value store of a cluster, as all workers see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jaxtribute._src.cluster.roster import Roster
+from jaxtribute._src.cluster.steps import RunningClock, StepLog
+from jaxtribute._src.cluster.watch import Watch
+from jaxtribute.errors import ClusterError, DeadlineError
+
+
+class KeyValues:
+    """Messages between workers by keys; a worker that waits for one is told of failures.
+
+    Args:
+      roster: the workers.
+      store: JAX's client of the coordination service.
+      watch: knows of failures.
+      steps: what this worker does.
+    """
+
+    def __init__(self, roster: Roster, store: Any, watch: Watch, steps: StepLog) -> None:
+        self.roster, self.store, self.watch, self.steps = roster, store, watch, steps
+
+    @property
+    def rank(self) -> int:
+        """This process among the workers."""
+        return self.roster.rank
+
+    @property
+    def workers(self) -> int:
+        """Number of processes that train together."""
+        return len(self.roster.members)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The workers as messages call them, by rank."""
+        return self.roster.names
+
+    def set(self, key: str, value: str) -> None:
+        """Sets a key, whether it was set or not."""
+        self.store.key_value_set(key, value, True)
+
+    def get(self, key: str, timeout_s: float = 300.0, *, of: int | None = None) -> str:
+        """Waits for a key and returns its value.
+
+        Args:
+          key: the key.
+          timeout_s: seconds to wait.
+          of: the worker that sets it, for the message.
+
+        Raises:
+          DeadlineError: it was not set in time.
+          ClusterError: meanwhile a worker failed.
+        """
+        clock = RunningClock()
+        deadline = clock.now() + timeout_s
+        whom = "another worker" if of is None else self.names[of]
+        while True:
+            self.check()
+            left = deadline - clock.now()
+            try:
+                return self.store.blocking_key_value_get(key, max(1, int(1000 * min(left, 1.0))))
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise ClusterError(f"the coordination service failed: {str(error).splitlines()[0]}") from error
+            if of is not None and of in self.watch.left and self.try_get(key) is None:
+                raise ClusterError(
+                    f"{self.names[self.rank]} is in {self.steps.last}, and {whom} has ended its program after "
+                    f"{self.watch.left[of]}. HINT: every worker must make the same calls as often as the others."
+                )
+            if clock.now() > deadline:
+                there = "" if of is None else f"\n{self.watch.whereabouts([of])}"
+                raise DeadlineError(
+                    f"{self.names[self.rank]} waited {timeout_s:g} s for {whom} to set {key!r}. "
+                    f"HINT: see that worker's output; all workers must run the same program.{there}"
+                )
+
+    def try_get(self, key: str) -> str | None:
+        """The value of a key, or None if it is not set."""
+        try:
+            return self.store.key_value_try_get(key)
+        except jax.errors.JaxRuntimeError as error:
+            if "NOT_FOUND" in str(error):
+                return None
+            raise
+
+    def delete(self, key: str) -> None:
+        """Deletes a key, or all keys below it."""
+        self.store.key_value_delete(key)
+
+    def list(self, prefix: str) -> dict[str, str]:
+        """The keys below a directory, by their full names."""
+        return dict(self.store.key_value_dir_get(prefix))
+
+    def check(self) -> None:
+        """Raises what is known of a failure elsewhere.
+
+        Raises:
+          ClusterError: a worker failed or was lost.
+        """
+        failure = self.watch.failure
+        if failure is not None and failure.rank != self.rank:
+            raise ClusterError(f"{failure.message(self.names)}\n{failure.details}".rstrip())

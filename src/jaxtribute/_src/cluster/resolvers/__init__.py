@@ -1,0 +1,39 @@
+"""Cluster resolvers, one file each. A file here that registers its class is found; adding one touches nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, registered
+
+__all__ = ["detect", "known"]
+
+
+@cache
+def _load() -> None:
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+
+
+def known() -> list[type[ClusterResolver]]:
+    """The resolvers that `detect` asks, in order."""
+    _load()
+    return registered()
+
+
+def detect(environ: Mapping[str, str] | None = None) -> Detection | None:
+    """The resolver that fits the environment, and why; None where nothing says that there is a cluster.
+
+    Args:
+      environ: environment variables; this process's own by default.
+
+    Raises:
+      ClusterSpecError: the environment describes a cluster, and does so incompletely or wrongly.
+    """
+    environ = os.environ if environ is None else environ
+    found = (cls.detect(environ) for cls in known())
+    return next((detection for detection in found if detection is not None), None)

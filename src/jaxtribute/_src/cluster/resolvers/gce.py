@@ -1,0 +1,101 @@
+"""The machines of an instance group of Google Compute Engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxtribute._src import settings
+from jaxtribute._src.cluster.google_cloud import make_service
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver
+from jaxtribute._src.cluster.spec import ClusterSpec
+from jaxtribute.errors import ClusterError
+
+
+class GCEClusterResolver(ClusterResolver):
+    """The running machines of an instance group, asked of the Compute API; needs the extra `jaxtribute[gce]`.
+
+    The tasks are the machines in the order of their internal addresses, as text.
+
+    Args:
+      project: the project's name.
+      zone: the group's zone.
+      instance_group: the group's name.
+      port: the port of every task.
+      task_type: the job of all machines.
+      task_id: this machine's index, which nothing but you can say.
+      rpc_layer: the protocol before the address that `master` returns.
+      credentials: credentials for the API; those of the environment by default.
+      service: a Compute API client to ask in place of one made here; `credentials` mean nothing then.
+
+    Raises:
+      MissingLibraryError: Google's client library is not installed, and no `service` was given.
+
+    Source: `tf.distribute.cluster_resolver.GCEClusterResolver`.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        zone: str,
+        instance_group: str,
+        port: int,
+        task_type: str = "worker",
+        task_id: int | None = 0,
+        rpc_layer: str = "grpc",
+        credentials: Any = "default",
+        service: Any = None,
+    ) -> None:
+        super().__init__(settings.text("task_type", task_type), task_id, rpc_layer)
+        self._job = task_type
+        self._project, self._zone = settings.text("project", project), settings.text("zone", zone)
+        self._group = settings.text("instance_group", instance_group)
+        self._port = settings.port("port", port)
+        self._service = make_service("compute", "v1", credentials) if service is None else service
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The group's running machines, at the resolver's port.
+
+        Raises:
+          ClusterError: none is running.
+        """
+        groups = self._service.instanceGroups()
+        request = groups.listInstances(
+            project=self._project,
+            zone=self._zone,
+            instanceGroup=self._group,
+            body={"instanceState": "RUNNING"},
+            orderBy="name",
+        )
+        addresses: list[str] = []
+        while request is not None:
+            response = request.execute()
+            addresses += [self._address(item["instance"]) for item in response.get("items", [])]
+            request = groups.listInstances_next(previous_request=request, previous_response=response)
+        if not addresses:
+            raise ClusterError(
+                f"the instance group {self._group!r} of project {self._project!r} in {self._zone!r} has no running "
+                "machine. HINT: start its machines, or check the three names."
+            )
+        return ClusterSpec({self._job: sorted(addresses)})
+
+    def _address(self, instance: str) -> str:
+        name = instance.rpartition("/")[2]
+        request = self._service.instances().get(project=self._project, zone=self._zone, instance=name)
+        return f"{request.execute()['networkInterfaces'][0]['networkIP']}:{self._port}"
+
+    @property
+    def task_type(self) -> str | None:
+        """The job of all machines; it cannot be set.
+
+        Raises:
+          ClusterError: on an attempt to set it.
+        """
+        return self._job
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        """Raises `ClusterError`: the group's machines are all of one job."""
+        raise ClusterError(
+            f"all machines of the group belong to job {self._job!r}, which cannot become {task_type!r}. "
+            "HINT: pass task_type= to the constructor."
+        )

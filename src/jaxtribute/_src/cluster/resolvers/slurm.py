@@ -1,0 +1,187 @@
+"""A step of the Slurm workload manager."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from jaxtribute._src import settings
+from jaxtribute._src.cluster.accelerators import VISIBLE, visible_gpus
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, integer, register
+from jaxtribute._src.cluster.slurm_lists import expand_counts, expand_hosts
+from jaxtribute._src.cluster.spec import ClusterSpec
+from jaxtribute.errors import ClusterSpecError
+
+_RANK, _TASKS, _HOSTS = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"
+_COUNTS = "SLURM_STEP_TASKS_PER_NODE"
+_NODE = "SLURMD_NODENAME"
+# Other variables of Slurm may hold secrets, such as SLURM_JWT.
+_SHOWN = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_")
+# Remembers what the node had, so that a second resolver does not share out one task's share again.
+_ALL_GPUS = "JAXTRIBUTE_SLURM_GPUS"
+
+
+@register(rank=20)
+class SlurmClusterResolver(ClusterResolver):
+    """The cluster of a Slurm step (`srun`): one task a process, each at its node's name and a port of its own.
+
+    Tasks are counted as Slurm counts them with block distribution: node by node, in the order of the node list.
+    (TensorFlow sorts the nodes' names, and so gives `n2` and `n10` each other's ranks.)
+
+    Args:
+      jobs: the number of tasks of each job; the jobs get Slurm's ranks in the order of their names. All tasks are
+        `worker`s by default.
+      port_base: the port of a node's first task; the next ones follow.
+      gpus_per_node: the GPUs of each node to share out; those that this process sees by default.
+      gpus_per_task: the GPUs of each task; by default a node's, shared out evenly. 0 leaves GPUs alone.
+      tasks_per_node: the tasks of each node, or of each node by name, in place of Slurm's own.
+      auto_set_gpu: whether `cluster_spec` sets `CUDA_VISIBLE_DEVICES` to this task's GPUs.
+      rpc_layer: the protocol before the address that `master` returns.
+      environ: the environment to read; this process's own by default.
+
+    Raises:
+      ClusterSpecError: this is no Slurm step, its variables are incomplete or contradict each other, or `jobs` asks for
+        more or fewer tasks, or for more GPUs, than there are.
+
+    Source: `tf.distribute.cluster_resolver.SlurmClusterResolver`.
+    """
+
+    looks_for = "SLURM_STEP_NODELIST and its like, which srun sets"
+
+    def __init__(
+        self,
+        jobs: Mapping[str, int] | None = None,
+        port_base: int = 8888,
+        gpus_per_node: int | None = None,
+        gpus_per_task: int | None = None,
+        tasks_per_node: int | Mapping[str, int] | None = None,
+        auto_set_gpu: bool = True,
+        rpc_layer: str = "grpc",
+        *,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(rpc_layer=rpc_layer, environ=environ)
+        self._check_present(jobs is None, tasks_per_node)
+        self._rank = integer(self.environ, _RANK)
+        self._nodes = self._tasks_by_node(tasks_per_node)
+        counts = {job: settings.whole(f"jobs[{job!r}]", count) for job, count in (jobs or {}).items()}
+        self._jobs = dict(sorted((counts or {"worker": integer(self.environ, _TASKS)}).items()))
+        self._check_counts()
+        self._places = [(node, local) for node, count in self._nodes.items() for local in range(count)]
+        self._check_places()
+        self._gpus = _node_gpus(self.environ, settings.whole("gpus_per_node", gpus_per_node, optional=True))
+        self._gpus_per_task = self._share_gpus(settings.whole("gpus_per_task", gpus_per_task, optional=True))
+        self._port_base = settings.port("port_base", port_base)
+        self._auto_set_gpu = settings.flag("auto_set_gpu", auto_set_gpu)
+        self._task_type, self._task_id = self._own_place()
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str]) -> Detection | None:
+        """Finds a step: `salloc` and `sbatch` alone set none of a step's variables."""
+        seen = [name for name in (_TASKS, _HOSTS, _COUNTS) if name in environ]
+        return Detection(cls(environ=environ), f"{seen[0]} is {environ[seen[0]]}") if seen else None
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The cluster of the step; sets `CUDA_VISIBLE_DEVICES` to this task's GPUs unless `auto_set_gpu` is false."""
+        if self._auto_set_gpu:
+            self._set_gpus()
+        addresses = [f"{node}:{self._port_base + local}" for node, local in self._places]
+        jobs: dict[str, list[str]] = {}
+        for job, count in self._jobs.items():
+            jobs[job], addresses = addresses[:count], addresses[count:]
+        return ClusterSpec(jobs)
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+    ) -> dict[str, int]:
+        """The GPUs of each task."""
+        return {"GPU": self._gpus_per_task}
+
+    def get_task_info(self) -> tuple[str | None, int | None]:
+        """This process's job and its index there; TensorFlow knows them only after `cluster_spec`."""
+        return self.task_type, self.task_id
+
+    def _check_present(self, needs_total: bool, tasks_per_node: int | Mapping[str, int] | None) -> None:
+        needed = [_RANK]
+        needed += [_TASKS] if needs_total else []
+        needed += [_HOSTS] if not isinstance(tasks_per_node, Mapping) else []
+        needed += [_COUNTS] if tasks_per_node is None else []
+        missing = [name for name in needed if not self.environ.get(name)]
+        if missing:
+            seen = [f"{name}={value}" for name, value in sorted(self.environ.items()) if name.startswith(_SHOWN)]
+            raise ClusterSpecError(
+                f"a Slurm step sets {', '.join(needed)}, and {', '.join(missing)} is missing here; there is "
+                f"{', '.join(seen) or 'no step, and no job'}. HINT: start the program with srun (salloc and sbatch "
+                "alone make no step), and let a container pass on all SLURM_ variables."
+            )
+
+    def _tasks_by_node(self, tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
+        if isinstance(tasks_per_node, Mapping):
+            return {node: settings.whole(f"tasks_per_node[{node!r}]", n) for node, n in tasks_per_node.items()}
+        nodes = expand_hosts(self.environ[_HOSTS])
+        if tasks_per_node is not None:
+            return dict.fromkeys(nodes, settings.whole("tasks_per_node", tasks_per_node))
+        counts = expand_counts(self.environ[_COUNTS])
+        if len(counts) != len(nodes):
+            raise ClusterSpecError(
+                f"{_HOSTS}={self.environ[_HOSTS]!r} has {len(nodes)} nodes, {_COUNTS}={self.environ[_COUNTS]!r} "
+                f"counts the tasks of {len(counts)}. HINT: let nothing but srun set them."
+            )
+        return dict(zip(nodes, counts, strict=True))
+
+    def _check_counts(self) -> None:
+        asked, assigned = sum(self._jobs.values()), sum(self._nodes.values())
+        if asked != assigned:
+            raise ClusterSpecError(
+                f"the jobs {self._jobs} have {asked} tasks, and Slurm runs {assigned}: {self._nodes}. "
+                f"HINT: start with srun --ntasks={asked}, or change jobs."
+            )
+
+    def _check_places(self) -> None:
+        assigned = len(self._places)
+        if self._rank >= assigned:
+            raise ClusterSpecError(
+                f"{_RANK} is {self._rank}: expected 0 to {assigned - 1}, because {self._nodes} has {assigned} tasks. "
+                "HINT: let nothing but srun set it."
+            )
+        expected, here = self._places[self._rank][0], self.environ.get(_NODE)
+        if here in self._nodes and here != expected:
+            raise ClusterSpecError(
+                f"rank {self._rank} runs on {here!r} ({_NODE}), and would run on {expected!r} if the tasks "
+                f"{self._nodes} were given out node by node. HINT: start with srun --distribution=block."
+            )
+
+    def _share_gpus(self, per_task: int | None) -> int:
+        most, available = max(self._nodes.values(), default=0), len(self._gpus)
+        if per_task is None:
+            per_task = available // most if most else 0
+            if available and not per_task:
+                raise ClusterSpecError(
+                    f"a node has {available} GPUs for {most} tasks. HINT: start at most {available} tasks a node, or "
+                    "pass gpus_per_task=0 to leave GPUs alone."
+                )
+        if most * per_task > available:
+            raise ClusterSpecError(
+                f"{most} tasks of a node with {per_task} GPUs each need more than the {available} that it has. "
+                "HINT: pass a smaller gpus_per_task, or start fewer tasks on a node."
+            )
+        return per_task
+
+    def _own_place(self) -> tuple[str, int]:
+        tasks = [(job, index) for job, count in self._jobs.items() for index in range(count)]
+        return tasks[self._rank]
+
+    def _set_gpus(self) -> None:
+        if not self._gpus_per_task or not isinstance(self.environ, MutableMapping):
+            return
+        first = self._places[self._rank][1] * self._gpus_per_task
+        self.environ[_ALL_GPUS] = ",".join(self._gpus)
+        self.environ[VISIBLE] = ",".join(self._gpus[first : first + self._gpus_per_task])
+
+
+def _node_gpus(environ: Mapping[str, str], count: int | None) -> list[str]:
+    remembered = environ.get(_ALL_GPUS)
+    ids = remembered.split(",") if remembered else visible_gpus(environ)
+    if count is None or count <= len(ids):
+        return ids[:count]
+    return [str(number) for number in range(count)]

@@ -1,0 +1,90 @@
+"""Members of a cluster: ranks, addresses and the names that messages use."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxtribute._src.cluster.addresses import Address, all_loopback
+from jaxtribute.errors import ClusterSpecError
+
+JOBS = ("chief", "worker")
+"""The jobs whose tasks train together, in the order of their ranks; evaluators and parameter servers do not."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process of the cluster."""
+
+    job: str
+    index: int
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.job} {self.index} ({self.address})"
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The members in the order of their ranks, and which of them this process is."""
+
+    members: tuple[Member, ...]
+    rank: int
+
+    @classmethod
+    def of(cls, jobs: Mapping[str, Mapping[int, str] | Sequence[str]], task_type: str, task_id: int) -> Roster:
+        """The roster of a cluster spec.
+
+        Args:
+          jobs: the addresses of each job, by task.
+          task_type: this process's job.
+          task_id: its task there.
+
+        Raises:
+          ClusterSpecError: the task takes no part in training, or the cluster has no such task.
+        """
+        members: list[Member] = []
+        for job in JOBS:
+            tasks = jobs.get(job, ())
+            pairs = tasks.items() if isinstance(tasks, Mapping) else enumerate(tasks)
+            members += [Member(job, index, address) for index, address in sorted(pairs)]
+        found = [rank for rank, one in enumerate(members) if (one.job, one.index) == (task_type, task_id)]
+        if not found:
+            known = ", ".join(map(str, members)) or "none"
+            raise ClusterSpecError(
+                f"this process is {task_type!r} {task_id!r}, which is none of the cluster's training tasks: {known}. "
+                "HINT: set the task's type and index in TF_CONFIG, or the resolver's task_type and task_id."
+            )
+        for member in members:
+            Address.parse(member.address)
+        return cls(tuple(members), found[0])
+
+    @property
+    def own(self) -> Member:
+        """This process."""
+        return self.members[self.rank]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members as messages call them, by rank."""
+        return tuple(map(str, self.members))
+
+    @property
+    def is_local(self) -> bool:
+        """True if every address is on the loopback interface."""
+        return all_loopback(member.address for member in self.members)
+
+    def named(self, ranks: Sequence[int]) -> str:
+        """A list of members for a message."""
+        return ", ".join(self.names[rank] for rank in ranks)
+
+
+def can_connect(address: str, timeout_s: float) -> bool:
+    """True if something listens at an address; waits at most `timeout_s` for an answer."""
+    where = Address.parse(address)
+    try:
+        with socket.create_connection((where.host, where.port), timeout=timeout_s):
+            return True
+    except OSError:
+        return False

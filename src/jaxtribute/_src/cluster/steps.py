@@ -1,0 +1,129 @@
+"""Steps of this worker that are in flight, and the parts of its time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxtribute._src import waits
+from jaxtribute._src.callers import located, main_thread
+
+_KEPT = 64
+_STOPPED_S = 5.0
+
+
+class RunningClock:
+    """A clock that stands still while this process does: stopped by a signal, or on a machine that sleeps.
+
+    It can tell only where somebody looks at it often. Between two looks that are further apart than that, the process
+    has not run.
+
+    Args:
+      most_s: seconds between two looks at most.
+    """
+
+    def __init__(self, most_s: float = _STOPPED_S) -> None:
+        self._most_s = most_s
+        self._lock = threading.Lock()
+        self._seen = time.monotonic()
+        self.stopped_s = 0.0
+        """Seconds for which the process has not run."""
+
+    def now(self) -> float:
+        """Seconds of `time.monotonic`, less those for which the process has not run."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._seen > self._most_s:
+                self.stopped_s += now - self._seen
+            self._seen = now
+            return now - self.stopped_s
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A step that has been handed to the devices and may not have finished.
+
+    Attributes:
+      number: counts the steps of this worker, from 1.
+      name: what it is a step of.
+      start: when it was handed over, in seconds of the log's clock.
+      result: an array that the step makes; None while it is traced, compiled or handed over.
+    """
+
+    number: int
+    name: str
+    start: float
+    result: Any
+
+    def landed(self) -> bool:
+        """True if the step has finished, or a later one that uses what it made stands for it."""
+        if self.result is None:
+            return False
+        try:
+            return self.result.is_deleted() or self.result.is_ready()
+        except RuntimeError:
+            return True
+
+
+class StepLog:
+    """The steps of this worker. Written by the thread that trains, read by the one that watches.
+
+    Args:
+      clock: tells when steps begin.
+    """
+
+    def __init__(self, clock: RunningClock | None = None) -> None:
+        self.clock = clock or RunningClock()
+        self._flights: deque[Flight] = deque(maxlen=_KEPT)
+        self._entered: Flight | None = None
+        self.number = 0
+        self.name = "start"
+        self.last = "no step"
+        """The step that was entered last, and from which line, where the ledger is on."""
+        self.waited_s = 0.0
+        """Seconds spent waiting for the devices, and so for other workers."""
+
+    def entering(self, name: str, line: str = "") -> None:
+        """A step begins to be handed over, called at a line of the user's."""
+        self.number += 1
+        self.name = name
+        self.last = f"step {self.number} of {name}{line and f', called at {line}'}"
+        self._entered = Flight(self.number, name, self.clock.now(), None)
+
+    def dispatched(self, result: Any) -> None:
+        """The step was handed over."""
+        self._entered = None
+        leaf = next((x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)), None)
+        if leaf is not None:
+            self._flights.append(Flight(self.number, self.name, self.clock.now(), leaf))
+
+    def oldest(self) -> Flight | None:
+        """The step that has been in flight for longest, if any is; else the one that is being handed over."""
+        while self._flights:
+            first = self._flights[0]
+            if not first.landed():
+                return first
+            self._flights.popleft()
+        return self._entered
+
+    def report(self) -> dict[str, Any]:
+        """Report that goes to the other workers with each sign of life."""
+        return {
+            "step": self.number,
+            "name": self.name,
+            "where": located(main_thread()),
+            "input_s": round(waits.input_s, 3),
+            "waited_s": round(self.waited_s, 3),
+        }
+
+
+def described(report: dict[str, Any]) -> str:
+    """A worker's report in words."""
+    if not report:
+        return "nothing is known of it"
+    return f"last seen in step {report['step']} of {report['name']}, at {report['where']}"

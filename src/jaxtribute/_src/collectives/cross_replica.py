@@ -1,0 +1,302 @@
+"""Reductions and gathers of whole distributed values, in cross-replica context."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec, Sharding
+
+from jaxtribute._src.collectives import manual
+from jaxtribute._src.collectives.manual import divided, summable
+from jaxtribute._src.collectives.summation import Summation
+from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.values.distributed import Mirrored, PerReplica
+from jaxtribute._src.values.enums import ReduceOp
+from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
+
+Axes = tuple[int, ...] | None
+
+
+def check_axes(axis: int | tuple[int, ...] | None, rank: int) -> Axes:
+    """The axes to reduce, not negative, or None.
+
+    Raises:
+      ArgumentError: an axis that an array of that rank does not have.
+    """
+    if axis is None:
+        return None
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    for one in axes:
+        if not isinstance(one, int) or isinstance(one, bool):
+            raise ArgumentTypeError(f"axis must be an int, a tuple of ints or None, not {axis!r}. HINT: axis=(0, 1).")
+        if not -rank <= one < rank:
+            raise ArgumentError(
+                f"axis {one!r} is out of range for a value of rank {rank} on each replica. "
+                "HINT: use axis=None to reduce over the replicas only."
+            )
+    return tuple(sorted({one % rank for one in axes}))
+
+
+def reduce_value(value: Any, op: ReduceOp, axis: int | tuple[int, ...] | None, mesh: ReplicaMesh) -> Any:
+    """Reduces one distributed or plain value over the replicas, and along `axis` within each.
+
+    Returns:
+      An array. MEAN along axes divides by the true number of elements, however uneven the replicas are.
+    """
+    if isinstance(value, PerReplica):
+        value = as_array(value)
+        axes = check_axes(axis, value.component_ndim)
+        _check_summable(value, axes)
+        return _call(_reduce_split, value.data, _Layout.of(value), op, axes, value.mesh)
+    if isinstance(value, Mirrored):
+        data, replicas = value.data, value.mesh.size
+    else:
+        data, replicas = value, mesh.size
+        if replicas > 1 and op is ReduceOp.SUM and axis is None:
+            raise ArgumentError(
+                f"reduce('SUM') over {replicas} replicas of {data!r}, which is not a distributed value, does not say "
+                "whether each replica holds it. HINT: pass what strategy.run returned, or use 'MEAN'."
+            )
+    array, given = summable(data, op), jnp.result_type(data)
+    axes = check_axes(axis, array.ndim)
+    if op is ReduceOp.SUM:
+        total = array if axes is None else array.sum(axes, dtype=array.dtype)
+        return total * jnp.asarray(replicas, total.dtype) if replicas > 1 else total
+    if axes is None:
+        return array.astype(given) if jnp.issubdtype(given, jnp.inexact) else array
+    return divided(array.sum(axes, dtype=array.dtype), math.prod(array.shape[one] for one in axes), given)
+
+
+def reduce_leaves(values: Sequence[Any], op: ReduceOp, mesh: ReplicaMesh, summation: Summation) -> list[Any]:
+    """Reduces many values without an axis: the arrays go together, as every program and every message costs."""
+    whole = [value for value in values if isinstance(value, PerReplica) and not value.is_ragged]
+    alike = all(value.idle == whole[0].idle for value in whole)
+    # One process's compiled program brings them together by itself.
+    worth = mesh.peers is not None or (len(whole) > 1 and not isinstance(whole[0].data, Tracer))
+    if not (whole and alike and worth):
+        return [reduce_value(value, op, None, mesh) for value in values]
+    totals = iter(reduce_many(whole, op, summation))
+    together = {id(value) for value in whole}
+    return [next(totals).data if id(value) in together else reduce_value(value, op, None, mesh) for value in values]
+
+
+def reduce_many(values: Sequence[PerReplica], op: ReduceOp, summation: Summation | None = None) -> list[Mirrored]:
+    """Reduces several per-replica values over the replicas in one program; every device gets the results.
+
+    Args:
+      values: values of one strategy.
+      op: the reduction.
+      summation: how they are added up; by default as XLA does it best.
+
+    Raises:
+      ShapeError: a value whose shape or dtype differs between replicas.
+    """
+    mesh = values[0].mesh
+    for value in values:
+        if value.is_ragged:
+            raise ShapeError(
+                f"all_reduce needs equal arrays from all replicas, which gave "
+                f"{[getattr(part, 'shape', part) for part in value.values]}. HINT: reduce to equal shapes first."
+            )
+    scalars = tuple(value.scalar for value in values)
+    if not isinstance(values[0].data, Tracer):
+        mesh.entering(f"all_reduce of {len(values)} values", lambda: _described(op, [value.data for value in values]))
+    totals = _reduce_mapped([value.data for value in values], scalars, op, values[0].idle, summation, mesh)
+    if not isinstance(totals[0], Tracer):
+        mesh.throttle(lambda: totals)
+    return [Mirrored(total, mesh) for total in totals]
+
+
+def gather_value(value: Any, axis: int) -> Any:
+    """Concatenates the replicas' arrays along `axis` into one array that every device holds.
+
+    Raises:
+      ArgumentError: scalars, or an axis that is negative or out of range.
+    """
+    if not isinstance(value, (PerReplica, Mirrored)):
+        return value
+    value = value if isinstance(value, Mirrored) else as_array(value)
+    rank = value.data.ndim if isinstance(value, Mirrored) else value.component_ndim
+    if rank == 0 or not isinstance(axis, int) or not 0 <= axis < rank:
+        raise ArgumentError(
+            f"cannot gather values of rank {rank} along axis {axis!r}. "
+            f"HINT: gather needs 0 <= axis < rank; give scalars an axis first, e.g. x[None]."
+        )
+    if isinstance(value, Mirrored):
+        return _call(_repeat, value.data, axis, value.mesh.size, value.mesh)
+    if value.shapes is None:
+        return _call(_gather_split, value.data, axis, value.mesh)
+    if len({shape[:axis] + shape[axis + 1 :] for shape in value.shapes}) > 1:
+        raise ShapeError(
+            f"the replicas' values have shapes {list(value.shapes)} and cannot be joined along axis {axis}. "
+            "HINT: gather along the axis in which they differ."
+        )
+    return _call(_gather_ragged, value.data, value.shapes, axis, value.mesh)
+
+
+def pick_value(value: PerReplica, replica: int) -> Mirrored:
+    """The component of one replica, on every replica's device, those of other workers too.
+
+    Args:
+      value: equal arrays from all replicas.
+      replica: which one's.
+    """
+    return Mirrored(_pick(value.data, value.scalar, replica, value.mesh), value.mesh)
+
+
+def as_array(value: PerReplica) -> PerReplica:
+    """The value as one global array, also if its components are Python numbers or lie on the host.
+
+    Raises:
+      ArgumentTypeError: components that are neither arrays nor numbers, or differ in dtype or rank.
+    """
+    if not value.is_tuple:
+        return value
+    whole = PerReplica.from_parts([np.asarray(part) for part in value.values], value.mesh)
+    if whole.is_tuple:
+        kinds = [getattr(part, "dtype", type(part).__name__) for part in value.values]
+        raise ArgumentTypeError(
+            f"the replicas' values {kinds} cannot be combined. HINT: return arrays of one dtype and rank from every "
+            "replica."
+        )
+    return whole
+
+
+def _check_summable(value: PerReplica, axes: Axes) -> None:
+    kept = {tuple(size for axis, size in enumerate(shape) if axis not in (axes or ())) for shape in value.shapes or ()}
+    if len(kept) > 1:
+        raise ShapeError(
+            f"the replicas' values have shapes {list(value.shapes or ())} and cannot be added up. "
+            "HINT: reduce along the axis in which they differ, e.g. axis=0 for the batch."
+        )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Layout of the replicas' components in a global array; see `PerReplica`."""
+
+    scalar: bool
+    shapes: tuple[tuple[int, ...], ...] | None
+    idle: tuple[int, ...]
+
+    @classmethod
+    def of(cls, value: PerReplica) -> _Layout:
+        return cls(value.scalar, value.shapes, value.idle)
+
+    def stack(self, array: Any, replicas: int) -> Any:
+        """One row a replica, with zeros in place of padding."""
+        if self.scalar:
+            return array
+        stacked = array.reshape(replicas, array.shape[0] // replicas, *array.shape[1:])
+        for axis, sizes in enumerate(zip(*(self.shapes or ()), strict=True)):
+            if len(set(sizes)) > 1:
+                shape = [1] * stacked.ndim
+                shape[0], shape[axis + 1] = replicas, stacked.shape[axis + 1]
+                inside = np.arange(stacked.shape[axis + 1])[None, :] < np.asarray(sizes)[:, None]
+                mask = jnp.asarray(inside.reshape(shape))
+                stacked = jnp.where(jnp.broadcast_to(mask, stacked.shape), stacked, jnp.zeros_like(stacked))
+        return stacked
+
+    def count(self, local: tuple[int, ...], axes: tuple[int, ...], replicas: int) -> int:
+        """Number of elements of replicas with data that a mean along `axes` divides by."""
+        shapes = self.shapes or (local,) * replicas
+        busy = [shape for i, shape in enumerate(shapes) if i not in self.idle]
+        return sum(math.prod(shape[axis] for axis in axes) for shape in busy)
+
+    def drop_idle(self, stacked: Any, op: ReduceOp) -> Any:
+        """Leaves idle replicas out: of a mean altogether, of a sum their NaNs."""
+        if not self.idle:
+            return stacked
+        rows = np.isin(np.arange(stacked.shape[0]), self.idle).reshape(-1, *[1] * (stacked.ndim - 1))
+        drop = jnp.broadcast_to(jnp.asarray(rows), stacked.shape)
+        if op is ReduceOp.SUM:
+            drop = drop & jnp.isnan(stacked)
+        return jnp.where(drop, jnp.zeros_like(stacked), stacked)
+
+
+def _call(kernel: Any, data: Any, *args: Any) -> Any:
+    """Runs a jitted kernel; outside a trace, bounds what is in flight on the mesh (its last argument)."""
+    mesh: ReplicaMesh = args[-1]
+    if not isinstance(data, Tracer):
+        mesh.entering(kernel.__name__.strip("_"), lambda: _described(*args[:-1], [data]))
+    result = kernel(data, *args)
+    if not isinstance(result, Tracer):
+        mesh.throttle(lambda: result)
+    return result
+
+
+def _described(*what: Any) -> list[str]:
+    """A reduction or gather in words, for workers to compare."""
+    arrays = [f"{array.dtype}{list(array.shape)}" for array in what[-1]]
+    return [*map(str, what[:-1]), *arrays]
+
+
+def _everywhere(array: Any, mesh: ReplicaMesh) -> Any:
+    sharding: Sharding = mesh.replicated
+    return lax.with_sharding_constraint(array, sharding)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
+def _reduce_mapped(
+    data: list[Any],
+    scalars: tuple[bool, ...],
+    op: ReduceOp,
+    idle: tuple[int, ...],
+    summation: Summation | None,
+    mesh: ReplicaMesh,
+) -> list[Any]:
+    def reduce(*parts: Any) -> list[Any]:
+        local = [part.reshape(()) if scalar else part for part, scalar in zip(parts, scalars, strict=True)]
+        return manual.all_reduce(local, op, mesh.size, summation, idle)
+
+    mapped = jax.shard_map(
+        reduce, mesh=mesh.mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False
+    )
+    return mapped(*data)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _reduce_split(data: Any, layout: _Layout, op: ReduceOp, axes: Axes, mesh: ReplicaMesh) -> Any:
+    stacked = layout.drop_idle(layout.stack(summable(data, op), mesh.size), op)
+    total = stacked.sum((0, *(axis + 1 for axis in axes or ())), dtype=stacked.dtype)
+    if op is ReduceOp.MEAN:
+        total = divided(total, layout.count(stacked.shape[1:], axes or (), mesh.size), data.dtype)
+    return _everywhere(total, mesh)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _pick(data: Any, scalar: bool, replica: int, mesh: ReplicaMesh) -> Any:
+    def pick(part: Any) -> Any:
+        return manual.from_replica(part.reshape(()) if scalar else part, replica)
+
+    spec = PartitionSpec(AXIS)
+    return jax.shard_map(pick, mesh=mesh.mesh, in_specs=spec, out_specs=PartitionSpec(), check_vma=False)(data)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _gather_ragged(data: Any, shapes: tuple[tuple[int, ...], ...], axis: int, mesh: ReplicaMesh) -> Any:
+    stacked = _everywhere(data, mesh).reshape(mesh.size, data.shape[0] // mesh.size, *data.shape[1:])
+    parts = [row[tuple(slice(0, size) for size in shape)] for row, shape in zip(stacked, shapes, strict=True)]
+    return _everywhere(jnp.concatenate(parts, axis), mesh)
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _gather_split(data: Any, axis: int, mesh: ReplicaMesh) -> Any:
+    if axis:
+        stacked = data.reshape(mesh.size, data.shape[0] // mesh.size, *data.shape[1:])
+        data = jnp.concatenate(list(stacked), axis)
+    return _everywhere(data, mesh)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _repeat(data: Any, axis: int, times: int, mesh: ReplicaMesh) -> Any:
+    return _everywhere(jnp.concatenate([data] * times, axis), mesh)

@@ -1,0 +1,68 @@
+"""Places for the result of a reduction or a broadcast: the `destinations` of `tf.distribute`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jaxtribute._src.devices import resolve_device
+from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.values.distributed import Mirrored, PerReplica
+from jaxtribute._src.values.mesh import ReplicaMesh
+from jaxtribute._src.values.mesh import put as put_on
+from jaxtribute._src.values.variable import Variable
+from jaxtribute.errors import ArgumentTypeError
+
+Destination = ReplicaMesh | jax.Device
+
+
+def parse_destinations(destinations: Any, mesh: ReplicaMesh) -> Destination:
+    """The devices that a result should be on: those of a mesh, or a single one.
+
+    Args:
+      destinations: a variable, distributed value or array, whose devices are meant; a device's name; or a JAX device.
+      mesh: the replicas' devices, for values that several of them share.
+
+    Raises:
+      ArgumentTypeError: anything else, such as a list of devices.
+      DeviceError: a name that no device has.
+    """
+    if isinstance(destinations, Variable):
+        policy = destinations.policy
+        if policy.parameter_device is not None:
+            return policy.parameter_device
+        if policy.mesh is not None:
+            return policy.mesh
+        destinations = destinations.stored
+    if isinstance(destinations, (PerReplica, Mirrored)):
+        return destinations.mesh
+    if isinstance(destinations, (str, jax.Device)):
+        return resolve_device(destinations)
+    if isinstance(destinations, Tracer):
+        return mesh
+    if isinstance(destinations, jax.Array):
+        devices = destinations.devices()
+        return next(iter(devices)) if len(devices) == 1 else mesh
+    raise ArgumentTypeError(
+        f"destinations is {destinations!r}, a {type(destinations).__name__}. HINT: pass one device's name, or the "
+        "variable, distributed value or array whose devices are meant."
+    )
+
+
+def put(value: Any, destination: Destination) -> Any:
+    """`value`, an array, on the destination: `Mirrored` on a mesh of several devices, else an array.
+
+    While a program is traced it stays where the program needs it.
+    """
+    if isinstance(value, Mirrored):
+        value = value.data
+    if isinstance(destination, ReplicaMesh):
+        if not isinstance(value, Tracer):
+            value = put_on(value, destination.replicated)
+        return value if destination.size == 1 else Mirrored(value, destination)
+    if isinstance(value, Tracer):
+        return value
+    if isinstance(value, jax.Array) and len(value.devices()) > 1 and value.is_fully_replicated:
+        value = value.addressable_data(0)
+    return jax.device_put(value, destination)

@@ -1,0 +1,135 @@
+"""Collectives inside one replica's program, where the replicas' mesh axis is manual."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxtribute._src.collectives.idle import guarded, is_idle, kept
+from jaxtribute._src.collectives.marks import equal
+from jaxtribute._src.collectives.summation import AutoSum, Summation
+from jaxtribute._src.values.enums import ReduceOp
+from jaxtribute._src.values.mesh import AXIS
+
+
+def summable(value: Any, op: ReduceOp = ReduceOp.SUM) -> Any:
+    """`value` as an array that can be added up.
+
+    Booleans count as int32. For a mean integers become JAX's default float and half precision float32, as in
+    `jnp.mean`: their sum may not fit where their mean does.
+    """
+    array = jnp.asarray(value)
+    if op is ReduceOp.MEAN and not jnp.issubdtype(array.dtype, jnp.inexact):
+        return array.astype(jnp.result_type(float))
+    if op is ReduceOp.MEAN and array.dtype.itemsize < np.dtype(np.float32).itemsize:
+        return array.astype(jnp.float32)
+    return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
+
+
+def divided(total: Any, count: Any, given: Any = None) -> Any:
+    """`total / count`.
+
+    Args:
+      total: a sum.
+      count: of how many.
+      given: the dtype of what was summed up, by default that of the sum: the result has it if it is inexact, and
+        otherwise JAX's default float.
+    """
+    dtype = total.dtype if jnp.issubdtype(total.dtype, jnp.inexact) else jnp.result_type(float)
+    mean = total.astype(dtype) / jnp.asarray(count, dtype)
+    return mean.astype(given) if given is not None and jnp.issubdtype(given, jnp.inexact) else mean
+
+
+def contributions(values: Sequence[Any], op: ReduceOp, replicas: int, idle: tuple[int, ...]) -> tuple[list[Any], int]:
+    """This replica's contribution to a reduction, and the number of replicas that a mean counts.
+
+    Args:
+      values: this replica's arrays.
+      op: the reduction.
+      replicas: how many replicas there are.
+      idle: ids of the replicas that got no data. A mean leaves them out; to a sum they give zero in place of
+        NaN, which is what means over no examples come to.
+    """
+    arrays = [summable(value, op) for value in values]
+    if not idle:
+        return arrays, replicas
+    mine = is_idle(idle, replicas)
+    return [kept(array, op, mine) for array in arrays], replicas - len(idle)
+
+
+def all_reduce(
+    values: Sequence[Any],
+    op: ReduceOp,
+    replicas: int,
+    summation: Summation | None = None,
+    idle: tuple[int, ...] = (),
+) -> list[Any]:
+    """Reduces each array over the replicas by `summation`; every replica gets the result. `idle` as above.
+
+    Differentiable: the gradient is the all-reduce of the cotangents with the same operation.
+    """
+    arrays, count = contributions(values, op, replicas, idle)
+    totals = (summation or AutoSum())(arrays, replicas)
+    if idle:
+        totals = [guarded(total, op, idle, replicas) for total in totals]
+    if op is ReduceOp.SUM:
+        return totals
+    return [divided(total, count, jnp.result_type(value)) for total, value in zip(totals, values, strict=True)]
+
+
+def all_gather(value: Any, axis: int) -> Any:
+    """Concatenates the replicas' arrays along `axis`; every replica gets the result."""
+    if not value.shape[axis]:
+        return equal(value)  # XLA gathers nothing, and refuses to
+    return lax.all_gather(value, AXIS, axis=axis, tiled=True)
+
+
+def rows(value: Any) -> Any:
+    """Stacks the replicas' arrays along a new axis 0; every replica gets the result."""
+    return lax.all_gather(value, AXIS, axis=0, tiled=False)
+
+
+def from_replica(value: Any, replica: int) -> Any:
+    """The array of one replica, on every replica."""
+    array = jnp.asarray(value)
+    kept = jnp.where(lax.axis_index(AXIS) == replica, array, jnp.zeros_like(array))
+    if array.dtype == jnp.bool_:
+        return lax.psum(kept.astype(jnp.int8), AXIS).astype(jnp.bool_)
+    return lax.psum(kept, AXIS)
+
+
+def reduce_local(
+    value: Any, op: ReduceOp, axes: tuple[int, ...] | None, replicas: int, idle: tuple[int, ...], uneven: bool
+) -> jax.Array:
+    """Reduces this replica's array along `axes`, then over the replicas.
+
+    Args:
+      value: this replica's array.
+      op: the reduction.
+      axes: the axes to reduce besides, or None.
+      replicas: how many replicas there are.
+      idle: the replicas that got no data; see `contributions`.
+      uneven: whether the replicas' shapes may differ.
+    """
+    array, given = summable(value, op), jnp.result_type(value)
+    elements = 1 if axes is None else math.prod(array.shape[axis] for axis in axes)
+    if axes is not None:
+        array = array.sum(axes, dtype=array.dtype)
+    total = all_reduce([array], ReduceOp.SUM if axes is not None else op, replicas, idle=idle)[0]
+    if op is ReduceOp.SUM:
+        return total
+    if axes is None:
+        return total.astype(given) if jnp.issubdtype(given, jnp.inexact) else total
+    if not uneven:
+        return divided(total, elements * replicas, given)
+    # The true number of elements of all replicas, as an array: psum would multiply a number by their number.
+    counted = jnp.asarray(elements, jnp.int32)
+    if idle:
+        counted = kept(counted, op, is_idle(idle, replicas))
+    return divided(total, lax.psum(counted, AXIS), given)

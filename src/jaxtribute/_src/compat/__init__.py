@@ -1,0 +1,1 @@
+"""Parts of `jaxtribute.compat`, and the migration of TensorFlow programs."""

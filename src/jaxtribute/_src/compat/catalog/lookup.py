@@ -1,0 +1,72 @@
+"""Looking names up in the table."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from jaxtribute._src.compat.catalog import notes, others
+from jaxtribute._src.compat.catalog.distribute import MODULES
+from jaxtribute._src.compat.catalog.entries import Entry, Kind, exists
+from jaxtribute._src.compat.catalog.keras import keras_problem
+
+
+@cache
+def distribute_entries() -> dict[str, Entry]:
+    """All names of `tf.distribute` and their members, by full name, in the order of the documentation."""
+    found: dict[str, Entry] = {}
+    for prefix, module in MODULES.items():
+        for name, members in module.names.items():
+            for path in (name, *(f"{name}.{member}" for member in members.split())):
+                full = f"{prefix}.{path}"
+                found[full] = _entry(full, f"{module.here}.{path}", path)
+    return found
+
+
+def names() -> list[str]:
+    """The names of `tf.distribute` without their members."""
+    return [f"{prefix}.{name}" for prefix, module in MODULES.items() for name in module.names]
+
+
+def _entry(full: str, here: str, path: str) -> Entry:
+    if not exists(here):
+        return Entry(full, "", Kind.ABSENT, why_absent(full))
+    if path in notes.DIFFERENT:
+        return Entry(full, here, Kind.DIFFERENT, notes.DIFFERENT[path])
+    return Entry(full, here, Kind.SAME, notes.REMARKS.get(full, notes.REMARKS.get(path, "")))
+
+
+def entry_of(name: str) -> Entry:
+    """Finds the entry of any full name of TensorFlow, such as `tf.data.Dataset.map`."""
+    known = distribute_entries()
+    path = name
+    while path.startswith(("tf.distribute.", "tf.compat.v1.distribute.")):
+        if path in known:
+            return known[path]
+        path = path.rpartition(".")[0]
+    for library, note in others.LIBRARIES.items():
+        full = in_keras(name)
+        if f"{full}.".startswith(f"{library}."):
+            problem = others.NEEDS_TENSORFLOW.get(full) or keras_problem(full)
+            if problem:
+                return Entry(name, "", Kind.ABSENT, problem)
+            return Entry(name, name, Kind.SAME, note)
+    if not exists(name):
+        return Entry(name, "", Kind.ABSENT, why_absent(name))
+    if name in others.DIFFERENT:
+        return Entry(name, name, Kind.DIFFERENT, others.DIFFERENT[name])
+    return Entry(name, name, Kind.SAME, others.REMARKS.get(name, ""))
+
+
+def in_keras(name: str) -> str:
+    """A name below `tf.metrics` and its like as one below `tf.keras`; any other as it is."""
+    head, tail = ".".join(name.split(".")[:2]), name.split(".")[2:]
+    return ".".join([others.ALIASES.get(head, head), *tail])
+
+
+def why_absent(full: str) -> str:
+    """The reason for which a name does not exist here, or an empty string if none is known."""
+    for reasons in (notes.ABSENT, others.ABSENT):
+        if full in reasons:
+            return reasons[full]
+    parent = full.rpartition(".")[0]
+    return others.ABSENT[parent] if parent in others.ABSENT else why_absent(parent) if parent else ""

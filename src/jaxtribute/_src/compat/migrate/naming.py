@@ -1,0 +1,107 @@
+"""Finds the TensorFlow name of an expression, as far as a program's imports and assignments tell."""
+
+from __future__ import annotations
+
+import ast
+
+from jaxtribute._src.compat.catalog.distribute import MODULES
+
+_ROOTS = {
+    "tensorflow": "tf",
+    "tensorflow.compat.v2": "tf",
+    "jaxtribute.compat.tf": "tf",
+    "jaxtribute.compat.v1": "tf.compat.v1.distribute",
+}
+_DATASET = "tf.data.Dataset"
+_NO_DATASET = {"as_numpy_iterator", "cardinality", "element_spec", "options", "reduce"}
+_RESULTS = {
+    "get_strategy": "Strategy",
+    "get_replica_context": "ReplicaContext",
+}
+_METHODS = {
+    "experimental_distribute_dataset": "DistributedDataset",
+    "distribute_datasets_from_function": "DistributedDataset",
+    "experimental_distribute_datasets_from_function": "DistributedDataset",
+}
+
+
+def root_of(module: str) -> str | None:
+    """TensorFlow's name of an imported module: `tf` for `tensorflow`; None for one that is not TensorFlow's."""
+    best = max((root for root in _ROOTS if f"{module}.".startswith(f"{root}.")), key=len, default=None)
+    return None if best is None else _ROOTS[best] + module[len(best) :]
+
+
+class Names:
+    """The names that a program gives to parts of TensorFlow."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._known: dict[str, str] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                self._take_import(node)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                self._take_import_from(node, node.module)
+        # Twice, for names that are assigned further down than they are used.
+        for node in [*ast.walk(tree)] * 2:
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                self._take_value(node.targets[0].id, node.value)
+            elif isinstance(node, ast.withitem) and isinstance(node.optional_vars, ast.Name):
+                self._take_value(node.optional_vars.id, node.context_expr)
+
+    def of(self, node: ast.AST) -> str | None:
+        """TensorFlow's full name of what an expression is, or of the class that it is an object of."""
+        if isinstance(node, ast.Name):
+            return self._known.get(node.id)
+        if isinstance(node, ast.Attribute):
+            base = self.of(node.value)
+            if base is None:
+                return None
+            return _extended(base) if node.attr == "extended" and base.endswith("Strategy") else f"{base}.{node.attr}"
+        if isinstance(node, ast.Call):
+            called = self.of(node.func)
+            return None if called is None else _result(called)
+        return None
+
+    def _take_import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            root = root_of(alias.name)
+            if root is None:
+                continue
+            if alias.asname:
+                self._known[alias.asname] = root
+            elif alias.name.partition(".")[0] == "tensorflow":
+                self._known["tensorflow"] = "tf"
+
+    def _take_import_from(self, node: ast.ImportFrom, module: str) -> None:
+        for alias in node.names:
+            root = root_of(f"{module}.{alias.name}")
+            if root is not None:
+                self._known[alias.asname or alias.name] = root
+
+    def _take_value(self, name: str, value: ast.expr) -> None:
+        found = self.of(value)
+        if found is not None and found != "tf":
+            self._known.setdefault(name, found)
+
+
+def _extended(base: str) -> str:
+    return base.rpartition(".")[0] + ".StrategyExtended"
+
+
+def _result(called: str) -> str | None:
+    """The class of what a call returns, if it is one that is followed."""
+    if called == _DATASET or called.startswith(f"{_DATASET}."):
+        return None if called.rpartition(".")[2] in _NO_DATASET else _DATASET
+    if called in ("tf.data.TFRecordDataset", "tf.data.TextLineDataset"):
+        return _DATASET
+    module, _, name = called.rpartition(".")
+    if name in _METHODS and module.endswith("Strategy"):
+        return f"tf.distribute.{_METHODS[name]}"
+    if module not in MODULES:
+        return None
+    main = "tf.compat.v1.distribute" if module.startswith("tf.compat.v1") else "tf.distribute"
+    if name.endswith("Strategy") and name != "experimental_set_strategy" and name != "get_strategy":
+        return f"{main}.Strategy"
+    if name in _RESULTS:
+        return f"{main}.{_RESULTS[name]}"
+    return called if name in MODULES[module].names and name[0].isupper() else None

@@ -1,0 +1,142 @@
+"""`tf.train.Checkpoint` and what belongs to it: this library's, with TensorFlow's arguments and defaults."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jaxtribute._src.checkpoint import checkpoint as checkpoints
+from jaxtribute._src.checkpoint import committing
+from jaxtribute._src.checkpoint import manager as managers
+from jaxtribute._src.checkpoint.checkpoint import RestoreStatus
+from jaxtribute._src.checkpoint.description import Description
+from jaxtribute._src.checkpoint.files import FILE, check_path
+from jaxtribute._src.checkpoint.latest import newest_whole
+from jaxtribute._src.checkpoint.owner import Owner
+from jaxtribute.errors import CheckpointError
+
+
+def latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -> str | None:
+    """Returns the whole checkpoint of a folder that was saved last, or None where there is none.
+
+    Args:
+      checkpoint_dir: the folder.
+      latest_filename: accepted for compatibility: no file keeps a list.
+
+    Raises:
+      CheckpointDamagedError: there are checkpoints, and all are damaged.
+
+    Source: `tf.train.latest_checkpoint`.
+    """
+    del latest_filename
+    folder = check_path(checkpoint_dir, "checkpoint_dir")
+    found = [path for path in folder.glob("*-*") if re.search(r"-\d+$", path.name) and _is_checkpoint(path)]
+    return newest_whole(sorted(found, key=_written_at, reverse=True), folder, {})
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """True if a folder is a checkpoint of this library, or what is left of one."""
+    return (path / FILE).exists() or (path / committing.STATE).exists()
+
+
+def _written_at(path: Path) -> float:
+    """The time of a checkpoint; of one that cannot tell, that of its folder."""
+    try:
+        return Description.read(path).written_at
+    except CheckpointError:
+        return path.stat().st_mtime
+
+
+class CheckpointOptions:
+    """Accepted, and without effect. Source: `tf.train.CheckpointOptions`."""
+
+    def __init__(self, **options: Any) -> None:
+        vars(self).update(options)
+
+
+class Checkpoint(checkpoints.Checkpoint):
+    """`jd.Checkpoint` that saves before it returns, and restores the names that checkpoint and program share.
+
+    Variables that are made after a restore keep their initial values. In a cluster all workers write one checkpoint,
+    where the first worker says.
+
+    Args:
+      root: something to keep by the name `root`.
+      **kwargs: as for `jd.Checkpoint`.
+
+    Source: `tf.train.Checkpoint`.
+    """
+
+    def __init__(self, root: Any = None, **kwargs: Any) -> None:
+        super().__init__(**({} if root is None else {"root": root}), **kwargs)
+
+    def save(self, file_prefix: Any, options: Any = None, *, block: bool = True, timeout_s: float | None = None) -> str:
+        """Saves like `jd.Checkpoint.save`. Source: `tf.train.Checkpoint.save`."""
+        del options
+        return super().save(file_prefix, block=block, timeout_s=timeout_s)
+
+    def write(
+        self,
+        path: Any,
+        options: Any = None,
+        *,
+        block: bool = True,
+        timeout_s: float | None = None,
+        committed: Callable[[], None] = lambda: None,
+        owner: Owner | None = None,
+    ) -> str:
+        """Writes like `jd.Checkpoint.write`. Source: `tf.train.Checkpoint.write`."""
+        del options
+        path, cluster = check_path(path, "path"), committing.cluster()
+        if cluster is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)  # which programs of TensorFlow's clean up
+            path = cluster.exchange("checkpoint path", str(path))[0]
+        return super().write(path, block=block, timeout_s=timeout_s, committed=committed, owner=owner)
+
+    def restore(self, save_path: Any, options: Any = None, *, strict: bool = False) -> RestoreStatus:
+        """Restores like `jd.Checkpoint.restore`. Source: `tf.train.Checkpoint.restore`."""
+        del options
+        return super().restore(save_path, strict=strict)
+
+    def read(self, save_path: Any, options: Any = None, *, strict: bool = False) -> RestoreStatus:
+        """Reads like `jd.Checkpoint.read`. Source: `tf.train.Checkpoint.read`."""
+        del options
+        return super().read(save_path, strict=strict)
+
+
+class CheckpointManager(managers.CheckpointManager):
+    """`jd.CheckpointManager` that saves before it returns. Source: `tf.train.CheckpointManager`."""
+
+    def __init__(
+        self,
+        checkpoint: checkpoints.Checkpoint,
+        directory: Any,
+        max_to_keep: int | None,
+        keep_checkpoint_every_n_hours: float | None = None,
+        checkpoint_name: str = "ckpt",
+        step_counter: Any = None,
+        checkpoint_interval: int | None = None,
+        init_fn: Callable[[], Any] | None = None,
+        *,
+        block: bool = True,
+        timeout_s: float | None = None,
+    ) -> None:
+        super().__init__(
+            checkpoint,
+            directory,
+            max_to_keep,
+            keep_checkpoint_every_n_hours,
+            checkpoint_name,
+            step_counter,
+            checkpoint_interval,
+            init_fn,
+            block=block,
+            timeout_s=timeout_s,
+        )
+
+    def save(self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None) -> str | None:
+        """Saves like `jd.CheckpointManager.save`. Source: `tf.train.CheckpointManager.save`."""
+        del options
+        return super().save(checkpoint_number, check_interval)

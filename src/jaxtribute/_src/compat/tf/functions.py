@@ -1,0 +1,217 @@
+"""`tf.function`, placement, control flow and the switches that mean nothing on JAX."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MethodType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src.compat.tf.convert import as_tensor
+from jaxtribute._src.compat.tf.data.dataset import Dataset
+from jaxtribute._src.devices import resolve_device
+from jaxtribute._src.execution import function as functions
+from jaxtribute._src.execution.eager import EagerFrame
+from jaxtribute._src.execution.nests import map_leaves
+from jaxtribute._src.input.dataset import DistributedDataset
+from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.values.operators import operand
+
+
+def function(func: Callable[..., Any] | None = None, input_signature: Any = None, **options: Any) -> Any:
+    """Compiles a function; as `jd.function`, with TensorFlow's types for Python numbers that it returns.
+
+    Python's `if`, `for` and `while` run while it is traced, as with `autograph=False`: where they depend on an
+    array's value use `tf.cond`, `tf.where`, `tf.while_loop` or a loop outside. Called with a dataset, to loop over it,
+    the function itself runs as Python, and each function that `strategy.run` calls in it is compiled.
+
+    Args:
+      func: the function; without it a decorator is returned.
+      input_signature: a nest of specs that the arguments must fit.
+      **options: TensorFlow's further options, which mean nothing here: everything is compiled by XLA.
+
+    Raises:
+      TypeError: an option that TensorFlow does not have.
+
+    Source: `tf.function`.
+    """
+    unknown = options.keys() - _OPTIONS
+    if unknown:
+        raise TypeError(f"tf.function got {sorted(unknown)}, which it does not have. HINT: {sorted(_OPTIONS)}.")
+    if func is None:
+        return lambda func: function(func, input_signature)
+
+    @functools.wraps(func)
+    def converted(*args: Any, **kwargs: Any) -> Any:
+        return map_leaves(_as_result, func(*args, **kwargs))
+
+    return _Function(converted, input_signature)
+
+
+class _Function(functions.Function[..., Any]):
+    """A compiled function that may be called with datasets."""
+
+    def __init__(
+        self, python_function: Callable[..., Any], input_signature: Any = None, donate_argnums: Sequence[int] = ()
+    ) -> None:
+        super().__init__(python_function, input_signature, donate_argnums)
+        self._replicas: weakref.WeakKeyDictionary[Any, dict[Any, Callable[..., Any]]] = weakref.WeakKeyDictionary()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the compiled function; given a dataset, the Python function."""
+        context = contexts.current()
+        given = (*args, *kwargs.values())
+        if context.frame.traced or not any(isinstance(value, (DistributedDataset, Dataset)) for value in given):
+            return super().__call__(*args, **kwargs)
+        frame = EagerFrame(self._compiled)
+        with contexts.entered(contexts.Context(context.strategy, context.replica, frame)):
+            return self.python_function(*args, **kwargs)
+
+    def _compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The compiled form of a replica function, which it does not keep alive; the same one each time."""
+        if isinstance(run, functions.Function):
+            return run
+        method = isinstance(run, MethodType)
+        owner, key = (run.__self__, run.__func__) if method else (run, None)
+        try:
+            known = self._replicas.setdefault(owner, {})
+        except TypeError:  # an object that cannot be a key
+            return functions.function(run)
+        if key not in known:
+            reference = weakref.WeakMethod(run) if method else weakref.ref(run)
+
+            def replica(*args: Any, **kwargs: Any) -> Any:
+                alive = reference()
+                assert alive is not None
+                return alive(*args, **kwargs)
+
+            replica.__name__ = getattr(run, "__name__", "replica")
+            known[key] = functions.function(replica)
+        return known[key]
+
+
+def _as_result(leaf: Any) -> Any:
+    return as_tensor(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
+
+
+_OPTIONS = {
+    "autograph",
+    "experimental_attributes",
+    "experimental_autograph_options",
+    "experimental_compile",
+    "experimental_follow_type_hints",
+    "experimental_implements",
+    "experimental_relax_shapes",
+    "jit_compile",
+    "reduce_retracing",
+}
+
+
+def device(device_name: str | jax.Device | None) -> AbstractContextManager[Any]:
+    """Makes arrays that nothing else places lie on a device, within a `with` block.
+
+    Raises:
+      DeviceError: no such device.
+
+    Source: `tf.device`.
+    """
+    return nullcontext() if device_name is None else jax.default_device(resolve_device(device_name))
+
+
+@contextmanager
+def name_scope(name: str) -> Generator[str]:
+    """Names the operations in a block, in profiles. Source: `tf.name_scope`."""
+    with jax.named_scope(name):
+        yield name
+
+
+def control_dependencies(control_inputs: Any) -> AbstractContextManager[None]:
+    """Does nothing: the order of a program's effects is that of its lines. Source: `tf.control_dependencies`."""
+    del control_inputs
+    return nullcontext()
+
+
+def group(*inputs: Any, **kwargs: Any) -> None:
+    """Does nothing: what has been called has happened. Source: `tf.group`."""
+    del inputs, kwargs
+
+
+def no_op(name: str | None = None) -> None:
+    """Does nothing. Source: `tf.no_op`."""
+    del name
+
+
+def executing_eagerly() -> bool:
+    """Returns whether the code runs as Python, and is not being traced. Source: `tf.executing_eagerly`."""
+    return not contexts.current().frame.traced
+
+
+def enable_eager_execution(config: Any = None, device_policy: Any = None, execution_mode: Any = None) -> None:
+    """Does nothing: everything is eager unless a `tf.function` traces it.
+
+    Source: `tf.compat.v1.enable_eager_execution`.
+    """
+    del config, device_policy, execution_mode
+
+
+def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str | None = None) -> Any:
+    """Calls one of two functions; in a compiled program both are compiled. Source: `tf.cond`."""
+    del name
+    pred = operand(pred)
+    if isinstance(pred, Tracer):
+        return jax.lax.cond(pred, lambda: map_leaves(as_tensor, true_fn()), lambda: map_leaves(as_tensor, false_fn()))
+    return true_fn() if pred else false_fn()
+
+
+def while_loop(
+    cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Sequence[Any], maximum_iterations: int | None = None
+) -> list[Any]:
+    """Calls `body` on the loop's variables while `cond` says so; their shapes and types must stay.
+
+    Source: `tf.while_loop`.
+    """
+
+    def goes_on(state: Any) -> Any:
+        count, values = state
+        more = jnp.asarray(operand(cond(*values)))
+        return more if maximum_iterations is None else jnp.logical_and(more, count < maximum_iterations)
+
+    def step(state: Any) -> Any:
+        count, values = state
+        result = body(*values)
+        return count + 1, [as_tensor(value) for value in (result if isinstance(result, (list, tuple)) else [result])]
+
+    start = (jnp.int32(0), [as_tensor(value) for value in loop_vars])
+    return jax.lax.while_loop(goes_on, step, start)[1]
+
+
+def print(*inputs: Any, end: str = "\n", sep: str = " ", output_stream: Any = None) -> None:
+    """Writes values to stderr, in a compiled program each time that it runs. Source: `tf.print`."""
+    stream = sys.stderr if output_stream is None else output_stream
+
+    def write(*values: Any) -> None:
+        stream.write(sep.join(_shown(value) for value in values) + end)
+
+    inputs = tuple(operand(value) for value in inputs)
+    if any(isinstance(value, Tracer) for value in inputs):
+        places = [place for place, value in enumerate(inputs) if isinstance(value, jax.Array)]
+
+        def write_traced(*arrays: Any) -> None:
+            values = dict(enumerate(inputs)) | dict(zip(places, arrays, strict=True))
+            write(*values.values())
+
+        jax.debug.callback(write_traced, *(inputs[place] for place in places))
+    else:
+        write(*inputs)
+
+
+def _shown(value: Any) -> str:
+    return str(np.asarray(value)) if isinstance(value, jax.Array) else str(value)

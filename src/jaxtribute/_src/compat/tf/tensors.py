@@ -1,0 +1,227 @@
+"""Making, shaping and picking from arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtribute._src.compat.tf.convert import as_tensor
+from jaxtribute.errors import ArgumentError
+
+Tensor = jax.Array
+newaxis = None
+
+
+def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None = None) -> Any:
+    """Returns an array of a number or a nest of numbers. Strings stay on the host, in a NumPy array of bytes.
+
+    Args:
+      value: the number or nest. Python floats give float32 and ints int32, as in TensorFlow.
+      dtype: the element type.
+      shape: the result's shape; a single number fills it.
+      name: accepted for compatibility, here and in every function of this module.
+
+    Source: `tf.constant`.
+    """
+    del name
+    array = as_tensor(value, dtype)
+    if shape is None:
+        return array
+    return jnp.full(shape, array) if array.size == 1 else array.reshape(shape)
+
+
+def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, name: str | None = None) -> Any:
+    """Returns `value` as an array; arrays are returned as they are. Source: `tf.convert_to_tensor`."""
+    del dtype_hint, name
+    return as_tensor(value, dtype)
+
+
+def is_tensor(x: Any) -> bool:
+    """Returns whether `x` is an array of JAX. Source: `tf.is_tensor`."""
+    return isinstance(x, jax.Array)
+
+
+def identity(input: Any, name: str | None = None) -> Any:
+    """Returns the array itself, as arrays cannot change. Source: `tf.identity`."""
+    del name
+    return as_tensor(input)
+
+
+def stop_gradient(input: Any, name: str | None = None) -> Any:
+    """Returns the array, whose gradient is zero. Source: `tf.stop_gradient`."""
+    del name
+    return jax.lax.stop_gradient(as_tensor(input))
+
+
+def zeros(shape: Any, dtype: Any = np.float32, name: str | None = None) -> jax.Array:
+    """Returns zeros. Source: `tf.zeros`."""
+    del name
+    return jnp.zeros(shape, jax.dtypes.canonicalize_dtype(dtype))
+
+
+def ones(shape: Any, dtype: Any = np.float32, name: str | None = None) -> jax.Array:
+    """Returns ones. Source: `tf.ones`."""
+    del name
+    return jnp.ones(shape, jax.dtypes.canonicalize_dtype(dtype))
+
+
+def zeros_like(input: Any, dtype: Any = None, name: str | None = None) -> jax.Array:
+    """Returns zeros of the shape and type of `input`. Source: `tf.zeros_like`."""
+    del name
+    return jnp.zeros_like(as_tensor(input), dtype)
+
+
+def ones_like(input: Any, dtype: Any = None, name: str | None = None) -> jax.Array:
+    """Returns ones of the shape and type of `input`. Source: `tf.ones_like`."""
+    del name
+    return jnp.ones_like(as_tensor(input), dtype)
+
+
+def fill(dims: Any, value: Any, name: str | None = None) -> jax.Array:
+    """Returns an array of shape `dims` that holds `value` everywhere. Source: `tf.fill`."""
+    del name
+    return jnp.full(dims, as_tensor(value))
+
+
+def eye(num_rows: int, num_columns: int | None = None, dtype: Any = np.float32, name: str | None = None) -> jax.Array:
+    """Returns the unit matrix. Source: `tf.eye`."""
+    del name
+    return jnp.eye(num_rows, num_columns, dtype=jax.dtypes.canonicalize_dtype(dtype))
+
+
+def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str | None = None) -> jax.Array:
+    """Returns evenly spaced numbers; int32 for Python ints, as in TensorFlow. Source: `tf.range`."""
+    del name
+    start, limit = (0, start) if limit is None else (start, limit)
+    if dtype is None:
+        dtype = jnp.result_type(*(as_tensor(value).dtype for value in (start, limit, delta)))
+    return jnp.arange(start, limit, delta, dtype=jax.dtypes.canonicalize_dtype(dtype))
+
+
+def linspace(start: Any, stop: Any, num: int, name: str | None = None, axis: int = 0) -> jax.Array:
+    """Returns `num` evenly spaced numbers, both ends included. Source: `tf.linspace`."""
+    del name
+    return jnp.linspace(as_tensor(start), as_tensor(stop), num, axis=axis)
+
+
+def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
+    """Returns `x` with another element type. Source: `tf.cast`."""
+    del name
+    return as_tensor(as_tensor(x), dtype)
+
+
+def shape(input: Any, out_type: Any = np.int32, name: str | None = None) -> Any:
+    """Returns the shape as a NumPy array on the host: shapes are known while a function is traced.
+
+    Source: `tf.shape`, which is only known when a graph runs.
+    """
+    del name
+    return np.asarray(as_tensor(input).shape, out_type)
+
+
+def size(input: Any, out_type: Any = np.int32, name: str | None = None) -> Any:
+    """Returns the number of elements. Source: `tf.size`."""
+    del name
+    return np.asarray(as_tensor(input).size, out_type)[()]
+
+
+def rank(input: Any, name: str | None = None) -> Any:
+    """Returns the number of axes. Source: `tf.rank`."""
+    del name
+    return np.int32(as_tensor(input).ndim)
+
+
+def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
+    """Returns the array in another shape, of which one entry may be -1. Source: `tf.reshape`."""
+    del name
+    return as_tensor(tensor).reshape(tuple(int(entry) for entry in np.atleast_1d(shape)))
+
+
+def expand_dims(input: Any, axis: int, name: str | None = None) -> Any:
+    """Inserts an axis of length 1. Source: `tf.expand_dims`."""
+    del name
+    return jnp.expand_dims(as_tensor(input), axis)
+
+
+def squeeze(input: Any, axis: Any = None, name: str | None = None) -> Any:
+    """Removes axes of length 1. Source: `tf.squeeze`."""
+    del name
+    return jnp.squeeze(as_tensor(input), tuple(axis) if isinstance(axis, list) else axis)
+
+
+def transpose(a: Any, perm: Sequence[int] | None = None, name: str | None = None) -> Any:
+    """Permutes the axes; reverses them by default. Source: `tf.transpose`."""
+    del name
+    return jnp.transpose(as_tensor(a), perm)
+
+
+def stack(values: Any, axis: int = 0, name: str | None = None) -> Any:
+    """Joins arrays along a new axis. Source: `tf.stack`."""
+    del name
+    return jnp.stack([as_tensor(value) for value in values], axis)
+
+
+def unstack(value: Any, num: int | None = None, axis: int = 0, name: str | None = None) -> list[Any]:
+    """Returns the slices along an axis. Source: `tf.unstack`."""
+    del name
+    array = as_tensor(value)
+    if num is not None and num != array.shape[axis]:
+        raise ArgumentError(
+            f"unstack: num={num}, but axis {axis} of shape {array.shape} is other. HINT: leave num out."
+        )
+    return list(jnp.moveaxis(array, axis, 0))
+
+
+def concat(values: Any, axis: int, name: str | None = None) -> Any:
+    """Joins arrays along an axis. Source: `tf.concat`."""
+    del name
+    return jnp.concatenate([as_tensor(value) for value in values], axis)
+
+
+def split(value: Any, num_or_size_splits: Any, axis: int = 0, name: str | None = None) -> list[Any]:
+    """Cuts an array along an axis: into a number of equal parts, or parts of given sizes. Source: `tf.split`."""
+    del name
+    if isinstance(num_or_size_splits, int):
+        return jnp.split(as_tensor(value), num_or_size_splits, axis)
+    return jnp.split(as_tensor(value), [int(end) for end in np.cumsum(num_or_size_splits)[:-1]], axis)
+
+
+def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
+    """Repeats an array along its axes. Source: `tf.tile`."""
+    del name
+    return jnp.tile(as_tensor(input), tuple(np.atleast_1d(multiples).tolist()))
+
+
+def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0, name: str | None = None) -> Any:
+    """Pads with a constant, `"REFLECT"` or `"SYMMETRIC"`. Source: `tf.pad`."""
+    del name
+    widths = [tuple(pair) for pair in np.asarray(paddings).tolist()]
+    if mode.upper() == "CONSTANT":
+        return jnp.pad(as_tensor(tensor), widths, constant_values=constant_values)
+    return jnp.pad(as_tensor(tensor), widths, mode=mode.lower())
+
+
+def gather(params: Any, indices: Any, axis: int = 0, name: str | None = None) -> Any:
+    """Picks slices along an axis by their numbers. Source: `tf.gather`."""
+    del name
+    return jnp.take(as_tensor(params), as_tensor(indices), axis)
+
+
+def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> Any:
+    """Picks from `x` or `y`; with the condition alone returns the places where it holds. Source: `tf.where`."""
+    del name
+    if x is None and y is None:
+        return jnp.argwhere(as_tensor(condition))
+    return jnp.where(as_tensor(condition), as_tensor(x), as_tensor(y))
+
+
+def one_hot(
+    indices: Any, depth: int, on_value: Any = 1, off_value: Any = 0, axis: int = -1, dtype: Any = np.float32
+) -> jax.Array:
+    """Returns vectors with `on_value` at one place each. Source: `tf.one_hot`."""
+    hot = jax.nn.one_hot(as_tensor(indices), depth, axis=axis, dtype=bool)
+    return jnp.where(hot, as_tensor(on_value, dtype), as_tensor(off_value, dtype))

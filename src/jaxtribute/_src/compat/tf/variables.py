@@ -1,0 +1,99 @@
+"""`tf.Variable`: a `jd.Variable`, made with TensorFlow's arguments and its types for Python numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxtribute._src.compat.tf.convert import as_tensor
+from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
+from jaxtribute._src.values.operators import ArrayOperators
+from jaxtribute._src.values.variable import Variable as JdVariable
+from jaxtribute.errors import ArgumentError
+
+
+class _IsJaxtributes(type):
+    """Metaclass by which the library's variables count as instances of `tf.Variable`."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, JdVariable)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, JdVariable)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(JdVariable, name)
+
+
+class Variable(metaclass=_IsJaxtributes):
+    """Makes a `jd.Variable`; Python floats make a float32 variable, ints an int32 one.
+
+    Args:
+      initial_value: as for `jd.Variable`.
+      trainable: whether optimizers should update it.
+      validate_shape: only True is possible: a variable keeps its shape.
+      caching_device: accepted for compatibility.
+      name: a name for messages and checkpoints.
+      variable_def: not supported.
+      dtype: the element type.
+      import_scope: accepted for compatibility.
+      constraint: not supported.
+      synchronization: as for `jd.Variable`.
+      aggregation: as for `jd.Variable`.
+      shape: the shape, if it is to be checked; it may not be open.
+
+    Raises:
+      ArgumentError: an argument asks for what is not supported, or `shape` is not that of the initial value.
+
+    Source: `tf.Variable`.
+    """
+
+    def __new__(
+        cls,
+        initial_value: Any = None,
+        trainable: bool | None = None,
+        validate_shape: bool = True,
+        caching_device: Any = None,
+        name: str | None = None,
+        variable_def: Any = None,
+        dtype: Any = None,
+        import_scope: str | None = None,
+        constraint: Callable[[Any], Any] | None = None,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+        shape: Any = None,
+        experimental_enable_variable_lifting: bool = True,
+    ) -> JdVariable:
+        """Makes the variable."""
+        del caching_device, import_scope, experimental_enable_variable_lifting
+        for argument, given in (
+            ("validate_shape=False", not validate_shape),
+            ("variable_def", variable_def is not None),
+            ("constraint", constraint is not None),
+            ("initial_value=None", initial_value is None),
+        ):
+            if given:
+                raise ArgumentError(
+                    f"tf.Variable({name or 'Variable'!r}): {argument} is not supported. "
+                    "HINT: give an initial value of the final shape, and apply constraints after each update."
+                )
+        variable = JdVariable(
+            lambda: _value(initial_value, dtype),
+            trainable,
+            name,
+            dtype=None,
+            synchronization=synchronization,
+            aggregation=aggregation,
+        )
+        if shape is not None and tuple(shape) != variable.shape:
+            raise ArgumentError(
+                f"{variable.name} has shape {variable.shape}, but shape={tuple(shape)} was asked for. "
+                "HINT: leave shape out; a variable keeps the shape of its initial value."
+            )
+        return variable
+
+
+def _value(initial_value: Any, dtype: Any) -> Any:
+    if callable(initial_value) and not isinstance(initial_value, ArrayOperators):
+        initial_value = initial_value()
+    return as_tensor(initial_value, dtype)

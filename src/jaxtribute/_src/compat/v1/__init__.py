@@ -1,0 +1,1 @@
+"""Strategies with version 1's methods and defaults."""

@@ -1,0 +1,183 @@
+"""The one context stack: which strategy, which replica, and how variables are read, for each thread."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from jaxtribute._src.traced_reads import traced_reads
+
+if TYPE_CHECKING:
+    from jaxtribute._src.execution.replica_context import ReplicaContext
+    from jaxtribute._src.strategies.base import Strategy
+    from jaxtribute._src.values.variable import Variable
+
+
+R = TypeVar("R")
+
+
+class Frame(Protocol):
+    """Access of code in a context to the variables' arrays.
+
+    A *local* frame sees what one replica sees; any other sees whole values, with all replicas.
+    """
+
+    local: bool
+    """True if the arrays are those of one replica."""
+    traced: bool
+    """True if the code is being traced into a compiled program."""
+    differentiating: bool
+    """True if the code is being differentiated by variables."""
+
+    @property
+    def view(self) -> Hashable:
+        """The view of variables that functions which JAX keeps traced have in this frame; see `traced_reads`."""
+        ...
+
+    def get(self, variable: Variable) -> Any:
+        """Returns the variable's current array in this frame's view."""
+        ...
+
+    def set(self, variable: Variable, value: Any) -> None:
+        """Rebinds the variable's array in this frame's view."""
+        ...
+
+    def together(self, operation: Callable[[Frame], R]) -> R:
+        """Returns what `operation` does with a frame as one: no other thread writes between its reads and writes."""
+        ...
+
+    def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
+        """Returns `make` of the variable's array, computed once for each array."""
+        ...
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        """Makes a variable from within this frame."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class Context:
+    """One entry of the stack."""
+
+    strategy: Strategy
+    """The strategy in force."""
+    replica: ReplicaContext | None
+    """The replica whose code runs, or None in cross-replica context."""
+    frame: Frame
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.entries: list[Context] = []
+        self.base: Context | None = None
+
+
+_stack = _Stack()
+
+
+class _Fallback:
+    """The context outside every scope; the package fills it in, so that this module imports nothing above it."""
+
+    make: Callable[[], Context]
+
+
+fallback = _Fallback()
+
+
+entering: list[Callable[[], None]] = []
+"""Functions called before a strategy takes force or a function is traced, for libraries that must know first."""
+
+
+def announce() -> None:
+    """Calls what is in `entering`."""
+    for call in tuple(entering):
+        call()
+
+
+def current() -> Context:
+    """The context of the calling thread."""
+    entries = _stack.entries
+    if entries:
+        return entries[-1]
+    return _stack.base or fallback.make()
+
+
+def depth() -> int:
+    """Number of contexts that the calling thread has entered."""
+    return len(_stack.entries)
+
+
+def replace_entries(entries: list[Context]) -> None:
+    """Replaces the calling thread's stack."""
+    _stack.entries = entries
+
+
+def set_base(context: Context | None) -> None:
+    """Replaces what the calling thread falls back to outside every scope."""
+    _stack.base = context
+    if traced_reads.contexts:
+        show()
+
+
+def base() -> Context | None:
+    """The calling thread's base context, as `set_base` left it."""
+    return _stack.base
+
+
+def entries() -> list[Context]:
+    """The contexts that the calling thread has entered, the outermost first.
+
+    To leave contexts again whatever happens, cut the list back in a `finally`: `del entries[depth:]` is one operation,
+    while the handler of a signal may raise at the start of any function, an `__exit__` too.
+    """
+    return _stack.entries
+
+
+def push(context: Context) -> None:
+    """Enters `context`; the caller pops it in a `finally`."""
+    _stack.entries.append(context)
+    if traced_reads.contexts:
+        show()
+
+
+def pop() -> None:
+    """Leaves the context entered last."""
+    _stack.entries.pop()
+    if traced_reads.contexts:
+        show()
+
+
+def show() -> bool:
+    """Tells JAX's caches of traced functions what they depend on in the calling thread's context; True if it is new."""
+    context = current()
+    view: Hashable = context.frame.view
+    if traced_reads.contexts:
+        view = view, weakref.ref(context.strategy), context.replica is None
+    return traced_reads.show(view)
+
+
+class entered:  # noqa: N801
+    """Makes `context` the current one inside a `with` block; what is entered inside and not left is left with it."""
+
+    __slots__ = ("_context", "_depth", "_entries", "_told")
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._entries = context, _stack.entries
+        self._depth = len(self._entries)
+        # A step's frame is mostly the same, and then there is nothing to tell.
+        same = bool(self._entries) and self._entries[-1].frame is context.frame
+        self._told = same and not traced_reads.contexts
+
+    def __enter__(self) -> Context:
+        self._entries.append(self._context)
+        if not self._told:
+            show()
+        return self._context
+
+    def __exit__(self, *_: object) -> None:
+        del self._entries[self._depth :]
+        if not self._told or traced_reads.contexts:
+            show()

@@ -1,0 +1,144 @@
+"""Gradients with respect to variables: `jd.grad` and `jd.value_and_grad`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src import settings
+from jaxtribute._src.context import Context, entered
+from jaxtribute._src.execution.frames import OverlayFrame
+from jaxtribute._src.execution.losses import offer
+from jaxtribute._src.execution.nests import flatten, is_array, opened
+from jaxtribute._src.execution.regathering import value_and_grad_regathering
+from jaxtribute._src.execution.row_gradients import RowsNeeded, differentiate_by_rows
+from jaxtribute._src.values.variable import Variable
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
+
+
+def value_and_grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = False) -> Callable[..., Any]:
+    """Returns a function that gives `fn`'s value and its gradient with respect to variables.
+
+    In a replica function both are the replica's own: reduce the gradient with `ctx.all_reduce` or leave it to
+    `jd.Optimizer`. Variables that `fn` writes (statistics, counters) keep what it wrote.
+
+    Args:
+      fn: a function of any arguments that returns a scalar, or `(scalar, aux)` with `has_aux`.
+      variables: a variable or a nest of them, of inexact dtypes; a `jd.Model` stands for its
+        parameters. Keras's variables of a strategy, too.
+      has_aux: whether `fn` returns auxiliary data besides.
+
+    Returns:
+      A function of `fn`'s arguments that returns `(value, gradients)`, or `((value, aux), gradients)`;
+      `gradients` is a nest as `variables`, each array of its variable's shape and dtype.
+
+    Raises:
+      ArgumentError: there are no variables.
+      ArgumentTypeError: something in `variables` is no `jd.Variable`.
+
+    Source: `tf.GradientTape`, as `jax.value_and_grad`.
+    """
+    both = _differentiated(fn, variables, has_aux)
+
+    def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
+        value, grads = both(*args, **kwargs)
+        offer(value[0] if has_aux else value, contexts.current().frame)
+        return value, grads
+
+    return value_and_gradients
+
+
+def _differentiated(fn: Callable[..., Any], variables: Any, has_aux: bool) -> Callable[..., Any]:
+    leaves, tree = _checked(variables)
+    settings.function("fn", fn)
+    settings.flag("has_aux", has_aux)
+
+    def differentiated(*args: Any, **kwargs: Any) -> Any:
+        context = contexts.current()
+        frame = context.frame
+        pairs = [leaf.policy.derivable(leaf, context) for leaf in leaves]
+        regathers = frame.local and frame.traced and any(leaf.policy.regathers for leaf in leaves)
+        written: list[Variable] = []
+        outline: list[Any] = []
+
+        def loss(values: Sequence[Any]) -> Any:
+            seen = {leaf: make(value) for leaf, (_, make), value in zip(leaves, pairs, values, strict=True)}
+            return under(OverlayFrame(frame, seen))
+
+        def under(overlay: OverlayFrame) -> Any:
+            with entered(Context(context.strategy, context.replica, overlay)):
+                result = fn(*args, **kwargs)
+            written[:] = overlay.written
+            value, aux = result if has_aux else (result, None)
+            if regathers:  # a checkpointed function returns arrays only
+                aux, outline[:] = _arrays(aux)
+            return value, (aux, list(overlay.written.values()))
+
+        differentiate = value_and_grad_regathering if regathers else _value_and_grad
+        try:
+            (value, (aux, writes)), grads = differentiate(loss, [value for value, _ in pairs])
+        except RowsNeeded:
+            (value, (aux, writes)), grads = differentiate_by_rows(under, frame, leaves)
+        for variable, new in zip(written, writes, strict=True):
+            frame.set(variable, new)
+        whole = [leaf.policy.gradient(leaf, grad, context) for leaf, grad in zip(leaves, grads, strict=True)]
+        aux = _filled(aux, outline) if regathers else aux
+        return ((value, aux) if has_aux else value), tree.unflatten(whole)
+
+    return differentiated
+
+
+def grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = False) -> Callable[..., Any]:
+    """Returns a function that gives `fn`'s gradient with respect to variables; see `value_and_grad`.
+
+    Returns:
+      A function of `fn`'s arguments that returns the gradients, or `(gradients, aux)` with `has_aux`.
+
+    Source: `tf.GradientTape`, as `jax.grad`.
+    """
+    both = _differentiated(fn, variables, has_aux)
+
+    def gradients(*args: Any, **kwargs: Any) -> Any:
+        value, grads = both(*args, **kwargs)
+        return (grads, value[1]) if has_aux else grads
+
+    return gradients
+
+
+def _checked(variables: Any) -> tuple[list[Variable], Any]:
+    """The variables of a nest, and its structure."""
+    leaves, tree = jax.tree.flatten(opened(variables), is_leaf=lambda leaf: isinstance(leaf, Variable))
+    if not leaves:
+        raise ArgumentError(
+            f"variables is {variables!r}, which holds none. HINT: a Keras model has none before it is built: begin it "
+            "with a keras.Input, or call model.build(shape) first."
+        )
+    contexts.announce()
+    leaves = [leaf if isinstance(leaf, Variable) else getattr(leaf, "__jd_variable__", leaf) for leaf in leaves]
+    for leaf in leaves:
+        if not isinstance(leaf, Variable):
+            raise ArgumentTypeError(
+                f"variables holds a {type(leaf).__name__}, not a jd.Variable. "
+                "HINT: for plain arrays use jax.value_and_grad on a function that takes them as arguments."
+            )
+    return leaves, tree
+
+
+def _value_and_grad(loss: Callable[..., Any], values: Sequence[Any]) -> Any:
+    return jax.value_and_grad(loss, has_aux=True)(values)
+
+
+def _arrays(nest: Any) -> tuple[list[Any], list[Any]]:
+    """The arrays of a nest, and the nest with None in their places, to be filled in by `_filled`."""
+    leaves, tree = flatten(nest)
+    kept = [None if is_array(leaf) else leaf for leaf in leaves]
+    return [leaf for leaf in leaves if is_array(leaf)], [kept, tree]
+
+
+def _filled(arrays: Sequence[Any], outline: Sequence[Any]) -> Any:
+    leaves, tree = outline
+    rest = iter(arrays)
+    return tree.unflatten([next(rest) if leaf is None else leaf for leaf in leaves])

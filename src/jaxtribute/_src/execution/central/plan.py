@@ -1,0 +1,212 @@
+"""The stages of a program in two places, compiled, and the copies between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from jaxtribute._src.collectives.packing import groups, pack, unpack
+from jaxtribute._src.execution.central.placing import Stage
+from jaxtribute._src.jaxprs.core import ClosedJaxpr, Literal, as_function, opened
+from jaxtribute._src.jaxprs.walking import piece, variables
+from jaxtribute._src.values.mesh import ReplicaMesh
+from jaxtribute._src.values.policies.central import on_device
+
+PACKED_BYTES = 1 << 16
+"""Values up to this size go up to the replicas in one buffer: above it, copying them costs more than it saves."""
+
+_Key = tuple[Any, bool]
+"""A value of the program in one place: on the mesh, or on the parameter device."""
+
+
+class _Upload:
+    """Central values that go up to the mesh together, at the start of each call.
+
+    The last stage of a call has already packed what the next one sends; so long as nobody else writes a variable
+    between, that is what goes up. What no call writes stays up.
+
+    Args:
+      sources: the inputs of the program that it carries.
+      place: their places among the inputs.
+      mesh: where they go.
+    """
+
+    def __init__(self, sources: Sequence[Any], places: Sequence[int], mesh: ReplicaMesh) -> None:
+        self.sources, self.places = list(sources), list(places)
+        self._mesh = mesh
+        self._pack = jax.jit(pack) if len(sources) > 1 else None
+        self._known: list[Any] = []
+        self._packed: Any = None
+        self._sent: Any = None
+
+    @property
+    def packed(self) -> bool:
+        """True if it carries several values in one buffer."""
+        return self._pack is not None
+
+    def send(self, inputs: Sequence[Any]) -> Any:
+        """The values on the mesh, in one buffer if they are several."""
+        now = [inputs[place] for place in self.places]
+        if len(self._known) != len(now) or any(a is not b for a, b in zip(now, self._known, strict=True)):
+            self.remember(now, self._pack(now) if self._pack is not None else now[0])
+        if self._sent is None:
+            self._sent = jax.device_put(self._packed, self._mesh.replicated)
+        return self._sent
+
+    def remember(self, arrays: list[Any], packed: Any) -> None:
+        """Notes the variables' arrays and how they look packed."""
+        self._known, self._packed, self._sent = arrays, packed, None
+
+
+@dataclass(slots=True)
+class _Step:
+    """One compiled stage: what to move to its place first, what to call it with, and what its results are."""
+
+    run: Callable[..., Sequence[Any]]
+    on_mesh: bool
+    moves: list[Any]
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+class Plan:
+    """The stages of a program for one combination of shapes.
+
+    Args:
+      closed: the program; its inputs are the written variables, the others and the arguments.
+      stages: its stages, parameter device and mesh in turn.
+      central: for each input whether it lies on the parameter device.
+      count: how many variables are written: the first outputs are their new values.
+      tree: the structure of the other outputs.
+      mesh: the devices of the replicas.
+      device: the parameter device.
+    """
+
+    def __init__(
+        self,
+        closed: ClosedJaxpr,
+        stages: Sequence[Stage],
+        central: Sequence[bool],
+        count: int,
+        tree: Any,
+        mesh: ReplicaMesh,
+        device: jax.Device,
+    ) -> None:
+        self._closed, self._mesh, self._device = closed, mesh, device
+        self._count, self._tree = count, tree
+        jaxpr = opened(closed)
+        self._inputs: list[_Key] = [(var, not own) for var, own in zip(jaxpr.invars, central, strict=True)]
+        self._uploads = self._make_uploads(stages)
+        self._known: set[_Key] = {*self._inputs, *((var, True) for up in self._uploads for var in up.sources)}
+        state = [not on_mesh for _, on_mesh in self._inputs[:count]]
+        down = {var for stage in stages if not stage.on_mesh for var in stage.inputs}
+        # What comes down, or becomes a variable's value, must be whole on every device.
+        self._whole = down | set(variables(jaxpr.outvars[:count]))
+        self._steps = [self._step(stage) for stage in stages[:-1] if stage.eqns]
+        self._fresh: list[int] = []
+        self._next: list[_Upload] = []
+        self._steps.append(self._last_step(stages[-1]))
+        wanted = [*state, *(None for _ in range(tree.num_leaves))]
+        self._outputs = [self._output(place, central) for place, central in enumerate(wanted)]
+
+    def __call__(self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        """The variables' new arrays, and behind them the results."""
+        inputs = (*donated, *kept, *leaves)
+        values: dict[Any, Any] = dict(zip(self._inputs, inputs, strict=True))
+        for upload in self._uploads:
+            values[upload if upload.packed else (upload.sources[0], True)] = upload.send(inputs)
+        for step in self._steps:
+            for var in step.moves:
+                values[var, step.on_mesh] = self._moved(values[var, not step.on_mesh], step.on_mesh)
+            values.update(zip(step.outputs, step.run(*[values[key] for key in step.inputs]), strict=True))
+        outputs = [values[key] if up is None else self._moved(values[key], up) for key, up in self._outputs]
+        for upload in self._next:
+            known = [outputs[place] for place in upload.places]
+            upload.remember(known, values[upload, "next"] if upload.packed else known[0])
+        return [*outputs[: self._count], self._tree.unflatten(outputs[self._count :])]
+
+    def _moved(self, value: Any, up: bool) -> Any:
+        return jax.device_put(value, self._mesh.replicated) if up else on_device(value, self._device)
+
+    def _make_uploads(self, stages: Sequence[Stage]) -> list[_Upload]:
+        """Finds the central values that the mesh needs from the start, and groups those that travel together."""
+        wanted = {var for stage in stages if stage.on_mesh for var in stage.inputs}
+        uploads: list[_Upload] = []
+        needed = [i for i, (var, on_mesh) in enumerate(self._inputs) if not on_mesh and var in wanted]
+        for written in (True, False):
+            places = [i for i in needed if (i < self._count) == written]
+            avals = [self._inputs[i][0].aval for i in places]
+            for group in groups(avals, PACKED_BYTES):
+                chosen = [places[i] for i in group]
+                uploads.append(_Upload([self._inputs[i][0] for i in chosen], chosen, self._mesh))
+        return uploads
+
+    def _step(self, stage: Stage) -> _Step:
+        """Compiles any stage but the last."""
+        keys, moves, carried = self._arguments(stage)
+        outputs = stage.outputs
+        body = as_function(piece(self._closed, stage.inputs, stage.eqns, outputs))
+
+        def run(*arguments: Any) -> Sequence[Any]:
+            values = dict(zip(keys, arguments, strict=True))
+            for upload in carried:
+                values.update(((v, True), a) for v, a in zip(upload.sources, _unpacked(upload, values), strict=True))
+            return body(*(values[var, stage.on_mesh] for var in stage.inputs))
+
+        self._known.update((var, stage.on_mesh) for var in outputs)
+        shardings: Any = SingleDeviceSharding(self._device)
+        if stage.on_mesh:
+            shardings = [self._mesh.replicated if var in self._whole else None for var in outputs]
+        jitted = jax.jit(run, out_shardings=shardings)
+        return _Step(jitted, stage.on_mesh, moves, keys, [(var, stage.on_mesh) for var in outputs])
+
+    def _arguments(self, stage: Stage) -> tuple[list[Any], list[Any], list[_Upload]]:
+        """The keys of a stage's arguments, what must be moved there, and the uploads among them."""
+        carriers = {var: up for up in self._uploads if up.packed for var in up.sources} if stage.on_mesh else {}
+        carried = list(dict.fromkeys(carriers[var] for var in stage.inputs if var in carriers))
+        direct = [var for var in stage.inputs if var not in carriers]
+        moves = [var for var in direct if (var, stage.on_mesh) not in self._known]
+        self._known.update((var, stage.on_mesh) for var in moves)
+        return [*carried, *((var, stage.on_mesh) for var in direct)], moves, carried
+
+    def _last_step(self, stage: Stage) -> _Step:
+        """Compiles the last stage: the new values, in the memory of the old ones, and the next call's uploads."""
+        jaxpr = opened(self._closed)
+        keys, moves, _ = self._arguments(stage)
+        made = {*(var for eqn in stage.eqns for var in eqn.outvars), *jaxpr.constvars}
+        fresh = [i for i, atom in enumerate(jaxpr.outvars) if isinstance(atom, Literal) or atom in made]
+        self._fresh = fresh
+        self._next = [up for up in self._uploads if all(place in fresh for place in up.places)]
+        packed = [up for up in self._next if up.packed]
+        body = as_function(piece(self._closed, stage.inputs, stage.eqns, [jaxpr.outvars[i] for i in fresh]))
+
+        def run(*arguments: Any) -> Sequence[Any]:
+            results = body(*arguments)
+            new = dict(zip(fresh, results, strict=True))
+            return [*results, *(pack([new[place] for place in up.places]) for up in packed)]
+
+        given = {self._inputs[i] for i in fresh if i < self._count}
+        places = tuple(i for i, key in enumerate(keys) if key in given)
+        jitted = jax.jit(run, donate_argnums=places, out_shardings=SingleDeviceSharding(self._device))
+        return _Step(jitted, False, moves, keys, [*(("out", i) for i in fresh), *((up, "next") for up in packed)])
+
+    def _output(self, place: int, central: bool | None) -> tuple[Any, bool | None]:
+        """Finds an output, and decides if it must be moved: up, down or not at all."""
+        if place in self._fresh:
+            key, on_mesh = ("out", place), False
+        else:
+            var = opened(self._closed).outvars[place]
+            homes = [home for home in (True, False) if (var, home) in self._known]
+            on_mesh = homes[0] if central is None or len(homes) == 1 else not central
+            key = (var, on_mesh)
+        # Results lie where the replicas run, as those of every other strategy.
+        wanted = True if central is None else not central
+        return key, None if on_mesh == wanted else wanted
+
+
+def _unpacked(upload: _Upload, values: dict[Any, Any]) -> list[Any]:
+    return unpack(values[upload], [var.aval for var in upload.sources])

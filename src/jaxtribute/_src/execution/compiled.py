@@ -1,0 +1,413 @@
+"""`strategy.run` inside a traced program: one `shard_map` over the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jaxtribute._src.collectives import manual
+from jaxtribute._src.collectives.idle import guarded
+from jaxtribute._src.collectives.summation import Summation
+from jaxtribute._src.context import Context, Frame, entered
+from jaxtribute._src.execution.frames import TracedFrame, lift
+from jaxtribute._src.execution.inference import varying_outputs
+from jaxtribute._src.execution.nests import flatten, is_array
+from jaxtribute._src.execution.replica_context import ReplicaContext
+from jaxtribute._src.execution.uncompiled import NotSplittable
+from jaxtribute._src.jaxprs.core import ClosedJaxpr, Tracer, as_function, aval, closed, constants, opened
+from jaxtribute._src.jaxprs.placements import Known, unplaced
+from jaxtribute._src.values.distributed import Mirrored, PerReplica, idle_replicas
+from jaxtribute._src.values.enums import ReduceOp
+from jaxtribute._src.values.mesh import AXIS, ReplicaMesh, put
+from jaxtribute._src.values.variable import Variable
+from jaxtribute.errors import TraceError, VariableError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.strategies.base import Strategy
+
+_SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
+
+
+@jax.tree_util.register_dataclass
+@dataclass(slots=True, repr=False, eq=False)
+class LocalPerReplica(PerReplica):
+    """A per-replica value seen from inside a compiled `merge_call`: `data` is this replica's component."""
+
+    uneven: bool = field(default=False, metadata={"static": True})
+    """True if the replicas' shapes may differ."""
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """All replicas' components, gathered."""
+        return tuple(manual.rows(self.data))
+
+
+class TracedLink:
+    """Communication of one replica of a compiled program with the others."""
+
+    def __init__(self, strategy: Strategy, mesh: ReplicaMesh, frame: TracedFrame, arguments: _Arguments) -> None:
+        self._strategy, self._mesh, self._frame = strategy, mesh, frame
+        self.idle = arguments.idle
+        self._uneven = len(arguments.samples) > 1
+        self.guesses = False
+        """True if the function has seen a gathered array, whose length another replica's shapes may belie."""
+
+    def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
+        """Each array reduced over the replicas, small ones in one collective."""
+        return manual.all_reduce(values, op, self._mesh.size, summation, self.idle)
+
+    def all_gather(self, values: list[Any], axis: int) -> list[Any]:
+        """Each array concatenated over the replicas."""
+        self.guesses = self._uneven
+        gathered = [manual.all_gather(value, axis) for value in values]
+        return [guarded(one, ReduceOp.SUM, self.idle, self._mesh.size) for one in gathered] if self.idle else gathered
+
+    def select(self, value: Any, replica: int) -> Any:
+        """The array of replica `replica`."""
+        return manual.from_replica(value, replica)
+
+    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs `fn(strategy, ...)` once for all replicas: here, the same program on each of them."""
+        leaves, tree = flatten((args, kwargs))
+        args, kwargs = tree.unflatten([self._wrapped(leaf) if is_array(leaf) else leaf for leaf in leaves])
+        with entered(Context(self._strategy, None, self._frame)):
+            result = fn(self._strategy, *args, **kwargs)
+        leaves, tree = flatten(result)
+        return tree.unflatten([x.data if isinstance(x, (PerReplica, Mirrored)) else x for x in leaves])
+
+    def _wrapped(self, leaf: Any) -> LocalPerReplica:
+        return LocalPerReplica(jnp.asarray(leaf), self._mesh, jnp.ndim(leaf) == 0, idle=self.idle, uneven=self._uneven)
+
+
+@dataclass(frozen=True)
+class _Input:
+    """One array of the arguments, as an input of the replicas' program."""
+
+    value: Any
+    place: int
+    """Place of the array among the leaves of the arguments."""
+    split: bool = False
+    scalar: bool = False
+    shapes: tuple[tuple[int, ...], ...] | None = None
+    """Every replica's true shape, if they differ."""
+
+    def local_shape(self, mesh: ReplicaMesh, replica: int) -> tuple[int, ...]:
+        """Shape of the array in one replica."""
+        if self.shapes is not None:
+            return self.shapes[replica]
+        shape = tuple(self.value.shape)
+        if not self.split:
+            return shape
+        return () if self.scalar else (shape[0] // mesh.size, *shape[1:])
+
+
+class _Arguments:
+    """The flattened arguments of a replica function, split into inputs of the program and all else."""
+
+    def __init__(self, nest: Any, mesh: ReplicaMesh) -> None:
+        self._mesh = mesh
+        self._leaves, self._tree = flatten(nest)
+        self.idle = idle_replicas(self._leaves)
+        self.inputs: list[_Input] = []
+        for place, leaf in enumerate(self._leaves):
+            self._add(place, leaf)
+        ragged = [one.shapes for one in self.inputs if one.shapes is not None]
+        signatures = list(zip(*ragged, strict=True)) if ragged else [()] * mesh.size
+        distinct = list(dict.fromkeys(signatures))
+        self.table = [distinct.index(signature) for signature in signatures]
+        """The class of each replica: those of one class see the same shapes."""
+        self.samples = [signatures.index(signature) for signature in distinct]
+        """One replica of each class."""
+
+    def _add(self, place: int, leaf: Any) -> None:
+        if isinstance(leaf, PerReplica) and leaf.is_tuple:
+            leaf = self._leaves[place] = stacked(leaf, self._mesh)
+        if isinstance(leaf, PerReplica):
+            self.inputs.append(_Input(leaf.data, place, True, leaf.scalar, leaf.shapes))
+        elif isinstance(leaf, Mirrored):
+            self.inputs.append(_Input(leaf.data, place))
+        elif is_array(leaf):
+            self.inputs.append(_Input(leaf, place))
+
+    def local_avals(self, replica: int) -> list[jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the inputs in one replica."""
+        return [
+            jax.ShapeDtypeStruct(
+                one.local_shape(self._mesh, replica), one.value.dtype, weak_type=getattr(one.value, "weak_type", False)
+            )
+            for one in self.inputs
+        ]
+
+    def fill(self, local: tuple[Any, ...]) -> Any:
+        """The arguments with one replica's values in place of the inputs."""
+        leaves = list(self._leaves)
+        for one, value in zip(self.inputs, local, strict=True):
+            leaves[one.place] = value
+        return self._tree.unflatten(leaves)
+
+
+def stacked(value: PerReplica, mesh: ReplicaMesh) -> Any:
+    """Python numbers, one a replica, as one per-replica array, or as the number itself if all are the same."""
+    values = value.data
+    if all(type(x) is type(values[0]) and not is_array(x) and x == values[0] for x in values):
+        return values[0]
+    if any(is_array(x) for x in values):
+        whole = PerReplica.from_parts(values, mesh)
+        if not whole.is_tuple:
+            return whole
+    if not all(isinstance(x, (bool, int, float, complex)) for x in values):
+        raise TraceError(
+            f"the replicas' values {values!r} cannot be one array of a compiled program. "
+            "HINT: pass numbers or arrays of one shape and dtype, or call strategy.run outside jd.function."
+        )
+    return PerReplica(jnp.asarray(np.asarray(values)), mesh, scalar=True)
+
+
+@dataclass(slots=True)
+class _Traced:
+    """One replica's program: its jaxpr, what it returns besides arrays, and the variables that it touches."""
+
+    closed: ClosedJaxpr
+    frame: TracedFrame
+    results: list[Any]
+    tree: Any
+    places: list[int]
+    summed: list[int]
+    """Indices of the arrays whose sums over the replicas the program returns too, behind everything else."""
+
+
+def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any, outer: Frame) -> Any:
+    """Runs `fn` on every replica as part of the program that `outer` traces.
+
+    Args:
+      strategy: the strategy whose replicas run.
+      mesh: the replicas' devices, more than one.
+      fn: the replica function.
+      args: positional arguments; per-replica values anywhere in them are split, all else is shared.
+      kwargs: keyword arguments, likewise.
+      outer: the frame of the surrounding program.
+
+    Returns:
+      `fn`'s result, its arrays wrapped as `PerReplica` or, where they are the same on all replicas, `Mirrored`.
+    """
+    arguments = _Arguments((args, kwargs), mesh)
+    captured: Known = {}
+    traces = [_trace(strategy, mesh, fn, arguments, replica, captured) for replica in arguments.samples]
+    plan = _plan_classes(arguments, traces, mesh) if len(traces) > 1 else _plan_one(arguments, traces[0])
+    results, written = len(traces[0].places), len(plan.written)
+    for variable, varies in zip(plan.written, plan.varying[results : results + written], strict=True):
+        if varies and not variable.policy.split:
+            raise VariableError(
+                f"{variable.name} would get a different value on each of {mesh.size} replicas. HINT: reduce the value "
+                "before it is assigned (strategy.reduce, ctx.all_reduce), or create the variable with an aggregation."
+            )
+    split = [
+        *plan.varying[:results],
+        *(variable.policy.split for variable in plan.written),
+        *(False for _ in traces[0].summed),
+    ]
+    mapped = jax.shard_map(
+        _with_vectors(plan, arguments, split),
+        mesh=mesh.mesh,
+        in_specs=(
+            *(_WHOLE for _ in plan.consts),
+            *(_SPLIT if one.split else _WHOLE for one in arguments.inputs),
+            *(_SPLIT if variable.policy.split else _WHOLE for variable in plan.variables),
+        ),
+        out_specs=tuple(_SPLIT if one else _WHOLE for one in split),
+        check_vma=False,
+    )
+    inputs = [*plan.consts, *(one.value for one in arguments.inputs)]
+    if outer.traced:
+        outputs = mapped(*inputs, *(outer.get(variable) for variable in plan.variables))
+    else:
+        places = [*(False for _ in plan.consts), *(one.split for one in arguments.inputs)]
+        inputs = [_put(value, mesh, split) for value, split in zip(inputs, places, strict=True)]
+        held = [_put(outer.get(variable), mesh, variable.policy.split) for variable in plan.variables]
+        outputs = jax.jit(mapped)(*inputs, *held)
+    for variable, value in zip(plan.written, outputs[results : results + written], strict=True):
+        outer.set(variable, value)
+    if isinstance(outer, TracedFrame):
+        for result, total in zip(traces[0].summed, outputs[results + written :], strict=True):
+            outer.totals[id(outputs[result])] = (outputs[result], total)
+    return _wrap(traces, plan, outputs, arguments, mesh)
+
+
+def run_transformed(
+    strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any, outer: Frame
+) -> Any:
+    """Runs `fn` where JAX differentiates or transforms the eager code around it: lockstep would lose the gradients.
+
+    Raises:
+      TraceError: replicas that see different shapes cannot be one program.
+    """
+    try:
+        return run(strategy, mesh, fn, args, kwargs, outer)
+    except NotSplittable as reason:
+        raise TraceError(
+            f"strategy.run on {mesh.size} replicas inside a function that is differentiated or transformed is one "
+            f"program, which is not possible here: {reason}. HINT: differentiate in the replica function, with "
+            "jd.value_and_grad, and reduce the gradients."
+        ) from reason
+
+
+def _put(value: Any, mesh: ReplicaMesh, split: bool) -> Any:
+    """An input of the replicas' program on their devices; what it is computed from may be differentiated."""
+    where = mesh.split if split else mesh.replicated
+    return jax.device_put(value, where) if isinstance(value, Tracer) else put(value, where)
+
+
+def _trace(
+    strategy: Strategy,
+    mesh: ReplicaMesh,
+    fn: Callable[..., Any],
+    arguments: _Arguments,
+    replica: int,
+    captured: Known,
+) -> _Traced:
+    """Traces `fn` with the shapes that `replica` sees; `captured` holds what the traces of others have captured."""
+    seen: list[Any] = []
+
+    def program(*local: Any) -> list[Any]:
+        frame = TracedFrame(local=True)
+        link = TracedLink(strategy, mesh, frame, arguments)
+        context = ReplicaContext(strategy, lax.axis_index(AXIS), link)
+        args, kwargs = arguments.fill(local)
+        try:
+            with entered(Context(strategy, context, frame)):
+                result = fn(*args, **kwargs)
+        except Exception as error:
+            if link.guesses:
+                raise NotSplittable("an array gathered from replicas of different shapes") from error
+            raise
+        leaves, tree = flatten(result)
+        leaves = [leaf.data if isinstance(leaf, Mirrored) else leaf for leaf in leaves]
+        places = [place for place, leaf in enumerate(leaves) if is_array(leaf)]
+        arrays = [leaves[place] for place in places]
+        alike = len(arguments.samples) == 1
+        summed = [result for result, array in enumerate(arrays) if alike and id(array) in frame.totals]
+        seen.extend((frame, leaves, tree, places, summed))
+        totals = [frame.totals[id(arrays[result])][1] for result in summed]
+        return [*arrays, *(frame.values[variable] for variable in frame.written), *totals]
+
+    closed = jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(*arguments.local_avals(replica))
+    return _Traced(unplaced(lift(closed), captured), *seen)
+
+
+@dataclass
+class _Plan:
+    """The one program that all replicas run.
+
+    Attributes:
+      program: the program over constants, inputs (as each replica sees them, ragged ones padded) and variables.
+      consts: its constants.
+      variables: the variables that it takes.
+      written: the variables whose new values it returns behind the results.
+      varying: for each result, new value and total whether it may differ between replicas.
+      shapes: for each result every replica's shape, where they differ.
+    """
+
+    program: Callable[..., Sequence[Any]]
+    consts: list[Any]
+    variables: list[Variable]
+    written: list[Variable]
+    varying: list[bool]
+    shapes: list[tuple[tuple[int, ...], ...] | None]
+
+
+def _plan_one(arguments: _Arguments, traced: _Traced) -> _Plan:
+    """All replicas see the same shapes: the traced program as it is."""
+    variables = traced.frame.inputs
+    flags = [*(one.split for one in arguments.inputs), *(variable.policy.split for variable in variables)]
+    consts = list(constants(traced.closed))
+
+    def program(*inputs: Any) -> Sequence[Any]:
+        whole = closed(opened(traced.closed), inputs[: len(consts)])
+        return as_function(whole)(*inputs[len(consts) :])
+
+    varying = varying_outputs(opened(traced.closed), flags)
+    return _Plan(program, consts, variables, list(traced.frame.written), varying, [None] * len(varying))
+
+
+def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: ReplicaMesh) -> _Plan:
+    """Replicas see different shapes: one program of all classes' programs; see `ragged`."""
+    from jaxtribute._src.execution import ragged  # many programs never need it, and starts should be quick
+
+    first = traces[0]
+    for other in traces[1:]:
+        if other.tree != first.tree or other.places != first.places:
+            raise NotSplittable("the results differ in structure")
+        if list(other.frame.written) != list(first.frame.written):
+            raise NotSplittable("the replicas write different variables")
+    variables = list(dict.fromkeys(variable for traced in traces for variable in traced.frame.inputs))
+    classes = [
+        ragged.ReplicaClass(
+            ragged.inlined(traced.closed, mesh.size),
+            [*range(len(arguments.inputs)), *traced.frame.inputs],
+            {i: one.shapes[replica] for i, one in enumerate(arguments.inputs) if one.shapes is not None},
+        )
+        for traced, replica in zip(traces, arguments.samples, strict=True)
+    ]
+    common = ragged.prepare(classes)
+    locals_ = [[tuple(aval(atom).shape) for atom in one.jaxpr.outvars] for one in classes]
+    ranks_differ = any(len({len(shape) for shape in column}) > 1 for column in zip(*locals_, strict=True))
+    if ranks_differ:
+        raise NotSplittable("the results differ in rank")
+    largest = [tuple(max(sizes) for sizes in zip(*column, strict=True)) for column in zip(*locals_, strict=True)]
+    every = [tuple(column[kind] for kind in arguments.table) for column in zip(*locals_, strict=True)]
+    flags = [
+        *(one.split for one in arguments.inputs),
+        *(variable.policy.split for variable in first.frame.inputs),
+    ]
+    varying = varying_outputs(classes[0].jaxpr, flags)
+    for place, atoms in enumerate(zip(*(one.jaxpr.outvars for one in classes), strict=True)):
+        numbers = {one.number(atom) for one, atom in zip(classes, atoms, strict=True)}
+        varying[place] = varying[place] or len(numbers) > 1 or not numbers <= common
+
+    def program(*inputs: Any) -> Sequence[Any]:
+        keys = [*range(len(arguments.inputs)), *variables]
+        return ragged.Merged(classes, common, arguments.table)(dict(zip(keys, inputs, strict=True)), largest)
+
+    shapes = [None if len(set(column)) == 1 else column for column in every]
+    return _Plan(program, [], variables, list(first.frame.written), varying, shapes)
+
+
+def _with_vectors(plan: _Plan, arguments: _Arguments, split: Sequence[bool]) -> Callable[..., Any]:
+    """The plan's program with scalars, which have no axis to split, carried in vectors."""
+    start = len(plan.consts)
+
+    def program(*inputs: Any) -> tuple[Any, ...]:
+        values = list(inputs)
+        for place, one in enumerate(arguments.inputs):
+            if one.scalar:
+                values[start + place] = values[start + place].reshape(())
+        outputs = plan.program(*values)
+        return tuple(
+            out.reshape(1) if is_split and jnp.ndim(out) == 0 else out
+            for out, is_split in zip(outputs, split, strict=True)
+        )
+
+    return program
+
+
+def _wrap(traces: Sequence[_Traced], plan: _Plan, outputs: Any, arguments: _Arguments, mesh: ReplicaMesh) -> Any:
+    traced = traces[0]
+    leaves = list(traced.results)
+    for place, column in enumerate(zip(*(one.results for one in traces), strict=True)):
+        if place not in traced.places and any(leaf is not column[0] and leaf != column[0] for leaf in column):
+            each = [column[kind] for kind in arguments.table]
+            leaves[place] = PerReplica(tuple(each[i] for i in mesh.local_ids), mesh)
+    for place, output, varies, shapes in zip(traced.places, outputs, plan.varying, plan.shapes, strict=False):
+        if varies:
+            scalar = np.ndim(leaves[place]) == 0
+            leaves[place] = PerReplica(output, mesh, scalar, shapes, arguments.idle)
+        else:
+            leaves[place] = Mirrored(output, mesh)
+    return traced.tree.unflatten(leaves)

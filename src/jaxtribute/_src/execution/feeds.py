@@ -1,0 +1,274 @@
+"""Iterators inside a `jd.function`: the batches that it draws become inputs of the compiled program.
+
+A function that takes a distributed iterator and calls `next` on it several times is compiled into one program
+of several steps. Before each call as many batches are drawn as the last call used; if they have the shapes of a
+known program it runs, otherwise the function is traced for what came, be it the last, smaller batch or an end.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy as np
+from jax.tree_util import tree_flatten
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src.execution.capture import OuterFrame
+from jaxtribute._src.execution.eager import EagerStep
+from jaxtribute._src.execution.frames import feed_p
+from jaxtribute._src.execution.uncompiled import NotSplittable, uncompiled
+from jaxtribute._src.jaxprs.core import recorded_in
+from jaxtribute.errors import OutOfRangeError, TraceError
+
+T = TypeVar("T")
+
+
+class Optional(Generic[T]):
+    """An element, or nothing at the end of the data.
+
+    Source: `tf.experimental.Optional`.
+    """
+
+    def __init__(self, *value: T) -> None:
+        self._value = value
+
+    def has_value(self) -> bool:
+        """True if there is an element."""
+        return bool(self._value)
+
+    def get_value(self) -> T:
+        """Returns the element.
+
+        Raises:
+          OutOfRangeError: if there is none.
+        """
+        if not self._value:
+            raise OutOfRangeError("this Optional has no value: the data has ended. HINT: ask has_value() first.")
+        return self._value[0]
+
+    def __repr__(self) -> str:
+        return f"Optional({', '.join(map(repr, self._value))})"
+
+
+@dataclass(slots=True)
+class Drawn:
+    """A batch taken from an iterator, and the iterator's positions around it."""
+
+    batch: Any
+    before: Any
+    after: Any
+
+
+class Feed(ABC):
+    """An iterator from which a compiled function may draw."""
+
+    @abstractmethod
+    def draw(self) -> Drawn:
+        """Takes the next batch.
+
+        Raises:
+          StopIteration: at the end of the data.
+        """
+
+    @abstractmethod
+    def hand_back(self, batches: Sequence[Drawn]) -> None:
+        """Puts batches that were drawn and not used in front of those to come."""
+
+
+@dataclass
+class Draws:
+    """Batches that one call draws: some taken in advance, then more as the trace asks for them.
+
+    Attributes:
+      feeds: the iterators among the function's arguments.
+      order: for each batch the place of its iterator in `feeds`.
+    """
+
+    feeds: Sequence[Feed]
+    order: list[int] = field(default_factory=list)
+    batches: list[Drawn] = field(default_factory=list)
+    ended: int | None = None
+    """The iterator whose data ended, if one's did."""
+    used: int = 0
+
+    def prefetch(self, order: Sequence[int]) -> None:
+        """Draws as the last call did, up to the end of the data."""
+        feeds, batches, taken = self.feeds, self.batches, self.order
+        for place in order:
+            try:
+                batches.append(feeds[place].draw())
+            except StopIteration:
+                self.ended = place
+                return
+            taken.append(place)
+
+    def proxies(self) -> list[Proxy]:
+        """The iterators as the function sees them, from the first batch on."""
+        self.used = 0
+        return [Proxy(self, place) for place in range(len(self.feeds))]
+
+    def _draw(self, place: int) -> bool:
+        try:
+            batch = self.feeds[place].draw()
+        except StopIteration:
+            self.ended = place
+            return False
+        self.order.append(place)
+        self.batches.append(batch)
+        return True
+
+    def take(self, place: int) -> Any:
+        """The next batch of iterator `place`.
+
+        Raises:
+          StopIteration: at the end of its data.
+        """
+        if self.used < len(self.order) and self.order[self.used] != place:
+            self.hand_back(self.used)  # this trace draws in another order than the last
+        if self.used == len(self.order):
+            with jax.ensure_compile_time_eval():  # a trace may be under way
+                if self.ended == place or not self._draw(place):
+                    raise StopIteration
+        self.used += 1
+        return self.batches[self.used - 1].batch
+
+    def hand_back(self, start: int) -> None:
+        """Returns the batches from `start` on to their iterators."""
+        for place, feed in enumerate(self.feeds):
+            feed.hand_back([b for b, p in zip(self.batches[start:], self.order[start:], strict=True) if p == place])
+        if self.ended in self.order[start:]:
+            self.ended = None
+        del self.batches[start:], self.order[start:]
+
+    def arrays(self) -> tuple[list[Any], Any]:
+        """The arrays of all batches; and what a program depends on: whose batches, their shapes, whose data ended."""
+        leaves, tree = tree_flatten([drawn.batch for drawn in self.batches])
+        return leaves, (tuple(self.order), tree, tuple([(leaf.shape, leaf.dtype) for leaf in leaves]), self.ended)
+
+
+class Proxy(Iterator[Any]):
+    """Stand-in for an iterator, in the function."""
+
+    def __init__(self, draws: Draws, place: int) -> None:
+        self._draws, self._place = draws, place
+
+    def __next__(self) -> Any:
+        frame = contexts.current().frame
+        if not frame.traced:
+            return self._draws.take(self._place)
+        if not isinstance(frame, OuterFrame):
+            raise TraceError(
+                "next(iterator) was called inside a replica function or a transformed one, which all share one batch. "
+                "HINT: call it in the jd.function itself: strategy.run(step, (next(iterator),))."
+            )
+        batch = self._draws.take(self._place)
+        leaves, tree = jax.tree.flatten(batch)
+        return tree.unflatten([_placeholder(frame, leaf) for leaf in leaves])
+
+    def get_next(self) -> Any:
+        """Returns the next batch.
+
+        Raises:
+          OutOfRangeError: at the end of the data.
+        """
+        try:
+            return next(self)
+        except StopIteration:
+            raise OutOfRangeError(
+                f"end of the data after {self._draws.used} batches of this call. HINT: loop with `for`, or use "
+                "get_next_as_optional()."
+            ) from None
+
+    def get_next_as_optional(self) -> Optional[Any]:
+        """Returns the next batch as an `Optional`, without a value at the end of the data."""
+        try:
+            return Optional(next(self))
+        except StopIteration:
+            return Optional()
+
+
+def _placeholder(frame: OuterFrame, leaf: Any) -> Any:
+    array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+    with recorded_in(frame.trace):
+        value = feed_p.bind(shape=tuple(array.shape), dtype=array.dtype, key=frame.fed)
+    frame.fed += 1
+    return value
+
+
+class FedPrograms:
+    """The compiled programs of a function and one structure of arguments with iterators among them.
+
+    Args:
+      compile_: makes a program of a traced function.
+      call: calls the Python function with array arguments and iterators.
+      name: the function's name.
+    """
+
+    def __init__(
+        self,
+        compile_: Callable[[Callable[[Sequence[Any]], Any], Sequence[Any]], Any],
+        call: Callable[[Sequence[Any], Sequence[Any]], Any],
+        name: str,
+    ) -> None:
+        self._compile, self._call, self._name = compile_, call, name
+        self._order: list[int] = []
+        self._programs: dict[Any, tuple[Any, bool]] = {}
+        self._reason = NotSplittable()
+
+    def __call__(self, feeds: Sequence[Feed], leaves: Sequence[Any]) -> Any:
+        """Draws, traces if need be, and runs.
+
+        Raises:
+          StopIteration: the function met the end of the data; what it did until then has taken effect.
+        """
+        draws = Draws(feeds)
+        draws.prefetch(self._order)
+        shapes = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
+        fed, signature = draws.arrays()
+        found = self._programs.get((shapes, signature))
+        if found is None:
+            found = self._trace(draws, leaves)
+            fed, signature = draws.arrays()
+            self._programs[shapes, signature] = found
+            if draws.ended is None:
+                self._order = list(draws.order)
+        program, stops = found
+        if program is None:
+            return self._run_uncompiled(draws, leaves)
+        frame = contexts.current().frame
+        result = program([*leaves, *fed], frame if isinstance(frame, EagerStep) else None)
+        if stops:
+            raise StopIteration
+        return result
+
+    def _trace(self, draws: Draws, leaves: Sequence[Any]) -> tuple[Any, bool]:
+        stops: list[bool] = []
+
+        def call(dynamic: Sequence[Any]) -> Any:
+            try:
+                return self._call(dynamic, draws.proxies())
+            except StopIteration:
+                stops.append(True)
+                return None
+
+        try:
+            program = self._compile(call, leaves)
+        except NotSplittable as reason:
+            self._reason, program = reason, None
+        except BaseException:
+            draws.hand_back(0)
+            raise
+        if program is not None:
+            draws.hand_back(draws.used)
+        return program, bool(stops)
+
+    def _run_uncompiled(self, draws: Draws, leaves: Sequence[Any]) -> Any:
+        """Runs the Python function on the batches themselves."""
+        try:
+            return uncompiled(lambda dynamic: self._call(dynamic, draws.proxies()), self._reason, self._name)(leaves)
+        finally:
+            draws.hand_back(draws.used)

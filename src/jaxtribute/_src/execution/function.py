@@ -1,0 +1,353 @@
+"""`jd.function`: a Python function over variables, compiled into one program a signature."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
+
+import jax
+import numpy as np
+from jax.tree_util import tree_flatten
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src import settings
+from jaxtribute._src.execution.capture import Capture, capture
+from jaxtribute._src.execution.captured import check_captured
+from jaxtribute._src.execution.eager import EagerFrame, EagerStep
+from jaxtribute._src.execution.feeds import FedPrograms, Feed
+from jaxtribute._src.execution.program import program_of
+from jaxtribute._src.execution.signature import InputSignature
+from jaxtribute._src.execution.uncompiled import NotSplittable, uncompiled
+from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
+from jaxtribute._src.values.numbers import check_cut
+from jaxtribute._src.values.variable import Variable
+from jaxtribute.errors import ArgumentTypeError, VariableError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.strategies.base import Strategy
+
+_LOG = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Function(Generic[P, R]):
+    """A compiled Python function, made by `jd.function`; call it like the function itself."""
+
+    __name__: str
+    __qualname__: str
+
+    def __init__(
+        self, python_function: Callable[P, R], input_signature: Any = None, donate_argnums: Sequence[int] = ()
+    ) -> None:
+        self.__name__ = self.__qualname__ = type(python_function).__name__  # of objects that are called
+        functools.update_wrapper(self, python_function)
+        self._python_function = python_function
+        self._signature, self._donate = input_signature, tuple(donate_argnums)
+        self._conform = None if input_signature is None else InputSignature(input_signature, python_function).conform
+        self._programs: dict[Any, Callable[..., Any]] = {}
+        self._takes_variables: set[Any] = set()
+        self._numbers: dict[Any, int] = {}
+        self._fed: dict[Any, FedPrograms] = {}
+        self._runs: weakref.WeakKeyDictionary[Strategy, Function[..., Any]] = weakref.WeakKeyDictionary()
+        self._lock = threading.RLock()
+        self._traces = 0
+
+    @property
+    def python_function(self) -> Callable[P, R]:
+        """The function that was decorated."""
+        return self._python_function
+
+    @property
+    def input_signature(self) -> Any:
+        """The declared shapes and dtypes of the arguments, if any."""
+        return self._signature
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """Positions of the arguments that are donated."""
+        return self._donate
+
+    def experimental_get_tracing_count(self) -> int:
+        """Returns the number of times that the Python function has been traced. Source: `tf.function`."""
+        return self._traces
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the compiled program, tracing it first for a new signature."""
+        context = contexts.current()
+        frame = context.frame
+        within: EagerStep | None = None
+        if type(frame) is not EagerFrame:
+            if not isinstance(frame, EagerStep) or frame.uncompiled:
+                return self._python_function(*args, **kwargs)
+            within = frame
+        given: Any = (args, kwargs) if self._conform is None else (self._conform(args, kwargs), {})
+        leaves, tree = tree_flatten(given)
+        if self._takes_variables and tree in self._takes_variables:
+            leaves, tree = tree_flatten(given, is_whole_variable)
+        statics: tuple[Any, ...] = ()
+        for leaf in leaves:
+            if type(leaf) is not ArrayImpl:
+                leaves, statics, feeds = _separate(leaves, given)
+                if feeds:
+                    return self._call_fed(tree, statics, context, feeds, leaves)
+                break
+        if statics and statics[-1] is _TRACED:
+            return self._python_function(*args, **kwargs)
+        program = self._programs.get((tree, statics, context.strategy, context.replica is None))
+        try:
+            if program is None:
+                if tree_flatten(given, is_whole_variable)[1] != tree:
+                    self._takes_variables.add(tree)  # to JAX a variable is its value; the function wants it itself
+                    return self(*args, **kwargs)
+                program = self._compile(tree, statics, context, leaves)
+            return program(leaves, within)
+        except NotSplittable as reason:
+            return self._run_uncompiled(tree, statics, context, reason)(leaves)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Binds the method to `instance`, whose programs are its own."""
+        if instance is None:
+            return self
+        attributes = getattr(instance, "__dict__", None)
+        if not isinstance(attributes, dict):
+            return MethodType(self, instance)  # a class, or an object with slots: a static argument
+        name = f"_jd_function_{self.__name__}"
+        bound = cast("dict[str, Any]", attributes).get(name)
+        if bound is None or bound.python_function.__self__ is not instance:  # a copy has the original's attributes
+            shifted = [place - 1 for place in self._donate]  # `self` is no argument of the bound method
+            bound = type(self)(self._python_function.__get__(instance, owner), self._signature, shifted)
+            attributes[name] = bound
+        return bound
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        # A method of the copied object is bound anew; a plain function is what it is.
+        return None if hasattr(self._python_function, "__self__") else self
+
+    def __reduce__(self) -> Any:
+        return (_unbound, ()) if hasattr(self._python_function, "__self__") else self.__qualname__
+
+    def run_on(self, strategy: Strategy) -> Function[..., Any]:
+        """This function as the replica function of a compiled `strategy.run`."""
+        found = self._runs.get(strategy)
+        if found is None:
+            owner, run = weakref.ref(strategy), self._python_function
+
+            def run_compiled(*args: Any, **kwargs: Any) -> Any:
+                alive = owner()
+                assert alive is not None
+                return alive.run(run, args, kwargs)
+
+            found = self._runs[strategy] = Function(run_compiled)
+        return found
+
+    def _call(self, tree: Any, statics: tuple[Any, ...]) -> Callable[..., Any]:
+        """The Python function of its array arguments, the static ones filled in."""
+        function = cast("Callable[..., R]", self._python_function)
+
+        def call(dynamic: Sequence[Any], feeds: Sequence[Any] = ()) -> Any:
+            rest, given = iter(dynamic), iter(feeds)
+            constants = {place: next(given) if kind is Feed else value for place, kind, value in statics}
+            whole = [constants[i] if i in constants else next(rest) for i in range(tree.num_leaves)]
+            args, kwargs = tree.unflatten(whole)
+            return function(*args, **kwargs)
+
+        return call
+
+    def _run_uncompiled(
+        self, tree: Any, statics: tuple[Any, ...], context: contexts.Context, reason: NotSplittable
+    ) -> Callable[[Sequence[Any]], Any]:
+        """Settles for lockstep, which is exact but slow, where replicas of different shapes cannot be one program."""
+        call = uncompiled(self._call(tree, statics), reason, self.__name__)
+        self._programs[tree, statics, context.strategy, context.replica is None] = call
+        return call
+
+    def _call_fed(
+        self, tree: Any, statics: tuple[Any, ...], context: contexts.Context, feeds: list[Feed], leaves: list[Any]
+    ) -> Any:
+        """Calls with iterators among the arguments; see `feeds`."""
+        key = tree, statics, context.strategy, context.replica is None
+        if key not in self._fed:
+
+            def compile_(call: Callable[[Sequence[Any]], Any], leaves: Sequence[Any]) -> Any:
+                first = self._traced(call, context, leaves)
+                return program_of(first, lambda _: first, context.strategy.extended.home, name=self.__name__)
+
+            with self._lock:
+                self._fed.setdefault(key, FedPrograms(compile_, self._call(tree, statics), self.__name__))
+        return self._fed[key](feeds, leaves)
+
+    def _compile(
+        self, tree: Any, statics: tuple[Any, ...], context: contexts.Context, leaves: list[Any]
+    ) -> Callable[..., Any]:
+        call = self._call(tree, statics)
+
+        def trace(dynamic: Sequence[Any]) -> Capture:
+            return self._traced(call, context, dynamic)
+
+        key = tree, statics, context.strategy, context.replica is None
+        with self._lock:
+            self._note_numbers(tree, statics)
+            if key not in self._programs:
+                given = _places(self._donate, tree, statics)
+                self._programs[key] = program_of(
+                    trace(leaves), trace, context.strategy.extended.home, given, self.__name__
+                )
+            return self._programs[key]
+
+    def _traced(
+        self, call: Callable[[Sequence[Any]], Any], context: contexts.Context, leaves: Sequence[Any]
+    ) -> Capture:
+        first = self._traces == 0
+        try:
+            result = capture(call, context, leaves)
+        except jax.errors.ConcretizationTypeError as error:
+            error.add_note(
+                f"HINT: {self.__name__} is compiled by jd.function, where an array has no value yet to branch on or "
+                "to convert. Use jnp.where, jax.lax.cond or jax.lax.while_loop, pass the value as a Python number, or "
+                f"call {self.__name__}.python_function, which runs eagerly."
+            )
+            raise
+        check_captured(result.closed, self.__name__)
+        self._traces += 1
+        if result.frame.created and not first:
+            names = ", ".join(variable.name for variable in result.frame.created)
+            raise VariableError(
+                f"{self.__name__} created variables ({names}) when it was traced again. HINT: a jd.function may "
+                "create variables on its first call only; create them outside, or once: `if self.v is None: ...`."
+            )
+        return result
+
+    def _note_numbers(self, tree: Any, statics: tuple[Any, ...]) -> None:
+        """Says once that a function is compiled again for every new number."""
+        numbers = [value for _, kind, value in statics if kind in (int, float, complex)]
+        if not numbers:
+            return
+        kinds = tree, tuple((place, kind) for place, kind, _ in statics)
+        self._numbers[kinds] = self._numbers.get(kinds, 0) + 1
+        if self._numbers[kinds] == _MANY:
+            _LOG.warning(
+                "%s has been compiled %d times for different Python numbers among its arguments, now %s. HINT: pass "
+                "what changes from call to call as an array, e.g. jnp.float32(rate).",
+                self.__name__,
+                _MANY,
+                numbers,
+            )
+
+    def __repr__(self) -> str:
+        return f"<jd.function {self.__name__}, traced {self._traces} times>"
+
+
+def _unbound() -> None:
+    """Stands for a method's compiled programs in a pickled object: they are made again where they are needed."""
+
+
+class _Traced:
+    """Marks arguments that an outer JAX transformation traces."""
+
+
+_TRACED = _Traced()
+_MANY = 8
+"""Programs that differ in numbers alone before it is said that arrays would need only one."""
+
+
+def is_whole_variable(value: Any) -> bool:
+    """True if `value` is a variable, which an argument keeps being."""
+    return isinstance(value, Variable)
+
+
+def _separate(leaves: list[Any], given: Any) -> tuple[list[Any], tuple[Any, ...], list[Feed]]:
+    """Splits arguments into arrays, static values, which become part of the signature, and iterators to draw from."""
+    dynamic: list[Any] = []
+    feeds: list[Feed] = []
+    statics: list[Any] = []
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, Tracer):
+            return leaves, (_TRACED,), []
+        if isinstance(leaf, np.ndarray):
+            # The program may read the array's memory when the caller has long gone on, and changed it.
+            check_cut(leaf, "an argument of a jd.function")
+            dynamic.append(leaf.copy())
+            continue
+        if isinstance(leaf, (jax.Array, np.generic)):
+            dynamic.append(leaf)
+            continue
+        if isinstance(leaf, Feed):
+            feeds.append(leaf)
+            statics.append((place, Feed, None))
+            continue
+        try:
+            hash(leaf)
+        except TypeError:
+            path = jax.tree_util.tree_flatten_with_path(given, is_leaf=is_whole_variable)[0][place][0]
+            raise ArgumentTypeError(
+                f"argument {jax.tree_util.keystr(path)} of type {type(leaf).__name__} is neither an array nor "
+                "hashable, so it can be neither an input of the compiled program nor a part of its signature. "
+                "HINT: pass an array, or a hashable value; register classes that hold arrays with "
+                "jax.tree_util.register_dataclass."
+            ) from None
+        statics.append((place, type(leaf), leaf))
+    return dynamic, tuple(statics), feeds
+
+
+def _places(arguments: Sequence[int], tree: Any, statics: tuple[Any, ...]) -> list[int]:
+    """Finds the arrays of some positional arguments among all arrays of the arguments."""
+    if not arguments:
+        return []
+    fixed = {place for place, _, _ in statics}
+    owners = [place for place, argument in enumerate(tree.children()[0].children()) for _ in range(argument.num_leaves)]
+    arrays = [owner for leaf, owner in enumerate(owners) if leaf not in fixed]
+    return [place for place, owner in enumerate(arrays) if owner in arguments]
+
+
+@overload
+def function(
+    func: Callable[P, R], *, input_signature: Any = None, donate_argnums: int | Sequence[int] = ()
+) -> Function[P, R]: ...
+@overload
+def function(
+    func: None = None, *, input_signature: Any = None, donate_argnums: int | Sequence[int] = ()
+) -> Callable[[Callable[P, R]], Function[P, R]]: ...
+def function(func: Any = None, *, input_signature: Any = None, donate_argnums: int | Sequence[int] = ()) -> Any:
+    """Compiles a function that reads and writes variables into one XLA program.
+
+    The function is traced once for each signature: the structure of its arguments, the shapes and dtypes of
+    arrays, and the values of all other arguments (numbers, strings, variables and any hashable object are
+    *static*; pass arrays for what changes from call to call). The variables that it touches become inputs of
+    the program, those that it writes are donated and rebound. `strategy.run` inside it becomes one
+    `jax.shard_map` over the replicas.
+
+    Args:
+      func: the function; without it a decorator is returned.
+      input_signature: one nest of specs for each argument that it must fit: `jd.ArraySpec`, with None for a
+        dimension of any size, `jax.ShapeDtypeStruct`, or a distributed dataset's `element_spec`. Numbers become
+        arrays of the spec's dtype, so that new ones do not retrace.
+      donate_argnums: positions of arguments, such as a state that the function returns anew, whose arrays it may
+        overwrite; they cannot be used afterwards. Variables that it writes are donated in any case.
+
+    Returns:
+      A function with the same arguments and results. Numbers that it returns come back as arrays.
+
+    Raises:
+      ArgumentTypeError: (when called) an argument that is neither an array nor hashable.
+      ArgumentError: (when called) an argument that does not fit `input_signature`, or integers of 64 bits that do not
+        fit into the 32 that JAX has by default.
+      VariableError: (when called) variables are created on a later call than the first, or the function closes over
+        a module of Flax NNX or Equinox, whose arrays would be constants.
+
+    If the function raises, no variable has changed.
+
+    Source: `tf.function`; `donate_argnums` as in `jax.jit`.
+    """
+    several = not isinstance(donate_argnums, int)
+    listed = settings.sequence("donate_argnums", donate_argnums) if several else (donate_argnums,)
+    donated = tuple(settings.whole("donate_argnums", place) for place in listed)
+    if func is None:
+        return lambda func: Function(func, input_signature, donated)
+    return Function(settings.function("func", func), input_signature, donated)

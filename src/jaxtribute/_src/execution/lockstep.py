@@ -1,0 +1,473 @@
+"""Eager `strategy.run`: each replica runs the Python function on its own device, and all meet at collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src.collectives.cross_replica import gather_value, pick_value, reduce_many
+from jaxtribute._src.collectives.summation import Summation
+from jaxtribute._src.context import Context
+from jaxtribute._src.execution.eager import EagerStep, stepping
+from jaxtribute._src.execution.frames import check_untraced
+from jaxtribute._src.execution.nests import flatten, is_whole, map_leaves
+from jaxtribute._src.execution.rendezvous import Rendezvous
+from jaxtribute._src.execution.replica_context import ReplicaContext
+from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.values.agreement import all_signatures
+from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues, idle_replicas
+from jaxtribute._src.values.enums import ReduceOp
+from jaxtribute._src.values.mesh import ReplicaMesh, put, unbound
+from jaxtribute._src.values.variable import Variable
+from jaxtribute.errors import ContextError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.context import Frame
+    from jaxtribute._src.strategies.base import Strategy
+
+R = TypeVar("R")
+
+Copies = dict[int, tuple[Any, Mirrored]]
+"""Arrays on one device by their id, each with the mirrored value that it is a copy of."""
+
+
+class LockstepFrame:
+    """One replica's eager view of the variables: its own copies, on its own device."""
+
+    local = True
+    traced = False
+    differentiating = False
+
+    def __init__(self, run: LockstepRun, index: int) -> None:
+        self._run, self._index = run, index
+
+    @property
+    def view(self) -> Hashable:
+        """That of the step, as replicas see it; the replica's device is part of the key already."""
+        return "replica", self._run.step.view
+
+    def get(self, variable: Variable) -> Any:
+        """This replica's copy."""
+        if self._run.wrote(variable):
+            self._run.step.noted(variable)
+        else:
+            self._run.step.noted_stored(variable)
+        mesh = variable.policy.mesh
+        if mesh is None:
+            return self._run.near(self._run.step.get(variable), self._index)
+        self._run.strategy.extended.check_variable(variable)
+        return self._run.read(variable, self._index)
+
+    def set(self, variable: Variable, value: Any) -> None:
+        """Rebinds this replica's copy; equal copies of a mirrored variable come together as one array."""
+        check_untraced(variable)
+        if variable.policy.mesh is None:
+            self._run.step.set(variable, jax.device_put(value, next(iter(variable.stored.devices()))))
+        else:
+            self._run.step.operate(lambda: self._run.write(variable, self._index, value))
+
+    def together(self, operation: Callable[[Frame], R]) -> R:
+        """`operation` of this frame."""
+        return self._run.step.operate(lambda: operation(self))
+
+    def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
+        """`make` of this replica's copy."""
+        return make(self.get(variable))
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        """Makes one variable for all replicas, with replica 0's initial value."""
+        return self._run.meet(self._index, "jd.Variable", make, lambda makes: [makes[0]()] * len(makes))
+
+
+class LockstepLink:
+    """Communication of a replica with the others: it waits until all have come to the same call."""
+
+    def __init__(self, run: LockstepRun, index: int) -> None:
+        self._run, self._index = run, index
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """The replicas that got no data."""
+        return self._run.idle
+
+    def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
+        """Each array reduced over the replicas, added up by `summation`."""
+        whole = self._collective("all_reduce", partial(_reduce_all, op, summation))
+        return _reduced(values, whole, op, self._run.mesh.local_ids[self._index] in self.idle)
+
+    def all_gather(self, values: list[Any], axis: int) -> list[Any]:
+        """Each array concatenated over the replicas."""
+        gather = self._collective("all_gather", partial(_gather_all, axis))
+        return _gathered(values, gather, partial(self._scatter, axis), axis)
+
+    def select(self, value: Any, replica: int) -> Any:
+        """The array of one replica."""
+        run = self._run
+        _check_eager("a write of ONLY_FIRST_REPLICA", [value])
+
+        def merge(payloads: list[Any]) -> list[Any]:
+            if run.mesh.peers is not None:
+                return run.components(pick_value(run.joined([[payload] for payload in payloads])[0], replica))
+            return [run.near(payloads[replica], index) for index in range(len(payloads))]
+
+        return run.meet(self._index, f"a read of replica {replica}", value, merge)
+
+    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs `fn` once, in cross-replica context, with what all replicas brought."""
+        run = self._run
+        _check_eager("merge_call", flatten((args, kwargs))[0])
+
+        def merge(payloads: list[Any]) -> Sequence[Any]:
+            args, kwargs = run.regroup(payloads)
+            with contexts.entered(Context(run.strategy, None, run.eager)):
+                result = fn(run.strategy, *args, **kwargs)
+            run.forget()
+            return run.components(map_leaves(run.mirrored, result))
+
+        return run.meet(self._index, f"merge_call of {getattr(fn, '__qualname__', fn)}", (args, kwargs), merge)
+
+    def _scatter(self, axis: int, cotangents: list[Any], sizes: list[int]) -> list[Any]:
+        """This replica's part of the sums of cotangents: for each `size` elements, behind those of the others."""
+        run = self._run
+        _check_eager("all_gather's gradient", cotangents)
+        device = run.mesh.local_devices[self._index]
+        payload = [jax.device_put(value, device) for value in cotangents], sizes
+
+        def merge(payloads: list[tuple[list[Any], list[int]]]) -> Sequence[Any]:
+            totals = reduce_many(run.joined([p[0] for p in payloads]), ReduceOp.SUM)
+            columns = [
+                _cut_out(total, [p[1][place] for p in payloads], axis, run.mesh) for place, total in enumerate(totals)
+            ]
+            return [list(row) for row in zip(*columns, strict=True)]
+
+        return run.meet(self._index, "all_gather's gradient", payload, merge)
+
+    def _collective(self, name: str, whole: Callable[[list[PerReplica]], list[Any]]) -> Callable[..., list[Any]]:
+        run, index = self._run, self._index
+
+        def merge(payloads: list[list[Any]]) -> Sequence[Any]:
+            return run.components(whole(run.joined(payloads)))
+
+        def call(values: list[Any]) -> list[Any]:
+            _check_eager(name, values)
+            return run.meet(index, name, values, merge)
+
+        return call
+
+
+def _check_eager(name: str, values: list[Any]) -> None:
+    if any(isinstance(value, Tracer) for value in values):
+        raise ContextError(
+            f"{name} was called inside jax.jit, jax.grad, jax.vmap or the like by a replica function that runs eagerly."
+            " HINT: wrap the step in jd.function, or call it outside the transformed function."
+        )
+
+
+class LockstepRun:
+    """One eager `strategy.run`."""
+
+    def __init__(self, strategy: Strategy, mesh: ReplicaMesh, step: EagerStep) -> None:
+        self.strategy, self.mesh, self.step = strategy, mesh, step
+        self.eager = contexts.current().frame
+        step.resets.append(self._reset)
+        self._parts: dict[Variable, tuple[jax.Array, list[Any]]] = {}
+        self._copies: dict[int, tuple[Any, Mirrored]] = {}
+        self._writes: dict[Variable, dict[int, Any]] = {}
+        self.idle: tuple[int, ...] = ()
+        self._op_by_op = step.op_by_op
+        self._rendezvous: Rendezvous
+
+    def __call__(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs `fn` on all replicas and joins their results."""
+        bound = map_leaves(self._localised, (tuple(args), kwargs))
+        self.idle = idle_replicas(flatten(bound)[0])
+        calls = self.components(bound)
+        self._rendezvous = Rendezvous([partial(self._replica, index, fn, *call) for index, call in enumerate(calls)])
+        return self.regroup(self._rendezvous.run())
+
+    def _replica(self, index: int, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        device = self.mesh.local_devices[index]
+        ident = _movable(self.mesh.local_numbers[index], self.mesh)
+        op_by_op = jax.disable_jit() if self._op_by_op else nullcontext()
+        with jax.default_device(device), op_by_op:
+            context = ReplicaContext(self.strategy, ident, LockstepLink(self, index))
+            with contexts.entered(Context(self.strategy, context, LockstepFrame(self, index))):
+                try:
+                    return fn(*args, **kwargs)
+                except ValueError as error:
+                    if "incompatible devices" in str(error):
+                        error.add_note(
+                            "HINT: pass arrays that lie elsewhere to strategy.run as arguments, in place of reading "
+                            "them from around the function: a replica gets them on its own device."
+                        )
+                    raise
+
+    def meet(self, index: int, meeting: str, payload: Any, merge: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        """Waits for all replicas; see `Rendezvous.meet`."""
+
+        def compiled(payloads: list[Any]) -> Sequence[Any]:
+            with jax.disable_jit(False):
+                return merge(payloads)
+
+        result = self._rendezvous.meet(index, meeting, payload, compiled if self._op_by_op else merge)
+        contexts.show()  # in another replica's thread variables may have changed
+        return result
+
+    def components(self, nest: Any) -> list[Any]:
+        """One nest a local replica; remembers the copies of mirrored values, which `regroup` finds again."""
+        calls = components(nest, self.mesh)
+        for place, leaf in enumerate(flatten(nest)[0]):
+            if isinstance(leaf, Mirrored):
+                self._remember([flatten(call)[0][place] for call in calls], leaf)
+        return calls
+
+    def _localised(self, leaf: Any) -> Any:
+        return self.mirrored(leaf) if isinstance(leaf, jax.Array) and leaf.committed else leaf
+
+    def mirrored(self, leaf: Any) -> Any:
+        """An array of all replicas, such as `strategy.reduce` gives, as a value with a copy on each device."""
+        if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+            return leaf
+        return Mirrored(put(leaf, self.mesh.replicated), self.mesh)
+
+    def regroup(self, results: Sequence[Any]) -> Any:
+        """Joins one nest a local replica into a nest of distributed values."""
+        return regroup(results, self.mesh, known=self._copies, idle=self.idle)
+
+    def joined(self, payloads: Sequence[Sequence[Any]]) -> list[PerReplica]:
+        """Values of all replicas, of which each brings a list; they remember the replicas that had no data."""
+        return join(list(zip(*payloads, strict=True)), self.mesh, self.idle)
+
+    def _remember(self, copies: Sequence[Any], whole: Mirrored) -> None:
+        self._copies.update({id(copy): (copy, whole) for copy in copies})
+
+    def wrote(self, variable: Variable) -> bool:
+        """True if the step, or one of the replicas, has written the variable."""
+        return variable in self._writes or self.step.holds(variable)
+
+    def read(self, variable: Variable, index: int) -> Any:
+        """One replica's copy, as it last wrote it."""
+        pending = self._writes.get(variable, {})
+        return pending[index] if index in pending else self._split(variable)[index]
+
+    def _split(self, variable: Variable) -> list[Any]:
+        """The variable's copies, one a local replica; kept as long as the variable holds the same array."""
+        array = self.step.get(variable)
+        known = self._parts.get(variable)
+        if known is None or known[0] is not array:
+            with jax.ensure_compile_time_eval():  # the first read may come in a loop's body or in jax.jit
+                spread = variable.policy.spread(array)
+                parts = [_movable(part, self.mesh) for part in self.mesh.local_parts(spread)]
+            known = self._parts[variable] = (array, parts)
+            if variable.policy.shared:
+                self._remember(known[1], Mirrored(spread, self.mesh))
+        return known[1]
+
+    def near(self, value: Any, index: int) -> Any:
+        """A value on the device of a replica, or in a mirrored one's copy there."""
+        return _movable(jax.device_put(value, self.mesh.local_devices[index]), self.mesh)
+
+    def forget(self) -> None:
+        """Drops what is known of the variables: cross-replica code may have changed them."""
+        self._parts.clear()
+
+    def _reset(self) -> None:
+        """Drops what the replicas have written: it is written again."""
+        self._parts.clear()
+        self._writes.clear()
+
+    def write(self, variable: Variable, index: int, value: Any) -> None:
+        """Notes one replica's new copy; when all have written, the variable gets them as one array."""
+        parts = self._split(variable)
+        value = self.near(value, index)
+        if not variable.policy.shared:
+            parts[index] = value
+            array = self.mesh.assemble(parts)
+            self.step.bind(variable, array)
+            # The replica may hold what it wrote, so the array counts as lent.
+            self._parts[variable] = (self.step.get(variable), parts)
+            return
+        pending = self._writes.setdefault(variable, {})
+        pending[index] = value
+        self.step.changed(variable)
+        if len(pending) == len(parts):
+            del self._writes[variable]
+            copies = [pending[i] for i in range(len(parts))]
+            whole = jax.make_array_from_single_device_arrays(variable.shape, self.mesh.replicated, copies)
+            self.step.bind(variable, variable.policy.collected(whole))
+            self.step.get(variable)  # the replicas may hold what they wrote, so the array counts as lent
+
+
+def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Runs `fn` eagerly on every local replica; see `Strategy.run`."""
+    return stepping(lambda step: LockstepRun(strategy, mesh, step)(fn, args, kwargs))
+
+
+def components(nest: Any, mesh: ReplicaMesh) -> list[Any]:
+    """One nest a local replica, with its component of every distributed value."""
+    leaves, tree = flatten(nest)
+    columns = [
+        [_movable(part, mesh) for part in leaf.values] if isinstance(leaf, ReplicaValues) else None for leaf in leaves
+    ]
+    return [
+        tree.unflatten([leaf if column is None else column[i] for leaf, column in zip(leaves, columns, strict=True)])
+        for i in range(len(mesh.local_ids))
+    ]
+
+
+def _movable(part: Any, mesh: ReplicaMesh) -> Any:
+    """A replica's array such that it can meet arrays from around the function, which may lie anywhere.
+
+    Not among several workers: they would not see that each puts another array in the same place.
+    """
+    return part if mesh.peers is not None else unbound(part)
+
+
+def regroup(
+    results: Sequence[Any],
+    mesh: ReplicaMesh,
+    *,
+    always: bool = False,
+    known: Copies | None = None,
+    idle: tuple[int, ...] = (),
+) -> Any:
+    """Joins one nest a local replica into a nest of distributed values.
+
+    What is the same object on all replicas stays as it is, unless `always`; arrays that are the copies of one
+    mirrored value among `known` become that value again.
+
+    Raises:
+      ContextError: the replicas' nests differ in structure.
+    """
+    flat = [flatten(result) for result in results]
+    tree = flat[0][1]
+    if any(other != tree for _, other in flat):  # None on one replica, and a value on another, are values as others
+        flat = [jax.tree.flatten(result, is_leaf=_is_whole_or_none) for result in results]
+        tree = flat[0][1]
+    for index, (_, other) in enumerate(flat):
+        if other != tree:
+            raise ContextError(
+                f"replica 0 returned {tree}, replica {index} {other}. "
+                "HINT: the function must return the same structure on every replica."
+            )
+    columns = list(zip(*(leaves for leaves, _ in flat), strict=True))
+    leaves = [_shared_leaf(column, always, known or {}) for column in columns]
+    apart = [place for place, leaf in enumerate(leaves) if leaf is _APART]
+    for place, value in zip(apart, join([columns[place] for place in apart], mesh, idle), strict=True):
+        leaves[place] = value
+    return tree.unflatten(leaves)
+
+
+def _is_whole_or_none(value: Any) -> bool:
+    return value is None or is_whole(value)
+
+
+_APART = object()
+"""Stands for a leaf of which every replica has its own."""
+
+
+def _shared_leaf(column: tuple[Any, ...], always: bool, known: Copies) -> Any:
+    first = column[0]
+    if not always and all(value is first for value in column):
+        return first
+    if isinstance(first, ReplicaValues):
+        raise ContextError(
+            f"a replica function returned {type(first).__name__}, a value of all replicas. "
+            "HINT: return the replica's own arrays."
+        )
+    wholes = [known.get(id(value), (None, None))[1] for value in column]
+    if wholes[0] is not None and all(whole is wholes[0] for whole in wholes):
+        return wholes[0]
+    return _APART
+
+
+def join(columns: Sequence[Sequence[Any]], mesh: ReplicaMesh, idle: tuple[int, ...]) -> list[PerReplica]:
+    """The values of which each column holds the local replicas' components, in one exchange with other workers.
+
+    Args:
+      columns: one part a local replica for each value.
+      mesh: the replicas' devices.
+      idle: the replicas that had no data to compute their part from.
+    """
+    if not columns:
+        return []
+    signatures: Sequence[Any] = [None] * len(columns)
+    if mesh.peers is not None:
+        signatures = all_signatures(columns, "what the replicas gave", mesh)
+    values = [PerReplica.from_parts(parts, mesh, known) for parts, known in zip(columns, signatures, strict=True)]
+    for value in values:
+        if not value.is_tuple:
+            value.idle = idle
+    return values
+
+
+def _reduce_all(op: ReduceOp, summation: Summation | None, values: list[PerReplica]) -> list[Any]:
+    return list(reduce_many(values, op, summation))
+
+
+def _gather_all(axis: int, values: list[PerReplica]) -> list[Any]:
+    return [Mirrored(gather_value(value, axis), value.mesh) for value in values]
+
+
+def _reduced(values: list[Any], call: Callable[[list[Any]], list[Any]], op: ReduceOp, is_idle: bool) -> list[Any]:
+    """`call(values)`, its gradient being the same reduction of the cotangents.
+
+    Nothing comes back for what an idle replica did not contribute.
+    """
+    arrays = [value if isinstance(value, jax.Array) else jnp.asarray(value) for value in values]
+    if not any(isinstance(array, Tracer) for array in arrays):
+        return call(arrays)
+    places = _inexact(arrays)
+
+    def backward(missing: list[Any], cotangents: list[Any]) -> tuple[list[Any]]:
+        totals: list[Any] = [None] * len(arrays)
+        for place, total in zip(places, call([cotangents[place] for place in places]), strict=True):
+            totals[place] = jnp.where(missing[place], jnp.zeros_like(total), total) if is_idle else total
+        return (totals,)
+
+    def missing(value: Any) -> Any:
+        return jnp.asarray(True) if op is ReduceOp.MEAN else jnp.isnan(value)
+
+    reduce = jax.custom_vjp(call)
+    reduce.defvjp(lambda values: (call(values), [missing(x) for x in values] if is_idle else []), backward)
+    return reduce(arrays)
+
+
+def _gathered(values: list[Any], gather: Callable[..., list[Any]], scatter: Callable[..., list[Any]], axis: int) -> Any:
+    """`gather(values)`, its gradient being this replica's part of the summed cotangents."""
+    if not any(isinstance(value, Tracer) for value in values):
+        return gather(values)
+    places = _inexact(values)
+    sizes = [values[place].shape[axis] for place in places]
+
+    def backward(_: Any, cotangents: list[Any]) -> tuple[list[Any]]:
+        parts: list[Any] = [None] * len(values)
+        for place, part in zip(places, scatter([cotangents[place] for place in places], sizes), strict=True):
+            parts[place] = part
+        return (parts,)
+
+    call = jax.custom_vjp(gather)
+    call.defvjp(lambda values: (gather(values), None), backward)
+    return call(values)
+
+
+def _inexact(arrays: list[Any]) -> list[int]:
+    """Indices of the arrays that have a gradient."""
+    return [place for place, array in enumerate(arrays) if jnp.issubdtype(array.dtype, jnp.inexact)]
+
+
+def _cut_out(total: Mirrored, sizes: Sequence[int], axis: int, mesh: ReplicaMesh) -> list[Any]:
+    """Each local replica's part of a sum over the replicas, of the local replicas' `sizes` along `axis`."""
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    if len(sizes) < mesh.size:  # other workers' replicas are as large, or they could not have been gathered
+        starts = [replica * size for replica, size in zip(mesh.local_ids, sizes, strict=True)]
+    return [
+        jax.lax.slice_in_dim(part, start, start + size, axis=axis)
+        for part, start, size in zip(total.values, starts, sizes, strict=True)
+    ]

@@ -1,0 +1,378 @@
+"""One compiled program: the variables that it takes and gives back, and the call that does it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from itertools import chain, starmap
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Sharding
+
+from jaxtribute._src.collectives.listing import listed
+from jaxtribute._src.execution.capture import Capture, Constant, is_constant
+from jaxtribute._src.execution.compiled_only import CompiledOnly
+from jaxtribute._src.execution.eager import EagerStep
+from jaxtribute._src.execution.frames import check_untraced
+from jaxtribute._src.execution.interrupts import Guard, undisturbed
+from jaxtribute._src.jaxprs.core import as_function, opened
+from jaxtribute._src.traced_reads import traced_reads
+from jaxtribute._src.values.lending import lent
+from jaxtribute._src.values.mesh import ReplicaMesh, own, put
+from jaxtribute._src.values.stored import Slot, StoredArray, prepare_donation, replace, replace_many, set_slot, updating
+from jaxtribute._src.values.variable import Variable
+
+_MANY = 32
+"""Variables that Python's own loop binds faster than a call of C that it prepares."""
+
+_flattened = chain.from_iterable
+"""Looked up once: every step calls it."""
+
+spread: set[int] = set()
+"""Ids of variables of no strategy that a program on several devices has copied to all of them."""
+
+
+class Grow(Exception):  # noqa: N818
+    """A retrace touched variables that the program does not take yet."""
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
+
+
+class Program:
+    """A function compiled for one structure of arguments, over all their shapes.
+
+    Variables that it writes are donated and rebound; those that it only reads are passed. `jax.jit` keeps one
+    executable for each combination of shapes, and asks `retrace` for the program of a new one.
+    """
+
+    def __init__(
+        self,
+        first: Capture,
+        retrace: Callable[[Sequence[Any]], Capture],
+        home: ReplicaMesh | None,
+        given: Sequence[int] = (),
+    ) -> None:
+        self._retrace = retrace
+        self.name = ""
+        """Name of the program in messages."""
+        self._home = home
+        self._given = frozenset(given)
+        """The places among the leaves of arguments whose memory the program may take over."""
+        self._pending: Capture | None = None
+        self.mesh: ReplicaMesh | None = None
+        self.donated: list[Variable] = []
+        self.kept: list[Variable] = []
+        self._constants = False
+        self._growing: Capture | None = None
+        """The variables that the program is still to take, until it does."""
+        self._special = False
+        """True if a step needs what `_prepare` does."""
+        self._guard, self._outcome = Guard(self._check_eager), Slot()
+        """The guard that tells when JAX runs Python, and the place of a step's results besides the variables."""
+        self._numbers = itertools.count()
+        self._trees: dict[int, Any] = {}
+        """The structures of results, by a number that the compiled program gives back with them."""
+        self._grow(first)
+
+    def _grow(self, capture: Capture) -> None:
+        self._growing, self._special = capture, True
+        written = dict.fromkeys([*self.donated, *capture.frame.written])
+        read = dict.fromkeys([*self.kept, *capture.frame.inputs])
+        self.donated, self.kept = list(written), [variable for variable in read if variable not in written]
+        self.mesh = capture.frame.mesh or self.mesh
+        self._home = self._home or capture.frame.home
+        self._constants |= capture.constants
+        self._loose = [i for i, v in enumerate((*self.donated, *self.kept)) if v.policy.mesh is None]
+        self._settle(self._loose_of(self.donated, self.kept))
+        # Without an argument that is bound to a device, JAX would run on its default one.
+        bound = any(variable.stored.committed for variable in (*self.donated, *self.kept))
+        self._needs_home = self._home is not None and not bound
+        target = self._target()  # once: it may look at every variable
+        state = [self._placement(variable, target) for variable in self.donated]
+        self._shardings = None if any(sharding is None for sharding in state) else [*state, None]
+        self._donated_ids = frozenset(id(variable) for variable in self.donated)
+        self._targets: list[Slot] = [*self.donated, self._outcome]
+        self._pending = capture
+        self._closed = capture.closed
+        central = next((v.policy for v in (*self.donated, *self.kept) if v.policy.parameter_device is not None), None)
+        if central is not None and central.mesh is not None and central.parameter_device is not None:
+            from jaxtribute._src.execution.central.program import CentralProgram  # for one strategy alone
+
+            self.mesh, self._given = self.mesh or central.mesh, frozenset()
+            self._central = True
+            self._jitted: Any = CentralProgram(
+                self._body, self.donated, self.kept, central.mesh, central.parameter_device
+            )
+        else:
+            self._central = False
+            self._compile_anew()
+        self._growing, self._special = None, bool(self._loose)
+
+    def _compile_anew(self) -> None:
+        """Makes a `jax.jit` that knows no program yet."""
+
+        def step(*inputs: Any) -> list[Any]:  # of its own: equal functions would share what JAX knows of them
+            return self._body(*inputs)
+
+        donated = (0, 4) if self._given else 0
+        self._jitted = jax.jit(step, donate_argnums=donated, out_shardings=self._shardings)
+        home = self.mesh or self._home
+        if home is not None and home.described:
+            self._jitted = CompiledOnly(self._jitted, home.replicated)
+
+    def _target(self) -> Sharding | None:
+        """Place of arguments and variables of no strategy; None where any will do."""
+        home = self.mesh or self._home
+        if home is not None:
+            return home.replicated
+        owned = (v.stored.sharding for v in (*self.donated, *self.kept) if v.policy.mesh is not None)
+        return next(owned, None)
+
+    def _placement(self, variable: Variable, target: Sharding | None) -> Sharding | None:
+        """Place of a variable's new value, which is `target` if it is of no strategy; None: JAX decides."""
+        if variable.policy.mesh is None and target is not None:
+            return target
+        return variable.stored.sharding if variable.stored.committed else None
+
+    def _body(
+        self,
+        donated: Sequence[Any],
+        kept: Sequence[Any],
+        leaves: Sequence[Any],
+        _: Any = None,
+        given: Sequence[Any] = (),
+    ) -> list[Any]:
+        """The written variables' new arrays, and behind them the results, in a tuple.
+
+        JAX makes lists, tuples and dictionaries of the outputs without any Python. Results of other classes it gives
+        as their arrays, under the number of their structure, and they are put together later: a signal would be heard
+        in between, and the new arrays lost.
+        """
+        if given:
+            rest, gifts = iter(leaves), iter(given)
+            leaves = [next(gifts if i in self._given else rest) for i in range(len(leaves) + len(given))]
+        capture = self._pending or self._traced(leaves)
+        self._pending = None
+        known = dict(zip((*self.donated, *self.kept), (*donated, *kept), strict=True))
+        frame = capture.frame
+        spreads = self.mesh is None and frame.mesh is not None
+        if spreads or any(v not in known for v in frame.inputs) or any(v in self.kept for v in frame.written):
+            raise Grow(capture)
+        self._constants |= capture.constants
+        inputs = [known[variable] for variable in capture.frame.inputs]
+        own_leaves, fed = leaves[: len(leaves) - frame.fed], leaves[len(leaves) - frame.fed :]
+        outputs = as_function(capture.closed)(*own_leaves, *inputs, *fed)
+        count = capture.tree.num_leaves
+        # JAX would hand an input that is also an output back as it is: the caller's own memory, as a variable's.
+        passed = {id(value) for value in (*leaves, *inputs)}
+        state = [jnp.copy(value) if id(value) in passed else value for value in outputs[count:]]
+        known.update(zip(capture.frame.written, state, strict=True))
+        arrays = [known[variable] for variable in self.donated]
+        if _is_plain(capture.tree):
+            return [*arrays, (capture.tree.unflatten(outputs[:count]),)]
+        number = next(self._numbers)
+        self._trees[number] = capture.tree
+        return [*arrays, {number: list(outputs[:count])}]
+
+    def _traced(self, leaves: Sequence[Any]) -> Capture:
+        return self._guard.resumed(lambda: self._retrace(leaves))
+
+    def __call__(self, leaves: Sequence[Any], within: EagerStep | None = None) -> Any:
+        """Runs one step: puts the variables in, takes their new values back, returns the results.
+
+        Args:
+          leaves: the arrays of the arguments.
+          within: the eager step that it is part of, which keeps what is written.
+        """
+        mesh = self.mesh
+        if mesh is not None and mesh.peers is not None:
+            mesh.entering(self.name, partial(self._collectives, leaves))
+        donated: Sequence[StoredArray] = self.donated
+        try:
+            if within is None:
+                with updating:
+                    result = self._run(leaves, donated, self.kept, self._targets)
+            else:
+                result, donated = within.operate(partial(self._part, leaves, within))
+        except Grow as grow:
+            with updating:
+                self._grow(grow.capture)
+            return self(leaves, within)
+        if type(result) is tuple:
+            (result,) = result
+        else:
+            ((number, flat),) = result.items()
+            result = self._trees[number].unflatten(flat)
+        if mesh is not None and mesh.throttles:
+            mesh.throttle(partial(_computed, result, donated, of_result=mesh.peers is not None))
+        return jax.tree.map(_unwrapped, result, is_leaf=is_constant) if self._constants else result
+
+    def _part(self, leaves: Sequence[Any], within: EagerStep) -> tuple[Any, Sequence[StoredArray]]:
+        """The step on what the eager step `within` has made of the variables."""
+        with updating:
+            donated = [within.slot(variable, written=True) for variable in self.donated]
+            kept = [within.slot(variable, written=False) for variable in self.kept]
+            for variable in self.donated:
+                within.changed(variable)
+            return self._run(leaves, donated, kept, [*donated, self._outcome]), donated
+
+    def _collectives(self, leaves: Sequence[Any]) -> list[str]:
+        """Describes the program, for workers to compare: its arguments and its collectives."""
+        shapes = [f"argument {leaf.dtype}{list(leaf.shape)}" for leaf in leaves if hasattr(leaf, "dtype")]
+        return [*shapes, *listed(opened(self._closed))]
+
+    def _run(
+        self,
+        leaves: Sequence[Any],
+        donated: Sequence[StoredArray],
+        kept: Sequence[StoredArray],
+        targets: Sequence[Slot],
+    ) -> Any:
+        """Calls the program with the arrays of `donated` and `kept`, binds the new ones, and returns its results.
+
+        Every step passes here: each operation counts, and the underscores save a call a variable.
+        """
+        if self._special:
+            self._prepare(donated, kept)
+        if lent and (donated is not self.donated or not lent.isdisjoint(self._donated_ids)):
+            undisturbed(prepare_donation, donated)  # it takes locks that saves wait for
+        old = [slot._data for slot in donated]  # pyright: ignore[reportPrivateUsage]
+        read = [slot._data for slot in kept]  # pyright: ignore[reportPrivateUsage]
+        guard, outcome = self._guard, self._outcome
+        inputs = self._divided(old, read, leaves) if self._given else (old, read, leaves, guard)
+        guard.seen = False
+        # The program is called by `replace`, as it takes the first array: nothing may come between the two.
+        calls = starmap(self._jitted, (inputs,))
+        try:
+            if self._needs_home or traced_reads.active:
+                if donated is self.donated and not traced_reads.stored.isdisjoint(self._donated_ids):
+                    traced_reads.renew(self.donated[0])
+                home = jax.default_device(self._home.devices[0]) if self._needs_home and self._home else nullcontext()
+                with home, traced_reads.steady():  # as if no kept function had read a variable
+                    replace(map(set_slot, targets, _flattened(calls)))
+            elif len(targets) < _MANY:
+                replace(map(set_slot, targets, _flattened(calls)))
+            else:
+                replace_many(targets, calls)
+        except ValueError:
+            guard.release()
+            moved = self._brought_home(leaves, self._loose_of(donated, kept))
+            if moved is None:
+                raise
+            return self._run(moved, donated, kept, targets)
+        finally:
+            if guard.deferral is not None:
+                if guard.broken and not self._central:
+                    self._compile_anew()  # JAX would call a program that it could not finish through Python for ever
+                guard.release()
+        result: Any = outcome._data  # pyright: ignore[reportPrivateUsage]
+        outcome._data = None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        return result
+
+    def _prepare(self, donated: Sequence[StoredArray], kept: Sequence[StoredArray]) -> None:
+        """Prepares a step of a program that is being made for more variables, or that has some of no strategy."""
+        if self._growing is not None:
+            raise Grow(self._growing)  # an interrupt came while the program was made for more variables
+        if self.mesh is not None or spread:
+            self._settle(self._loose_of(donated, kept))
+
+    def _divided(self, old: list[Any], read: list[Any], leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """The program's inputs where it takes over the memory of some arguments."""
+        rest = [leaf for i, leaf in enumerate(leaves) if i not in self._given]
+        return old, read, rest, self._guard, [leaf for i, leaf in enumerate(leaves) if i in self._given]
+
+    def _check_eager(self) -> None:
+        """Checks that new values can get out: not if this was called inside jax.jit, without a traced argument."""
+        if self.donated:
+            check_untraced(self.donated[0])
+
+    def _loose_of(self, donated: Sequence[StoredArray], kept: Sequence[StoredArray]) -> list[StoredArray]:
+        """Those of variables that belong to no strategy."""
+        both = (*donated, *kept)
+        return [both[place] for place in self._loose]
+
+    def _brought_home(self, leaves: Sequence[Any], loose: Sequence[StoredArray]) -> list[Any] | None:
+        """Brings arguments and variables of no strategy from other devices to the program's; None if none is away."""
+        target = self._target()
+        if target is None:
+            return None
+
+        def away(array: Any) -> bool:
+            return isinstance(array, jax.Array) and array.committed and array.sharding.device_set != target.device_set
+
+        stray = [slot for slot in loose if away(slot.stored)]
+        if not stray and not any(away(leaf) for leaf in leaves):
+            return None
+        for slot in stray:
+            slot.bind(own(slot.stored, target))
+        return [put(leaf, target) if away(leaf) else leaf for leaf in leaves]
+
+    def _settle(self, loose: Sequence[StoredArray]) -> None:
+        """Brings variables that belong to no strategy to the devices of this program."""
+        target = self._target()
+        for slot in loose:
+            array = slot.stored
+            if target is not None and len(target.device_set) > 1:
+                if array.sharding != target:
+                    slot.bind(own(array, target))
+                    spread.add(id(slot))
+            elif len(array.devices()) > 1:
+                slot.bind(array.addressable_shards[0].data.copy())
+                spread.discard(id(slot))
+
+    @property
+    def jitted(self) -> Any:
+        """The function of donated variables, kept variables and arguments that `jax.jit` made, for looking at."""
+        return self._jitted
+
+    @property
+    def given(self) -> frozenset[int]:
+        """The places among the leaves of arguments whose memory the program takes over."""
+        return self._given
+
+    def lower(self, leaves: Sequence[Any]) -> Any:
+        """The program lowered for `leaves`, for looking at; runs nothing."""
+        donated, kept = [v.peek() for v in self.donated], [v.peek() for v in self.kept]
+        return self._jitted.lower(donated, kept, leaves, Guard(None))
+
+
+def program_of(
+    first: Capture,
+    retrace: Callable[[Sequence[Any]], Capture],
+    home: ReplicaMesh | None,
+    given: Sequence[int] = (),
+    name: str = "",
+) -> Callable[[Sequence[Any]], Any]:
+    """The program of a traced function: a `Program`, unless it touches variables that other processes hold."""
+    touched = (*first.frame.inputs, *first.frame.written, *first.frame.operations)
+    owners = (getattr(entry, "variable", entry) for entry in touched)
+    kinds = (variable.policy.program for variable in owners if isinstance(variable, Variable))
+    kind = next((kind for kind in kinds if kind is not None), None) or Program
+    program = kind(first, retrace, home, given)
+    if isinstance(program, Program):
+        program.name = name
+    return program
+
+
+def _computed(result: Any, donated: Sequence[StoredArray], *, of_result: bool) -> Any:
+    """Arrays that are ready once a dispatched step has been computed."""
+    if of_result and jax.tree.leaves(result):
+        return result
+    return [slot.stored for slot in donated] or result
+
+
+def _is_plain(tree: Any) -> bool:
+    """True if a structure is of arrays, tuples, lists and dictionaries alone, all of which JAX makes by itself."""
+    node = tree.node_data()
+    if node is None or node[0] is type(None):
+        return True
+    return node[0] in (tuple, list, dict) and all(_is_plain(child) for child in tree.children())
+
+
+def _unwrapped(value: Any) -> Any:
+    return value.value if isinstance(value, Constant) else value

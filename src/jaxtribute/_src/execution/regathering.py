@@ -1,0 +1,85 @@
+"""Gradients whose backward pass gathers sharded variables anew, and keeps what user code checkpoints it to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxtribute._src.collectives.wholes import whole_p
+from jaxtribute._src.jaxprs.core import JaxprEqn, as_closed, aval, is_program, opened
+from jaxtribute._src.jaxprs.walking import any_in, evaluate
+
+
+def value_and_grad_regathering(loss: Callable[..., Any], values: Sequence[Any]) -> Any:
+    """Returns `jax.value_and_grad(loss, has_aux=True)(values)`, of a backward pass that gathers variables anew."""
+    differentiate = jax.value_and_grad(jax.checkpoint(_opaque(loss), policy=_keep_all_but_wholes), has_aux=True)
+    try:
+        return differentiate(values)
+    except NotImplementedError as error:
+        if "Effects not supported" not in str(error):
+            raise
+        return jax.value_and_grad(loss, has_aux=True)(values)  # callbacks must not run twice, so all is kept
+
+
+def _keep_all_but_wholes(primitive: Any, *_: Any, **__: Any) -> bool:
+    """True if the backward pass takes a result from the forward pass: all but variables gathered from their slices."""
+    return primitive is not whole_p
+
+
+def _opaque(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """`loss`, in which the user's `jax.checkpoint`s are such that a policy around them cannot see inside.
+
+    JAX applies the outermost policy to the operations inside of inner checkpoints, too: it would keep all that the user
+    has asked to compute again.
+    """
+
+    def run(values: Any) -> Any:
+        program, shapes = jax.make_jaxpr(loss, return_shape=True)(values)
+        results = evaluate(program, jax.tree.leaves(values), _handle)
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return run
+
+
+def _is_checkpoint(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in ("remat2", "checkpoint")
+
+
+def _handle(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:
+    """The results of a checkpoint, and of an operation with one inside; None for all others."""
+    if not any_in(eqn, _is_checkpoint):
+        return None
+    if _is_checkpoint(eqn):
+        return _checkpointed(eqn, operands)
+    return _bound(eqn, operands, {key: _rewritten(value) for key, value in eqn.params.items()})
+
+
+def _checkpointed(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+    """A checkpoint as a function with a backward pass of its own: that of the checkpoint itself."""
+
+    def call(*inputs: Any) -> list[Any]:
+        return _bound(eqn, inputs, eqn.params)
+
+    function = jax.custom_vjp(call)
+    function.defvjp(lambda *inputs: jax.vjp(call, *inputs), lambda pullback, cotangents: pullback(cotangents))
+    return function(*operands)
+
+
+def _bound(eqn: JaxprEqn, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    with eqn.ctx.manager:
+        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _rewritten(value: Any) -> Any:
+    """A program inside an operation, with its checkpoints made opaque; other parameters as they are."""
+    if isinstance(value, (tuple, list)) and any(is_program(one) for one in value):
+        return type(value)(_rewritten(one) for one in value)
+    if not is_program(value) or not any(any_in(eqn, _is_checkpoint) for eqn in opened(value).eqns):
+        return value
+    whole = as_closed(value)
+    inputs = [jax.ShapeDtypeStruct(aval(v).shape, aval(v).dtype) for v in opened(whole).invars]
+    made = jax.make_jaxpr(lambda *given: evaluate(whole, given, _handle))(*inputs)
+    return made if hasattr(value, "consts") else opened(made)

@@ -1,0 +1,195 @@
+"""Running one function a replica, one at a time, so that they can meet half-way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any
+
+from jaxtribute._src.callers import caller
+from jaxtribute._src.execution.workers import Signal, Workers
+from jaxtribute.errors import ContextError
+
+_workers = Workers("jaxtribute-replica")
+
+
+class _State(Enum):
+    NEW = 0
+    RUNNING = 1
+    PARKED = 2
+    READY = 3
+    DONE = 4
+
+
+class _Abandoned(BaseException):
+    """Unwinds a replica that waits for others which failed."""
+
+
+class _Replica:
+    """State of one replica's run."""
+
+    def __init__(self, body: Callable[[], Any]) -> None:
+        self.body = body
+        self.state = _State.NEW
+        self.wake = Signal()
+        self.result: Any = None
+        self.payload: Any = None
+        self.meeting = ""
+        self.place = ""
+
+
+class Rendezvous:
+    """Runs replica functions in turn; those that call `meet` wait there until all have come.
+
+    One replica runs at a time, in replica order, so prints and changes of Python state happen in a fixed
+    order. The calling thread runs all of them itself as long as none has to wait; another thread comes in only
+    where one does.
+
+    Args:
+      bodies: the function of each replica.
+    """
+
+    def __init__(self, bodies: Sequence[Callable[[], Any]]) -> None:
+        self._replicas = [_Replica(body) for body in bodies]
+        self._finished = Signal()
+        self._error: BaseException | None = None
+        self._abandoned = False
+        """True if nobody waits for anybody any more: a thread was interrupted while it handed over."""
+        self._merge: Callable[[list[Any]], Sequence[Any]] | None = None
+
+    def run(self) -> list[Any]:
+        """Runs all replicas and returns their results.
+
+        Raises:
+          ContextError: the replicas do not meet at the same places.
+          Whatever the first replica raises that fails.
+        """
+        try:
+            self._run_new(0)
+            if not self._abandoned and any(replica.state is not _State.DONE for replica in self._replicas):
+                self._finished.take()
+        except BaseException as error:  # an interrupt of the caller's thread: nobody must be left waiting
+            self._abandon(error)
+            raise
+        if self._error is not None:
+            raise self._error
+        return [replica.result for replica in self._replicas]
+
+    def meet(self, index: int, meeting: str, payload: Any, merge: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        """Waits until every replica has come to the same meeting, and returns this replica's part of the outcome.
+
+        Args:
+          index: the replica that calls.
+          meeting: what the replicas do together; must be the same for all.
+          payload: what this replica brings.
+          merge: makes each replica's outcome of all payloads; the last replica to come calls its own.
+
+        Raises:
+          ContextError: another replica came to a different meeting, or ended without any.
+        """
+        if self._abandoned:
+            raise _Abandoned
+        replica = self._replicas[index]
+        try:
+            replica.meeting, replica.payload, replica.place = meeting, payload, caller()
+            replica.state = _State.PARKED
+            self._merge = merge
+            self._pass_on()
+            replica.wake.take()
+        except BaseException as error:  # an interrupt: who runs next, and whether it knows, is open
+            self._abandon(error)
+            raise
+        if self._error is not None:
+            raise _Abandoned
+        replica.state = _State.RUNNING
+        outcome, replica.result = replica.result, None
+        return outcome
+
+    def _run_new(self, index: int) -> None:
+        """Runs replica `index` from its start, then those after it that nobody runs yet; raises nothing."""
+        try:
+            self._run_from(index)
+        except BaseException as error:  # noqa: BLE001 (handed to the caller's thread)
+            self._abandon(error)
+
+    def _run_from(self, index: int) -> None:
+        while True:
+            replica = self._replicas[index]
+            replica.state = _State.RUNNING
+            try:
+                replica.result = replica.body()
+            except _Abandoned:
+                pass
+            except BaseException as error:
+                if self._abandoned:
+                    raise
+                error.add_note(f"(raised by replica {index} of {len(self._replicas)})")
+                self._fail(error)
+            replica.state = _State.DONE
+            following = self._next(_State.NEW) if self._error is None and self._next(_State.READY) is None else None
+            if following is None:
+                self._pass_on()
+                return
+            index = following
+
+    def _next(self, state: _State) -> int | None:
+        return next((i for i, replica in enumerate(self._replicas) if replica.state is state), None)
+
+    def _pass_on(self) -> None:
+        """Lets the next replica run: one that may go on, else a new one, else all that wait are merged."""
+        if self._error is None and self._next(_State.READY) is None:
+            new = self._next(_State.NEW)
+            if new is not None:
+                _workers.submit(lambda: self._run_new(new))
+                return
+            self._bring_together()
+        state = _State.READY if self._error is None else _State.PARKED
+        if self._error is not None:
+            for replica in self._replicas:
+                if replica.state is _State.READY:
+                    replica.state = _State.PARKED
+        waiting = self._next(state)
+        if waiting is not None:
+            self._replicas[waiting].state = _State.RUNNING
+            self._replicas[waiting].wake.give()
+        elif all(replica.state in (_State.DONE, _State.NEW) for replica in self._replicas):
+            self._finished.give()
+
+    def _bring_together(self) -> None:
+        parked = [replica for replica in self._replicas if replica.state is _State.PARKED]
+        if not parked:
+            return
+        try:
+            if len(parked) < len(self._replicas) or len({replica.meeting for replica in parked}) > 1:
+                raise self._mismatch()
+            assert self._merge is not None
+            outcomes = self._merge([replica.payload for replica in parked])
+        except BaseException as error:  # noqa: BLE001 (handed to the caller's thread)
+            self._fail(error)
+            return
+        for replica, outcome in zip(parked, outcomes, strict=True):
+            replica.result, replica.payload, replica.state = outcome, None, _State.READY
+
+    def _fail(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = error
+
+    def _abandon(self, error: BaseException) -> None:
+        """Ends all waiting, whatever the replicas' states say; each ends when it wakes, or comes to a meeting."""
+        self._fail(error)
+        self._abandoned = True
+        for replica in self._replicas:
+            replica.wake.give()
+        self._finished.give()
+
+    def _mismatch(self) -> ContextError:
+        lines = [
+            f"  replica {i} has ended" if replica.state is _State.DONE
+            else f"  replica {i} calls {replica.meeting} at {replica.place}"
+            for i, replica in enumerate(self._replicas)
+        ]  # fmt: skip
+        return ContextError(
+            "the replicas do not meet: each must make the same collective calls in the same order, but\n"
+            + "\n".join(lines)
+            + "\nHINT: call collectives and merge_call on every replica, outside conditions that depend on the replica."
+        )

@@ -1,0 +1,303 @@
+"""`ReplicaContext`: what one replica knows of itself, and how it reaches the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src import settings
+from jaxtribute._src.devices import device_name
+from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.values.enums import ReduceOp
+from jaxtribute._src.values.operators import operand
+from jaxtribute.errors import ArgumentError, ContextError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.collectives.options import CommunicationOptions
+    from jaxtribute._src.collectives.summation import Summation
+    from jaxtribute._src.strategies.base import Strategy
+
+
+class Link(Protocol):
+    """Communication of a replica with the others; one implementation for each executor."""
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """The replicas that got no data."""
+        ...
+
+    def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
+        """Each array reduced over the replicas, added up by `summation`."""
+        ...
+
+    def all_gather(self, values: list[Any], axis: int) -> list[Any]:
+        """Each array concatenated over the replicas along `axis`."""
+        ...
+
+    def select(self, value: Any, replica: int) -> Any:
+        """The array of one replica."""
+        ...
+
+    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The result of `fn(strategy, *args, **kwargs)`, run once for all replicas."""
+        ...
+
+
+class SoloLink:
+    """The link of a replica that has no others."""
+
+    idle = ()
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+
+    def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
+        """The arrays as they are."""
+        return values
+
+    def all_gather(self, values: list[Any], axis: int) -> list[Any]:
+        """The arrays as they are."""
+        return values
+
+    def select(self, value: Any, replica: int) -> Any:
+        """The array as it is."""
+        return value
+
+    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls `fn` in cross-replica context."""
+        with contexts.entered(contexts.Context(self._strategy, None, contexts.current().frame)):
+            return fn(self._strategy, *args, **kwargs)
+
+
+class LoneLink(SoloLink):
+    """The link of a replica that has others, none of which runs: `with ReplicaContext(strategy, 1)`."""
+
+    def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
+        """Refused."""
+        raise self._alone()
+
+    def all_gather(self, values: list[Any], axis: int) -> list[Any]:
+        """Refused."""
+        raise self._alone()
+
+    def select(self, value: Any, replica: int) -> Any:
+        """Refused."""
+        raise self._alone()
+
+    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Refused."""
+        raise self._alone()
+
+    def _alone(self) -> ContextError:
+        return ContextError(
+            f"a replica of {self._strategy!r} was entered alone, and no other replica runs that could take part. "
+            "HINT: reduce, gather and merge in the function passed to strategy.run."
+        )
+
+
+class ReplicaContext:
+    """The view of one replica, in the functions that `Strategy.run` calls; see `get_replica_context`.
+
+    Args:
+      strategy: the strategy that runs the replica.
+      replica_id_in_sync_group: the replica's number, from 0: an int32 scalar (a Python int outside any
+        strategy).
+      link: how the other replicas are reached; for executors.
+
+    Source: `tf.distribute.ReplicaContext`.
+    """
+
+    def __init__(self, strategy: Strategy, replica_id_in_sync_group: Any, link: Link | None = None) -> None:
+        self._strategy = strategy
+        self._id = replica_id_in_sync_group
+        self._link: Link = link or (SoloLink if strategy.num_replicas_in_sync == 1 else LoneLink)(strategy)
+
+    def __enter__(self) -> ReplicaContext:
+        """Makes this the replica whose code runs; it sees variables as code outside `strategy.run` does.
+
+        Raises:
+          ContextError: in a replica function, or in the scope of another strategy.
+        """
+        now = contexts.current()
+        if not now.strategy.is_default and (now.replica is not None or now.strategy is not self._strategy):
+            raise ContextError(
+                f"{self!r} was entered in {'a replica function' if now.replica is not None else 'the scope'} of "
+                f"{now.strategy!r}. HINT: enter it outside, or in its own strategy's scope."
+            )
+        contexts.push(contexts.Context(self._strategy, self, now.frame))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        contexts.pop()
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that runs this replica."""
+        return self._strategy
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Number of replicas that take part in a step, over all workers."""
+        return self._strategy.num_replicas_in_sync
+
+    @property
+    def replica_id_in_sync_group(self) -> Any:
+        """This replica's number, from 0 to `num_replicas_in_sync - 1`: an int32 scalar."""
+        return self._id
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of this replica, as a tuple of one name; in a compiled program the devices of all."""
+        devices = self._strategy.extended.mesh.devices
+        if len(devices) > 1 and isinstance(self._id, jax.Array) and not isinstance(self._id, Tracer):
+            devices = (devices[int(self._id)],)
+        return tuple(device_name(device) for device in devices)
+
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
+        """Reduces `value` over the replicas and gives each the result.
+
+        All replicas must call it, in the same order. Small arrays of a nest travel together. It can be
+        differentiated: its gradient is the all-reduce of the cotangents with the same operation.
+
+        Args:
+          reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN` or their names.
+          value: a nest of arrays, of equal shapes on all replicas.
+          options: hints: `bytes_per_pack` says how many bytes of arrays may travel together.
+
+        Returns:
+          A nest as `value`: sums keep the dtype (booleans count as int32), means of integers are floats.
+
+        Raises:
+          ArgumentError: an unknown operation.
+          ContextError: called in lockstep from inside `jax.jit` or the like.
+
+        Source: `tf.distribute.ReplicaContext.all_reduce`.
+        """
+        op = ReduceOp.parse(reduce_op)
+        self._check_current("all_reduce")
+        leaves, tree = jax.tree.flatten(value)
+        if not leaves:
+            return value
+        summation = self._strategy.extended.summation(options)
+        return tree.unflatten(self._link.all_reduce([operand(leaf) for leaf in leaves], op, summation))
+
+    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+        """Concatenates `value` over the replicas along `axis` and gives each the result.
+
+        Args:
+          value: a nest of arrays of rank 1 or more, equal in shape but for `axis`.
+          axis: the axis, not negative.
+          options: accepted for compatibility.
+
+        Returns:
+          A nest as `value`, `axis` longer by the number of replicas.
+
+        Raises:
+          ArgumentError: a scalar, or an axis that is negative or out of range.
+
+        Source: `tf.distribute.ReplicaContext.all_gather`.
+        """
+        self._check_current("all_gather")
+        leaves, tree = jax.tree.flatten(value)
+        leaves = [jnp.asarray(operand(leaf)) for leaf in leaves]
+        for leaf in leaves:
+            if not 0 <= axis < leaf.ndim:
+                raise ArgumentError(
+                    f"cannot gather an array of shape {leaf.shape} along axis {axis}. "
+                    "HINT: all_gather needs 0 <= axis < rank; give scalars an axis first, e.g. x[None]."
+                )
+        return tree.unflatten(self._link.all_gather(leaves, axis))
+
+    def merge_call(self, merge_fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
+        """Waits for all replicas, then calls `merge_fn(strategy, *args, **kwargs)` once, in cross-replica context.
+
+        Args:
+          merge_fn: receives the strategy and, for each argument, the `PerReplica` value of what the replicas gave.
+          args: positional arguments, a tuple or list.
+          kwargs: keyword arguments.
+
+        Returns:
+          What `merge_fn` returns; of distributed values each replica gets its component.
+
+        Source: `tf.distribute.ReplicaContext.merge_call`.
+        """
+        self._check_current("merge_call")
+        settings.function("merge_fn", merge_fn)
+        return self._link.merge(merge_fn, tuple(args), dict(kwargs or {}))
+
+    def fold_in(self, key: jax.Array) -> jax.Array:
+        """Returns a key of this replica's own, so that replicas draw different numbers from one key.
+
+        Args:
+          key: a key of `jax.random`, the same on all replicas.
+
+        Returns:
+          `jax.random.fold_in(key, replica_id_in_sync_group)`. With one replica that is not `key` itself. For numbers
+          that do not depend on how many replicas there are see `example_keys`.
+        """
+        return jax.random.fold_in(self._near(key), self._id)
+
+    def example_keys(self, key: jax.Array, examples: int) -> jax.Array:
+        """Returns one key for each of this replica's examples: example by example the same for any number of replicas.
+
+        An example's key depends on `key` and its place in the global batch, which is that of the replicas in order.
+        All replicas must call it, as it asks them how many examples they have.
+
+        Args:
+          key: a key of `jax.random`, the same on all replicas; fold the number of the step into it.
+          examples: how many examples this replica has, such as `x.shape[0]`; it may differ from replica to replica.
+
+        Returns:
+          Keys of shape `(examples,)` (old-style keys: `(examples, words)`), to be used under `jax.vmap`.
+        """
+        self._check_current("example_keys")
+        counts = self._link.all_gather([jnp.full(1, examples, jnp.int32)], 0)[0]
+        before = jnp.where(jnp.arange(counts.size) < self._id, counts, jnp.zeros_like(counts)).sum(dtype=jnp.int32)
+        places = before + jnp.arange(examples, dtype=jnp.int32)
+        return jax.vmap(jax.random.fold_in, (None, 0))(self._near(key), places)
+
+    def _near(self, key: jax.Array) -> jax.Array:
+        """The key on this replica's device, if it was given from outside."""
+        if not isinstance(self._id, jax.Array) or isinstance(key, Tracer) or isinstance(self._id, Tracer):
+            return key
+        return jax.device_put(key, next(iter(self._id.devices())))
+
+    def update(self, var: Any, fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
+        """Calls `fn(var, *args, **kwargs)` where the variable is, once for all replicas.
+
+        See `StrategyExtended.update`.
+        """
+
+        def merged(strategy: Strategy, *args: Any, **kwargs: Any) -> Any:
+            return strategy.extended.update(var, fn, args, kwargs)
+
+        return self.merge_call(merged, args, kwargs)
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """The ids of the replicas that got no data in this step: the last partial batch did not reach them."""
+        return self._link.idle
+
+    def first(self, value: Any) -> Any:
+        """The array that replica 0 gave, on every replica."""
+        return self._link.select(value, 0)
+
+    def fold_writes(self, value: Any, adds: bool) -> Any:
+        """Combines all replicas' writes to one shared copy: their sum, or the last replica's value."""
+        if adds:
+            return self._link.all_reduce([value], ReduceOp.SUM)[0].astype(value.dtype)
+        return self._link.select(value, self.num_replicas_in_sync - 1)
+
+    def __repr__(self) -> str:
+        return f"ReplicaContext(strategy={type(self._strategy).__name__}, replica_id_in_sync_group={self._id})"
+
+    def _check_current(self, method: str) -> None:
+        if contexts.current().replica is not self:
+            raise ContextError(
+                f"ReplicaContext.{method} was called outside the replica function that the context belongs to. "
+                "HINT: call jd.get_replica_context() inside the function passed to strategy.run."
+            )

@@ -1,0 +1,139 @@
+"""Gradients with respect to some rows of a variable: what `jd.nn.embedding_lookup` looked up, and nothing else.
+
+A function is differentiated with respect to whole variables until it looks up rows of one that another process holds.
+It is then traced once to learn which rows it looks up, and differentiated with respect to those rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxtribute._src.execution.frames import OverlayFrame
+from jaxtribute._src.values.scatter import IndexedSlices
+from jaxtribute._src.values.variable import Variable
+
+if TYPE_CHECKING:
+    from jaxtribute._src.context import Frame
+
+
+class RowsNeeded(Exception):  # noqa: N818
+    """A function that is being differentiated looks up rows of a variable that it is differentiated by."""
+
+
+class Lookups:
+    """The rows that a differentiated function looks up.
+
+    Args:
+      variables: those that it is differentiated by and of which rows may be looked up.
+    """
+
+    def __init__(self, variables: Sequence[Variable]) -> None:
+        self.variables = list(variables)
+        self.whole: set[Variable] = set()
+        """Variables that are read as a whole besides."""
+        self.found: list[tuple[Variable, Any]] = []
+        """The variables and shapes of rows, in order."""
+        self.moves: list[Any] | None = None
+        """Zeros added to the rows, by whose cotangents the gradients are found; None while the rows are learnt."""
+        self.ids: list[Any] = []
+
+    def restart(self) -> None:
+        """Begins a trace of the function."""
+        self.ids = []
+
+    def by_rows(self) -> list[Variable]:
+        """The variables whose gradients are rows."""
+        looked_up = {variable for variable, _ in self.found}
+        return [v for v in self.variables if v in looked_up and v not in self.whole]
+
+
+class LookupOverlay(OverlayFrame):
+    """An overlay under which rows of some variables are looked up.
+
+    Args:
+      below: the frame below.
+      values: the other variables' values.
+      lookups: the variables, and what becomes known of them.
+    """
+
+    def __init__(self, below: Frame, values: dict[Variable, Any], lookups: Lookups) -> None:
+        super().__init__(below, {variable: (value, None) for variable, value in values.items()})
+        self.lookups = lookups
+
+    def get(self, variable: Variable) -> Any:
+        """Gives the overlaid value; notes a variable that is read as a whole."""
+        if self.lookups.moves is None and variable in self.lookups.variables:
+            self.lookups.whole.add(variable)
+        return super().get(variable)
+
+    def rows(self, variable: Variable, ids: Any, read: Callable[[Any], Any]) -> Any:
+        """The rows `ids`, which `read` gets from the frame below."""
+        self.noted(variable)
+        lookups = self.lookups
+        if lookups.moves is None:
+            lookups.found.append((variable, (*jnp.shape(ids), *variable.shape[1:])))
+            return jnp.zeros(lookups.found[-1][1], variable.dtype)
+        if variable not in lookups.by_rows():
+            return jnp.take(self.get(variable), ids, axis=0)
+        place = len(lookups.ids)
+        lookups.ids.append(ids)
+        return jax.lax.stop_gradient(read(self.below)) + lookups.moves[place]
+
+
+def overlaid_rows(frame: OverlayFrame, variable: Variable, ids: Any, read: Callable[[Any], Any]) -> Any:
+    """Rows that are looked up while a function is differentiated.
+
+    Raises:
+      RowsNeeded: it is differentiated by the variable, as a whole so far.
+    """
+    if isinstance(frame, LookupOverlay) and variable in frame.lookups.variables:
+        return frame.rows(variable, ids, read)
+    if frame.overlays(variable):
+        if not frame.traced:
+            return jnp.take(frame.get(variable), ids, axis=0)
+        raise RowsNeeded
+    below = frame.below
+    return overlaid_rows(below, variable, ids, read) if isinstance(below, OverlayFrame) else read(below)
+
+
+Loss = Callable[[OverlayFrame], tuple[Any, Any]]
+"""Calls the user's function under an overlay; returns the loss and what else it gives."""
+
+
+def differentiate_by_rows(call: Loss, frame: Frame, leaves: Sequence[Variable]) -> tuple[Any, list[Any]]:
+    """The loss and all else that `call` gives, and the gradients: arrays, or `IndexedSlices` of looked-up rows."""
+    candidates = [leaf for leaf in leaves if leaf.policy.remote and leaf.shape]
+    lookups = Lookups(candidates)
+    # Values of variables that turn out to be looked up only are never used, so that they are not fetched.
+    values = {leaf: frame.get(leaf) for leaf in leaves}
+
+    def learn(arrays: list[Any]) -> Any:
+        return call(LookupOverlay(frame, dict(zip(leaves, arrays, strict=True)), lookups))[0]
+
+    jax.make_jaxpr(learn)([values[leaf] for leaf in leaves])
+    by_rows = lookups.by_rows()
+    dense = [leaf for leaf in leaves if leaf not in by_rows]
+    looked_up = [(variable, shape) for variable, shape in lookups.found if variable in by_rows]
+
+    def loss(dense_values: list[Any], moves: list[Any]) -> Any:
+        lookups.restart()
+        lookups.moves = moves
+        overlay = LookupOverlay(frame, dict(zip(dense, dense_values, strict=True)), lookups)
+        value, aux = call(overlay)
+        return value, (aux, list(lookups.ids))
+
+    zeros = [jnp.zeros(shape, variable.dtype) for variable, shape in looked_up]
+    (value, (aux, ids)), grads = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
+        [values[leaf] for leaf in dense], zeros
+    )
+    found = dict(zip(dense, grads[0], strict=True))
+    for leaf in by_rows:
+        parts = [(i, g) for (v, _), i, g in zip(looked_up, ids, grads[1], strict=True) if v is leaf]
+        where = jnp.concatenate([jnp.reshape(i, -1) for i, _ in parts])
+        rows = jnp.concatenate([g.reshape(-1, *leaf.shape[1:]) for _, g in parts])
+        found[leaf] = IndexedSlices(rows, where, leaf.shape)
+    return (value, aux), [found[leaf] for leaf in leaves]

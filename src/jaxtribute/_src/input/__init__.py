@@ -1,0 +1,1 @@
+"""Datasets, spread over the replicas: rebatching, sharding, splitting, prefetching and positions."""

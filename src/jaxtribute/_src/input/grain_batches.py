@@ -1,0 +1,150 @@
+"""Grain nodes that read batches for one worker: whole batches by index from arrays, or only the worker's records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grain
+import numpy as np
+
+from jaxtribute._src.input import grain_inside as inside
+from jaxtribute._src.input import grain_tree
+from jaxtribute._src.input.batches import Batch, Tree, as_batch, rows
+from jaxtribute._src.input.grain_inside import parents
+from jaxtribute._src.input.permutation import Positions
+from jaxtribute._src.input.splitting import Shard, worker_bounds
+
+_CHUNK = 1 << 14
+
+
+class _WorkerBatches(grain.MapDataset[Batch]):
+    """The batches of a batching node, cut down to the rows of one worker."""
+
+    def __init__(self, node: Any, shard: Shard) -> None:
+        self._records = parents(node)[0]
+        super().__init__(self._records)
+        found = inside.batching(node)
+        assert found is not None
+        self._size, self._stack = found.size, found.stack
+        self._length = len(node)
+        self._shard = shard
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, int):
+            return self.slice(index)
+        epoch, batch = divmod(index, self._length)
+        records = len(self._records)
+        total = min(self._size, records - batch * self._size)
+        start, stop = worker_bounds(total, self._shard)
+        first = epoch * records + batch * self._size
+        return Batch(self._read(first + start, first + stop), total, start)
+
+    def _read(self, start: int, stop: int) -> Tree:
+        raise NotImplementedError
+
+
+class ArrayBatches(_WorkerBatches):
+    """Batches taken from arrays, or from a range, by one indexing operation each."""
+
+    def __init__(self, node: Any, shard: Shard, positions: Any, source: Any) -> None:
+        super().__init__(node, shard)
+        self._positions = positions
+        self._source = grain_tree.array_source(source)
+        self._range = inside.range_of(source)
+        self._chunk_size = min(_CHUNK, max(len(self._records), self._size))
+        self._chunks: dict[int, Positions] = {}
+
+    def _read(self, start: int, stop: int) -> Tree:
+        indices = self._indices(start, stop)
+        if self._source is not None:
+            return self._source.take(indices)
+        assert self._range is not None
+        first, _, step = self._range
+        return first + indices * step
+
+    def _indices(self, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Positions in the source. They are computed for many batches at once, which costs hardly more than for one."""
+        if stop <= start:
+            return np.empty(0, np.int64)
+        size = self._chunk_size
+        pieces = [
+            self._chunk(number)[max(start - number * size, 0) : stop - number * size]
+            for number in range(start // size, (stop - 1) // size + 1)
+        ]
+        return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).astype(np.int64)
+
+    def _chunk(self, number: int) -> Positions:
+        found = self._chunks.get(number)
+        if found is None:
+            start = np.uint64(number * self._chunk_size)
+            found = self._positions(np.arange(self._chunk_size, dtype=np.uint64) + start)
+            # One dictionary operation each, so that two iterators may share this node.
+            self._chunks = {number: found, **dict(list(self._chunks.items())[-1:])}
+        return found
+
+
+class RecordBatches(_WorkerBatches):
+    """Batches stacked from records, of which only this worker's are read."""
+
+    def _read(self, start: int, stop: int) -> Tree:
+        if stop > start:
+            return as_batch(self._stack([self._records[index] for index in range(start, stop)])).tree
+        # No rows for this worker: one record tells what they would look like.
+        return rows(as_batch(self._stack([self._records[max(start - 1, 0)]])).tree, 0, 0)
+
+
+def for_worker(dataset: Any, shard: Shard) -> tuple[Any, str]:
+    """Rewrites a Grain `MapDataset` so that a worker reads no more than it needs.
+
+    Returns:
+      The dataset, and how it is read: `"arrays"` (its elements are `Batch`es cut by index), `"records"` (`Batch`es
+      of this worker's records) or `"all"` (elements as the pipeline makes them).
+    """
+    dataset = grain_tree.exact(dataset)
+    node = grain_tree.outer_batch(dataset)
+    if node is None:
+        inner = _first_array_batch(dataset)
+        if inner is None:
+            return dataset, "all"
+        # A map over whole batches sees them whole, on every worker.
+        found = grain_tree.positions_of(parents(inner)[0])
+        assert found is not None
+        whole = _Trees(ArrayBatches(inner, Shard(), *found))
+        return grain_tree.rewrite(dataset, lambda n: whole if n is inner else None), "all"
+    found = grain_tree.positions_of(parents(node)[0])
+    if found is not None and (grain_tree.array_source(found[1]) or inside.range_of(found[1])):
+        cut: Any = ArrayBatches(node, shard, *found)
+        return grain_tree.rewrite(dataset, lambda n: cut if n is node else None), "arrays"
+    if shard.workers == 1:
+        return dataset, "all"
+    cut = RecordBatches(node, shard)
+    return grain_tree.rewrite(dataset, lambda n: cut if n is node else None), "records"
+
+
+def _first_array_batch(node: Any) -> Any:
+    """The batching node over arrays below maps of whole batches, if that is all there is."""
+    while inside.is_reordering(node) or inside.is_map(node):
+        node = parents(node)[0]
+    if grain_tree.stacking(node) is None:
+        return None
+    found = grain_tree.positions_of(parents(node)[0])
+    if found is None or not (grain_tree.array_source(found[1]) or inside.range_of(found[1])):
+        return None
+    return node
+
+
+class _Trees(grain.MapDataset[Tree]):
+    """Takes the arrays out of `Batch`es, for the user's functions."""
+
+    def __init__(self, parent: Any) -> None:
+        super().__init__(parent)
+
+    def __len__(self) -> int:
+        return len(self.parents[0])
+
+    def __getitem__(self, index: Any) -> Any:
+        parent: Any = self.parents[0]
+        return parent[index].tree if isinstance(index, int) else self.slice(index)

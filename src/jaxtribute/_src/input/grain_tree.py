@@ -1,0 +1,163 @@
+"""Reading and rewriting the tree of transformations of a Grain dataset.
+
+Grain's datasets are immutable; a rewrite copies the nodes from the root to the place of the change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from jaxtribute._src.input import grain_inside as inside
+from jaxtribute._src.input.array_source import ArraySource
+from jaxtribute._src.input.grain_inside import Batching, Node, parents
+from jaxtribute._src.input.permutation import Positions, permute, permutes_exactly
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """The node and everything below it, from the top down."""
+    yield node
+    for parent in parents(node):
+        yield from walk(parent)
+
+
+def rewrite(node: Node, change: Callable[[Node], Node | None]) -> Node:
+    """Replaces nodes, from the top down: `change` returns a new node, or None to look below."""
+    changed = change(node)
+    if changed is not None:
+        return changed
+    old = parents(node)
+    new = tuple(rewrite(parent, change) for parent in old)
+    return node if all(a is b for a, b in zip(old, new, strict=True)) else inside.with_parents(node, new)
+
+
+def stacking(node: Node) -> Batching | None:
+    """The batching of a node that stacks records in Grain's default way; None for all others."""
+    found = inside.batching(node)
+    return found if found is not None and found.default else None
+
+
+def drops_elements(node: Node) -> bool:
+    """True if a node of the tree may leave out elements, so that positions and counts are not known ahead."""
+    return any(inside.may_drop(below) for below in walk(node))
+
+
+def outer_batch(node: Node) -> Node | None:
+    """The batching node whose batches reach the top of the tree unchanged, if there is one."""
+    while inside.is_reordering(node) and stacking(node) is None:
+        node = parents(node)[0]
+    return node if stacking(node) is not None else None
+
+
+def as_map_dataset(node: Node) -> Node:
+    """The random-access form of a dataset, where its only sequential part is reading ahead and batching."""
+    records = inside.read_ahead(node)
+    if records is not None:
+        return records
+    found = inside.batching(node)
+    if found is not None:
+        below = parents(node)[0]
+        records = inside.read_ahead(below)
+        if records is not None and not drops_elements(below):
+            return records.batch(found.size, drop_remainder=found.drops_remainder, batch_fn=found.stack)
+    return node
+
+
+def positions_of(node: Node) -> tuple[Callable[[Positions], Positions], Node] | None:
+    """Finds how positions in a dataset map to records of its source.
+
+    Returns:
+      The map, for arrays of positions, and the source node; None if the dataset does more than reorder.
+    """
+    if inside.source_of(node) is not None or inside.range_of(node) is not None:
+        return _within(len(node)), node
+    if not inside.is_reordering(node):
+        return None
+    below = positions_of(parents(node)[0])
+    if below is None:
+        return None
+    inner, source = below
+    step = _step(node)
+    return (lambda positions: inner(step(positions))), source
+
+
+def _within(length: int) -> Callable[[Positions], Positions]:
+    return lambda positions: positions % np.uint64(length)
+
+
+def _step(node: Node) -> Callable[[Positions], Positions]:
+    shuffled = inside.shuffling(node)
+    if shuffled is not None:
+        return _shuffled(shuffled)
+    sliced = inside.slicing(node)
+    if sliced is not None:
+        return _sliced(sliced, len(node))
+    repeated = inside.repeated_alike(node)
+    if repeated is not None:
+        return _within(repeated)
+    return lambda positions: positions
+
+
+def _shuffled(shuffle: inside.Shuffling) -> Callable[[Positions], Positions]:
+    size = np.uint64(shuffle.window)
+
+    def step(positions: Positions) -> Positions:
+        group, within = positions // size, positions % size
+        result = np.empty_like(positions)
+        for number in np.unique(group):
+            chosen = group == number
+            seed = (shuffle.seed + int(number)) % 2**32
+            result[chosen] = permute(within[chosen], shuffle.window, seed) + number * size
+        return result
+
+    return step
+
+
+def _sliced(slicing: inside.Slicing, length: int) -> Callable[[Positions], Positions]:
+    def step(positions: Positions) -> Positions:
+        signed = positions.astype(np.int64)
+        return (slicing.start + signed % length * slicing.stride + signed // length * slicing.whole).astype(np.uint64)
+
+    return step
+
+
+def array_source(node: Node) -> ArraySource | None:
+    """The arrays that a source node reads rows of, if that is what it does."""
+    held = inside.source_of(node)
+    if isinstance(held, ArraySource):
+        return held
+    return ArraySource(held) if isinstance(held, np.ndarray) and held.ndim else None
+
+
+def is_in_memory(node: Node) -> bool:
+    """True if all records come from arrays, sequences or ranges, so that reading waits for nothing."""
+    ends = [below for below in walk(node) if not parents(below)]
+    held = (ArraySource, np.ndarray, list, tuple)
+    return all(inside.range_of(end) is not None or isinstance(inside.source_of(end), held) for end in ends)
+
+
+class ExactShuffle(inside.SameElements):
+    """A global shuffle for the lengths that Grain's own does not permute; see `permutation.permute`."""
+
+    def __init__(self, parent: Node, seed: int) -> None:
+        super().__init__(parent)
+        self._step = _shuffled(inside.Shuffling(len(parent), seed))
+
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, int):
+            return self.slice(index)
+        return self.parents[0][int(self._step(np.array([index], np.uint64))[0])]
+
+
+def exact(node: Node) -> Node:
+    """The dataset with each shuffle that would repeat a record replaced by one that does not."""
+
+    def change(node: Node) -> Node | None:
+        found = inside.shuffling(node)
+        if found is not None and inside.shuffles_all(node) and not permutes_exactly(found.window):
+            return ExactShuffle(exact(parents(node)[0]), found.seed)
+        return None
+
+    return rewrite(node, change)

@@ -1,0 +1,232 @@
+"""`DistributedIterator`: one pass over a distributed dataset, with a position that can be saved."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src import waits
+from jaxtribute._src.execution.feeds import Drawn, Feed, Optional
+from jaxtribute._src.input.batches import Tree
+from jaxtribute._src.input.placement import Apart, Placement
+from jaxtribute._src.input.prefetch import Prefetcher, Threads
+from jaxtribute._src.input.splitting import Shard
+from jaxtribute._src.input.steps import Steps
+from jaxtribute.errors import InputError, OutOfRangeError, TraceError
+
+_FORMAT = 1
+
+
+class DistributedIterator(Feed):
+    """Iterates over a distributed dataset, preparing elements ahead of their use.
+
+    Made by `iter(distributed_dataset)`. Dropping it at any point, or `close()`, ends its thread.
+
+    Source: `tf.distribute.DistributedIterator`.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        place: Placement,
+        spec: Callable[[], Tree],
+        shard: Shard,
+        *,
+        kind: str,
+        buffer: int,
+        threads: Threads,
+    ) -> None:
+        self._steps = steps
+        self._place = place
+        self._spec = spec
+        self._shard = shard
+        self._kind = kind
+        self._buffer = buffer
+        self._threads = threads
+        self._prefetcher: Prefetcher[tuple[Tree, dict[str, Any]]] | None = None
+        self._position: dict[str, Any] | None = None
+        self._closed = False
+        self._returned: deque[Drawn] = deque()
+
+    def __iter__(self) -> DistributedIterator:
+        return self
+
+    def __next__(self) -> Tree:
+        if contexts.current().frame.traced:
+            raise TraceError(
+                f"next(iterator) at step {self._step()} in a jd.function to which the iterator was not passed: its "
+                "batch would become a constant of the program. HINT: pass the iterator as an argument of jd.function."
+            )
+        return self._advance()
+
+    def _advance(self) -> Tree:
+        if self._closed:
+            raise StopIteration
+        if self._returned:
+            drawn = self._returned.popleft()
+            self._position = drawn.after
+            return drawn.batch
+        if self._buffer == 0:
+            element, self._position = _make(self._steps, self._place)
+            return element.join() if isinstance(element, Apart) else element
+        if self._prefetcher is None:
+            steps, place = self._steps, self._place
+            self._prefetcher = Prefetcher(lambda: _make(steps, place), steps.close, self._buffer, self._threads)
+        start = time.monotonic()
+        element, self._position = self._prefetcher.get()
+        waits.for_input(time.monotonic() - start)
+        return element.join() if isinstance(element, Apart) else element
+
+    def draw(self) -> Drawn:
+        """Takes the next element, so that it can be handed back; for compiled functions."""
+        before = self._position
+        element = self._advance()
+        return Drawn(element, before, self._position)
+
+    def hand_back(self, batches: Sequence[Drawn]) -> None:
+        """Puts elements that were drawn last in front of those to come; for compiled functions."""
+        if batches:
+            self._returned.extendleft(reversed(batches))
+            self._position = batches[0].before
+
+    def get_next(self) -> Tree:
+        """Returns the next element: a tree of `PerReplica` values, or of plain arrays for one replica.
+
+        Raises:
+          OutOfRangeError: at the end of the data.
+
+        Source: `tf.distribute.DistributedIterator.get_next`.
+        """
+        try:
+            return next(self)
+        except StopIteration:
+            raise OutOfRangeError(
+                f"end of the data after step {self._step()}. HINT: use `for`, or get_next_as_optional()."
+            ) from None
+
+    def get_next_as_optional(self) -> Optional[Tree]:
+        """Returns the next element as an `Optional`, without a value at the end of the data.
+
+        In a `jd.function` that is given the iterator `has_value()` is True or False, as Python's `if` needs it: the
+        function is traced anew for a call in which the data end.
+
+        Source: `tf.distribute.DistributedIterator.get_next_as_optional`.
+        """
+        try:
+            return Optional(next(self))
+        except StopIteration:
+            return Optional[Tree]()
+
+    @property
+    def element_spec(self) -> Tree:
+        """Shapes and dtypes of an element; see `DistributedDataset.element_spec`."""
+        return self._spec()
+
+    def _step(self) -> int:
+        return int((self._position or self._steps.get_state())["step"])
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position after the last element that was handed out; what is prefetched does not count.
+
+        Returns:
+          Values that JSON can hold. Where every worker goes through the same batches (one worker, or DATA), the
+          position holds on any number of workers and replicas; otherwise it is this worker's own.
+        """
+        return {
+            "format": _FORMAT,
+            "kind": self._kind,
+            "workers": self._shard.workers,
+            "worker": self._shard.worker,
+            "replicas": self._shard.replicas,
+            "position": self._position if self._position is not None else self._steps.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to a position, so that the next element is the one that came next when it was saved.
+
+        Raises:
+          InputError: if the dataset cannot be entered there, or the position belongs to another kind of sharding,
+            or to another worker or number of workers where that matters.
+        """
+        _check_state(state, self._kind, self._shard)
+        if self._prefetcher is not None:
+            raise InputError(
+                f"a position is set before the first element, and this iterator is at step {self._step()}. "
+                "HINT: iterator = iter(distributed_dataset); iterator.set_state(state)."
+            )
+        self._steps.set_state(state["position"])
+        self._position = None
+        self._returned.clear()
+
+    def close(self) -> None:
+        """Ends the iterator and its thread. Further calls do nothing."""
+        self._closed = True
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        else:
+            self._steps.close()
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Saves the position into a checkpoint.
+
+        Source: Orbax's protocol for objects with a state of their own (`StatefulCheckpointable`), as in Grain.
+        """
+        text = json.dumps(self.get_state())
+        return _write(directory, text)
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Restores the position from a checkpoint, also one of another number of workers where that is possible.
+
+        Source: Orbax's protocol for objects with a state of their own (`StatefulCheckpointable`), as in Grain.
+        """
+        return _read(Path(directory), self.set_state)
+
+
+def _make(steps: Steps, place: Placement) -> tuple[Tree, dict[str, Any]]:
+    step = next(steps)
+    return place(step), steps.get_state()
+
+
+def _check_state(state: dict[str, Any], kind: str, shard: Shard) -> None:
+    if state.get("format") != _FORMAT:
+        raise InputError(
+            f"{state!r} is no position of a distributed iterator. HINT: pass what iterator.get_state() returned."
+        )
+    if state["kind"] != kind:
+        raise InputError(
+            f"the position is of kind {state['kind']!r} and this iterator of kind {kind!r}. "
+            "HINT: restore with the auto_shard_policy that it was saved with."
+        )
+    theirs = (state["workers"], state["worker"])
+    if kind != "global" and theirs != (shard.workers, shard.worker):
+        raise InputError(
+            f"the position is that of worker {theirs[1]} of {theirs[0]}, and this is worker {shard.worker} of "
+            f"{shard.workers}: where each worker reads data of its own, a position holds for that worker only. "
+            "HINT: use AutoShardPolicy.DATA, whose positions hold on any number of workers."
+        )
+
+
+def _process_file(index: int, count: int) -> str:
+    return f"process_{index}-of-{count}.json"
+
+
+async def _write(directory: Any, text: str) -> None:
+    path = Path(await directory.await_creation())
+    (path / _process_file(jax.process_index(), jax.process_count())).write_text(text)
+
+
+async def _read(directory: Path, set_state: Callable[[dict[str, Any]], None]) -> None:
+    own = directory / _process_file(jax.process_index(), jax.process_count())
+    found = own if own.exists() else next(iter(sorted(directory.glob("process_*.json"))), None)
+    if found is None:
+        raise InputError(
+            f"{directory} holds no position of an iterator. HINT: it is saved with the iterator as a checkpointable."
+        )
+    set_state(json.loads(found.read_text()))

@@ -1,0 +1,182 @@
+"""Putting a step's data on the replicas' devices."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtribute._src.input.batches import Tree, path_name
+from jaxtribute._src.input.splitting import Shard
+from jaxtribute._src.input.steps import Step
+from jaxtribute._src.values.described import DescribedArray
+from jaxtribute._src.values.distributed import PerReplica
+from jaxtribute._src.values.mesh import ReplicaMesh
+from jaxtribute._src.values.numbers import out_of_range
+from jaxtribute.errors import InputError
+
+Placement = Callable[[Step], Tree]
+"""Turns a step into the element that the user gets."""
+
+
+def to_devices(mesh: ReplicaMesh) -> Placement:
+    """Elements on the replicas' devices: `PerReplica` leaves, or plain arrays for one replica."""
+    if mesh.described:
+        return _Watched(lambda step: _describe(step, mesh))
+    if mesh.size == 1:
+        return _Watched(lambda step: _put_whole(step.tree if step.parts is None else step.parts[0], mesh))
+    if len(mesh.local_ids) == mesh.size:
+        return _Watched(lambda step: _place(step, mesh, _put_whole))
+    return _Watched(lambda step: _place(step, mesh, _put_share))
+
+
+class _Watched:
+    """A placement that says once if integers of 64 bits do not fit into the 32 that JAX has by default.
+
+    Args:
+      place: the placement.
+    """
+
+    def __init__(self, place: Placement) -> None:
+        self._place, self._said = place, False
+
+    def __call__(self, step: Step) -> Tree:
+        """Places the step's data."""
+        if not self._said and not jax.config.read("jax_enable_x64"):
+            self._look(step.tree if step.parts is None else step.parts)
+        return self._place(step)
+
+    def _look(self, tree: Tree) -> None:
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            if not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype.itemsize < np.dtype(np.int64).itemsize:
+                continue
+            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if leaf.dtype.kind in "iu" else leaf.dtype
+            worst = out_of_range(np.asarray(leaf), dtype)
+            if worst is not None:
+                self._said = True
+                warnings.warn(
+                    f"{path_name(path)} holds {worst}, of which {dtype} keeps the last bits, and so another number. "
+                    "HINT: map ids into its range in the pipeline, or call jax.config.update('jax_enable_x64', True).",
+                    stacklevel=2,
+                )
+                return
+
+
+def to_host(mesh: ReplicaMesh) -> Placement:
+    """Elements left on the host: `PerReplica` leaves of NumPy arrays, or plain NumPy arrays for one replica."""
+
+    def place(step: Step) -> Tree:
+        parts = step.cut() if mesh.size > 1 or step.parts is not None else [step.tree]
+        parts = [jax.tree.map(np.asarray, part) for part in parts]
+        return parts[0] if mesh.size == 1 else _join(parts, mesh)
+
+    return place
+
+
+def _place(step: Step, mesh: ReplicaMesh, put: Callable[[Tree, ReplicaMesh], Tree]) -> Tree:
+    if step.even and step.parts is None:
+        leaves, structure = jax.tree.flatten(put(step.tree, mesh))
+        return structure.unflatten([PerReplica.from_split(leaf, mesh) for leaf in leaves])
+    if len(mesh.local_ids) == mesh.size and step.parts is None:
+        return jax.tree.map(lambda *leaves: PerReplica.from_host(leaves, mesh), *map(_numeric, step.cut()))
+    parts = [_put(part, device) for part, device in zip(step.cut(), mesh.local_devices, strict=True)]
+    if step.rows is None:
+        if len(mesh.local_ids) < mesh.size:
+            return Apart(parts, mesh)
+        return jax.tree.map(lambda *leaves: PerReplica.from_parts(leaves, mesh), *parts)
+    rows = step.rows
+
+    def whole(*leaves: Any) -> PerReplica:
+        first = leaves[0]
+        signatures = [((count, *first.shape[1:]) if first.ndim else (), str(first.dtype)) for count in rows]
+        return PerReplica.from_parts(leaves, mesh, signatures)
+
+    return jax.tree.map(whole, *parts)
+
+
+def _describe(step: Step, mesh: ReplicaMesh) -> Tree:
+    """Shapes on devices that are only described: every replica has as many rows as the one with most, at least 1."""
+    rows = max(1, *step.sizes)
+
+    def one(leaf: Any) -> Any:
+        _check_numeric(leaf, ())
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        if mesh.size == 1:
+            return DescribedArray(leaf.shape, dtype, mesh.split)
+        return PerReplica.from_split(DescribedArray((rows * mesh.size, *leaf.shape[1:]), dtype, mesh.split), mesh)
+
+    return jax.tree.map(one, step.tree if step.parts is None else step.parts[0])
+
+
+class Apart:
+    """The local replicas' parts of an element. The other workers' shapes are asked for where it is used.
+
+    That takes an exchange of all workers, which a thread that prefetches cannot hold.
+    """
+
+    def __init__(self, parts: Sequence[Tree], mesh: ReplicaMesh) -> None:
+        self._parts, self._mesh = parts, mesh
+
+    def join(self) -> Tree:
+        """The element; all workers must call it."""
+        return jax.tree.map(lambda *leaves: PerReplica.from_parts(leaves, self._mesh), *self._parts)
+
+
+def _join(parts: Sequence[Tree], mesh: ReplicaMesh) -> Tree:
+    """Ragged values. Replicas of another worker may differ where the local ones agree, so nobody looks at shapes."""
+    return jax.tree.map(lambda *leaves: PerReplica(leaves, mesh), *parts)
+
+
+def _put_whole(tree: Tree, mesh: ReplicaMesh) -> Tree:
+    return _put(tree, mesh.split)
+
+
+def _put_share(tree: Tree, mesh: ReplicaMesh) -> Tree:
+    """This worker's rows as its part of an array over all workers."""
+    workers = mesh.size // len(mesh.local_ids)
+
+    def put(leaf: Any) -> jax.Array:
+        _check_numeric(leaf, ())
+        whole = (leaf.shape[0] * workers, *leaf.shape[1:])
+        return jax.make_array_from_process_local_data(mesh.split, np.asarray(leaf), whole)
+
+    return jax.tree.map(put, tree)
+
+
+def _put(tree: Tree, where: Any) -> Tree:
+    try:
+        return jax.device_put(tree, where)
+    except TypeError:
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            _check_numeric(leaf, path)
+        raise
+
+
+def _numeric(tree: Tree) -> Tree:
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        _check_numeric(leaf, path)
+    return jax.tree.map(np.asarray, tree)
+
+
+def _check_numeric(leaf: Any, path: Sequence[Any]) -> None:
+    if leaf.dtype.kind in "OSU":
+        raise InputError(
+            f"{path_name(path)} has dtype {leaf.dtype}, which no device can hold. HINT: turn it into numbers in the "
+            "pipeline, or pass InputOptions(experimental_fetch_to_device=False)."
+        )
+
+
+def check_shard(mesh: ReplicaMesh, shard: Shard) -> None:
+    """Checks that the workers of an input context are those of the mesh.
+
+    Raises:
+      InputError: if the replicas cannot be dealt out equally, or the context tells another number of them.
+    """
+    if shard.replicas != mesh.size or shard.replicas % shard.workers:
+        raise InputError(
+            f"the input context tells of {shard.replicas} replicas on {shard.workers} workers, and the strategy has "
+            f"{mesh.size}. HINT: every worker needs the same number of replicas."
+        )

@@ -1,0 +1,173 @@
+"""`grain.MapDataset`: random access, known length; read by whole batches where it can be."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import grain
+
+from jaxtribute._src.input import grain_files, grain_tree
+from jaxtribute._src.input.batches import Batch, as_batch
+from jaxtribute._src.input.grain_batches import for_worker
+from jaxtribute._src.input.grain_inside import parents
+from jaxtribute._src.input.sources.base import Source, register
+from jaxtribute._src.input.splitting import Shard
+from jaxtribute.errors import InputError
+
+_READ_AHEAD = 32
+"""Batches that Grain reads ahead. Its default of 500 suits records."""
+_THREADS = 16
+_THREADS_IN_MEMORY = 4
+"""Threads that read batches. More than a few only contend for the interpreter where nothing waits for a disk."""
+
+
+class MapSource(Source):
+    """A Grain dataset with random access. Its position is the number of batches read."""
+
+    name = "grain.MapDataset"
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        node = grain_tree.outer_batch(dataset)
+        self._batch = None if node is None else grain_tree.stacking(node)
+        self._batches = 0 if node is None else len(node)
+        self._records = 0 if node is None else len(parents(node)[0])
+        self.reads = "all" if self._batch is None else "share"
+
+    def open(self, shard: Shard) -> _IndexStream | _ThreadedStream:
+        """Starts a pass."""
+        dataset, how = for_worker(self._dataset, shard)
+        size = self.batch_size()
+        return _IndexStream(dataset, size) if how == "arrays" else _ThreadedStream(dataset, size)
+
+    def static_rows(self) -> bool:
+        """True if the pipeline drops its remainder."""
+        return self._batch is not None and self._batch.drops_remainder
+
+    def length(self) -> tuple[int, int] | None:
+        """Batches and examples of one pass, if they are known."""
+        batches = len(self._dataset)
+        if self._batch is None or grain_tree.drops_elements(self._dataset) or batches >= sys.maxsize // 2:
+            return None
+        if self._batch.drops_remainder or batches % max(self._batches, 1):
+            return batches, batches * self._batch.size
+        return batches, batches // max(self._batches, 1) * self._records
+
+    def batch_size(self) -> int | None:
+        """Examples in a full batch."""
+        return None if self._batch is None else self._batch.size
+
+    def left_over(self) -> int:
+        """Examples that the pipeline drops at the end of a pass."""
+        if self._batch is None or not self._batch.drops_remainder:
+            return 0
+        return self._records % self._batch.size
+
+    def knows_end(self) -> bool:
+        """True if the number of batches is the same on every worker."""
+        return not grain_tree.drops_elements(self._dataset)
+
+    def files(self) -> tuple[str, ...]:
+        """The files that the dataset reads."""
+        return grain_files.files(self._dataset)
+
+    def by_file(self, shard: Shard) -> Source:
+        """The dataset over this worker's files."""
+        return MapSource(grain_files.keep(self._dataset, shard))
+
+    def by_hint(self, shard: Shard) -> Source:
+        """The dataset with its mark replaced by this worker's share."""
+        return MapSource(grain_files.at_hint(self._dataset, shard))
+
+
+def to_batch(element: Any) -> Batch:
+    """A dataset's element as a batch; this package's own nodes give one already."""
+    return element if isinstance(element, Batch) else as_batch(element)
+
+
+class _Positions:
+    """Position of a random-access stream, which holds for any number of workers."""
+
+    def __init__(self, length: int, batch_size: int | None) -> None:
+        self._length = length
+        self._batch_size = batch_size
+
+    def state(self, index: int) -> dict[str, Any]:
+        """The position before the batch of this index."""
+        return {"next": index, "batch_size": self._batch_size, "length": self._length}
+
+    def index(self, state: Any) -> int:
+        """The index that a saved position means here, also if the batch size has changed since."""
+        index, size = int(state["next"]), state.get("batch_size")
+        if size != self._batch_size:
+            examples = index * (size or 1)
+            index, rest = divmod(examples, self._batch_size or 1)
+            if rest or state["length"] == int(state["next"]):
+                raise InputError(
+                    f"the position was saved after {examples} examples in batches of {size}, which is no whole number "
+                    f"of batches of {self._batch_size}. HINT: restore with the batch size that it was saved with, or "
+                    "one that divides it."
+                )
+        if not 0 <= index <= self._length:
+            raise InputError(
+                f"the position is batch {index} of a dataset that has {self._length}. "
+                "HINT: restore onto the dataset that it was saved from."
+            )
+        return index
+
+
+class _IndexStream:
+    """Reads batches by index, in the thread that asks."""
+
+    def __init__(self, dataset: Any, batch_size: int | None) -> None:
+        self._dataset = dataset
+        self._length = len(dataset)
+        self._positions = _Positions(self._length, batch_size)
+        self._next = 0
+
+    def __next__(self) -> Batch:
+        if self._next >= self._length:
+            raise StopIteration
+        batch = self._dataset[self._next]
+        self._next += 1
+        return to_batch(batch)
+
+    def get_state(self) -> dict[str, Any]:
+        """The position."""
+        return self._positions.state(self._next)
+
+    def set_state(self, state: Any) -> None:
+        """Goes to a position."""
+        self._next = self._positions.index(state)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _ThreadedStream:
+    """Reads records through Grain's own threads."""
+
+    def __init__(self, dataset: Any, batch_size: int | None) -> None:
+        threads = _THREADS_IN_MEMORY if grain_tree.is_in_memory(dataset) else _THREADS
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=_READ_AHEAD)
+        self._iterator: Any = iter(dataset.to_iter_dataset(options))
+        self._positions = _Positions(len(dataset), batch_size)
+
+    def __next__(self) -> Batch:
+        return to_batch(next(self._iterator))
+
+    def get_state(self) -> dict[str, Any]:
+        """The position."""
+        return self._positions.state(self._iterator.get_state()["next_index"])
+
+    def set_state(self, state: Any) -> None:
+        """Goes to a position."""
+        self._iterator.set_state({"next_index": self._positions.index(state)})
+
+    def close(self) -> None:
+        """Closes what is read from."""
+        self._iterator.close()
+
+
+register("grain.MapDataset", lambda dataset: isinstance(dataset, grain.MapDataset), MapSource)

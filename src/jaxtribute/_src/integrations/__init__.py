@@ -1,0 +1,1 @@
+"""Other libraries under strategies; each is imported only when it is used."""

@@ -1,0 +1,71 @@
+"""Finding Keras: the first scope or traced function teaches it about strategies, or its import after that."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+from jaxtribute._src.context import entering
+
+_NAME = "keras"
+
+
+def install() -> None:
+    """Makes scopes and traced functions look for Keras; imports nothing."""
+    if _look not in entering:
+        entering.append(_look)
+
+
+def _look() -> None:
+    """Takes Keras as it is, or waits for its import: what the first scope or traced function does."""
+    entering.remove(_look)
+    if getattr(sys.modules.get(_NAME), "__version__", None) is not None:
+        connect()
+    else:
+        sys.meta_path.insert(0, _Watcher())
+
+
+def connect() -> None:
+    """Teaches the imported Keras about strategies, if it runs on JAX; warns if it does not."""
+    from keras import config
+
+    backend: str = config.backend()
+    if backend != "jax":
+        warnings.warn(
+            f"Keras runs on its {backend} backend, which jaxtribute's strategies do not reach: models made in their "
+            "scopes are trained as without them. HINT: set the environment variable KERAS_BACKEND=jax before the "
+            "first import of keras.",
+            stacklevel=2,
+        )
+        return
+    from jaxtribute._src.integrations.keras.patches import patch
+
+    patch()
+
+
+class _Watcher:
+    """Waits among the finders of `import` for Keras, and leaves when it comes."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Keras's own spec, with `connect` behind its execution; None for all other modules."""
+        if name != _NAME:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            connect()
+
+        loader.exec_module = exec_module
+        return spec

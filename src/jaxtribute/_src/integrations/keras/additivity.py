@@ -1,0 +1,90 @@
+"""True if a metric of the user's own adds up: replicas that each start from zero can then simply be added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxtribute._src.integrations.keras.share import current
+from jaxtribute._src.jaxprs.core import Jaxpr, JaxprEqn, aval, opened
+from jaxtribute._src.jaxprs.flow import Flow
+from jaxtribute.errors import VariableError
+
+_SAME = frozenset({"copy", "copy_p", "convert_element_type", "reshape"})
+_PLUS = frozenset({"add", "add_any", "sub", "scatter-add"})
+_FREE = -1
+"""A value that depends on no input."""
+_MIXED = -2
+"""A value that depends on inputs in another way."""
+
+
+def checked_updates(original: Callable[..., Any], model: Any, metrics_variables: Any, *batch: Any) -> Any:
+    """A trainer's `_update_metrics_variables`, which in a replica's step refuses metrics that do not add up."""
+    share = current()
+    if share is not None and (share.sends or not share.alone):
+        variables = model.metrics_variables
+        check_additive(model, variables, metrics_variables, lambda values: original(model, values, *batch)[1])
+    return original(model, metrics_variables, *batch)
+
+
+def check_additive(model: Any, variables: Sequence[Any], values: Sequence[Any], update: Callable[[Any], Any]) -> None:
+    """Checks that an update adds to each variable of the user's own metrics what does not depend on it.
+
+    Args:
+      model: the model whose metrics are updated.
+      variables: the metrics' Keras variables.
+      values: their values.
+      update: takes values, returns new ones.
+
+    Raises:
+      VariableError: one does something else, such as keeping a maximum, and says that it is summed.
+    """
+    owners = {id(v): metric for metric in _own_metrics(model) for v in metric.variables if v.aggregation == "sum"}
+    if not owners:
+        return
+    added = _adds(opened(jax.make_jaxpr(update)(list(values))))
+    for variable, adds in zip(variables, added, strict=True):
+        if id(variable) in owners and not adds:
+            metric = owners[id(variable)]
+            raise VariableError(
+                f"metric {metric.name!r} ({type(metric).__name__}) does not add what it finds in a batch to its "
+                f"variable {variable.name!r}, so what the replicas find cannot be added up. HINT: keep sums over "
+                "examples and compute the rest in result(), or create the variable with add_variable(..., "
+                "aggregation='mean') or 'only_first_replica'."
+            )
+
+
+def _own_metrics(model: Any) -> list[Any]:
+    found = [one for metric in model.metrics for one in getattr(metric, "metrics", None) or [metric]]
+    return [metric for metric in found if not type(metric).__module__.startswith("keras.")]
+
+
+def _adds(jaxpr: Jaxpr) -> list[bool]:
+    """For each output whether it is the input of the same place plus what depends on no input."""
+    sums = _Sums(_FREE).outputs(jaxpr, list(range(len(jaxpr.invars))))
+    return [one == place for place, one in enumerate(sums)]
+
+
+class _Sums(Flow[int]):
+    """The place of the input that a value is, plus something free; or one of the two below."""
+
+    def merged(self, one: int, other: int) -> int:
+        """A value that is now one, now the other."""
+        return one if one == other else _MIXED
+
+    def chosen(self, by: int, value: int) -> int:
+        """A value that an input has chosen depends on it."""
+        return value if by == _FREE else _MIXED
+
+    def equation(self, eqn: JaxprEqn, given: list[int]) -> list[int]:
+        """Result of an operation on sums: a sum where the operation adds something free."""
+        name, bound = eqn.primitive.name, [one for one in given if one != _FREE]
+        if not bound:
+            return [_FREE] * len(eqn.outvars)
+        if name in _SAME and aval(eqn.outvars[0]).dtype == aval(eqn.invars[0]).dtype:
+            return [given[0]]
+        if name in _PLUS and len(bound) == 1 and (given[0] != _FREE or name.startswith("add")):
+            return bound
+        return [_MIXED] * len(eqn.outvars)

@@ -1,0 +1,154 @@
+"""From what Keras reads to what replicas get: batches, cut and placed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+
+from jaxtribute._src.input.batches import as_batch
+from jaxtribute._src.input.creator import DatasetCreator
+from jaxtribute._src.input.dataset import DistributedDataset
+from jaxtribute._src.input.iterator import DistributedIterator
+from jaxtribute._src.input.placement import to_devices
+from jaxtribute._src.input.splitting import Shard
+from jaxtribute._src.input.steps import cut
+from jaxtribute._src.integrations.keras import workers
+from jaxtribute._src.integrations.keras.inside import DataAdapter
+from jaxtribute._src.integrations.keras.variables import on_servers
+from jaxtribute._src.values.distributed import PerReplica
+
+if TYPE_CHECKING:
+    from jaxtribute._src.strategies.base import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A leaf of a batch that lies on the replicas' devices already. Keras asks for the shape of the whole."""
+
+    value: Any
+    rows: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape over all replicas."""
+        component = self.value.values[0] if isinstance(self.value, PerReplica) else self.value
+        return (self.rows, *component.shape[1:])
+
+    @property
+    def dtype(self) -> Any:
+        """The element type."""
+        return (self.value.values[0] if isinstance(self.value, PerReplica) else self.value).dtype
+
+
+class UnsizedAdapter(DataAdapter):
+    """Base of what Keras reads without knowing how much it will be."""
+
+    @property
+    def num_batches(self) -> None:
+        """Not known."""
+        return
+
+    @property
+    def batch_size(self) -> None:
+        """Not known."""
+        return
+
+    @property
+    def has_partial_batch(self) -> None:
+        """Not known."""
+        return
+
+    @property
+    def partial_batch_size(self) -> None:
+        """Not known."""
+        return
+
+
+class DistributedAdapter(UnsizedAdapter):
+    """Lets Keras read a distributed dataset, or one pass over one.
+
+    Args:
+      dataset: the dataset or its iterator.
+    """
+
+    def __init__(self, dataset: DistributedDataset | DistributedIterator) -> None:
+        self._dataset = dataset
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        """The batches, with `Placed` leaves."""
+        for element in self._dataset:
+            rows = _rows(element)
+            leaf: Callable[[Any], Placed] = lambda value, rows=rows: Placed(value, rows)  # noqa: E731
+            yield jax.tree.map(leaf, element, is_leaf=_is_split)
+
+    get_numpy_iterator = get_jax_iterator
+
+
+def readable(x: Any) -> Any:
+    """`x`, but a dataset of `jaxtribute.compat.tf` as Grain's, which Keras knows."""
+    module = sys.modules.get("jaxtribute._src.compat.tf.data.dataset")
+    return x.to_grain() if module is not None and isinstance(x, module.Dataset) else x
+
+
+def creator_of(x: Any) -> DatasetCreator | None:
+    """`x` as what makes datasets, if it is a function or such a one."""
+    if isinstance(x, DatasetCreator):
+        return x
+    is_function = callable(x) and not any(hasattr(type(x), name) for name in ("__getitem__", "__iter__"))
+    return DatasetCreator(cast("Any", x)) if is_function else None
+
+
+def adapted(x: Any, strategy: Strategy) -> Any:
+    """`x` as Keras can read it under `strategy`."""
+    creator = creator_of(x)
+    if creator is not None and on_servers(strategy):
+        from jaxtribute._src.integrations.keras.servers import ScheduledAdapter  # which needs more than others do
+
+        return ScheduledAdapter(creator, strategy)
+    if creator is not None:
+        x = strategy.distribute_datasets_from_function(creator.dataset_fn, creator.input_options)
+    if workers.several(strategy):
+        x = workers.sharded(x, strategy)
+    return DistributedAdapter(x) if isinstance(x, (DistributedDataset, DistributedIterator)) else x
+
+
+class Placer:
+    """Cuts a batch of all replicas' examples and puts the slices on their devices.
+
+    Args:
+      strategy: whose replicas they are.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        context = strategy.extended.input_context()
+        self._mesh = strategy.extended.mesh
+        self._shard = Shard(context.num_input_pipelines, context.input_pipeline_id, self._mesh.size)
+        self._place = to_devices(self._mesh)
+
+    def __call__(self, batch: Any) -> tuple[Any, int]:
+        """The batch with `PerReplica` leaves (arrays, for one replica), and how many examples it has."""
+        leaves = jax.tree.leaves(batch)
+        if leaves and isinstance(leaves[0], Placed):
+            return jax.tree.map(lambda leaf: leaf.value, batch), leaves[0].rows
+        whole = as_batch(batch)
+        return self._place(cut(whole, self._shard)), whole.total or 0
+
+
+def _is_split(value: Any) -> bool:
+    return isinstance(value, PerReplica)
+
+
+def _rows(element: Any) -> int:
+    """The number of examples of all replicas in a batch that is placed."""
+    first = jax.tree.leaves(element, is_leaf=_is_split)[0]
+    if not isinstance(first, PerReplica):
+        return first.shape[0]
+    if first.shapes is not None:
+        return sum(shape[0] for shape in first.shapes)
+    if first.is_tuple:
+        return sum(part.shape[0] for part in first.values)
+    return first.data.shape[0]

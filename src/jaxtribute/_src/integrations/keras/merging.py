@@ -1,0 +1,94 @@
+"""Merges the replicas' metrics, batch statistics and states of random generators; gradients go elsewhere.
+
+A replica starts a step from the values that all share, or from what stands for them, and changes them by its own
+examples. What comes of it is added up over the replicas, all in one collective with the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxtribute._src.integrations.keras.share import Share
+
+State = list[Any]
+"""Arrays, one for each variable of a list."""
+
+_SEED = "seed_generator_state"
+_APART = np.uint32(0x9E3779B1)
+"""Distance of the seeds of two replicas: odd, so that they differ for any number of replicas."""
+
+
+def start_of_metrics(variables: Sequence[Any], values: State, share: Share) -> State:
+    """Start values of a replica's metrics: sums over examples start from zero, so that a step's share can be told."""
+    if share.alone and not share.sends:
+        return values
+    return [
+        jnp.zeros_like(value) if variable.aggregation == "sum" else value
+        for variable, value in zip(variables, values, strict=True)
+    ]
+
+
+def start_of_layers(variables: Sequence[Any], values: State, share: Share) -> State:
+    """Start values of a replica's layers: each has random numbers of its own, and replica 0 those of one device."""
+    if share.alone and not share.sends:
+        return values
+    return [
+        _apart(value, share) if variable.name == _SEED else value
+        for variable, value in zip(variables, values, strict=True)
+    ]
+
+
+def contributions(variables: Sequence[Any], start: State, end: State, share: Share) -> list[Any]:
+    """This replica's share of the new values; None for variables that a step does not change.
+
+    Args:
+      variables: Keras variables that no optimizer updates.
+      start: what the replica started from.
+      end: what it came to, None where it wrote nothing.
+      share: the replica.
+    """
+    return [
+        None if new is None or new is old else _contribution(variable, old, new, share)
+        for variable, old, new in zip(variables, start, end, strict=True)
+    ]
+
+
+def merged(variables: Sequence[Any], values: State, totals: Sequence[Any]) -> State:
+    """The new values, from those before the step and the sums of all replicas' contributions."""
+    return [
+        value if total is None else _value(variable, value, total)
+        for variable, value, total in zip(variables, values, totals, strict=True)
+    ]
+
+
+def _apart(seed: Any, share: Share) -> Any:
+    """A generator's seed and counter, the seed moved by the number of the replica, or of the worker that sends."""
+    number = share.context.replica_id_in_sync_group if share.worker is None else np.uint32(share.worker)
+    moved = lax.convert_element_type(number, jnp.uint32) * _APART
+    return seed + jnp.stack([moved, jnp.zeros_like(moved)]).astype(seed.dtype)
+
+
+def _contribution(variable: Any, old: Any, new: Any, share: Share) -> Any:
+    floats = jnp.issubdtype(new.dtype, jnp.inexact)
+    if variable.aggregation == "sum":
+        return new - old
+    if floats and variable.aggregation in ("none", "mean"):
+        return new * jnp.asarray(share.weight, new.dtype)
+    is_first = jnp.asarray(share.context.replica_id_in_sync_group) == 0
+    if not floats and new.dtype.itemsize == 4:  # as floats, to travel with the gradients
+        new = jnp.stack([new >> 16, new & 0xFFFF]).astype(jnp.float32)
+    return jnp.where(is_first, new, jnp.zeros_like(new))
+
+
+def _value(variable: Any, value: Any, total: Any) -> Any:
+    if variable.aggregation == "sum":
+        return value + total.astype(value.dtype)
+    if jnp.issubdtype(value.dtype, jnp.inexact) or value.dtype.itemsize != 4:
+        return total.astype(value.dtype)
+    high, low = total.astype(value.dtype)
+    return (high << 16) | low

@@ -1,0 +1,309 @@
+"""The places where Keras asks about strategies. Outside every scope, and for plain models, all is as it was."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src.integrations.keras import checks, inside, trainer, workers
+from jaxtribute._src.integrations.keras.additivity import checked_updates
+from jaxtribute._src.integrations.keras.data import DistributedAdapter, adapted, readable
+from jaxtribute._src.integrations.keras.inside import JAXEpochIterator, JAXTrainer, is_nnx_enabled
+from jaxtribute._src.integrations.keras.loops import initialized_now, summed_gradients
+from jaxtribute._src.integrations.keras.share import (
+    synchronizable,
+    whole_batch_gradients,
+    whole_batch_losses,
+    whole_batch_moments,
+)
+from jaxtribute._src.integrations.keras.variables import PlainValue, joined, new_variable
+from jaxtribute.errors import ArgumentError, ConfigError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.strategies.base import Strategy
+
+Method = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One or more functions of Keras in whose place another is called.
+
+    Attributes:
+      where: the class or module; of a class, the one above that has the function.
+      names: the functions. `a or b` is `a` where Keras has it: the two trainers differ in names.
+      instead: what is called: `instead(original, *args)`, or `instead(original, strategy, model, *args)`.
+      why: the reason.
+      in_strategy: True for methods of models whose `instead` is for those of a strategy only.
+    """
+
+    where: Any
+    names: tuple[str, ...]
+    instead: Method
+    why: str
+    in_strategy: bool = False
+
+    def targets(self) -> Iterator[tuple[Any, str]]:
+        """The class or module, and the name, of each function.
+
+        Raises:
+          ConfigError: this release of Keras has no such function.
+        """
+        for names in self.names:
+            found = next(filter(None, (self._target(name) for name in names.split(" or "))), None)
+            if found is None:
+                raise ConfigError(
+                    f"Keras {keras.__version__} has no {names} in {self.where.__name__}, where jaxtribute looks for it "
+                    f"({self.why}). HINT: install another release of Keras; this one is not known yet."
+                )
+            yield found
+
+    def apply(self) -> None:
+        """Replaces the functions."""
+        for where, name in list(self.targets()):
+            method = _wrapped(getattr(where, name), _asking(self.instead) if self.in_strategy else self.instead)
+            setattr(where, name, staticmethod(method) if name == "__new__" else method)
+
+    def _target(self, name: str) -> tuple[Any, str] | None:
+        if not isinstance(self.where, type):
+            return (self.where, name) if hasattr(self.where, name) else None
+        where = inside.owner(self.where, name)
+        return None if where is None else (self.where if where is object else where, name)
+
+
+def patch() -> None:
+    """Teaches Keras's JAX backend about strategies.
+
+    Raises:
+      ConfigError: Keras keeps its variables in Flax NNX, or is of a release that is not known.
+    """
+    if is_nnx_enabled():
+        raise ConfigError(
+            "Keras runs with KERAS_NNX_ENABLED=true, which keeps its variables in Flax NNX and out of strategies' "
+            "reach. HINT: unset KERAS_NNX_ENABLED."
+        )
+    for row in PATCHES:
+        list(row.targets())  # all are there, or none is replaced
+    for row in PATCHES:
+        row.apply()
+    setattr(keras.Variable, "_value", PlainValue())  # noqa: B010 (an attribute that Keras sets on each object)
+    setattr(keras.Variable, "__jd_variable__", property(joined))  # noqa: B010
+
+
+def _wrapped(original: Method, instead: Method) -> Method:
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return instead(original, *args, **kwargs)
+
+    setattr(method, "__signature__", inspect.signature(original))  # noqa: B010 (Keras reads it)
+    return method
+
+
+def _asking(instead: Method) -> Method:
+    """Calls `instead` for models of a strategy alone."""
+
+    def method(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = trainer.strategy_of(model)
+        if strategy is not None:
+            return instead(original, strategy, model, *args, **kwargs)
+        return original(model, *args, **kwargs)
+
+    return method
+
+
+# ------------------------------------------------------------------------------------------------------------- models
+
+
+def _remembered(original: Method, model: Any, *args: Any, **kwargs: Any) -> None:
+    original(model, *args, **kwargs)
+    strategy = contexts.current().strategy
+    if not strategy.is_default:
+        trainer.remember(model, strategy)
+
+
+def _in_scope(original: Method, strategy: Strategy, model: Any, *args: Any, **kwargs: Any) -> Any:
+    with strategy.scope():
+        return original(model, *args, **kwargs)
+
+
+def _called(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """`fit` and its like."""
+    strategy = trainer.strategy_of(model)
+    if strategy is None:
+        if contexts.current().strategy.is_default or not getattr(model, "built", False):
+            return original(model, *args, **kwargs)
+        with contexts.entered(contexts.fallback.make()):  # a plain model's data are its own, too
+            return original(model, *args, **kwargs)
+    checks.check_call(original, model, strategy, args, kwargs)
+    if original.__name__ in _SHOWN and not workers.is_first(strategy):
+        args, kwargs = workers.silenced(original, model, args, kwargs)
+    return _in_scope(original, strategy, model, *args, **kwargs)
+
+
+def _written_once(original: Method, strategy: Strategy, model: Any, *args: Any, **kwargs: Any) -> Any:
+    if not workers.is_first(strategy):
+        return None
+    # Outside the scope other workers need not take part in what Keras makes for it.
+    with contexts.entered(contexts.fallback.make()):
+        return original(model, *args, **kwargs)
+
+
+def _made(
+    name: str,
+    make: Callable[[Any, Strategy], trainer.Function],
+    _: Method,
+    strategy: Strategy,
+    model: Any,
+    force: bool = False,
+) -> Any:
+    if force or getattr(model, name) is None:
+        setattr(model, name, make(model, strategy))
+    return getattr(model, name)
+
+
+def _built_on_sample(original: Method, _: Strategy, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    # Where workers make the batches, shapes come from the coordinator's own dataset.
+    sample = getattr(getattr(iterator, "data_adapter", None), "like_a_batch", None)
+    if sample is not None:
+        iterator, data_batch = None, next(sample()) if inside.is_unbuilt(model) else None
+    original(model, iterator, data_batch)
+
+
+def _no_state(_: Method, __: Strategy, ___: Any, **kwargs: bool) -> Any:
+    return tuple(() for name in kwargs if name != "purge_model_variables" and kwargs[name])
+
+
+def _finished(original: Method, _: Strategy, model: Any) -> None:
+    scheduler = trainer.scheduler_of(model)
+    if scheduler is not None:
+        scheduler.finish()
+    original(model)
+
+
+def _of_workers(original: Method, _: Strategy, model: Any, logs: Any) -> Any:
+    scheduler = trainer.scheduler_of(model)
+    return original(model, logs if scheduler is None or scheduler.logs is None else scheduler.logs)
+
+
+# --------------------------------------------------------------------------------------------------------------- data
+
+
+def _adapting(original: Method, epoch: Any, x: Any, *args: Any, **kwargs: Any) -> None:
+    strategy, x = contexts.current().strategy, readable(x)
+    if not strategy.is_default:
+        given, x = x, adapted(x, strategy)
+        checks.check_input(given, x, args, kwargs)
+        if isinstance(x, DistributedAdapter) and kwargs.get("class_weight") is not None:
+            raise ArgumentError(
+                f"class_weight={kwargs['class_weight']!r} with a dataset that is distributed already. HINT: let "
+                "the dataset give weights as the third part of its elements: (x, y, sample_weight)."
+            )
+    original(epoch, x, *args, **kwargs)
+
+
+def _expected(original: Method, epoch: Any) -> None:
+    if epoch.steps_per_epoch or not isinstance(epoch.data_adapter, DistributedAdapter):
+        original(epoch)
+
+
+def _on_host(original: Method, epoch: Any) -> Iterator[Any]:
+    strategy = contexts.current().strategy
+    if strategy.is_default:
+        return original(epoch)
+    if workers.several(strategy):
+        return workers.in_one_order(epoch.data_adapter, strategy)
+    return epoch.data_adapter.get_jax_iterator()
+
+
+# ---------------------------------------------------------------------------------------------------------- the table
+
+_SHOWN = ("fit", "evaluate", "predict")
+_CALLED = (*_SHOWN, "train_on_batch", "test_on_batch", "predict_on_batch")
+
+PATCHES = (
+    Patch(keras.Variable, ("__new__",), new_variable, "a strategy stores the variables that are made in its scope"),
+    Patch(
+        keras.Variable,
+        ("_initialize_with_initializer",),
+        initialized_now,
+        "a model that is built in a traced function has values, not tracers",
+    ),
+    Patch(JAXTrainer, ("__init__",), _remembered, "a model knows in whose scope it was made"),
+    Patch(JAXTrainer, ("compile",), _in_scope, "metrics and optimizer are the strategy's", in_strategy=True),
+    Patch(JAXTrainer, _CALLED, _called, "the model's strategy is in force, whoever calls"),
+    Patch(
+        keras.Model,
+        ("save", "save_weights", "export"),
+        _written_once,
+        "of several workers the first writes",
+        in_strategy=True,
+    ),
+    *(
+        Patch(
+            JAXTrainer,
+            (f"make_{kind}_function",),
+            partial(_made, f"{kind}_function", make),
+            "a step runs on all replicas, or on workers",
+            in_strategy=True,
+        )
+        for kind, make in trainer.MAKERS.items()
+    ),
+    Patch(
+        JAXTrainer,
+        ("_maybe_symbolic_build or _symbolic_build",),
+        _built_on_sample,
+        "a model is built for batches that only workers make",
+        in_strategy=True,
+    ),
+    Patch(
+        JAXTrainer,
+        ("_get_jax_state",),
+        _no_state,
+        "between steps a strategy's variables hold the values themselves, and nothing is passed on",
+        in_strategy=True,
+    ),
+    Patch(
+        JAXTrainer, ("_update_metrics_variables",), checked_updates, "replicas' metrics are added up, where they can be"
+    ),
+    Patch(
+        JAXTrainer,
+        ("state_sync or jax_state_sync",),
+        _finished,
+        "who looks at the model, such as a callback, waits for what runs on workers",
+        in_strategy=True,
+    ),
+    Patch(
+        JAXTrainer,
+        ("_get_metrics_result_or_logs",),
+        _of_workers,
+        "logs are of the last step that ran on a worker",
+        in_strategy=True,
+    ),
+    Patch(JAXEpochIterator, ("__init__",), _adapting, "distributed datasets are data, too"),
+    Patch(JAXEpochIterator, ("_get_iterator",), _on_host, "batches stay on the host, one by one, until they are cut"),
+    Patch(JAXEpochIterator, ("_interrupted_warning",), _expected, "a dataset of unknown length may end"),
+    Patch(inside.losses_module, ("reduce_weighted_values",), whole_batch_losses, "a loss is that of the whole batch"),
+    Patch(inside.nn, ("moments",), whole_batch_moments, "batch statistics may be those of the whole batch"),
+    Patch(
+        keras.layers.BatchNormalization,
+        ("__init__",),
+        synchronizable,
+        "a scope takes synchronized=True, which Keras has for TensorFlow alone",
+    ),
+    *(
+        Patch(kind, ("stateless_apply",), whole_batch_gradients, "gradients are added up before they are applied")
+        for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer)
+    ),
+    *(
+        Patch(kind, ("apply",), summed_gradients, "the same in a replica function of one's own")
+        for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer)
+    ),
+)
+"""All that is changed in Keras."""

@@ -1,0 +1,153 @@
+"""`fit` and `evaluate` under `ParameterServerStrategy`: steps that a coordinator schedules on workers."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src.integrations.keras.data import UnsizedAdapter
+from jaxtribute._src.integrations.keras.remote import run_steps
+from jaxtribute._src.integrations.keras.sending import Runner
+from jaxtribute._src.integrations.keras.shipping import shipped_runner
+from jaxtribute._src.integrations.keras.slots import optimizer_on_servers
+from jaxtribute._src.integrations.keras.steps import Lists, Logs
+from jaxtribute._src.integrations.keras.trainer import SCHEDULER, scheduler_of
+from jaxtribute._src.integrations.keras.variables import adopt
+from jaxtribute._src.parameter_servers.scheduling.coordinator import ClusterCoordinator
+from jaxtribute._src.parameter_servers.scheduling.dataset import PerWorkerDataset
+
+if TYPE_CHECKING:
+    from jaxtribute._src.input.creator import DatasetCreator
+    from jaxtribute._src.parameter_servers.scheduling.remote_value import RemoteValue
+    from jaxtribute._src.strategies.base import Strategy
+
+Function = Callable[[Any, Iterator[Any]], tuple[Any, Any]]
+_passes = itertools.count(1)
+_AHEAD = 16
+"""Number of executions scheduled per worker before the oldest is waited for."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Stand-in for a batch that a worker will draw.
+
+    Attributes:
+      dataset: each worker's own.
+      number: which pass over it.
+    """
+
+    dataset: PerWorkerDataset
+    number: int
+
+
+class ScheduledAdapter(UnsizedAdapter):
+    """Stand-ins that Keras reads instead of the batches that each worker makes for itself.
+
+    Args:
+      creator: makes a worker's dataset.
+      strategy: the strategy.
+    """
+
+    def __init__(self, creator: DatasetCreator, strategy: Strategy) -> None:
+        self._make = partial(_dataset, creator.dataset_fn, creator.input_options)
+        self._dataset = PerWorkerDataset(self._make)
+        self._strategy = strategy
+
+    def get_jax_iterator(self) -> Iterator[Turn]:
+        """Turns, without end."""
+        turn = Turn(self._dataset, next(_passes))
+        while True:
+            yield turn
+
+    get_numpy_iterator = get_jax_iterator
+
+    def like_a_batch(self) -> Iterator[Any]:
+        """An array for each of a batch's, with one example. It makes the dataset here, once."""
+        with self._strategy.scope():
+            spec = self._make().element_spec
+        yield jax.tree.map(lambda leaf: np.zeros([n or 1 for n in leaf.shape], leaf.dtype), spec)
+
+
+def _dataset(dataset_fn: Callable[[Any], Any], options: Any) -> Any:
+    return contexts.current().strategy.distribute_datasets_from_function(dataset_fn, options)
+
+
+class Scheduler:
+    """One model's objects on the workers.
+
+    Args:
+      model: the model.
+      strategy: its strategy.
+    """
+
+    def __init__(self, model: Any, strategy: Strategy) -> None:
+        self._coordinator = ClusterCoordinator(strategy)
+        self._model, self._strategy = model, strategy
+        self._ahead = _AHEAD * self._coordinator.workers
+        self._running: deque[RemoteValue] = deque()
+        self.logs: Logs | None = None
+        """Result of the last known execution on a worker; None if the last one was here."""
+
+    def function(self, kind: str) -> Function:
+        """Function that `fit` (`train`) or `evaluate` (`test`) calls for each execution."""
+        model = self._model
+        optimizer = optimizer_on_servers(model, self._strategy) if kind == "train" else None
+        runner = shipped_runner(model, optimizer)
+        here: list[Runner] = []
+
+        def call(state: Any, batches: Iterator[Any]) -> tuple[Logs, Any]:
+            first = next(batches)
+            if isinstance(first, Turn):
+                return self._schedule((runner, kind, first.dataset, first.number, model.steps_per_execution)), state
+            self.logs = None
+            if not here:
+                here.append(Runner(model, optimizer, self._strategy))
+            rest = itertools.islice(batches, model.steps_per_execution - 1)
+            return here[0].run(kind, itertools.chain([first], rest)), state
+
+        return call
+
+    def _schedule(self, arguments: Sequence[Any]) -> Logs:
+        if not self._running:
+            self.logs = {}
+        try:
+            self._running.append(self._coordinator.schedule(run_steps, args=arguments))
+            self._take_finished()
+        except BaseException:
+            self._running.clear()
+            self._coordinator.join()  # if another function failed before, raises what it did
+            raise
+        return self.logs or {}
+
+    def _take_finished(self) -> None:
+        while self._running and (self._running[0].is_done or len(self._running) > self._ahead):
+            self.logs = self._running.popleft().fetch()
+
+    def finish(self) -> None:
+        """Waits for all that is scheduled."""
+        if not self._running:
+            return
+        last = self._running[-1]
+        self._running.clear()
+        self._coordinator.join()
+        self.logs = last.fetch()
+
+
+def make_function(model: Any, strategy: Strategy, kind: str) -> Function:
+    """Runs `fit` and `evaluate` under a `ParameterServerStrategy`."""
+    lists = Lists.of(model)
+    for variable in (*lists.trainable, *lists.layers, *lists.metrics):
+        adopt(variable, strategy)
+    scheduler = scheduler_of(model)
+    if scheduler is None:
+        scheduler = Scheduler(model, strategy)
+        object.__setattr__(model, SCHEDULER, scheduler)
+    return scheduler.function(kind)

@@ -1,0 +1,165 @@
+"""A replica's share of the batch, and what Keras computes over a whole batch: losses and batch statistics.
+
+One device computes the loss L of a whole batch. Replica i computes L_i of its own n_i examples, and what is added up
+over the replicas is n_i / n * L_i: for a mean that is L again. A loss that Keras does not divide by the number of
+examples (a sum, a mean over weights or over what a mask leaves) is scaled here so that the same sum gives L, too.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src.execution.replica_context import ReplicaContext
+from jaxtribute._src.values.enums import ReduceOp
+from jaxtribute.errors import ContextError
+
+
+@dataclass(slots=True)
+class Share:
+    """One replica's part of a batch.
+
+    Attributes:
+      context: the replica.
+      rows: its examples.
+      total: the examples of all replicas.
+    """
+
+    context: ReplicaContext
+    rows: int
+    total: int
+    reduced: bool = False
+    """True if gradients need no reduction where they are applied."""
+    worker: int | None = None
+    """The worker's number, if parameter servers apply what the step changes, while other workers change the same."""
+    gradients: list[Any] | None = None
+    """The replica's share in a step that sends gradients."""
+    metrics: frozenset[int] = frozenset()
+    """The ids of the model's metrics' variables."""
+
+    @property
+    def weight(self) -> float:
+        """Weight of the replica's means in those of the batch."""
+        return self.rows / self.total if self.total else 1.0
+
+    @property
+    def alone(self) -> bool:
+        """True if there are no other replicas."""
+        return self.context.num_replicas_in_sync == 1
+
+    @property
+    def sends(self) -> bool:
+        """True if parameter servers apply what the step changes."""
+        return self.worker is not None
+
+    def sum(self, values: Any) -> Any:
+        """A nest of arrays, added up over the replicas; one without examples adds nothing."""
+        if self.alone:
+            return values
+        return self.context.all_reduce(ReduceOp.SUM, values if self.rows else jax.tree.map(jnp.zeros_like, values))
+
+
+class _Current(threading.local):
+    share: Share | None = None
+
+
+_current = _Current()
+
+
+def current() -> Share | None:
+    """The share of the replica whose step this thread runs or traces."""
+    return _current.share
+
+
+@contextmanager
+def entered(share: Share) -> Generator[Share]:
+    """Makes `share` the current one."""
+    before, _current.share = _current.share, share
+    try:
+        yield share
+    finally:
+        _current.share = before
+
+
+def whole_batch_losses(
+    original: Callable[..., Any],
+    values: Any,
+    sample_weight: Any = None,
+    mask: Any = None,
+    reduction: str | None = "sum_over_batch_size",
+    dtype: Any = None,
+) -> Any:
+    """Keras's `reduce_weighted_values`, for a replica's part of a batch."""
+    loss = original(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+    share = current()
+    if share is None or share.alone or not share.total or jnp.ndim(values) == 0:
+        return loss
+    if reduction == "sum":
+        return loss / (share.weight or 1.0)
+    if reduction == "mean_with_sample_weight" and (mask is not None or sample_weight is not None):
+        divisor = original(jnp.ones_like(values), sample_weight=sample_weight, mask=mask, reduction="sum")
+    elif reduction in ("sum_over_batch_size", "mean") and mask is not None:
+        divisor = jnp.sum(jnp.asarray(mask, loss.dtype))
+    else:
+        return loss
+    total = share.sum(divisor)
+    return loss * (divisor / jnp.where(total == 0, 1, total)) / (share.weight or 1.0)
+
+
+def whole_batch_moments(
+    original: Callable[..., Any], x: Any, axes: Sequence[int], keepdims: bool = False, synchronized: bool = False
+) -> Any:
+    """The backend's `moments`, which can synchronise batch statistics over the replicas."""
+    share = current()
+    if share is None or not synchronized:
+        return original(x, axes, keepdims=keepdims, synchronized=synchronized)
+    if share.alone:
+        return original(x, axes, keepdims=keepdims)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    axes = tuple(axes)
+    count = share.sum(jnp.asarray(math.prod(wide.shape[axis] for axis in axes), wide.dtype))
+    mean = share.sum(jnp.sum(wide, axes, keepdims=True)) / count
+    variance = share.sum(jnp.sum(jnp.square(wide - mean), axes, keepdims=True)) / count
+    if not keepdims:
+        mean, variance = jnp.squeeze(mean, axes), jnp.squeeze(variance, axes)
+    return mean.astype(x.dtype), variance.astype(x.dtype)
+
+
+def synchronizable(
+    original: Callable[..., Any], layer: Any, *args: Any, synchronized: bool = False, **kwargs: Any
+) -> None:
+    """`BatchNormalization.__init__`, which takes `synchronized=True` in a strategy's scope."""
+    scoped = not contexts.current().strategy.is_default
+    original(layer, *args, synchronized=synchronized and not scoped, **kwargs)
+    layer.synchronized = synchronized
+
+
+def whole_batch_gradients(
+    original: Callable[..., Any], optimizer: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any
+) -> Any:
+    """An optimizer's `stateless_apply`, which adds up the gradients over the replicas first, or keeps them."""
+    share = current()
+    if share is not None and share.sends:
+        if share.gradients is not None:
+            raise ContextError(
+                "a train_step applies gradients twice, which parameter servers do not. HINT: use one optimizer, "
+                "and call its stateless_apply once."
+            )
+        share.gradients = list(grads)
+        return list(trainable_variables), list(optimizer_variables)
+    if share is None or share.reduced or share.alone:
+        return original(optimizer, optimizer_variables, grads, trainable_variables)
+    grads = share.sum([grad * jnp.asarray(share.weight, grad.dtype) for grad in grads])
+    share.reduced = True  # optimizers call one another
+    try:
+        return original(optimizer, optimizer_variables, grads, trainable_variables)
+    finally:
+        share.reduced = False

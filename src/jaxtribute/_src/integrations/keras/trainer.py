@@ -1,0 +1,157 @@
+"""A Keras model under a strategy: the functions that `fit`, `evaluate` and `predict` call for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxtribute._src.execution.function import function
+from jaxtribute._src.integrations.keras import inside
+from jaxtribute._src.integrations.keras.data import Placer
+from jaxtribute._src.integrations.keras.steps import Lists, Step, predict_step, test_step, train_step
+from jaxtribute._src.integrations.keras.variables import StrategyVariable, adopt, on_servers
+from jaxtribute._src.values.distributed import Mirrored, PerReplica
+
+if TYPE_CHECKING:
+    from jaxtribute._src.integrations.keras.servers import Scheduler
+    from jaxtribute._src.strategies.base import Strategy
+
+_ATTRIBUTE = "_jaxtribute_strategy"
+SCHEDULER = "_jaxtribute_servers"
+"""The attribute of a model that keeps what it has on workers."""
+Function = Callable[[Any, Iterator[Any]], tuple[Any, Any]]
+"""Function that Keras calls per step, or per `steps_per_execution` of them: `(state, iterator) -> (logs, state)`."""
+
+
+@dataclass(frozen=True)
+class Total:
+    """The number of examples of a batch, as a static argument of a compiled function."""
+
+    rows: int
+
+
+def remember(model: Any, strategy: Strategy) -> None:
+    """Notes in whose scope a model is made."""
+    object.__setattr__(model, _ATTRIBUTE, strategy)
+
+
+def scheduler_of(model: Any) -> Scheduler | None:
+    """A model's objects on workers of parameter servers, if it has trained or been evaluated there."""
+    return model.__dict__.get(SCHEDULER)
+
+
+def strategy_of(model: Any) -> Strategy | None:
+    """The strategy in whose scope a model was made or compiled, or its variables were; None for plain Keras."""
+    found = model.__dict__.get(_ATTRIBUTE)
+    tracker = inside.loss_tracker(model)
+    if found is None and tracker is not None:
+        found = _strategy_of(tracker.variables[:1])
+    if found is None and getattr(model, "built", False):
+        found = _strategy_of(model.weights)
+    if found is not None:
+        remember(model, found)
+    return found
+
+
+def _strategy_of(variables: Iterable[Any]) -> Strategy | None:
+    """The strategy that stores variables; None for plain ones and those of the default strategy, which fit as such."""
+    return next((v.strategy for v in variables if isinstance(v, StrategyVariable) and not v.strategy.is_default), None)
+
+
+def make_train_function(model: Any, strategy: Strategy) -> Function:
+    """Function that `fit` calls."""
+    if on_servers(strategy):
+        return _scheduled(model, strategy, "train")
+    return _repeated(model, _step(model, strategy, train_step))
+
+
+def make_test_function(model: Any, strategy: Strategy) -> Function:
+    """Function that `evaluate` calls."""
+    if on_servers(strategy):
+        return _scheduled(model, strategy, "test")
+    return _repeated(model, _step(model, strategy, test_step))
+
+
+def make_predict_function(model: Any, strategy: Strategy) -> Function:
+    """Function that `predict` calls; its results are all replicas' outputs."""
+    step = _step(model, strategy, predict_step)
+
+    def whole(batch: Any) -> Any:
+        return jax.tree.map(lambda leaf: _joined(leaf, strategy), step(batch), is_leaf=_is_distributed)
+
+    return _repeated(model, whole, joins=True)
+
+
+MAKERS = {"train": make_train_function, "test": make_test_function, "predict": make_predict_function}
+"""Maker of the functions that Keras calls."""
+
+
+def _scheduled(model: Any, strategy: Strategy, kind: str) -> Function:
+    from jaxtribute._src.integrations.keras.servers import make_function  # which needs more than other strategies do
+
+    return make_function(model, strategy, kind)
+
+
+def _step(model: Any, strategy: Strategy, make: Callable[[Any, Lists], Step]) -> Callable[[Any], Any]:
+    """One step on a batch from Keras: compiled, or each replica's Python if the model runs eagerly."""
+    lists = Lists.of(model)
+    for variable in (*lists.trainable, *lists.layers, *lists.metrics):
+        adopt(variable, strategy)
+    if not on_servers(strategy):
+        for variable in lists.optimizer:
+            adopt(variable, strategy)
+    replica = make(model, lists)
+    place = Placer(strategy)
+
+    compiled = model.jit_compile and not model.run_eagerly
+
+    def step(batch: Any, total: Total) -> Any:
+        values, result = strategy.run(replica, (batch, total.rows))
+        for variable, value in zip(lists.all, values, strict=True):
+            if value is not None:
+                variable.stored.assign(value if compiled else strategy.experimental_local_results(value)[0])
+        return result if make is predict_step else jax.tree.map(_first, result, is_leaf=_is_distributed)
+
+    def _first(value: Any) -> Any:
+        if isinstance(value, Mirrored):
+            return value.data
+        return strategy.experimental_local_results(value)[0]
+
+    run = function(step) if compiled else step
+
+    def on_batch(batch: Any) -> Any:
+        placed, rows = place(batch)
+        return run(placed, Total(rows))
+
+    return on_batch
+
+
+def _repeated(model: Any, step: Callable[[Any], Any], *, joins: bool = False) -> Function:
+    """`steps_per_execution` steps in one call, up to the end of the data."""
+
+    def call(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        results = [step(next(iterator))]
+        for _ in range(model.steps_per_execution - 1):
+            batch = next(iterator, None)
+            if batch is None:
+                break
+            results.append(step(batch))
+        if not joins or len(results) == 1:
+            return results[-1], state
+        return jax.tree.map(lambda *parts: np.concatenate([np.asarray(part) for part in parts]), *results), state
+
+    return call
+
+
+def _is_distributed(value: Any) -> bool:
+    return isinstance(value, (Mirrored, PerReplica))
+
+
+def _joined(value: Any, strategy: Strategy) -> Any:
+    if isinstance(value, Mirrored):
+        return value.data
+    return strategy.gather(value, axis=0) if isinstance(value, PerReplica) else value

@@ -1,0 +1,157 @@
+"""Keras variables whose values a strategy stores."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+import keras
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src.context import Context
+from jaxtribute._src.execution.eager import EagerFrame
+from jaxtribute._src.integrations.keras import inside
+from jaxtribute._src.integrations.keras.loops import own_replica, together
+from jaxtribute._src.integrations.keras.share import current
+from jaxtribute._src.values.enums import VariableAggregation
+from jaxtribute._src.values.variable import Variable
+from jaxtribute.errors import VariableError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.strategies.base import Strategy
+
+
+class StrategyVariable(keras.Variable):
+    """A Keras variable made in a strategy's scope: a `jd.Variable` holds its value.
+
+    Keras keeps a variable's array in `_value`; here that reads and assigns the `jd.Variable`, which knows where the
+    array lies and which replica asks.
+    """
+
+    strategy: Strategy
+    _stored: Variable | None = None
+
+    def assign(self, value: Any) -> Any:
+        """Gives the variable a new value.
+
+        Raises:
+          VariableError: it is a metric's, and what a layer's `call` writes to it would be lost.
+        """
+        share = current()
+        if share is not None and id(self) in share.metrics and inside.is_lost(self):
+            raise VariableError(
+                f"the metric variable {self.path} is updated where Keras's step on JAX keeps no metric's state, "
+                "such as in a layer's call: its value would be lost. HINT: update the metric in the model's "
+                "compute_loss or compute_metrics, or pass it to compile(metrics=...)."
+            )
+        return super().assign(value)
+
+    @property
+    def stored(self) -> Variable:
+        """The variable that holds the value.
+
+        Raises:
+          AttributeError: Keras has not given it a value yet.
+        """
+        if self._stored is None:
+            raise AttributeError(f"the Keras variable {self.path} has no value yet. HINT: build the model first.")
+        return self._stored
+
+    @property
+    def _value(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return None if self._stored is None else self._stored.read_value()
+
+    @_value.setter
+    def _value(self, value: Any) -> None:
+        if self._stored is not None:
+            if value is not None:
+                self._stored.assign(together(self, value))
+        elif value is not None:
+            self._stored = self._made(value)
+
+    def _made(self, value: Any) -> Variable:
+        frame = contexts.current().frame
+        with contexts.entered(Context(self.strategy, None, frame)):
+            # What replicas write has been brought together by then, as Keras's own rules say.
+            first = VariableAggregation.ONLY_FIRST_REPLICA
+            return Variable(value, trainable=self.trainable, name=self.path, aggregation=first)
+
+
+class PlainValue:
+    """The attribute `_value` of Keras variables that no strategy stores.
+
+    In a function that is traced, or that replicas run, such a variable becomes one of the strategy in force, the
+    default one included: a program takes its value as an input, and gives a new one where the function assigns it.
+    """
+
+    def __get__(self, variable: Any, owner: type[Any] | None = None) -> Any:
+        if variable is None:
+            return self
+        value = vars(variable).get("_value")
+        if value is not None and _tracked():
+            return joined(variable).read_value()
+        return value
+
+    def __set__(self, variable: Any, value: Any) -> None:
+        known = vars(variable).get("_value")
+        if known is None or value is None or not _tracked():
+            vars(variable)["_value"] = value
+            return
+        joined(variable)
+        variable._value = value  # which `StrategyVariable` takes from now on
+
+
+def _tracked() -> bool:
+    """True in a function that is traced or differentiated, or that several replicas run."""
+    context = contexts.current()
+    return (type(context.frame) is not EagerFrame or own_replica() is not None) and not on_servers(context.strategy)
+
+
+def joined(variable: Any) -> Variable:
+    """The variable that holds a Keras variable's value; one that has none yet gets it of the strategy in force."""
+    adopt(variable, contexts.current().strategy)
+    return variable.stored
+
+
+def new_variable(_: Any, cls: type[Any], *__: Any, **___: Any) -> Any:
+    """`keras.Variable.__new__`: in a strategy's scope a variable is a `StrategyVariable`."""
+    strategy = contexts.current().strategy
+    if cls is not keras.Variable or strategy.is_default or (on_servers(strategy) and inside.made_by_optimizer()):
+        return object.__new__(cls)
+    variable = object.__new__(StrategyVariable)
+    variable.strategy = strategy
+    return variable
+
+
+def on_servers(strategy: Strategy) -> bool:
+    """True if a strategy is a `ParameterServerStrategy`."""
+    module = sys.modules.get("jaxtribute._src.strategies.parameter_server")
+    return module is not None and isinstance(strategy, module.ParameterServerStrategy)
+
+
+def keep_in(variable: Any, stored: Variable, strategy: Strategy) -> None:
+    """Makes `stored` hold a Keras variable's value."""
+    variable.__dict__.pop("_value", None)
+    variable.__class__ = StrategyVariable
+    variable.strategy, variable._stored = strategy, stored
+
+
+def adopt(variable: Any, strategy: Strategy) -> None:
+    """Makes a Keras variable that was created outside every scope one of `strategy`'s, with the value that it has."""
+    value: Any
+    if isinstance(variable, StrategyVariable):
+        if strategy.is_default or not variable.strategy.is_default:
+            return
+        with contexts.entered(contexts.fallback.make()):
+            value = variable.stored.read_value()  # the default strategy's, which a function had made it
+        variable._stored = None  # pyright: ignore[reportPrivateUsage]
+    elif type(variable) is keras.Variable:
+        value = variable.__dict__.pop("_value")
+        variable.__class__ = StrategyVariable
+    else:
+        return
+    variable.strategy = strategy
+    # Outside what is being traced: the variable was there before, and its value is an array.
+    with contexts.entered(contexts.fallback.make()), jax.ensure_compile_time_eval():
+        cast("StrategyVariable", variable)._value = value  # pyright: ignore[reportPrivateUsage]

@@ -1,0 +1,126 @@
+"""Nests of arrays, taken apart by dtype: modules of Equinox, parameters of Flax Linen and Haiku, one's own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxtribute._src.integrations.parts import Kind, Part, is_array, is_inexact, is_key
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
+
+
+def accepts(model: Any) -> bool:
+    """True: JAX takes everything for a nest, if only of one leaf."""
+    del model
+    return True
+
+
+def take_apart(model: Any) -> tuple[list[Part], Outline]:
+    """The arrays; those of floating numbers are parameters, as `equinox.is_inexact_array` has it."""
+    _check_numbers(model)
+    _check_states(model)
+    return _apart(model, lambda value: Kind.PARAMETER if is_inexact(value) else Kind.FIXED)
+
+
+def take_state_apart(state: Any) -> tuple[list[Part], Outline]:
+    """The arrays of what steps change: running statistics, counts.
+
+    Raises:
+      ArgumentTypeError: a leaf is no array, or a random key.
+    """
+    parts, outline = _apart(state, lambda value: Kind.STATISTIC if is_inexact(value) else Kind.ALIKE)
+    for path, leaf in jax.tree.leaves_with_path(state):
+        if not is_array(leaf) or is_key(leaf):
+            raise ArgumentTypeError(
+                f"state{jax.tree_util.keystr(path)} is {leaf!r} of type {type(leaf).__name__}. HINT: a state holds "
+                "arrays of numbers; give random keys as rng=, and take new ones by jd.Model.key."
+            )
+    return parts, outline
+
+
+class Outline:
+    """The structure of a nest, and its leaves that are no arrays.
+
+    Args:
+      structure: the structure of the whole nest.
+      leaves: its leaves, None in place of each array.
+      places: which of the leaves are arrays.
+      parts: the arrays.
+    """
+
+    def __init__(self, structure: Any, leaves: Sequence[Any], places: Sequence[int], parts: Sequence[Part]) -> None:
+        self._structure, self._leaves, self._places = structure, leaves, places
+        self._trained = [part.kind is Kind.PARAMETER for part in parts]
+
+    def build(self, values: Sequence[Any]) -> Any:
+        """A new nest."""
+        leaves = list(self._leaves)
+        for place, value in zip(self._places, values, strict=True):
+            leaves[place] = value
+        return self._structure.unflatten(leaves)
+
+    def values(self, model: Any) -> list[Any]:
+        """The arrays of a nest of the same structure.
+
+        Raises:
+          ShapeError: its structure is another one.
+        """
+        leaves, structure = jax.tree.flatten(model)
+        if structure != self._structure:
+            raise ShapeError(
+                f"the nest has the structure {structure} instead of {self._structure}. HINT: a jd.Model keeps the "
+                "structure that it was made with; return all of a state, its unchanged parts too."
+            )
+        return [leaves[place] for place in self._places]
+
+    def nest(self, leaves: Sequence[Any]) -> Any:
+        """A nest of the whole structure with None for everything that is no parameter, as `equinox.partition` gives."""
+        rest = iter(leaves)
+        return self.build_sparse([next(rest) if trained else None for trained in self._trained])
+
+    def build_sparse(self, values: Sequence[Any]) -> Any:
+        """A new nest with None in place of all leaves that are no arrays."""
+        leaves: list[Any] = [None] * len(self._leaves)
+        for place, value in zip(self._places, values, strict=True):
+            leaves[place] = value
+        return self._structure.unflatten(leaves)
+
+
+def _apart(nest: Any, kind: Callable[[Any], Kind]) -> tuple[list[Part], Outline]:
+    found, structure = jax.tree.flatten_with_path(nest)
+    places = [place for place, (_, leaf) in enumerate(found) if is_array(leaf)]
+    parts = [Part(tuple(map(_step, path)), leaf, kind(leaf)) for path, leaf in (found[place] for place in places)]
+    leaves = [None if is_array(leaf) else leaf for _, leaf in found]
+    return parts, Outline(structure, leaves, places, parts)
+
+
+def _step(key: Any) -> Any:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return getattr(key, attribute)
+    return str(key)
+
+
+def _check_numbers(model: Any) -> None:
+    """Numbers in a nest of one's own may be meant to be trained; those in a module of Equinox are settings."""
+    module: Any = getattr(sys.modules.get("equinox"), "Module", ())
+    for path, leaf in jax.tree.leaves_with_path(model, is_leaf=lambda value: isinstance(value, module)):
+        if isinstance(leaf, (float, complex)) and not is_array(leaf):
+            raise ArgumentTypeError(
+                f"model{jax.tree_util.keystr(path)} is the number {leaf!r}, which could not be trained. HINT: make it "
+                "an array, jnp.asarray(...), or leave it out of the model."
+            )
+
+
+def _check_states(model: Any) -> None:
+    index: Any = getattr(getattr(sys.modules.get("equinox"), "nn", None), "StateIndex", ())
+    for leaf in jax.tree.leaves(model, is_leaf=lambda value: isinstance(value, index)):
+        if isinstance(leaf, index) and jax.tree.leaves(leaf.init):
+            raise ArgumentError(
+                f"the {type(model).__name__} holds the first state of its layers, which would be trained. HINT: make "
+                "it by `module, state = equinox.nn.make_with_state(Class)(...)`, and pass jd.Model(module, ..., "
+                "state=state)."
+            )

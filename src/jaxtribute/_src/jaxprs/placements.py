@@ -1,0 +1,122 @@
+"""Programs freed of the placements of arrays that they capture.
+
+To JAX the mesh that an array lies on is part of its type, and of the types of all that is computed from it. A replica's
+program is for one replica: an array from around the function, wherever it lies, is a value to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from jaxtribute._src.jaxprs.core import (
+    ClosedJaxpr,
+    Jaxpr,
+    Literal,
+    ShapedArray,
+    Tracer,
+    Var,
+    closed,
+    constants,
+    is_program,
+    opened,
+)
+from jaxtribute._src.jaxprs.walking import programs_in
+
+Known = dict[int, tuple[Any, Any]]
+"""By the id of a captured array, the array and its copy that is bound to no device."""
+
+
+def unplaced(program: ClosedJaxpr, known: Known) -> ClosedJaxpr:
+    """Frees a program of the meshes of the arrays that it captures.
+
+    Args:
+      program: the program; it is returned as it is if it captures no array that lies on a mesh.
+      known: the copies that other programs have already, so that equal constants stay one object; grows.
+    """
+    if not _captures_placed(program):
+        return program
+    return _freed(program, known)
+
+
+def _captures_placed(program: Any) -> bool:
+    jaxpr = opened(program)
+    if any(_has_mesh(var.aval) for var in jaxpr.constvars):
+        return True
+    return any(_captures_placed(inner) for eqn in jaxpr.eqns for inner in programs_in(eqn))
+
+
+def _has_mesh(aval: Any) -> bool:
+    """True if the type names a mesh whose axes the compiler deals with."""
+    return _of_compiler(getattr(aval, "sharding", None))
+
+
+def _of_compiler(sharding: Any) -> bool:
+    return isinstance(sharding, NamedSharding) and not sharding.mesh.empty and sharding.mesh.are_all_axes_auto
+
+
+def _freed(program: Any, known: Known) -> Any:
+    """A program and all programs in it anew, every type without its mesh."""
+    jaxpr = opened(program)
+    new: dict[Any, Any] = {}
+
+    def var(old: Any) -> Any:
+        if old not in new:
+            new[old] = Var(_type(old.aval))
+        return new[old]
+
+    def atom(old: Any) -> Any:
+        return old if isinstance(old, Literal) else new[old]
+
+    constvars, invars = [var(one) for one in jaxpr.constvars], [var(one) for one in jaxpr.invars]
+    eqns: list[Any] = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "reshard" and _has_mesh(eqn.outvars[0].aval):
+            new[eqn.outvars[0]] = atom(eqn.invars[0])  # from one mesh to another: here neither is left
+            continue
+        taken = [atom(one) for one in eqn.invars]
+        params = {name: _parameter(value, known) for name, value in eqn.params.items()}
+        eqns.append(eqn.replace(invars=taken, outvars=[var(one) for one in eqn.outvars], params=params))
+    outvars = [atom(one) for one in jaxpr.outvars]
+    freed = jaxpr.replace(constvars=constvars, invars=invars, eqns=eqns, outvars=outvars)
+    if isinstance(program, Jaxpr) and not constants(program):
+        return freed
+    return closed(freed, [_known(value, known) for value in constants(program)])
+
+
+def _known(value: Any, known: Known) -> Any:
+    if id(value) not in known:
+        known[id(value)] = value, _loose(value)
+    return known[id(value)][1]
+
+
+def _parameter(value: Any, known: Known) -> Any:
+    if is_program(value):
+        return _freed(value, known)
+    if isinstance(value, (tuple, list)) and any(is_program(one) for one in value):
+        return type(value)(_freed(one, known) if is_program(one) else one for one in value)
+    return None if _of_compiler(value) else value
+
+
+def _type(aval: Any) -> Any:
+    if isinstance(aval, ShapedArray) and _has_mesh(aval):
+        return ShapedArray(aval.shape, aval.dtype, aval.weak_type)
+    return aval
+
+
+def _loose(value: Any) -> Any:
+    """An array as JAX may move it, bound to no device."""
+    if not isinstance(value, jax.Array) or isinstance(value, Tracer) or not value.committed:
+        return value
+    if not value.is_fully_addressable:
+        if not value.is_fully_replicated:
+            return value
+        value = value.addressable_data(0)
+    if jnp.issubdtype(value.dtype, jax.dtypes.extended):
+        return jax.random.wrap_key_data(_loose(jax.random.key_data(value)), impl=jax.random.key_impl(value))
+    with jax.ensure_compile_time_eval():  # a constant, whatever is traced around
+        return jnp.asarray(np.asarray(value))

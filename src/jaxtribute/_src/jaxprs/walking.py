@@ -1,0 +1,120 @@
+"""Going through programs: the programs inside operations, evaluation with a handler, programs cut out of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jaxtribute._src.jaxprs.core import (
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    as_closed,
+    bind,
+    closed,
+    constants,
+    is_program,
+    opened,
+)
+
+_CALLS = frozenset(
+    "jit call closed_call eval_jaxpr custom_jvp_call custom_vjp_call custom_vmap_call linear_call remat2 checkpoint "
+    "composite custom_partitioning xla_metadata_call".split()
+)
+_LOOPS = frozenset({"scan", "while", "cond"})
+STRUCTURES = _CALLS | _LOOPS | {"shard_map"}
+"""Names of the operations that do nothing but run the programs inside them."""
+
+Handler = Callable[[JaxprEqn, list[Any]], "Sequence[Any] | None"]
+"""Gives the results of an operation on operands; None where the operation is to be applied as it is."""
+
+
+def programs_in(eqn: JaxprEqn) -> Iterator[Any]:
+    """The programs inside an operation, closed or not: bodies, branches, called functions."""
+    for value in eqn.params.values():
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            if is_program(one):
+                yield one
+
+
+def any_in(eqn: JaxprEqn, test: Callable[[JaxprEqn], bool]) -> bool:
+    """True if an operation, or one inside it at any depth, passes the test."""
+    return test(eqn) or any(any_in(inner, test) for one in programs_in(eqn) for inner in opened(one).eqns)
+
+
+def called(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """The program that an operation calls once with its own operands; None if it does something else."""
+    if eqn.primitive.name not in _CALLS:
+        return None
+    inside = list(programs_in(eqn))
+    jaxpr = opened(inside[0]) if len(inside) == 1 else None
+    if jaxpr is None or len(jaxpr.invars) != len(eqn.invars) or len(jaxpr.outvars) != len(eqn.outvars):
+        return None
+    return as_closed(inside[0])
+
+
+def evaluate(program: ClosedJaxpr, inputs: Sequence[Any], handle: Handler) -> list[Any]:
+    """Runs a program operation by operation.
+
+    Args:
+      program: the program.
+      inputs: its inputs: arrays, tracers, or whatever `handle` knows.
+      handle: is asked for the results of each operation first.
+    """
+    jaxpr = opened(program)
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, constants(program), strict=True))
+    values.update(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(atom) for atom in eqn.invars]
+        results = handle(eqn, operands)
+        values.update(zip(eqn.outvars, bind(eqn, operands) if results is None else results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def variables(atoms: Sequence[Any]) -> list[Any]:
+    """The atoms of a program that are no literals."""
+    return [atom for atom in atoms if not isinstance(atom, Literal)]
+
+
+def used_by(eqns: Sequence[JaxprEqn], outputs: Sequence[Any] = ()) -> dict[Any, None]:
+    """Values that operations use and that are put out, in order; some of them are made by the operations themselves."""
+    return dict.fromkeys(variables([*(atom for eqn in eqns for atom in eqn.invars), *outputs]))
+
+
+def piece(program: ClosedJaxpr, inputs: Sequence[Any], eqns: Sequence[JaxprEqn], outputs: Sequence[Any]) -> ClosedJaxpr:
+    """A program of some operations of another, in their order.
+
+    Args:
+      program: the whole program.
+      inputs: the values that the operations use and do not make; constants of the whole need not be among them.
+      eqns: the operations.
+      outputs: the values to put out.
+    """
+    used = used_by(eqns, outputs)
+    whole = opened(program)
+    values = zip(whole.constvars, constants(program), strict=True)
+    consts = [(var, value) for var, value in values if var in used]
+    jaxpr = whole.replace(
+        constvars=[var for var, _ in consts],
+        invars=list(inputs),
+        outvars=list(outputs),
+        eqns=list(eqns),
+        effects=frozenset().union(*(eqn.effects for eqn in eqns)),
+    )
+    return closed(jaxpr, [value for _, value in consts])
+
+
+def with_inputs(program: ClosedJaxpr, stands: Sequence[JaxprEqn]) -> ClosedJaxpr:
+    """The program with the results of some operations, each of one result and no operands, as inputs behind its own."""
+    whole: Jaxpr = opened(program)
+    gone = {id(eqn) for eqn in stands}
+    lifted = whole.replace(
+        invars=[*whole.invars, *(eqn.outvars[0] for eqn in stands)],
+        eqns=[eqn for eqn in whole.eqns if id(eqn) not in gone],
+    )
+    return closed(lifted, constants(program))

@@ -1,0 +1,191 @@
+"""One start of this machine's ranks: until all have ended, or one has failed and the others are stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxtribute._src.exit_codes import ELSEWHERE, RESUME
+from jaxtribute._src.launcher.family import Family, Process
+from jaxtribute._src.launcher.outcome import Kind, Outcome, exit_code, in_words
+from jaxtribute._src.launcher.output import RankOutput
+from jaxtribute._src.launcher.reading import Reader, copy_size
+
+CAUSE_S = 3.0
+"""Seconds that the rank that caused a failure may take to end once another has ended because of it."""
+DRAIN_S = 0.5
+"""Seconds to wait for output that a process has left in its pipe."""
+
+Signal = signal.Signals
+
+
+@dataclass
+class Program:
+    """Command of one rank, and the place of its output."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    output: RankOutput
+    terminal: bool = False
+
+
+@dataclass(frozen=True)
+class _End:
+    rank: int
+    code: int
+    ours: bool
+    """True if the launcher's own signal ended it."""
+
+
+class Attempt:
+    """The ranks of this machine, started once.
+
+    Args:
+        programs: By rank.
+        grace_s: Seconds between SIGTERM and SIGKILL.
+        save_s: Seconds that preempted ranks have to save.
+    """
+
+    def __init__(self, programs: Mapping[int, Program], grace_s: float, save_s: float) -> None:
+        self._programs, self._grace_s, self._save_s = programs, grace_s, save_s
+        self._ends: list[_End] = []
+        self._readers: list[Reader] = []
+        self._due: list[tuple[float, Signal]] = []
+        """Signals still to be sent, and when."""
+        self._sent: set[int] = set()
+        self._wake = asyncio.Event()
+        self._asked: Signal | None = None
+        self._failing = False
+
+    async def run(self) -> Outcome:
+        """Starts the ranks and waits until all have ended."""
+        with Family() as family:
+            try:
+                waiting = {self._start(family, rank): rank for rank in self._programs}
+                await self._wait(family, waiting)
+            finally:
+                family.close()
+                for reader in self._readers:
+                    await reader.finish(DRAIN_S)
+                for program in self._programs.values():
+                    program.output.close()
+        return self._judge()
+
+    def stop(self) -> None:
+        """Ends the ranks because of a failure elsewhere."""
+        self._failing = True
+        self._escalate((0.0, Signal.SIGTERM), (self._grace_s, Signal.SIGKILL))
+
+    def forward(self, number: Signal) -> None:
+        """Hands a signal on. Ctrl-C ends the ranks soon, and at once the second time; SIGTERM lets them save."""
+        again = self._asked is Signal.SIGINT and number is Signal.SIGINT
+        self._asked = number
+        if again:
+            self._escalate((0.0, Signal.SIGKILL))
+        elif number is Signal.SIGINT:
+            grace = self._grace_s
+            self._escalate((0.0, number), (grace, Signal.SIGTERM), (2 * grace, Signal.SIGKILL))
+        else:
+            self._escalate((0.0, number), (self._save_s, Signal.SIGKILL))
+
+    def resize(self) -> None:
+        """Tells a rank that has a terminal how large it is now."""
+        for reader in self._readers:
+            if reader.terminal is not None:
+                copy_size(reader.terminal)
+
+    def _start(self, family: Family, rank: int) -> asyncio.Future[int]:
+        program = self._programs[rank]
+        reader = Reader(program.output.feed, terminal=program.terminal)
+        self._readers.append(reader)
+        try:
+            process = family.start(program.command, program.environment, reader.child_end)
+        finally:
+            os.close(reader.child_end)
+        return _exit_of(process)
+
+    async def _wait(self, family: Family, waiting: dict[asyncio.Future[int], int]) -> None:
+        while waiting:
+            self._send_due(family)
+            self._wake.clear()
+            wake = asyncio.ensure_future(self._wake.wait())
+            timeout = max(self._due[0][0] - time.monotonic(), 0) if self._due else None
+            done, _ = await asyncio.wait([*waiting, wake], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            wake.cancel()
+            for future in [one for one in waiting if one in done]:
+                self._ended(waiting.pop(future), future.result())
+
+    def _ended(self, rank: int, code: int) -> None:
+        end = _End(rank, code, ours=-code in self._sent)
+        self._ends.append(end)
+        if code == 0 or self._failing or self._asked is not None:
+            return
+        if code == RESUME:  # all of them are about to end so
+            if not self._due:
+                self._escalate((self._save_s, Signal.SIGTERM), (self._save_s + self._grace_s, Signal.SIGKILL))
+            return
+        self._failing = True
+        first = CAUSE_S if code == ELSEWHERE else 0.0
+        self._escalate((first, Signal.SIGTERM), (first + self._grace_s, Signal.SIGKILL))
+        for other, program in self._programs.items():
+            # What the others say from now on comes of the failure; it is in their log files.
+            if other != rank and code != ELSEWHERE:
+                program.output.shown = False
+
+    def _escalate(self, *steps: tuple[float, Signal]) -> None:
+        now = time.monotonic()
+        self._due = [(now + delay, number) for delay, number in steps]
+        self._wake.set()
+
+    def _send_due(self, family: Family) -> None:
+        while self._due and self._due[0][0] <= time.monotonic():
+            _, number = self._due.pop(0)
+            self._sent.add(number)
+            family.signal(number)
+
+    def _judge(self) -> Outcome:
+        bad = [end for end in self._ends if end.code != 0]
+        own = [end for end in bad if not end.ours]
+        killed = sum(end.code < 0 for end in own)
+        causes = [end for end in own if end.code not in (ELSEWHERE, RESUME)]
+        causes += [end for end in own if end.code == ELSEWHERE]
+        if self._asked is not None and (bad or self._asked is Signal.SIGINT):
+            saved = any(end.code == RESUME for end in own)
+            kind = Kind.PREEMPTED if saved else Kind.STOPPED
+            return Outcome(kind, RESUME if saved else 128 + self._asked)
+        if causes:
+            return self._failure(causes[0], killed)
+        if own:
+            return Outcome(Kind.PREEMPTED, RESUME, own[0].rank, "saved and asks to be started again")
+        return Outcome(Kind.STOPPED, 128 + Signal.SIGTERM) if bad else Outcome(Kind.DONE)
+
+    def _failure(self, end: _End, killed: int) -> Outcome:
+        output = self._programs[end.rank].output
+        traceback = output.traceback()
+        last = traceback.rpartition("\n")[2] or output.last_line()
+        words = in_words(end.code) + (f": {last}" if last else "")
+        return Outcome(Kind.FAILED, exit_code(end.code), end.rank, words, traceback, killed)
+
+
+def _exit_of(process: Process) -> asyncio.Future[int]:
+    """The return code, once there is one."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[int] = loop.create_future()
+
+    def settle(code: int) -> None:
+        if not future.done():
+            future.set_result(code)
+
+    def wait() -> None:
+        code = process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop has ended before
+            loop.call_soon_threadsafe(settle, code)
+
+    threading.Thread(target=wait, name=f"wait for {process.pid}", daemon=True).start()
+    return future

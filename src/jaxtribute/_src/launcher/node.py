@@ -1,0 +1,151 @@
+"""This machine's part of a job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from jaxtribute._src.cluster.accelerators import VISIBLE, visible_gpus
+from jaxtribute._src.cluster.addresses import Address
+from jaxtribute._src.folders import Folder
+from jaxtribute._src.launcher.attempt import Attempt, Program, Signal
+from jaxtribute._src.launcher.certificates import VARIABLES, secret_of_run, write_certificates
+from jaxtribute._src.launcher.options import Options
+from jaxtribute._src.launcher.outcome import Outcome
+from jaxtribute._src.launcher.output import RankOutput, open_log
+from jaxtribute._src.launcher.ports import ReservedPorts
+from jaxtribute._src.launcher.settings import chief_environment, rank_environment
+from jaxtribute.errors import ArgumentError
+
+RESTART = "JAXTRIBUTE_RESTART"
+"""Number of restarts of the job, for its processes."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Facts that a machine needs to start its ranks.
+
+    Attributes:
+        addresses: Of all ranks.
+        first: The first rank of this machine.
+        count: How many ranks it has.
+        restart: How often the job has been started before.
+        run: A random number of this start, in letters; empty without one.
+    """
+
+    addresses: Sequence[str]
+    first: int
+    count: int
+    restart: int
+    run: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for another launcher."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Reads the result of `as_json`."""
+        return cls(**data)
+
+
+class LocalNode:
+    """This machine's ranks, from one start of the job to the next.
+
+    Args:
+        options: What was asked for.
+        host: The address of this machine that the others know.
+    """
+
+    def __init__(self, options: Options, host: str) -> None:
+        self.options, self.host = options, host
+        self.workers = options.workers
+        self._ports: ReservedPorts | None = None
+        self._attempt: Attempt | None = None
+
+    def reserve(self) -> list[str]:
+        """Addresses for the ranks of the next start, with ports that stay theirs until it has ended."""
+        self.close()
+        self._ports = ReservedPorts(self.workers, self.host)
+        return [str(Address(self.host, port)) for port in self._ports.numbers]
+
+    async def run(self, start: Start) -> Outcome:
+        """Starts the ranks and waits until all have ended."""
+        # Its files are its owner's alone to read; what a launcher that is killed leaves, the next one removes.
+        with contextlib.closing(Folder()) as folder:
+            secret = secret_of_run(self.options, start.run) if len(start.addresses) > 1 else None
+            certificates = {} if secret is None else write_certificates(secret, Path(folder.path))
+            programs = {start.first + i: self._program(start, i, certificates) for i in range(start.count)}
+            self._attempt = Attempt(programs, self.options.grace_s, self.options.save_s)
+            try:
+                return await self._attempt.run()
+            finally:
+                self._attempt = None
+
+    def stop(self) -> None:
+        """Ends the ranks because of a failure elsewhere."""
+        if self._attempt is not None:
+            self._attempt.stop()
+
+    def forward(self, number: Signal) -> None:
+        """Hands a signal on to the ranks."""
+        if self._attempt is not None:
+            self._attempt.forward(number)
+
+    def resize(self) -> None:
+        """Passes on that the terminal has another size."""
+        if self._attempt is not None:
+            self._attempt.resize()
+
+    def close(self) -> None:
+        """Gives the ports back."""
+        if self._ports is not None:
+            self._ports.close()
+            self._ports = None
+
+    def _program(self, start: Start, index: int, certificates: Mapping[str, str]) -> Program:
+        rank, options = start.first + index, self.options
+        environment = rank_environment(start.addresses, rank, options.devices)
+        environment |= {"PYTHONUNBUFFERED": "1", RESTART: str(start.restart), **certificates}
+        for name in VARIABLES:
+            if not environment.get(name, "set"):
+                del environment[name]  # JAX would take it for half of a setting
+        if options.served is not None:
+            environment |= chief_environment(start.addresses[rank], *options.served)
+        if options.gpus is not None:
+            environment[VISIBLE] = ",".join(gpus_of(index, options.gpus, options.workers, os.environ))
+        terminal = rank == 0 and sys.stdout.isatty()
+        # A progress bar is drawn with more than lines, so a prefix has no place in it.
+        bare = terminal or (options.split and rank == 0)
+        output = RankOutput(
+            None if bare else f"[{rank}] ".encode(),
+            shown=rank == 0 or not options.split,
+            log=open_log(options.log_dir, rank, start.restart),
+        )
+        return Program(options.command, environment, output, terminal=terminal)
+
+
+def gpus_of(index: int, each: int, workers: int, environment: Mapping[str, str]) -> list[str]:
+    """The ids of the GPUs of one worker: its share of those that this machine has, or lets this process see.
+
+    Args:
+        index: The worker among those of this machine.
+        each: GPUs a worker.
+        workers: Workers of this machine.
+        environment: Where `CUDA_VISIBLE_DEVICES` may stand.
+
+    Raises:
+        ArgumentError: There are not so many.
+    """
+    found = visible_gpus(environment)
+    if each * workers > len(found):
+        raise ArgumentError(
+            f"{workers} workers of {each} GPU(s) each need {each * workers}, and this machine shows {len(found)} "
+            f"({VISIBLE}={environment.get(VISIBLE)!r}). HINT: ask for fewer, or see `jaxtribute doctor`."
+        )
+    return found[index * each : (index + 1) * each]

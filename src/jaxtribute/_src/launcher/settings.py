@@ -1,0 +1,67 @@
+"""Settings that tell a process of a job who it is: `TF_CONFIG` and a few variables of the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+from jaxtribute._src.config import CPU_DEVICES
+
+TF_CONFIG = "TF_CONFIG"
+LAUNCHER = "JAXTRIBUTE_LAUNCHER"
+"""Set to 1 in a process that the launcher, or the runner of `jd.testing`, has started."""
+PLATFORMS = "JAX_PLATFORMS"
+LOCAL_CLUSTER = "JAXTRIBUTE_LOCAL_CLUSTER"
+"""Set to 1 where the chief starts all other tasks of its cluster on this machine."""
+
+
+def rank_environment(
+    addresses: Sequence[str], index: int, devices: int | None = None, inherited: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The whole environment of one process.
+
+    Args:
+        addresses: `host:port` of every worker, by rank.
+        index: The rank of the process.
+        devices: The number of its logical CPU devices. JAX then leaves accelerators alone, unless `JAX_PLATFORMS` says
+            otherwise. `None` leaves its devices as they are.
+        inherited: What it is made from; this process's environment by default.
+    """
+    found = dict(os.environ if inherited is None else inherited)
+    task = {"type": "worker", "index": index}
+    found[TF_CONFIG] = json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
+    found[LAUNCHER] = "1"
+    if devices is not None:
+        found[CPU_DEVICES] = str(devices)
+        found.setdefault(PLATFORMS, "cpu")
+    return found
+
+
+def chief_environment(address: str, servers: int, workers: int) -> dict[str, str]:
+    """Settings that tell a process that it is the chief of servers and workers, which it starts on this machine.
+
+    Args:
+        address: `host:port` of the process.
+        servers: How many parameter servers.
+        workers: How many workers.
+    """
+    host = address.rpartition(":")[0]
+    # Nobody listens there: the places only say how many there are.
+    cluster = {
+        "chief": [address],
+        "ps": [f"{host}:{1 + i}" for i in range(servers)],
+        "worker": [f"{host}:{1 + servers + i}" for i in range(workers)],
+    }
+    task = {"type": "chief", "index": 0}
+    return {TF_CONFIG: json.dumps({"cluster": cluster, "task": task}), LOCAL_CLUSTER: "1"}
+
+
+def rank_of_this_process(environment: Mapping[str, str] | None = None) -> int:
+    """The rank that `TF_CONFIG` gives this process: the chief first, then the workers; 0 where there is none."""
+    try:
+        described = json.loads((os.environ if environment is None else environment)[TF_CONFIG])
+        kind, index = described["task"]["type"], int(described["task"]["index"])
+        return index + len(described["cluster"].get("chief", ())) if kind == "worker" else index
+    except (KeyError, TypeError, ValueError):
+        return 0

@@ -1,0 +1,1 @@
+"""Optax transformations on variables, aggregated over the replicas."""

@@ -1,0 +1,407 @@
+"""`Optimizer`: an Optax transformation applied to variables under any strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src import settings
+from jaxtribute._src.collectives.manual import all_reduce
+from jaxtribute._src.execution.losses import sum_with_losses
+from jaxtribute._src.execution.nests import opened
+from jaxtribute._src.optimizer.accumulation import Accumulation, Kind, make_accumulation
+from jaxtribute._src.optimizer.slicing import Slice
+from jaxtribute._src.optimizer.slots import Slots, make_slots
+from jaxtribute._src.optimizer.updates import guarded_update, sliced_update, whole_update
+from jaxtribute._src.traced_reads import traced_reads
+from jaxtribute._src.values.distributed import PerReplica
+from jaxtribute._src.values.enums import ReduceOp
+from jaxtribute._src.values.operators import operand
+from jaxtribute._src.values.policies.mirrored import MirroredPolicy
+from jaxtribute._src.values.policies.sharded import ShardedPolicy
+from jaxtribute._src.values.scatter import IndexedSlices
+from jaxtribute._src.values.variable import Variable
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, StrategyMixError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.precision import LossScale
+    from jaxtribute._src.strategies.base import Strategy
+
+_LARGE_BYTES = 1 << 20
+_MANY_REPLICAS = 4
+"""With two replicas the update that is saved costs less than scattering and gathering (12 % of a large MLP's step)."""
+
+
+class Optimizer:
+    """Updates variables by an Optax transformation; its slots are variables beside those that it updates.
+
+    The same call works under every strategy: in a replica function `apply_gradients` first reduces the
+    gradients over the replicas.
+
+    Args:
+      transform: any `optax.GradientTransformation`, such as `optax.adam(1e-3)`.
+      variables: the variables to update, a nest; all of one strategy. A `jd.Model` stands for its parameters.
+      shard_update: whether each replica updates one slice of the large variables and holds the slots of that
+        slice only, so that the slots take `1 / replicas` of the memory on each device. The gradients are
+        reduce-scattered and the new values gathered. `"auto"` shards variables of 1 MiB and more over 4 replicas and
+        more, where it is not slower: not between processes on CPUs. The result is the same for every transformation;
+        those that mix the elements of an array (other than by a reduction of all of them, as in a norm) gather their
+        slots for the computation.
+      accumulate_steps: how many calls of `apply_gradients` make one update. The others only add up each
+        replica's own gradients: no replica waits for another until the last call of a cycle reduces the sums. An
+        update is what one call with the examples of all would have done. `FullyShardedStrategy` reduce-scatters
+        in each call and adds up slices, and `CentralStorageStrategy` reduces in each call, so that no device
+        holds more than it would without accumulation.
+      accumulate_op: MEAN where the calls' losses are each divided by the size of their own batch, SUM where they are
+        divided by that of the whole cycle.
+      loss_scale: the loss scale of mixed precision; see `jd.precision`. Updates by gradients that are not finite are
+        left out.
+
+    Raises:
+      ArgumentError: no variables, or one twice; an unknown `shard_update`; `accumulate_steps` below 1.
+      ArgumentTypeError: `transform` is no Optax transformation.
+      StrategyMixError: variables of different strategies.
+
+    Source: `tf.keras.optimizers.Optimizer`.
+    """
+
+    def __init__(
+        self,
+        transform: optax.GradientTransformation,
+        variables: Any,
+        *,
+        shard_update: bool | Literal["auto"] = "auto",
+        accumulate_steps: int = 1,
+        accumulate_op: Literal["MEAN", "SUM"] = "MEAN",
+        loss_scale: LossScale | None = None,
+    ) -> None:
+        self._transform = transform
+        self._variables: tuple[Variable, ...] = tuple(
+            cast("list[Variable]", jax.tree.leaves(opened(variables), is_leaf=lambda leaf: isinstance(leaf, Variable)))
+        )
+        _check_transform(transform)
+        _check_variables(self._variables)
+        self._strategy: Strategy = self._variables[0].distribute_strategy
+        self._mesh = self._strategy.extended.mesh
+        self._slots: Slots
+        self._sliced: frozenset[int]
+        self._accumulation: Accumulation | None = None
+        cycle = _checked_cycle(accumulate_steps, accumulate_op)
+        self.elsewhere = self._strategy.extended.optimizer_elsewhere(transform, self._variables)
+        """The updater of variables of other processes; None where this object updates the variables."""
+        if self.elsewhere is not None:
+            self._slots, self._sliced = self.elsewhere.slots, frozenset()
+            self._state = self._slots.variables
+            _check_elsewhere(self._strategy, cycle, loss_scale)
+            return
+        stored = {i for i, variable in enumerate(self._variables) if isinstance(variable.policy, ShardedPolicy)}
+        chosen = self._choose(shard_update)
+        self._slots = make_slots(transform, self._variables, chosen | stored)
+        # A variable that is stored whole and has no slots of its shape has nothing to shard.
+        self._sliced = chosen.intersection(self._slots.owners) | stored
+        self._update = whole_update(transform, self._slots)
+        self._state = self._slots.variables
+        if loss_scale is not None:
+            self._update = guarded_update(self._update, loss_scale)
+            self._state = (*self._state, *loss_scale.variables)
+        self._eager_update = jax.jit(self._update)
+        if cycle > 1:
+            mean = ReduceOp.parse(accumulate_op) is ReduceOp.MEAN
+            self._accumulation = make_accumulation(self._strategy, self._variables, cycle, mean)
+
+    @property
+    def transform(self) -> optax.GradientTransformation:
+        """The Optax transformation."""
+        return self._transform
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """State that a checkpoint keeps besides the variables themselves: slots, loss scale, accumulated gradients."""
+        return (*self._state, *(self._accumulation.variables if self._accumulation is not None else ()))
+
+    @property
+    def trainable_variables(self) -> tuple[Variable, ...]:
+        """The variables that the optimizer updates."""
+        return self._variables
+
+    @property
+    def state(self) -> Any:
+        """The slots as the nest that the Optax transformation's `init` returns."""
+        return self._slots.tree.unflatten(self._slots.variables)
+
+    def __repr__(self) -> str:
+        names = ", ".join(variable.name for variable in self._variables)
+        cycle = "" if self._accumulation is None else f", {self._accumulation.steps} calls an update"
+        slots = len(self._slots.variables)
+        return f"<jd.Optimizer of {names}; {slots} slots, {len(self._sliced)} variables sharded{cycle}>"
+
+    def apply_gradients(self, grads_and_vars: Any, reduce_op: ReduceOp | str | None = "SUM") -> None:
+        """Reduces gradients over the replicas and updates the variables; with `accumulate_steps`, now and then.
+
+        All replicas must call it. In cross-replica context per-replica gradients are reduced and all others
+        taken as they are.
+
+        Args:
+          grads_and_vars: gradients in the variables' order (any nest of arrays), or pairs of a gradient and its
+            variable in any order; one for every variable.
+          reduce_op: SUM (losses are divided by the global batch size), MEAN, or None for gradients that are
+            reduced already and equal on all replicas.
+
+        Raises:
+          ArgumentError: a gradient is missing, None or one too many.
+          ShapeError: a gradient is not shaped as its variable.
+
+        Source: `tf.keras.optimizers.Optimizer.apply_gradients`.
+        """
+        op = None if reduce_op is None else ReduceOp.parse(reduce_op)
+        grads = self._ordered(grads_and_vars)
+        context = self._context()
+        if self.elsewhere is not None:
+            self.elsewhere.apply(grads, context)
+            return
+        replica = context.replica
+        alone = self._mesh.size == 1 and (context.frame.traced or not context.frame.local)
+        if replica is not None and not alone and not context.frame.traced:
+            replica.merge_call(self._merged, (grads, op))
+        elif self._accumulation is not None:
+            self._accumulate(self._accumulation, grads, op, context)
+        elif replica is None or alone:
+            self._apply(self._reduced(grads, op), None, context)
+        else:
+            self._apply(grads, op, context)
+
+    def _context(self) -> contexts.Context:
+        """The context in force; outside every scope, the cross-replica context of the variables' own strategy."""
+        context = contexts.current()
+        if context.strategy.is_default and self._strategy is not context.strategy:
+            return contexts.Context(self._strategy, None, context.frame)
+        return context
+
+    def _choose(self, shard_update: bool | Literal["auto"]) -> frozenset[int]:
+        """Finds the variables that are updated in slices."""
+        if shard_update not in (True, False, "auto"):
+            raise ArgumentError(f"shard_update is {shard_update!r}. HINT: pass True, False or 'auto'.")
+        if not shard_update or self._mesh.size == 1:
+            return frozenset()
+        between_cpus = self._mesh.peers is not None and self._mesh.devices[0].platform == "cpu"
+        if shard_update == "auto" and (self._mesh.size < _MANY_REPLICAS or between_cpus):
+            return frozenset()
+        floor = _LARGE_BYTES if shard_update == "auto" else 0
+        return frozenset(
+            index
+            for index, variable in enumerate(self._variables)
+            if isinstance(variable.policy, MirroredPolicy)
+            and variable.size >= self._mesh.size
+            and variable.size * variable.dtype.itemsize >= floor
+        )
+
+    def _ordered(self, grads_and_vars: Any) -> list[Any]:
+        pairs = list(grads_and_vars) if isinstance(grads_and_vars, (list, tuple, zip)) else grads_and_vars
+        if isinstance(pairs, list) and pairs and all(_is_pair(pair) for pair in cast("list[Any]", pairs)):
+            found: dict[Variable, Any] = {variable: grad for grad, variable in cast("list[Any]", pairs)}
+            unknown = [variable.name for variable in found if variable not in self._variables]
+            missing = [variable.name for variable in self._variables if variable not in found]
+            twice = len(cast("list[Any]", pairs)) - len(found)
+            if unknown or missing or twice:
+                raise ArgumentError(
+                    f"gradients do not match the optimizer's {len(self._variables)} variables: missing {missing}, not "
+                    f"its own {unknown}, {twice} given twice. HINT: pass exactly one pair for each variable given to "
+                    "jd.Optimizer."
+                )
+            grads = [found[variable] for variable in self._variables]
+        else:
+            grads = jax.tree.leaves(pairs, is_leaf=lambda leaf: leaf is None or isinstance(leaf, PerReplica))
+            present = [grad for grad in grads if grad is not None]
+            # A nest such as Equinox's has None where a module holds no array.
+            grads = present if len(present) == len(self._variables) else grads
+        if len(grads) != len(self._variables):
+            raise ArgumentError(
+                f"{len(grads)} gradients for {len(self._variables)} variables. "
+                "HINT: pass one for each variable, in the order given to jd.Optimizer, or pairs."
+            )
+        return [_checked(grad, variable) for grad, variable in zip(grads, self._variables, strict=True)]
+
+    def _reduced(self, grads: Sequence[Any], op: ReduceOp | None) -> list[Any]:
+        """Gradients that the replicas hold together, reduced in one go; others as they are."""
+        own = [grad for grad in grads if isinstance(grad, PerReplica)]
+        if not own:
+            return list(grads)
+        if op is None:
+            raise ArgumentError(
+                f"reduce_op=None with a gradient that differs between {self._mesh.size} replicas. "
+                "HINT: pass reduce_op='SUM' or 'MEAN', or reduce the gradients before."
+            )
+        totals = iter(self._strategy.reduce(op, own, axis=None))
+        return [next(totals) if isinstance(grad, PerReplica) else grad for grad in grads]
+
+    def _merged(self, strategy: Strategy, grads: list[Any], op: ReduceOp | None) -> None:
+        """All replicas' gradients at once, outside any compiled program."""
+        context = contexts.current()
+        grads = [grad if isinstance(grad, PerReplica) and op is not None else self._joined(grad, op) for grad in grads]
+        if self._accumulation is None:
+            self._apply(self._reduced(grads, op), None, context)
+        else:
+            self._accumulate(self._accumulation, grads, op, context)
+
+    def _joined(self, grad: Any, op: ReduceOp | None) -> Any:
+        """One gradient out of what a `merge_call` makes of all replicas' gradients, which are equal."""
+        if isinstance(grad, PerReplica):
+            copies = list(grad.values)
+            return jax.make_array_from_single_device_arrays(copies[0].shape, self._mesh.replicated, copies)
+        grad = operand(grad)  # the same array on every replica
+        return grad * np.asarray(self._mesh.size, grad.dtype) if op is ReduceOp.SUM else grad
+
+    def _apply(self, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context) -> None:
+        """Updates by this replica's gradients, which `op` reduces, or by reduced ones."""
+
+        def update(frame: contexts.Frame) -> None:
+            within = replace(context, frame=frame)
+            self._keep(self._updated(grads, op, self._held(within), within), within)
+
+        context.frame.together(update)
+
+    def _accumulate(
+        self, accumulation: Accumulation, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context
+    ) -> None:
+        """Adds gradients to the sums, and at the end of a cycle reduces those and updates."""
+
+        def add(frame: contexts.Frame) -> None:
+            self._add(accumulation, grads, op, replace(context, frame=frame))
+
+        context.frame.together(add)
+
+    def _add(
+        self, accumulation: Accumulation, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context
+    ) -> None:
+        frame, several = context.frame, self._mesh.size > 1
+        rows = ReduceOp.SUM if frame.local and several and Kind.WHOLE not in accumulation.kinds else None
+        dtypes = [variable.dtype for variable in self._variables]
+
+        def finish(sums: list[Any], held: list[Any]) -> tuple[list[Any], list[Any]]:
+            cycle = accumulation.cycle(sums, dtypes, context)
+            return [jnp.zeros_like(total) for total in sums], self._updated(cycle, rows, held, context)
+
+        sums, held = accumulation.added(grads, op, context), self._held(context)
+        calls = frame.get(accumulation.count) + np.int32(1)
+        last = calls >= np.int32(accumulation.steps)
+        if frame.traced:
+            sums, held = lax.cond(last, finish, lambda sums, held: (sums, held), sums, held)
+            self._keep(held, context)
+        elif last:
+            sums, held = finish(sums, held)
+            self._keep(held, context)
+        for variable, total in zip(accumulation.sums, sums, strict=True):
+            frame.set(variable, total)
+        frame.set(accumulation.count, jnp.where(last, jnp.zeros_like(calls), calls))
+
+    def _in_slices(self, context: contexts.Context) -> bool:
+        """True if one replica's program updates slices."""
+        return bool(self._sliced) and context.frame.local
+
+    def _held(self, context: contexts.Context) -> list[Any]:
+        """The arrays of the variables and their slots: as they are stored, or whole."""
+        variables = (*self._variables, *self._state)
+        if self._in_slices(context):
+            return [context.frame.get(variable) for variable in variables]
+        return [variable.policy.whole(variable, context) for variable in variables]
+
+    def _keep(self, arrays: Sequence[Any], context: contexts.Context) -> None:
+        """Stores what `_updated` made of what `_held` gave."""
+        in_slices = self._in_slices(context)
+        for variable, value in zip((*self._variables, *self._state), arrays, strict=True):
+            if in_slices:
+                context.frame.set(variable, value)
+            else:
+                variable.policy.store(variable, value, context)
+
+    def _updated(
+        self, grads: Sequence[Any], op: ReduceOp | None, held: Sequence[Any], context: contexts.Context
+    ) -> list[Any]:
+        """The new arrays of the variables and their slots, from those that `_held` gave."""
+        count, replicas = len(self._variables), self._mesh.size
+        idle = () if op is None or context.replica is None else context.replica.idle
+        if self._in_slices(context):
+            pieces = [
+                Slice(array, variable.shape) if variable.policy.split else array
+                for array, variable in zip(held, (*self._variables, *self._state), strict=True)
+            ]
+            params, slots = pieces[:count], pieces[count:]
+            return sliced_update(self._update, self._sliced, replicas, grads, slots, params, op, idle)
+        if op is not None:
+            summation = self._strategy.extended.summation(None)
+            if op is ReduceOp.SUM and not idle:
+                grads = sum_with_losses(grads, replicas, summation, context.frame)
+            else:
+                grads = all_reduce(grads, op, replicas, summation, idle)
+        grads = [variable.policy.admit(grad) for variable, grad in zip(self._variables, grads, strict=True)]
+        if context.frame.traced:
+            return self._update(grads, list(held[count:]), list(held[:count]))
+        with traced_reads.steady():
+            return self._eager_update(grads, list(held[count:]), list(held[:count]))
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(cast("Any", value)) == 2 and isinstance(value[1], Variable)
+
+
+def _checked_cycle(steps: Any, op: Any) -> int:
+    settings.member("accumulate_op", op, ReduceOp)
+    return settings.whole("accumulate_steps", steps, 1)
+
+
+def _check_elsewhere(strategy: Strategy, cycle: int, loss_scale: LossScale | None) -> None:
+    if cycle > 1 or loss_scale is not None:
+        raise ArgumentError(
+            f"{strategy!r} applies the gradients of each call where its variables are: accumulate_steps={cycle} and "
+            f"loss_scale={loss_scale!r} are not for it. HINT: leave them out."
+        )
+
+
+def _checked(grad: Any, variable: Variable) -> Any:
+    if grad is None:
+        raise ArgumentError(f"the gradient of {variable.name} is None. HINT: pass zeros, or leave the variable out.")
+    grad = operand(grad)
+    if isinstance(grad, IndexedSlices) and variable.policy.remote:
+        return grad
+    shape = jnp.shape(cast("Any", grad.values[0] if isinstance(grad, PerReplica) else grad))
+    if shape != variable.shape:
+        raise ShapeError(
+            f"the gradient of {variable.name} has shape {shape}, the variable {variable.shape}. "
+            "HINT: pass gradients in the variables' order, or pairs of gradient and variable."
+        )
+    return grad
+
+
+def _check_transform(transform: Any) -> None:
+    if not all(callable(getattr(transform, name, None)) for name in ("init", "update")):
+        raise ArgumentTypeError(
+            f"transform is {transform!r} of type {type(transform).__name__}. "
+            "HINT: pass an Optax transformation, e.g. optax.adam(1e-3)."
+        )
+
+
+def _check_variables(variables: Sequence[Variable]) -> None:
+    if not variables or not all(isinstance(variable, Variable) for variable in variables):
+        kinds = sorted({type(variable).__name__ for variable in variables})
+        raise ArgumentError(
+            f"variables holds {kinds or 'nothing'}. HINT: jd.Optimizer updates jd.Variables; for plain arrays call the "
+            "Optax transformation itself."
+        )
+    if len(set(variables)) < len(variables):
+        names = [variable.name for variable in variables]
+        raise ArgumentError(f"a variable is listed twice among {names}. HINT: list each variable once.")
+    first = variables[0].distribute_strategy
+    for variable in variables:
+        if variable.distribute_strategy is not first:
+            raise StrategyMixError(
+                f"{variable.name} belongs to {variable.distribute_strategy!r}, {variables[0].name} to {first!r}. "
+                "HINT: create all variables of an optimizer in one scope."
+            )

@@ -1,0 +1,131 @@
+"""An update computed on slices: each replica's share of large arrays, with reductions over all of them.
+
+Optimizers update most arrays element by element. A replica that holds one slice of the flattened gradient,
+parameter and slots can then compute its slice of the result alone; a norm over a whole array is a local sum
+and a `psum`. `run_on_slices` interprets an update's jaxpr that way, and says so where it cannot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxtribute._src.collectives.wholes import joined, slice_of
+from jaxtribute._src.jaxprs.core import ClosedJaxpr, JaxprEqn, aval, bind
+from jaxtribute._src.jaxprs.kinds import ELEMENTWISE
+from jaxtribute._src.jaxprs.walking import Handler, called, evaluate
+from jaxtribute._src.values.mesh import AXIS
+
+# Maxima are gathered, as the all-reduce of some devices would lose a NaN.
+_COLLECTIVES: dict[str, Callable[[Any], Any]] = {
+    "reduce_sum": lambda local: lax.psum(local, AXIS),
+    "reduce_max": lambda local: jnp.max(lax.all_gather(local, AXIS)),
+    "reduce_min": lambda local: jnp.min(lax.all_gather(local, AXIS)),
+}
+
+
+class NotSliceable(Exception):  # noqa: N818
+    """The update mixes elements in a way that slices do not allow."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """This replica's slice of an array of shape `shape`, flattened and padded: a vector."""
+
+    data: Any
+    shape: tuple[int, ...]
+
+
+def own_slice(array: Any, replicas: int) -> Slice:
+    """This replica's slice of an array that every replica holds."""
+    return Slice(slice_of(array, replicas), array.shape)
+
+
+def whole(piece: Slice) -> Any:
+    """The array whose slices the replicas hold, on every replica."""
+    return joined(piece.data, piece.shape)
+
+
+def run_on_slices(closed: ClosedJaxpr, inputs: Sequence[Any], replicas: int) -> list[Any]:
+    """Evaluates a program whose inputs are `Slice`s or whole arrays; its outputs are either.
+
+    Raises:
+      NotSliceable: some operation on slices is neither elementwise nor a reduction of a whole array.
+    """
+
+    def handle(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:
+        return _equation(eqn, operands, handle, replicas) if _has_slices(operands) else None
+
+    return evaluate(closed, inputs, handle)
+
+
+def _has_slices(operands: Sequence[Any]) -> bool:
+    return any(isinstance(operand, Slice) for operand in operands)
+
+
+def _equation(eqn: JaxprEqn, arguments: list[Any], handle: Handler, replicas: int) -> Sequence[Any]:
+    name = eqn.primitive.name
+    if name in ELEMENTWISE:
+        return _elementwise(eqn, arguments, replicas)
+    every_axis = name in _COLLECTIVES and len(eqn.params["axes"]) == len(arguments[0].shape)
+    if every_axis and arguments[0].data.dtype != np.bool_:
+        return [_reduce(eqn, arguments[0], replicas)]
+    if name in ("reshape", "squeeze", "expand_dims") and eqn.params.get("dimensions") in (None, *_dims(eqn)):
+        return [Slice(arguments[0].data, _shape(eqn))]
+    if name == "broadcast_in_dim" and math.prod(eqn.params["shape"]) == math.prod(arguments[0].shape):
+        return [Slice(arguments[0].data, eqn.params["shape"])]  # new axes of length 1
+    inner = called(eqn)
+    if inner is not None:
+        return evaluate(inner, arguments, handle)
+    raise NotSliceable(name)
+
+
+def _dims(eqn: JaxprEqn) -> tuple[Any, ...]:
+    """`squeeze` lists the axes that it drops; `reshape` may not permute any."""
+    return (eqn.params.get("dimensions"),) if eqn.primitive.name == "squeeze" else ()
+
+
+def _shape(eqn: JaxprEqn) -> tuple[int, ...]:
+    return aval(eqn.outvars[0]).shape
+
+
+def _elementwise(eqn: JaxprEqn, arguments: list[Any], replicas: int) -> Sequence[Any]:
+    shape = _shape(eqn)
+    local: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, Slice):
+            if argument.shape != shape:
+                raise NotSliceable(f"{eqn.primitive.name} of shapes that differ")
+            local.append(argument.data)
+        elif jnp.shape(argument) == ():
+            local.append(argument)
+        else:
+            local.append(own_slice(jnp.broadcast_to(argument, shape), replicas).data)
+    return [Slice(result, shape) for result in bind(eqn, local)]
+
+
+def _reduce(eqn: JaxprEqn, piece: Slice, replicas: int) -> Any:
+    """A reduction of the whole array; the padding takes part with a neutral value."""
+    name, data = eqn.primitive.name, piece.data
+    size = math.prod(piece.shape)
+    if size % replicas:
+        place = lax.axis_index(AXIS) * np.int32(data.size) + lax.iota(np.int32, data.size)
+        data = jnp.where(place < np.int32(size), data, _neutral(name, data.dtype))
+    (local,) = bind(eqn.replace(params={**eqn.params, "axes": (0,)}), [data])
+    return _COLLECTIVES[name](local)
+
+
+def _neutral(name: str, dtype: Any) -> jax.Array:
+    if name == "reduce_sum":
+        return jnp.zeros((), dtype)
+    info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.asarray(-jnp.inf if name == "reduce_max" else jnp.inf, dtype)
+    return jnp.asarray(info.min if name == "reduce_max" else info.max, dtype)

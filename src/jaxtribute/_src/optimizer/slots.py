@@ -1,0 +1,155 @@
+"""An optimizer's state as variables beside the variables that it updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+
+from jaxtribute._src.collectives.wholes import flat
+from jaxtribute._src.values.enums import VariableSynchronization
+from jaxtribute._src.values.mesh import own, put
+from jaxtribute._src.values.policies.base import Policy
+from jaxtribute._src.values.policies.sliced import SlicedPolicy
+from jaxtribute._src.values.variable import Variable
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The state of an Optax transformation.
+
+    Attributes:
+      variables: the state's arrays, in the order of its leaves; of random keys their data.
+      tree: the state's structure.
+      owners: for each leaf the index of the parameter that it belongs to and is shaped as, or None.
+      keys: for each leaf the kind of random key that it is, or None.
+    """
+
+    variables: tuple[Variable, ...]
+    tree: Any
+    owners: tuple[int | None, ...]
+    keys: tuple[Any, ...]
+
+    def state(self, values: Sequence[Any]) -> Any:
+        """The state as Optax has it, of the variables' values."""
+        pairs = zip(values, self.keys, strict=True)
+        return self.tree.unflatten([x if kind is None else jax.random.wrap_key_data(x, impl=kind) for x, kind in pairs])
+
+
+def leaves_of(state: Any) -> list[Any]:
+    """The state's arrays; of random keys their data."""
+    return [jax.random.key_data(leaf) if _key_kind(leaf) is not None else leaf for leaf in jax.tree.leaves(state)]
+
+
+def _key_kind(leaf: Any) -> Any:
+    is_key = jax.numpy.issubdtype(jax.numpy.result_type(leaf), jax.dtypes.prng_key)
+    return jax.random.key_impl(leaf) if is_key else None
+
+
+@contextmanager
+def optax_rules() -> Generator[None]:
+    """JAX's usual promotion: Optax mixes dtypes and ranks, however strict the user is with code of their own."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def make_slots(transform: optax.GradientTransformation, variables: Sequence[Variable], sliced: frozenset[int]) -> Slots:
+    """Makes the slots of `variables`, each stored as its variable is; those of `sliced` ones in slices.
+
+    Args:
+      transform: the Optax transformation.
+      variables: the variables that it will update, of one strategy.
+      sliced: indices of variables whose slots each replica holds a slice of.
+    """
+    kinds: list[Any] = []
+
+    def init(stored: Sequence[Any]) -> Any:
+        params = [variable.policy.value(array) for variable, array in zip(variables, stored, strict=True)]
+        with optax_rules():
+            state = transform.init(params)
+        kinds[:] = [_key_kind(leaf) for leaf in jax.tree.leaves(state)]
+        return state
+
+    stored = [variable.stored for variable in variables]
+    shapes = jax.eval_shape(lambda stored: _with_key_data(init(stored)), stored)
+    found = zip(owner_of_leaves(shapes, variables), kinds, strict=True)
+    owners = tuple(owner if kind is None else None for owner, kind in found)
+    strategy = variables[0].distribute_strategy
+    plain = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
+    leaves, tree = jax.tree.flatten(shapes)
+    policies = [
+        SlicedPolicy(plain.mesh) if owner in sliced else plain.fitted(leaf.shape, leaf.dtype)
+        for leaf, owner in zip(leaves, owners, strict=True)
+    ]
+    arrays = _stored_state(init, stored, policies)
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]]
+    names = slot_names(paths, [None if owner is None else variables[owner].name for owner in owners])
+    slots = [
+        Variable.with_policy(array, policy, name=name, strategy=strategy, shape=leaf.shape if policy.split else None)
+        for array, policy, name, leaf in zip(arrays, policies, names, leaves, strict=True)
+    ]
+    return Slots(tuple(slots), tree, owners, tuple(kinds))
+
+
+def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], policies: Sequence[Policy]) -> list[Any]:
+    """The first state's arrays: those that are stored in slices as such, which no device ever holds whole."""
+    meshes = [policy.mesh for policy in policies]
+
+    def laid_out(stored: Sequence[Any]) -> list[Any]:
+        leaves = leaves_of(init(stored))
+        return [
+            flat(leaf, mesh.size) if policy.split and mesh else leaf
+            for leaf, policy, mesh in zip(leaves, policies, meshes, strict=True)
+        ]
+
+    places = [
+        mesh and (mesh.split if policy.split else mesh.replicated)
+        for policy, mesh in zip(policies, meshes, strict=True)
+    ]
+    if any(mesh is not None and mesh.described for mesh in meshes):
+        shapes = jax.eval_shape(laid_out, stored)
+        return [put(shape, place) if place else shape for shape, place in zip(shapes, places, strict=True)]
+    if not any(policy.split for policy in policies):
+        return jax.jit(laid_out)(stored)
+    arrays = jax.jit(laid_out, out_shardings=places)(stored)
+    # A state that is the parameters themselves would share their memory.
+    return [
+        own(array, place) if policy.split else array
+        for array, place, policy in zip(arrays, places, policies, strict=True)
+    ]
+
+
+def _with_key_data(state: Any) -> Any:
+    return jax.tree.unflatten(jax.tree.structure(state), leaves_of(state))
+
+
+def slot_names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:
+    """Optax's name of each slot (`mu`, `trace`, `count`), behind the name of the variable that the slot belongs to."""
+    seen: dict[str, int] = {}
+    names: list[str] = []
+    for path, owner in zip(paths, owners, strict=True):
+        fields = [key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)]
+        name = fields[-1] if fields else "slot"
+        if owner is not None:
+            name = f"{owner.removesuffix(':0')}/{name}"
+        count = seen[name] = seen.get(name, -1) + 1
+        names.append(f"{name}_{count}" if count else name)
+    return names
+
+
+def owner_of_leaves(state: Any, variables: Sequence[Variable]) -> list[int | None]:
+    """For each leaf of `state` the parameter that it is shaped as and belongs to, or None.
+
+    Optax keeps what belongs to a parameter in a nest like that of the parameters, here a list. A leaf that only
+    looks so is stored in slices, too, and gathered where the update needs it whole.
+    """
+    owners: list[int | None] = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        index = getattr(path[-1], "idx", None) if path else None
+        fits = index is not None and index < len(variables) and jax.numpy.shape(leaf) == variables[index].shape
+        owners.append(index if fits and _key_kind(leaf) is None else None)
+    return owners

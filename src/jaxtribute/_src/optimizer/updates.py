@@ -1,0 +1,130 @@
+"""Computing an update: on whole arrays, or with each replica's slice of the large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxtribute._src.collectives.manual import all_reduce, contributions, divided
+from jaxtribute._src.collectives.wholes import scattered
+from jaxtribute._src.optimizer.slicing import NotSliceable, Slice, own_slice, run_on_slices, whole
+from jaxtribute._src.optimizer.slots import Slots, leaves_of, optax_rules
+from jaxtribute._src.values.enums import ReduceOp
+
+if TYPE_CHECKING:
+    from jaxtribute._src.precision import LossScale
+
+Update = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
+"""Maps gradients, the slots' values and the parameters to the new parameters and new slots, in one list."""
+
+
+def whole_update(transform: optax.GradientTransformation, slots: Slots) -> Update:
+    """The transformation's update as a function of flat lists."""
+
+    def update(grads: Sequence[Any], values: Sequence[Any], params: Sequence[Any]) -> list[Any]:
+        params = list(params)
+        with optax_rules():
+            updates, state = transform.update(list(grads), slots.state(values), params)
+            fresh = jax.tree.leaves(optax.apply_updates(params, updates))
+        return [*fresh, *leaves_of(state)]
+
+    return update
+
+
+def guarded_update(update: Update, scale: LossScale) -> Update:
+    """The update where the gradients are finite, and the old arrays where not; adjusts the loss scale behind the slots.
+
+    Args:
+      update: the update of parameters and slots.
+      scale: the loss scale, whose variables' values come behind the slots' and are returned behind them.
+    """
+    extra = len(scale.variables)
+
+    def guarded(grads: Sequence[Any], values: Sequence[Any], params: Sequence[Any]) -> list[Any]:
+        count = len(values) - extra
+        finite = all_finite(grads)
+        old, new = [*params, *values[:count]], update(grads, values[:count], params)
+        kept = [lax.select_n(finite, jnp.asarray(a), jnp.asarray(b)) for a, b in zip(old, new, strict=True)]
+        return [*kept, *scale.adjusted(values[count:], finite)]
+
+    return guarded
+
+
+def all_finite(nest: Any) -> jax.Array:
+    """True if no element of a nest of arrays is infinite or NaN: a boolean scalar."""
+    bad = jnp.zeros((), jnp.int32)
+    for array in jax.tree.leaves(nest):
+        if jnp.issubdtype(array.dtype, jnp.inexact):
+            bad = bad + jnp.sum(~jnp.isfinite(array), dtype=jnp.int32)
+    return bad == 0
+
+
+def sliced_update(
+    update: Update,
+    sliced: frozenset[int],
+    replicas: int,
+    grads: Sequence[Any],
+    pieces: Sequence[Any],
+    params: Sequence[Any],
+    op: ReduceOp | None,
+    idle: tuple[int, ...] = (),
+) -> list[Any]:
+    """Reduces the gradients and updates, in one replica's program, with the slots of `sliced` parameters in slices.
+
+    Args:
+      update: the whole update.
+      sliced: indices of the parameters that are updated in slices.
+      replicas: how many replicas there are.
+      grads: this replica's gradients; a `Slice` is one of a reduced gradient.
+      pieces: the slots as the replica holds them: `Slice`s, or whole arrays.
+      params: the parameters, likewise.
+      op: how gradients are reduced; None if they are reduced already.
+      idle: the replicas that got no data; see `contributions`.
+
+    Returns:
+      The new parameters and the new slots, each as it was given: the vector of a slice, or whole.
+    """
+    reduced = _reduce_gradients(grads, sliced, replicas, op, idle)
+    try:
+        avals = [[jax.ShapeDtypeStruct(x.shape, _dtype(x)) for x in xs] for xs in (reduced, pieces, params)]
+        closed = jax.make_jaxpr(update)(*avals)
+        cut = [own_slice(p, replicas) if i in sliced and not isinstance(p, Slice) else p for i, p in enumerate(params)]
+        results = run_on_slices(closed, [*reduced, *pieces, *cut], replicas)
+    except NotSliceable:
+        results = update(*([whole(x) if isinstance(x, Slice) else x for x in xs] for xs in (reduced, pieces, params)))
+    return [_as_given(x, given, replicas) for x, given in zip(results, [*params, *pieces], strict=True)]
+
+
+def _as_given(value: Any, given: Any, replicas: int) -> Any:
+    """A result in the form that its old value has."""
+    if not isinstance(given, Slice):
+        return whole(value) if isinstance(value, Slice) else value
+    return (value if isinstance(value, Slice) else own_slice(value, replicas)).data
+
+
+def _dtype(value: Any) -> Any:
+    return value.data.dtype if isinstance(value, Slice) else value.dtype
+
+
+def _reduce_gradients(
+    grads: Sequence[Any], sliced: frozenset[int], replicas: int, op: ReduceOp | None, idle: tuple[int, ...]
+) -> list[Any]:
+    """All-reduced gradients, and reduce-scattered ones for the sliced parameters."""
+    if op is None:
+        given = [grad if isinstance(grad, Slice) else jnp.asarray(grad) for grad in grads]
+        return [own_slice(x, replicas) if i in sliced and not isinstance(x, Slice) else x for i, x in enumerate(given)]
+    results: list[Any] = list(grads)
+    small = [i for i, grad in enumerate(grads) if i not in sliced and not isinstance(grad, Slice)]
+    for i, total in zip(small, all_reduce([grads[i] for i in small], op, replicas, idle=idle), strict=True):
+        results[i] = total
+    large = [i for i in sorted(sliced) if not isinstance(grads[i], Slice)]
+    arrays, count = contributions([grads[i] for i in large], op, replicas, idle)
+    for i, array in zip(large, arrays, strict=True):
+        piece = scattered(array, replicas)
+        results[i] = Slice(piece if op is ReduceOp.SUM else divided(piece, count, _dtype(grads[i])), array.shape)
+    return results

@@ -1,0 +1,1 @@
+"""Functions scheduled on the workers of a cluster, variables on its parameter servers."""

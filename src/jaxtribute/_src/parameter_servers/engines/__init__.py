@@ -1,0 +1,1 @@
+"""Engines that start and watch a cluster's processes."""

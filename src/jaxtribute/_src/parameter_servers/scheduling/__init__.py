@@ -1,0 +1,1 @@
+"""The coordinator, its queue and the workers."""

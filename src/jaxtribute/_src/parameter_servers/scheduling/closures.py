@@ -1,0 +1,200 @@
+"""Calls of functions on workers: what is known of each, and their numbers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+
+from jaxtribute._src.parameter_servers.messaging.failures import add_note, told, unpack_error
+from jaxtribute._src.parameter_servers.messaging.results import decode
+from jaxtribute._src.parameter_servers.messaging.wire import Header, pack
+from jaxtribute._src.parameter_servers.scheduling.remote_value import RemoteValue
+from jaxtribute.errors import ClusterError
+
+MAX_ATTEMPTS = 3
+"""Number of processes that a function may end before it is not run again."""
+_SHORT_S = 0.02
+AHEAD = 4
+"""Number of closures of a short function that may wait at a worker, so that it never waits for the next."""
+
+
+@dataclass(slots=True)
+class Definition:
+    """A function with the structure and the constants of its arguments, as workers know it.
+
+    Attributes:
+      key: its number.
+      blob: the function and the constants, pickled.
+      name: the function's name, for messages.
+      seconds: moving average of its run time; None before it has run.
+    """
+
+    key: int
+    blob: bytes
+    name: str = "a function"
+    seconds: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Closure:
+    """One call of a function.
+
+    Attributes:
+      key: its number.
+      definition: the function.
+      plain: its arguments, without their arrays.
+      arrays: the arrays of the arguments.
+      remote: takes the result.
+      timeout_s: how many seconds it may run; None for as long as it takes.
+      max_attempts: how many processes may end while they run it.
+      started: when its worker began to run it, by `time.monotonic`; None before.
+      warned_s: its age when its being late was last told, in seconds.
+      sent: how often it was sent to a worker.
+      ended: the processes that ended, or lost its result, while it was theirs.
+      begun: True if its worker has said that it runs; asked for once a process has ended with it.
+    """
+
+    key: int
+    definition: Definition
+    plain: list[Any]
+    arrays: list[Any]
+    remote: RemoteValue
+    timeout_s: float | None = None
+    max_attempts: int = MAX_ATTEMPTS
+    started: float | None = None
+    warned_s: float = 0.0
+    sent: int = 0
+    ended: set[Any] = field(default_factory=set[Any])
+    begun: bool = False
+
+    def packed(self, floor: int) -> list[Any]:
+        """Returns the message that hands it out.
+
+        Args:
+          floor: a number below which all closures have ended.
+        """
+        header: Header = {"t": "run", "c": self.key, "n": self.sent, "d": self.definition.key, "v": self.plain}
+        header["f"] = floor
+        if self.ended:
+            header["say"] = 1
+        return pack(header, self.arrays)
+
+    def given_up(self, worker: int) -> ClusterError:
+        """Returns the error of one during which too many processes have ended, that of `worker` last."""
+        return ClusterError(
+            f"{self.definition.name} does not run again: {len(self.ended)} processes have ended while they ran it, "
+            f"worker {worker}'s last. HINT: look for os._exit, a crash in native code, or too little memory; "
+            "ClusterCoordinator(max_attempts=...) tries more often."
+        )
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker as the coordinator knows it.
+
+    Attributes:
+      index: its number.
+      define: brings a function to it.
+      take: fetches a pickled result from it; None if it is gone.
+      stack: tells where its thread is.
+      renew: ends its process; another takes its place.
+      process: the process that it is, which keeps its name where its route changes.
+      route: where it is; None while it is not there.
+      last_route: where it was last.
+      running: what it was sent, in the order in which it runs that.
+      knows: the functions that it was sent.
+    """
+
+    index: int
+    define: Callable[[int, bytes], None]
+    take: Callable[[int], bytes | None]
+    stack: Callable[[], str]
+    renew: Callable[[], None]
+    process: str = ""
+    route: Any = None
+    last_route: Any = None
+    running: dict[int, Closure] = field(default_factory=dict[int, Closure])
+    knows: set[int] = field(default_factory=set[int])
+
+    def first(self) -> Closure | None:
+        """Returns the closure that it is running; the others wait behind."""
+        return next(iter(self.running.values()), None)
+
+    def has_room(self, closure: Closure) -> bool:
+        """True if it may take another closure: at once, or behind others that will not keep it waiting."""
+        if not self.running:
+            return True
+        behind = [*self.running.values(), closure]
+        if any(other.timeout_s is not None or other.ended for other in behind):
+            return False  # such a closure may end the process, with what waits behind it
+        seconds = [other.definition.seconds for other in behind]
+        return len(seconds) <= AHEAD and all(s is not None and s < _SHORT_S for s in seconds)
+
+
+class Numbers:
+    """Numbers of closures and of direct pushes, and the least that is still under way."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next = 1
+        self._open: dict[int, None] = {}
+
+    def begin(self) -> int:
+        """Returns a new number."""
+        with self._lock:
+            self._next += 1
+            self._open[self._next] = None
+            return self._next
+
+    def end(self, number: int) -> None:
+        """Notes that whatever had the number has ended."""
+        with self._lock:
+            self._open.pop(number, None)
+
+    def last(self) -> int:
+        """Returns the last number that was given."""
+        with self._lock:
+            return self._next
+
+    def skip(self, number: int) -> None:
+        """Gives no numbers up to this one any more."""
+        with self._lock:
+            self._next = max(self._next, number)
+
+    def floor(self) -> int:
+        """Returns a number below which all have ended."""
+        with self._lock:
+            return next(iter(self._open), self._next + 1)
+
+
+def outcome_of(
+    worker: Worker, closure: Closure, header: Header, arrays: list[Any], blob: bytes | None
+) -> tuple[Any, BaseException | None]:
+    """Returns the value of a closure, or else its error.
+
+    Args:
+      worker: where it ran.
+      closure: the closure.
+      header: what the worker said.
+      arrays: the arrays of the value.
+      blob: the value, or the error, pickled; None for one that is plain.
+    """
+    definition = closure.definition
+    if "s" in header:
+        before = definition.seconds
+        definition.seconds = header["s"] if before is None else 0.8 * before + 0.2 * header["s"]
+    if not header["ok"]:
+        error = unpack_error(blob, header["error"])
+        add_note(error, f"It was raised on worker {worker.index}:\n{header['trace']}")
+        return None, error
+    try:
+        return (decode(header["v"], iter(arrays)) if blob is None else cloudpickle.loads(blob)), None
+    except BaseException as raised:  # noqa: BLE001 (unpickling runs code of the user's classes)
+        return None, ClusterError(
+            f"what {definition.name} returned on worker {worker.index} cannot be read here: {told(raised)}. "
+            "HINT: return arrays, numbers, strings, and tuples, lists or dictionaries of them."
+        )

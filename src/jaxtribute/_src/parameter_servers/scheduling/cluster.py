@@ -1,0 +1,396 @@
+"""The coordinator's side of a cluster: its variables and optimizers, its processes, what is saved and restored."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import jax
+import numpy as np
+
+from jaxtribute._src.folders import Folder
+from jaxtribute._src.optimizer.slots import Slots, optax_rules, slot_names
+from jaxtribute._src.parameter_servers.engines.engines import Engine
+from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Hub, deadline, end_idle_threads
+from jaxtribute._src.parameter_servers.messaging.wire import Header
+from jaxtribute._src.parameter_servers.scheduling.closure_queue import ClosureQueue
+from jaxtribute._src.parameter_servers.scheduling.closures import Numbers, Worker
+from jaxtribute._src.parameter_servers.server import saves
+from jaxtribute._src.parameter_servers.server.client import Client, Request, ServerLostError
+from jaxtribute._src.parameter_servers.server.server_task import TaskSettings
+from jaxtribute._src.parameter_servers.variables.access import Access
+from jaxtribute._src.parameter_servers.variables.layout import Layout, Shard
+from jaxtribute._src.parameter_servers.variables.optimizing import RemoteOptimizer, plan_parts
+from jaxtribute._src.parameter_servers.variables.variable import Description, ServerVariable, ShardInfo
+from jaxtribute._src.partitioners import Partitioner, shard_offsets
+from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
+from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
+
+_LOG = logging.getLogger(__name__)
+
+
+class Cluster:
+    """Servers and workers, and all that is on them.
+
+    Args:
+      engine: where their processes run.
+      folder: for sockets; removed at the end.
+      settings: what all processes are told.
+      servers: how many parameter servers.
+      workers: how many workers.
+      partitioner: how variables are split.
+      replicas: how many mirrors each server has, 0 or 1.
+      staleness: how many of its own pushes a worker's values may be behind.
+      timeout_s: how long a process may take to start or to answer.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: Folder,
+        settings: TaskSettings,
+        *,
+        servers: int,
+        workers: int,
+        partitioner: Partitioner | None = None,
+        replicas: int = 0,
+        staleness: int = 0,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self.engine, self._folder, self.timeout_s = engine, folder, timeout_s
+        self.servers, self.workers, self._mirrored = servers, workers, bool(replicas)
+        self._partitioner = partitioner
+        self.numbers = Numbers()
+        self.keys = itertools.count(1)
+        self.definitions = itertools.count(1)
+        self._turn = itertools.count()
+        self._code: dict[int, tuple[int, bytes]] = {}
+        """For each optimizer and computed initial value: its code, and -1 or the only server that needs it."""
+        self._shards: dict[int, tuple[int, tuple[int, ...], str]] = {}
+        self._lost: set[int] = set()
+        self._state = threading.Condition()
+        self._failure: ClusterError | None = None
+        self._saved: Path | None = None
+        self._directory: Path | None = None
+        self.epoch = 1
+        hub = Hub(settings.folder, settings.keys, engine.host)
+        for index in range(servers):
+            engine.launch("ps", index)
+            if self._mirrored:
+                engine.launch("mirror", index)
+        for index in range(workers):
+            engine.launch("worker", index, hub.endpoint, staleness, timeout_s)
+        self.endpoints: list[Endpoint] = []
+        self._mirrors: list[Endpoint] = []
+        self.queue = ClosureQueue(
+            hub,
+            [
+                Worker(
+                    i,
+                    functools.partial(engine.define, "worker", i),
+                    functools.partial(engine.take, i),
+                    functools.partial(engine.stack, i),
+                    functools.partial(engine.renew, i),
+                )
+                for i in range(workers)
+            ],
+            self.numbers,
+            lambda: (self.endpoints, self.epoch),
+            timeout_s,
+        )
+        self.client = Client(settings.keys, timeout_s, self._check)
+        self.access = Access(
+            self.client, self._token, self._persist, lambda header: self.numbers.end(header["once"][0])
+        )
+        self._close = weakref.finalize(self, _close, self.queue, self.client, engine, folder)
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        self.endpoints = [self.engine.endpoint("ps", i, self.timeout_s) for i in range(self.servers)]
+        if self._mirrored:
+            self._mirrors = [self.engine.endpoint("mirror", i, self.timeout_s) for i in range(self.servers)]
+        self.client.connect(self.endpoints, self.epoch)
+        self._activate(range(self.servers))
+        self.queue.announce()
+        self.engine.watch(self._on_lost, self._on_back, self.queue.fail)
+
+    def close(self) -> None:
+        """Ends all processes."""
+        self._close()
+
+    # Variables.
+
+    def create(self, initial: Any, dtype: Any) -> tuple[int, Layout]:
+        """Makes a variable; returns its number and where it is."""
+        from jaxtribute._src.values.numbers import initial_array
+
+        by_part = _by_part(initial)
+        if by_part is not None:
+            shape = tuple(by_part.keywords["shape"])
+            kind = np.dtype(jax.dtypes.canonicalize_dtype(dtype or by_part.keywords.get("dtype", "float32")))
+            layout = self._layout(shape, kind)
+            for shard in layout.shards:
+                self._initialize(shard, by_part, kind)
+            self._note(layout)
+            return next(self.keys), layout
+        value = np.asarray(initial_array(initial, dtype))
+        layout = self._layout(value.shape, value.dtype)
+        requests: dict[int, Request] = {}
+        for shard, piece in layout.pieces(value):
+            header, arrays = requests.setdefault(shard.server, ({"t": "create", "keys": []}, []))
+            header["keys"].append(shard.key)
+            arrays.append(piece)
+        self._ask(requests)
+        self._note(layout)
+        return next(self.keys), layout
+
+    def _note(self, layout: Layout) -> None:
+        for shard in layout.shards:
+            self._shards[shard.key] = shard.server, shard.shape, layout.dtype.name
+
+    def _layout(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Layout:
+        count = 1
+        if self._partitioner is not None and shape:
+            counts = self._partitioner(shape, dtype, 0)
+            if any(other > 1 for other in counts[1:]):
+                raise ArgumentError(
+                    f"the partitioner splits a variable of shape {shape} into {counts}. "
+                    "HINT: parameter servers split the first axis only."
+                )
+            count = max(1, min(counts[0], shape[0]))
+        if count == 1:
+            stop = shape[0] if shape else 0
+            return Layout(shape, dtype, (Shard(next(self.keys), next(self._turn) % self.servers, 0, stop, shape),))
+        offsets = shard_offsets(shape[0], count)
+        shards = [
+            Shard(next(self.keys), next(self._turn) % self.servers, start, stop, (stop - start, *shape[1:]))
+            for start, stop in itertools.pairwise(offsets)
+        ]
+        return Layout(shape, dtype, tuple(shards))
+
+    def _initialize(self, shard: Shard, function: functools.partial[Any], dtype: np.dtype[Any]) -> None:
+        id_ = next(self.keys)
+        self.engine.define("ps", shard.server, id_, cloudpickle.dumps(_PartOf(function)))
+        header: Header = {"t": "initialize", "id": id_, "key": shard.key, "start": shard.start}
+        self._ask({shard.server: ({**header, "shape": shard.shape, "dtype": dtype.name}, [])})
+
+    def create_optimizer(self, transform: Any, variables: Sequence[ServerVariable], strategy: Any) -> RemoteOptimizer:
+        """Makes an optimizer's slots beside its variables."""
+        parts = plan_parts(transform, variables)
+        with optax_rules():
+            state = jax.eval_shape(transform.init, [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables])
+        leaves = jax.tree_util.tree_leaves_with_path(state)
+        shards: list[list[Shard]] = [[] for _ in leaves]
+        owners: list[int | None] = [None] * len(leaves)
+        key, code = next(self.keys), cloudpickle.dumps(transform)
+        self._define(key, code)
+        requests: dict[int, Request] = {}
+        for part in parts:
+            keys = [next(self.keys) for _ in part.slots]
+            header = {"t": "optimizer", "id": key, "params": [shard.key for _, shard in part.shards], "slots": keys}
+            requests[part.server] = {**header, "owners": [owner for _, owner in part.slots]}, []
+            for slot, (leaf, owner), shape in zip(keys, part.slots, part.shapes, strict=True):
+                beside = part.shards[owner][1] if owner is not None else Shard(0, part.server, 0, 0, shape)
+                shards[leaf].append(replace(beside, key=slot, shape=shape))
+                owners[leaf] = part.shards[owner][0] if owner is not None else None
+        self._ask(requests)
+        names = slot_names([path for path, _ in leaves], [None if o is None else variables[o].name for o in owners])
+        slots: list[ServerVariable] = []
+        for (_, leaf), where, owner, name in zip(leaves, shards, owners, names, strict=True):
+            where.sort(key=lambda shard: shard.start)
+            layout = Layout(tuple(leaf.shape), np.dtype(leaf.dtype), tuple(where), copies=owner is None)
+            self._note(layout)
+            kinds = VariableSynchronization.ON_WRITE, VariableAggregation.NONE
+            slots.append(ServerVariable.described(Description(next(self.keys), name, layout, False, *kinds), strategy))
+        made = Slots(tuple(slots), jax.tree.structure(state), tuple(owners), (None,) * len(slots))
+        return RemoteOptimizer(key, variables, parts, made)
+
+    def _define(self, key: int, blob: bytes) -> None:
+        self._code[key] = -1, blob
+        for index in range(self.servers):
+            self._bring(index, key, blob)
+
+    def _bring(self, index: int, key: int, blob: bytes) -> None:
+        self.engine.define("ps", index, key, blob)
+        if self._mirrored:
+            self.engine.define("mirror", index, key, blob)
+
+    # Requests.
+
+    def _ask(self, requests: dict[int, Request]) -> dict[int, tuple[Header, list[Any]]]:
+        return self._persist(lambda: self.client.call(requests))
+
+    def _token(self) -> Header:
+        return {"once": [self.numbers.begin(), 0], "floor": self.numbers.floor()}
+
+    def _persist(self, function: Callable[[], Any]) -> Any:
+        """Calls a function that asks servers, again when one that failed is back with its state."""
+        left = deadline(self.timeout_s)
+        while True:
+            try:
+                return function()
+            except ServerLostError as error:
+                if not self._mirrored or not left():
+                    raise self._failure or error from None
+                with self._state:
+                    self._state.wait_for(lambda: not self._lost, left())
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise ServerLostError(str(self._failure))
+        if self._lost:
+            raise ServerLostError(_LOST.format(", ".join(map(str, sorted(self._lost)))))
+
+    # Failures.
+
+    def _on_lost(self, role: str, index: int) -> None:
+        """A process has ended."""
+        if role == "worker":
+            self.queue.lost(index)
+        elif role == "ps":
+            with self._state:
+                self._lost.add(index)
+            if self._mirrored:
+                self.queue.pause()
+                return
+            self._failure = ClusterError(_LOST.format(index))
+            self.queue.break_down(self._failure)
+
+    def _on_back(self, role: str, index: int, endpoint: Endpoint | None) -> None:
+        """A process runs again, with nothing of what it had."""
+        if role == "worker" or endpoint is None:
+            self.queue.back(index)
+            return
+        for key, (_, blob) in self._code.items():
+            self.engine.define(role, index, key, blob)
+        if role == "mirror":
+            self._mirrors[index] = endpoint
+            self._activate([index])
+            return
+        self.endpoints[index] = endpoint
+        try:
+            if self._mirrored:
+                self.client.connect(self.endpoints, self.epoch)
+                self._activate([index], recover=True)
+        except ClusterError as error:
+            self._failure = error
+            self.queue.break_down(error)
+            return
+        with self._state:
+            self._lost.discard(index)
+            self._state.notify_all()
+        if self._mirrored:
+            self.queue.announce()
+
+    def _activate(self, servers: Sequence[int], *, recover: bool = False) -> None:
+        requests: dict[int, Request] = {}
+        for index in servers:
+            header: Header = {"t": "activate", "epoch": self.epoch, "recover": recover}
+            if self._mirrored:
+                header["mirror"] = self._mirrors[index].plain()
+            requests[index] = header, []
+        own = Client(None, self.timeout_s)
+        own.connect(self.endpoints, self.epoch)
+        try:
+            own.call(requests)
+        finally:
+            own.close()
+
+    # What is saved.
+
+    def save(self, directory: str | PathLike[str] | None = None) -> Path:
+        """Writes what all servers hold, each its own part; returns the folder."""
+        # Absolute: servers may have other working directories.
+        given = Path(directory).absolute() if directory else None
+        self._directory = given or self._directory or Path(self._folder.path) / "saved"
+        path = saves.next_folder(self._directory)
+        answers = self._ask({i: ({"t": "save", "path": str(saves.file_of(path, i))}, []) for i in range(self.servers)})
+        marks = {server: header["mark"] for server, (header, _) in answers.items()}
+        saves.complete(path, saves.Description.of(self.numbers.last(), self._shards, marks))
+        self._saved = path
+        return path
+
+    def restore(self, path: str | PathLike[str] | None = None) -> None:
+        """Brings back what was saved last, on all servers, and forgets what was running."""
+        chosen = Path(path).absolute() if path else self._saved
+        description = saves.described(chosen)
+        assert chosen is not None
+        description.check(chosen, self.servers, self._shards)
+        self.client.check_open(range(self.servers))
+        with self._state:
+            if not self._state.wait_for(lambda: not self._lost, self.timeout_s):
+                raise DeadlineError(
+                    f"parameter server {sorted(self._lost)} is not back after {self.timeout_s:.0f} s. "
+                    "HINT: does its node still run? See `ray status`."
+                )
+        self.epoch += 1
+        self._failure = None
+        try:
+            self._activate(range(self.servers))
+            self.client.connect(self.endpoints, self.epoch)
+            paths = {i: str(saves.file_of(chosen, i)) for i in range(self.servers)}
+            self.client.call({i: ({"t": "restore", "path": path}, []) for i, path in paths.items()})
+        except BaseException as error:
+            self._disown(chosen, error)
+            raise
+        self.numbers.skip(description.number)  # servers take no updates that they take for earlier ones
+        if self._mirrored:
+            self._activate(range(self.servers))
+        self.queue.mend()
+
+    def _disown(self, path: Path, error: BaseException) -> None:
+        """Sees to it that nobody goes on with servers some of which hold what was saved, and some what was before."""
+        self._failure = ClusterError(
+            f"the servers hold parts of different states, since the restore of {path} has ended with "
+            f"{type(error).__name__}: {error}. HINT: call coordinator.restore() once more."
+        )
+        self.epoch += 1  # of which no server knows: each answers that it has lost its state
+        self.client.connect(self.endpoints, self.epoch)
+        self.queue.break_down(self._failure)
+
+
+_LOST = (
+    "parameter server {} has ended, and what it held is gone. HINT: coordinator.restore() goes on from the last "
+    "coordinator.save(); ParameterServerStrategy(replicas=1) keeps a mirror of each server."
+)
+
+
+class _PartOf:
+    """Computes one shard's first value, on its server."""
+
+    def __init__(self, function: functools.partial[Any]) -> None:
+        self._function = function
+
+    def __call__(self, shape: tuple[int, ...], start: int) -> Any:
+        offset = (start, *(0 for _ in shape[1:]))
+        return self._function(shape=shape, shard_info=ShardInfo(shape, offset))
+
+
+def _by_part(initial: Any) -> functools.partial[Any] | None:
+    """`initial` if it can compute a part of its value: a partial function of `shape` that takes `shard_info`."""
+    if not isinstance(initial, functools.partial) or "shape" not in initial.keywords:
+        return None
+    takes = inspect.signature(initial.func).parameters
+    return initial if "shard_info" in takes else None
+
+
+def _close(queue: ClosureQueue, client: Client, engine: Engine, folder: Folder) -> None:
+    queue.close()
+    client.close()
+    engine.stop()
+    folder.close()
+    end_idle_threads()

@@ -1,0 +1,1 @@
+"""A parameter server, and what is asked of it."""

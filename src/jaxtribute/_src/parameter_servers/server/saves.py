@@ -1,0 +1,173 @@
+"""The folders of `coordinator.save`: one file of each server, and a description that makes it complete."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jaxtribute._src import checksums
+from jaxtribute._src.checksums import Mark
+from jaxtribute.errors import ClusterError
+
+_LOG = logging.getLogger(__name__)
+_KEPT = 2
+_COMPLETE = "complete.json"
+_NAME = re.compile("save-([0-9]{6,})")
+
+Shards = Mapping[int, tuple[int, tuple[int, ...], str]]
+"""Of each shard by its key: its server, its shape and the name of its element type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Contents of the save.
+
+    Attributes:
+      servers: how many servers there were.
+      number: no update that is in it has a higher number, see `Numbers`.
+      shards: what there was: key, server, shape and element type.
+      files: the size and the checksum of each server's file, by the server's number.
+    """
+
+    servers: int
+    number: int
+    shards: list[list[Any]]
+    files: list[list[int]]
+
+    @classmethod
+    def of(cls, number: int, shards: Shards, marks: Mapping[int, Mark]) -> Description:
+        """The description of these shards, which servers have written to files of these marks."""
+        entries: list[list[Any]] = []
+        for key, (server, shape, kind) in shards.items():
+            entries.append([key, server, list(shape), kind])
+        return cls(len(marks), number, entries, [list(marks[server]) for server in range(len(marks))])
+
+    @property
+    def checksum(self) -> int:
+        """The checksum of the description itself."""
+        return zlib.crc32(json.dumps(asdict(self), sort_keys=True).encode())
+
+    def check(self, path: Path, servers: int, shards: Shards) -> None:
+        """Checks that a cluster has what was saved.
+
+        Raises:
+          ClusterError: it is another's.
+        """
+        own = replace(Description.of(0, shards, {}), servers=servers)
+        if self.servers != own.servers:
+            raise ClusterError(
+                f"{path} was saved by {self.servers} parameter servers, and there are {servers}. "
+                "HINT: use as many, or save with jd.Checkpoint, which any number can restore."
+            )
+        if self.shards != own.shards:
+            other = [*(s for s in self.shards if s not in own.shards), *(s for s in own.shards if s not in self.shards)]
+            key, server, shape, kind = other[0]
+            raise ClusterError(
+                f"{path} holds other variables or slots than this program's {len(shards)} shards; only one of both "
+                f"has shard {key} of {kind}{shape} on server {server}. HINT: make the same variables and optimizers in "
+                "the same order as the program that saved them; save again after making more."
+            )
+
+
+def file_of(path: Path, server: int) -> Path:
+    """The file of one server."""
+    return path / f"server-{server}.npz"
+
+
+def next_folder(directory: Path) -> Path:
+    """A folder for the next save: behind all that are there, of whatever run."""
+    return directory / f"save-{max(_all(directory), default=0) + 1:06d}"
+
+
+def complete(path: Path, description: Description) -> None:
+    """Marks a save as complete, and removes others but the last."""
+    temporary = path / f".{_COMPLETE}"
+    with temporary.open("w") as file:
+        file.write(json.dumps({**asdict(description), "checksum": description.checksum}))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path / _COMPLETE)
+    others = _all(path.parent)
+    kept = [number for number in sorted(others) if (others[number] / _COMPLETE).exists()][-_KEPT:]
+    for number, other in others.items():
+        if number not in kept:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def latest(directory: Path) -> Path | None:
+    """The last whole save of a directory; None if nothing was ever saved there.
+
+    Raises:
+      ClusterError: there are saves, and all are damaged.
+    """
+    found, damaged = _all(directory), list[str]()
+    for number in sorted(found, reverse=True):
+        if not (found[number] / _COMPLETE).exists():
+            _LOG.warning(
+                "%s has no %s and is left out: its writer was killed, or it is damaged", found[number], _COMPLETE
+            )
+            continue
+        try:
+            described(found[number])
+        except ClusterError as error:
+            reason = str(error)
+            _LOG.warning("%s is left out, and an earlier save is taken: %s", found[number], reason)
+            damaged.append(reason)
+            continue
+        return found[number]
+    if damaged:
+        listed = "\n".join(damaged)
+        raise ClusterError(
+            f"none of the {len(damaged)} saves in {directory} is whole:\n{listed}\nHINT: bring one back from a backup, "
+            "or move them away to begin anew."
+        )
+    return None
+
+
+def described(path: Path | None) -> Description:
+    """Contents of a save; all its files are read and compared with their checksums.
+
+    Raises:
+      ClusterError: there is none, or it is damaged: what is not as it was written is listed.
+    """
+    if path is None or not (path / _COMPLETE).exists():
+        raise ClusterError(
+            f"there is nothing to restore at {path}. HINT: call coordinator.save() once variables are made."
+        )
+    try:
+        entries = json.loads((path / _COMPLETE).read_bytes())
+        checksum = entries.pop("checksum")
+        description = Description(**entries)
+        sound = description.checksum == checksum
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        description, sound = None, False
+    if description is None or not sound:
+        raise _damaged(path, [f"{_COMPLETE}: not as it was written"])
+    written = {file_of(path, server).name: (mark[0], mark[1]) for server, mark in enumerate(description.files)}
+    if problems := checksums.damages(path, written):
+        raise _damaged(path, problems)
+    return description
+
+
+def _damaged(path: Path, problems: list[str]) -> ClusterError:
+    lines = "".join(f"\n  {problem}" for problem in problems)
+    return ClusterError(
+        f"{path} is damaged, and nothing was restored:{lines}\nHINT: restore an earlier save; "
+        "ClusterCoordinator.latest_save(directory) finds the last one that is whole."
+    )
+
+
+def _all(directory: Path) -> dict[int, Path]:
+    """The saves of a directory by their numbers, those that never ended too; other files there are not touched."""
+    if not directory.is_dir():
+        return {}
+    matches = [_NAME.fullmatch(path.name) for path in directory.iterdir()]
+    return {int(match[1]): directory / match[0] for match in matches if match is not None}

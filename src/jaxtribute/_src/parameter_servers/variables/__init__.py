@@ -1,0 +1,1 @@
+"""Variables on servers, and steps over them."""

@@ -1,0 +1,97 @@
+"""Meaning of reads and writes of a variable on servers in each context."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtribute._src.context import Context
+from jaxtribute._src.execution.frames import OverlayFrame, TracedFrame, check_untraced
+from jaxtribute._src.execution.row_gradients import overlaid_rows
+from jaxtribute._src.parameter_servers.server.operations import Operation, changed_in, read_rows, record, updated_in
+from jaxtribute._src.parameter_servers.variables.program import ServerProgram
+from jaxtribute._src.values.mesh import ReplicaMesh
+from jaxtribute._src.values.policies.base import Policy, Update, coerce
+from jaxtribute.errors import VariableError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.parameter_servers.variables.access import Access
+
+_KINDS = {Update.ASSIGN: "assign", Update.ADD: "add", Update.SUB: "sub"}
+
+
+class ServerPolicy(Policy):
+    """Values on servers: reads pull, writes send operations.
+
+    Args:
+      mesh: the device that this process computes on.
+      access: how this process reaches the servers.
+    """
+
+    remote = True
+    program: ClassVar[Any] = ServerProgram
+
+    def __init__(self, mesh: ReplicaMesh, access: Access) -> None:
+        self._mesh = mesh
+        self.access = access
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        """The device that this process computes on."""
+        return self._mesh
+
+    def place(self, value: Any) -> jax.Array:
+        """The value, on its way to the servers."""
+        return jnp.asarray(value)
+
+    def read(self, variable: Any, context: Context) -> Any:
+        """The servers' value, or the step's present view of it."""
+        if isinstance(context.frame, TracedFrame) and updated_in(context.frame, variable):
+            raise VariableError(
+                f"{variable.name} is read after apply_gradients in the same step; its parameter server has the new "
+                "value, the worker has not. HINT: read it before, or in the next step."
+            )
+        return context.frame.get(variable)
+
+    def write(self, variable: Any, value: Any, update: Update, context: Context) -> None:
+        """Sends the servers the operation, rather than a new value."""
+        frame = context.frame
+        if not (type(value) is np.ndarray and (value.dtype, value.shape) == (variable.dtype, variable.shape)):
+            value = coerce(variable, value)  # which copies; an array that fits is on its way before this returns
+        if isinstance(frame, TracedFrame):
+            record(frame, Operation(_KINDS[update], variable, 1), [value], variable)
+            frame.values[variable] = update.apply(frame.get(variable), value)
+            frame.changed(variable)
+        elif isinstance(frame, OverlayFrame):
+            frame.set(variable, update.apply(frame.get(variable), value))
+        else:
+            check_untraced(variable)
+            self.access.change(_KINDS[update], variable, [value])
+
+    def changed(self, frame: TracedFrame, variable: Any, value: Any) -> None:
+        """A traced program that gives a variable another value sends the difference, which others' writes survive."""
+        old = frame.get(variable)
+        if variable.dtype == np.bool_:
+            record(frame, Operation("assign", variable, 1), [value], variable)
+        else:
+            record(frame, Operation("add", variable, 1), [value - old], variable)
+        frame.values[variable] = value
+        frame.changed(variable)
+
+    def lookup(self, variable: Any, ids: Any, context: Context) -> Any:
+        """The rows `ids`, which alone travel."""
+        frame = context.frame
+        if isinstance(frame, OverlayFrame):
+            return overlaid_rows(frame, variable, ids, lambda below: self.rows_in(below, variable, ids))
+        return self.rows_in(frame, variable, ids)
+
+    def rows_in(self, frame: Any, variable: Any, ids: Any) -> Any:
+        """The rows as a frame sees them."""
+        if not isinstance(frame, TracedFrame):
+            return jnp.asarray(self.access.rows(variable.layout, np.asarray(ids)))
+        if changed_in(frame, variable):
+            return jnp.take(frame.values[variable], ids, axis=0)
+        return read_rows(frame, variable, ids)

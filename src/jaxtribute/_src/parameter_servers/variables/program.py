@@ -1,0 +1,214 @@
+"""A compiled step over variables on servers: one pull from each server, one XLA program, one push to each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtribute._src.execution.capture import Capture, Constant, is_constant
+from jaxtribute._src.jaxprs.core import ClosedJaxpr, Literal, as_function, opened, pruned
+from jaxtribute._src.parameter_servers.server.client import Exchange, pulled
+from jaxtribute._src.parameter_servers.server.operations import Part, Rows
+from jaxtribute._src.parameter_servers.variables.access import Access, Gather
+from jaxtribute._src.values.mesh import ReplicaMesh
+from jaxtribute._src.values.variable import Variable
+from jaxtribute.errors import TraceError
+
+
+class ServerProgram:
+    """A function compiled for one structure of arguments, over all their shapes; what `Program` is elsewhere.
+
+    Args:
+      first: the function as traced for the first shapes.
+      retrace: traces it for others.
+      home: the device to run on.
+      given: accepted; nothing is donated.
+      name: the function's, for messages.
+    """
+
+    def __init__(
+        self,
+        first: Capture,
+        retrace: Callable[[Sequence[Any]], Capture],
+        home: ReplicaMesh | None,
+        given: Sequence[int] = (),
+        name: str = "a compiled function",
+    ) -> None:
+        del given
+        self.name = name
+        self._retrace, self._home = retrace, home or first.frame.home
+        self._first: Capture | None = first
+        self._steps: dict[Any, Step] = {}
+
+    def __call__(self, leaves: Sequence[Any], within: Any = None) -> Any:
+        """Runs one step; what it sends to servers is no part of an eager step `within`."""
+        del within
+        shapes = tuple((np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves)
+        step = self._steps.get(shapes)
+        if step is None:
+            capture, self._first = self._first or self._retrace(leaves), None
+            step = self._steps[shapes] = Step(capture, self._home)
+        return step(leaves)
+
+
+class Step:
+    """A traced function with its requests.
+
+    Args:
+      capture: the trace.
+      home: the device to run on.
+    """
+
+    def __init__(self, capture: Capture, home: ReplicaMesh | None) -> None:
+        frame = capture.frame
+        jaxpr = opened(capture.closed)
+        self._home, self._tree, self._constants = home, capture.tree, capture.constants
+        inputs: list[Any] = list(frame.inputs)
+        own = len(jaxpr.invars) - len(inputs) - frame.fed
+        where = {id(entry): jaxpr.invars[own + i] for i, entry in enumerate(inputs)}
+        outputs = dict(zip(frame.written, jaxpr.outvars[capture.tree.num_leaves :], strict=True))
+        lookups = [entry for entry in inputs if isinstance(entry, Rows)]
+        leaves = [*jaxpr.invars[:own], *jaxpr.invars[own + len(inputs) :]]
+        self._ids = _IdProgram(capture.closed, leaves, [outputs[rows.ids] for rows in lookups])
+        self._operations = list(frame.operations)
+        parts = [part for operation in self._operations for part in operation.parts]
+        self._plain: list[Variable] = [entry for entry in frame.written if isinstance(entry, Variable)]
+        wanted = [*jaxpr.outvars[: capture.tree.num_leaves]]
+        wanted += [outputs[entry] for entry in (*parts, *self._plain)]
+        small, used = pruned(capture.closed, wanted)
+        kept = {id(var) for var, use in zip(jaxpr.invars, used, strict=True) if use}
+        self._leaf_places = [i for i, var in enumerate(leaves) if id(var) in kept]
+        self._inputs = [entry for entry in inputs if id(where[id(entry)]) in kept]
+        order = [*(where[id(entry)] for entry in self._inputs), *(leaves[i] for i in self._leaf_places)]
+        # Not JAX's own function of the program: its inputs come in another order.
+        run, taken = as_function(small), [var for var, use in zip(jaxpr.invars, used, strict=True) if use]
+        places = [order.index(var) for var in taken]
+        self._jitted: Any = jax.jit(lambda *given: run(*(given[place] for place in places)))
+        self._lookups = [entry for entry in self._inputs if isinstance(entry, Rows)]
+        self._lookup_places = [lookups.index(entry) for entry in self._lookups]
+        self._pulled: list[Any] = [e for e in self._inputs if isinstance(e, Variable) and e.policy.remote]
+        self._access = _access(self._inputs, self._operations)
+        self._count = capture.tree.num_leaves
+        self._age = 0
+        """Age of this run's values, in pushes."""
+        assert all(isinstance(part, Part) for part in parts)
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        """Pulls, runs, pushes."""
+        access = self._access
+        if access is None:
+            return self._result(self._compute([], leaves))
+        with access.client.lock:
+            values = self._fetch(access, leaves)
+            outputs = self._compute(values, leaves)
+            self._push(access, outputs)
+        return self._result(outputs)
+
+    def _fetch(self, access: Access, leaves: Sequence[Any]) -> list[Any]:
+        """The values of all inputs that are on servers."""
+        ids = self._ids(leaves, self._lookup_places) if self._lookups else []
+        age = access.take_ready(self)
+        self._age = age or 0
+        exchange = Exchange(access.client)
+        if age is None:
+            for variable in self._pulled:
+                exchange.pull(variable.layout)
+        gathers = [
+            Gather(exchange, rows.variable.layout, where) for rows, where in zip(self._lookups, ids, strict=True)
+        ]
+        answers = access.run(exchange)
+        rows = iter(gathers)
+        return [
+            next(rows).result(answers) if isinstance(entry, Rows) else self._value(access, entry)
+            for entry in self._inputs
+        ]
+
+    def _value(self, access: Access, variable: Any) -> Any:
+        if not variable.policy.remote:
+            return variable.peek()
+        return pulled(access.client, variable.layout)
+
+    def _compute(self, values: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        if self._access is None:
+            values = [entry.peek() for entry in self._inputs]
+        arguments = [*values, *(leaves[i] for i in self._leaf_places)]
+        if self._home is None:
+            return self._jitted(*arguments)
+        with jax.default_device(self._home.devices[0]):
+            return self._jitted(*arguments)
+
+    def _push(self, access: Access, outputs: Sequence[Any]) -> None:
+        if not self._operations:
+            return
+        exchange = Exchange(access.client)
+        given = iter(outputs[self._count :])
+        for operation in self._operations:
+            operation.add_to(exchange, [np.asarray(next(given)) for _ in operation.parts])
+        more = access.follows(self._age)
+        if more:
+            for variable in self._pulled:
+                exchange.pull(variable.layout)
+        access.run(exchange)
+        access.make_ready(self, 0 if more else self._age + 1)
+
+    def _result(self, outputs: Sequence[Any]) -> Any:
+        for variable, value in zip(self._plain, outputs[len(outputs) - len(self._plain) :], strict=True):
+            variable.bind(value)
+        result = self._tree.unflatten(outputs[: self._count])
+        return jax.tree.map(_unwrapped, result, is_leaf=is_constant) if self._constants else result
+
+
+class _IdProgram:
+    """Rows that a step looks up: arguments as they are, or results of a small program on them.
+
+    Args:
+      closed: the whole step.
+      leaves: its inputs that are no variables.
+      ids: its values that are ids.
+
+    Raises:
+      TraceError: ids depend on variables.
+    """
+
+    def __init__(self, closed: ClosedJaxpr, leaves: Sequence[Any], ids: Sequence[Any]) -> None:
+        places = {id(var): i for i, var in enumerate(leaves)}
+        self._direct = [None if isinstance(var, Literal) else places.get(id(var)) for var in ids]
+        self._jitted: Any = None
+        if all(place is not None for place in self._direct):
+            return
+        small, used = pruned(closed, ids)
+        needed = [var for var, use in zip(opened(closed).invars, used, strict=True) if use]
+        if any(id(var) not in places for var in needed):
+            raise TraceError(
+                "rows are looked up by ids that depend on variables or on other rows, so that they are not known "
+                "before the step runs. HINT: compute the ids from the batch alone, or use two steps."
+            )
+        self._needed = [places[id(var)] for var in needed]
+        self._jitted = jax.jit(as_function(small))
+
+    def __call__(self, leaves: Sequence[Any], wanted: Sequence[int]) -> list[np.ndarray[Any, Any]]:
+        """The ids of the lookups in places `wanted`."""
+        found: list[Any] = []
+        if self._jitted is not None:
+            found = self._jitted(*(leaves[i] for i in self._needed))
+        results: list[np.ndarray[Any, Any]] = []
+        for i in wanted:
+            place = self._direct[i]
+            results.append(np.asarray(found[i] if place is None or found else leaves[place]))
+        return results
+
+
+def _access(inputs: Sequence[Any], operations: Sequence[Any]) -> Access | None:
+    for entry in (*inputs, *operations):
+        variable = getattr(entry, "variable", entry)
+        access = getattr(getattr(variable, "policy", None), "access", None) or getattr(entry, "access", None)
+        if access is not None:
+            return access
+    return None
+
+
+def _unwrapped(value: Any) -> Any:
+    return value.value if isinstance(value, Constant) else value

@@ -1,0 +1,225 @@
+"""Variables that parameter servers hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src.execution.frames import OverlayFrame, TracedFrame, check_untraced
+from jaxtribute._src.parameter_servers.server.operations import Operation, record
+from jaxtribute._src.parameter_servers.variables.layout import Layout, Shard
+from jaxtribute._src.parameter_servers.variables.policy import ServerPolicy
+from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
+from jaxtribute._src.values.lending import Lease
+from jaxtribute._src.values.scatter import IndexedSlices, Scatter, checked_rows
+from jaxtribute._src.values.variable import Variable
+from jaxtribute.errors import VariableError
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """Part of a variable for which an initial value is wanted.
+
+    Attributes:
+      shape: the shape of the part.
+      offset: where it begins, along each axis.
+
+    Source: `ShardInfo` of TensorFlow's trackables.
+    """
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """All that another process needs to know of a variable."""
+
+    key: int
+    name: str
+    layout: Layout
+    trainable: bool
+    synchronization: VariableSynchronization
+    aggregation: VariableAggregation
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Stand-in for a variable's array where only its shape or placement is asked for."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    committed: bool = False
+
+
+class ServerVariable(Variable):
+    """A variable on parameter servers, made by `jd.Variable` in the scope of a `jd.ParameterServerStrategy`.
+
+    Reading it fetches the value, writing it sends an operation: `assign_add`, `assign_sub`, `assign`, a `scatter`.
+    Operations of several workers are applied in the order in which they arrive, each as a whole.
+
+    The arguments are those of `jd.Variable`. `initial_value` may be a function with an argument `shard_info`, wrapped
+    in `functools.partial(function, shape=..., dtype=...)`: each server then computes its own part.
+    """
+
+    def __init__(
+        self,
+        initial_value: Any,
+        trainable: bool | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+        *,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+    ) -> None:
+        strategy = contexts.current().strategy
+        on_read = synchronization is VariableSynchronization.ON_READ
+        trainable = not on_read if trainable is None else trainable
+        extended: Any = strategy.extended
+        key, layout = extended.create_on_servers(initial_value, dtype)
+        self._describe(Description(key, name or "Variable", layout, trainable, synchronization, aggregation), strategy)
+
+    @classmethod
+    def described(cls, description: Description, strategy: Any) -> ServerVariable:
+        """The variable of that description in this process."""
+        kind = ShardedVariable if description.layout.split else ServerVariable
+        variable = kind.__new__(kind)
+        variable._describe(description, strategy)
+        return variable
+
+    def _describe(self, description: Description, strategy: Any) -> None:
+        if description.layout.split:
+            self.__class__ = ShardedVariable  # pyright: ignore[reportAttributeAccessIssue] (it adds methods only)
+        self.description = description
+        self._name, self._trainable = description.name, description.trainable
+        self._synchronization, self._aggregation = description.synchronization, description.aggregation
+        self._shape, self._dtype = description.layout.shape, description.layout.dtype
+        self._strategy, self._policy = strategy, strategy.extended.server_policy
+
+    @property
+    def layout(self) -> Layout:
+        """Division of the variable over the servers."""
+        return self.description.layout
+
+    @property
+    def policy(self) -> ServerPolicy:
+        """Storage of the value."""
+        policy = self._policy
+        assert isinstance(policy, ServerPolicy)
+        return policy
+
+    @property
+    def device(self) -> str:
+        """TensorFlow's name of the (first) server that holds it."""
+        return f"/job:ps/replica:0/task:{self.layout.shards[0].server}/device:CPU:0"
+
+    @property
+    def stored(self) -> Any:
+        """Shape and dtype: the array is elsewhere."""
+        return Elsewhere(self._shape, self._dtype)
+
+    def peek(self) -> jax.Array:
+        """The value, fetched."""
+        return jnp.asarray(self.policy.access.read([self.layout])[0])
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Returns the value as a NumPy array of its own memory."""
+        if contexts.current().frame.traced:
+            return super().numpy()
+        return np.array(self.policy.access.read([self.layout])[0])
+
+    def lease(self) -> Lease:
+        """The value, fetched, for a checkpoint."""
+        return Lease(self.peek())
+
+    def bind(self, array: jax.Array) -> None:
+        """Replaces the value."""
+        self.policy.access.change("assign", self, [array])
+
+    def _scatter(self, delta: IndexedSlices, how: Scatter) -> Any:
+        context = contexts.current()
+        context.strategy.extended.check_variable(self)
+        ids, rows = checked_rows(self, delta)
+        frame = context.frame
+        if isinstance(frame, TracedFrame):
+            record(frame, Operation(how.value, self, 2), [ids, rows], self)
+            if self in frame.values:
+                frame.values[self] = how.apply(frame.values[self], ids, rows)
+                frame.changed(self)
+        elif isinstance(frame, OverlayFrame):
+            raise VariableError(
+                f"{self.name}.{how.value} inside a function that jd.grad differentiates. HINT: call it outside."
+            )
+        else:
+            check_untraced(self)
+            self.policy.access.change(how.value, self, [ids, rows])
+        return self
+
+    def sparse_read(self, indices: Any) -> Any:
+        """Returns the rows at `indices`; only they are fetched. Source: `tf.Variable.sparse_read`."""
+        return self.policy.lookup(self, indices, contexts.current())
+
+    def __repr__(self) -> str:
+        servers = sorted({shard.server for shard in self.layout.shards})
+        return (
+            f"<jd.{type(self).__name__} '{self.name}' shape={self.shape} dtype={self.dtype.name}, "
+            f"{len(self.layout.shards)} shard(s) on parameter server(s) {', '.join(map(str, servers))}>"
+        )
+
+    def __deepcopy__(self, memo: Any) -> ServerVariable:
+        raise VariableError(f"{self.name} is on parameter servers and cannot be copied. HINT: make another variable.")
+
+    def __reduce__(self) -> Any:
+        raise VariableError(f"{self.name} is on parameter servers and cannot be pickled. HINT: save a jd.Checkpoint.")
+
+
+class ShardedVariable(ServerVariable):
+    """A variable whose rows are split over parameter servers; it behaves as one variable.
+
+    Source: `tf.distribute`'s `ShardedVariable`.
+    """
+
+    @property
+    def variables(self) -> list[ServerVariable]:
+        """The shards as variables of their own."""
+        return [self._shard(i, shard) for i, shard in enumerate(self.layout.shards)]
+
+    def _shard(self, i: int, shard: Shard) -> ServerVariable:
+        layout = Layout(shard.shape, self.dtype, (Shard(shard.key, shard.server, 0, shard.shape[0], shard.shape),))
+        name = f"{self._name}/part_{i}"
+        given = self.description
+        made = Description(shard.key, name, layout, given.trainable, given.synchronization, given.aggregation)
+        return ServerVariable.described(made, self._strategy)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Some rows, or parts of them; where they are known beforehand, only they are fetched."""
+        first, *rest = key if isinstance(key, tuple) else (key,)
+        if (
+            contexts.current().frame.traced
+            or first is Ellipsis
+            or not isinstance(first, (int, slice, np.ndarray, list))
+        ):
+            return super().__getitem__(key)
+        ids = np.arange(self.shape[0])[first]
+        rows = self.sparse_read(np.atleast_1d(ids))
+        rows = rows[0] if np.ndim(ids) == 0 else rows
+        if not rest:
+            return rows
+        return rows[tuple(rest)] if np.ndim(ids) == 0 else rows[(slice(None), *rest)]
+
+
+def _value(variable: Variable) -> tuple[tuple[Any], None]:
+    return (variable.read_value(),), None
+
+
+def _unwrapped(_: None, children: tuple[Any]) -> Any:
+    return children[0]
+
+
+for _kind in (ServerVariable, ShardedVariable):
+    jax.tree_util.register_pytree_node(_kind, _value, _unwrapped)

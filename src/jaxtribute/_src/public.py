@@ -1,0 +1,61 @@
+"""The border: names of private modules under the names by which users know them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from inspect import isclass, isfunction
+from typing import Any
+
+_PRIVATE = "jaxtribute._src"
+
+
+def publish(home: str, names: Iterable[str] | None = None) -> None:
+    """Gives classes and functions their public address, which tracebacks, pickles and documentation then show.
+
+    Args:
+      home: the public module, which is being imported.
+      names: the names in it; all in its `__all__` by default.
+    """
+    module = sys.modules[home]
+    for name in module.__all__ if names is None else names:
+        _readdress(vars(module)[name], home)
+
+
+def lazy_names(
+    home: str, names: Mapping[str, str], modules: Iterable[str] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Makes the `__getattr__` and `__dir__` of a public module, some of whose names load much or are rarely used.
+
+    Args:
+      home: the public module.
+      names: each name, and the private module that defines it, without `jaxtribute._src.`.
+      modules: public modules of `jaxtribute` that are attributes of this one.
+    """
+    module = sys.modules[home]
+    public = frozenset(modules)
+
+    def find(name: str) -> Any:
+        if name in public:
+            return import_module(f"jaxtribute.{name}")
+        if name not in names:
+            raise AttributeError(f"module {home!r} has no attribute {name!r}", name=name)
+        found = getattr(import_module(f"{_PRIVATE}.{names[name]}"), name)
+        _readdress(found, home)
+        setattr(module, name, found)
+        return found
+
+    def listed() -> list[str]:
+        return sorted({*vars(module), *names, *public})
+
+    return find, listed
+
+
+def _readdress(value: Any, home: str) -> None:
+    """Sets where `value` is found; of several public modules with one name, the one with the shortest name is told."""
+    if not (isclass(value) or isfunction(value)):
+        return
+    now = value.__module__
+    if now.startswith(_PRIVATE) or (now.startswith("jaxtribute") and len(home) < len(now)):
+        value.__module__ = home

@@ -1,0 +1,1 @@
+"""Functions of one process that others call, over ZeroMQ."""

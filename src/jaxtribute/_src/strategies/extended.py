@@ -1,0 +1,232 @@
+"""`StrategyExtended`: what a strategy places where. A strategy of your own subclasses it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src.collectives import manual
+from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps
+from jaxtribute._src.collectives.cross_replica import check_axes
+from jaxtribute._src.devices import device_name
+from jaxtribute._src.execution import compiled, lockstep
+from jaxtribute._src.execution.capture import OuterFrame
+from jaxtribute._src.execution.eager import EagerFrame, stepping
+from jaxtribute._src.execution.function import Function
+from jaxtribute._src.execution.nests import flatten, map_leaves
+from jaxtribute._src.execution.replica_context import ReplicaContext
+from jaxtribute._src.jaxprs.core import is_traced
+from jaxtribute._src.strategies.legacy_extended import LegacyExtended
+from jaxtribute._src.strategies.operations import ExtendedOperations
+from jaxtribute._src.values.distributed import Mirrored, PerReplica
+from jaxtribute._src.values.enums import ReduceOp, VariableSynchronization
+from jaxtribute._src.values.mesh import ReplicaMesh, unbound
+from jaxtribute._src.values.policies.base import Policy
+from jaxtribute._src.values.policies.mirrored import MirroredPolicy
+from jaxtribute._src.values.policies.on_read import OnReadPolicy
+from jaxtribute._src.values.policies.plain import PlainPolicy
+from jaxtribute._src.values.variable import Variable
+from jaxtribute.errors import ArgumentError, DeviceError, StrategyMixError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.input.agreement import Agreements
+    from jaxtribute._src.input.context import InputContext
+    from jaxtribute._src.strategies.base import Strategy
+
+
+class StrategyExtended(ExtendedOperations, LegacyExtended):
+    """The plug behind a `Strategy`: devices, variable placement and how replica functions are called.
+
+    Args:
+      mesh: the device of each replica.
+      cross_device_ops: how values are reduced between devices; by default what XLA does best.
+
+    Source: `tf.distribute.StrategyExtended`.
+    """
+
+    variable_kind: type[Variable] = Variable
+    """Class that `jd.Variable(...)` makes in the strategy's scope."""
+
+    def __init__(self, mesh: ReplicaMesh, cross_device_ops: CrossDeviceOps | None = None) -> None:
+        self._mesh = mesh
+        if cross_device_ops is not None:
+            self._cross_device_ops = cross_device_ops
+        self._strategy: weakref.ref[Strategy] | None = None
+
+    def attach(self, strategy: Strategy) -> None:
+        """Tells the plug which strategy it serves; called once, by `Strategy`."""
+        self._strategy = weakref.ref(strategy)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that this object serves."""
+        strategy = self._strategy() if self._strategy is not None else None
+        assert strategy is not None
+        return strategy
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        """The device of each replica."""
+        return self._mesh
+
+    @property
+    def home(self) -> ReplicaMesh | None:
+        """The devices that programs without any placed argument must run on; None for JAX's default."""
+        return self.mesh
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """TensorFlow's names of this worker's devices that run replicas.
+
+        Source: `tf.distribute.StrategyExtended.worker_devices`.
+        """
+        return tuple(device_name(device) for device in self.mesh.local_devices)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """TensorFlow's names of the devices that hold variables.
+
+        Source: `tf.distribute.StrategyExtended.parameter_devices`.
+        """
+        return self.worker_devices
+
+    def variable_policy(self, synchronization: VariableSynchronization) -> tuple[Policy, VariableSynchronization]:
+        """Storage of a new variable, and the synchronization that AUTO stands for.
+
+        Raises:
+          ArgumentError: a synchronization that this strategy cannot give.
+        """
+        if self.mesh.size == 1:
+            return PlainPolicy(self.home), synchronization
+        if synchronization is VariableSynchronization.NONE:
+            raise ArgumentError(
+                f"{type(self.strategy).__name__} keeps a copy of each variable on {self.mesh.size} devices, which "
+                "VariableSynchronization.NONE rules out. HINT: use AUTO, ON_WRITE or ON_READ."
+            )
+        if synchronization is VariableSynchronization.ON_READ:
+            return OnReadPolicy(self.mesh), synchronization
+        return MirroredPolicy(self.mesh), VariableSynchronization.ON_WRITE
+
+    def optimizer_elsewhere(self, transform: Any, variables: Sequence[Variable]) -> Any:
+        """Updater of variables that other processes hold, with its slots; None where `Optimizer` updates them."""
+        del transform, variables
+
+    def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        """Calls `fn` on each replica; what `Strategy.run` does once its checks are passed.
+
+        Source: `tf.distribute.StrategyExtended.call_for_each_replica`.
+        """
+        kwargs = dict(kwargs or {})
+        frame = contexts.current().frame
+        if isinstance(frame, EagerFrame) and frame.compiles is not None:
+            fn = frame.compiles(fn)
+        if isinstance(frame, OuterFrame) and self.home is not None:
+            frame.enter(self.home)
+        if self.mesh.size == 1:
+            return self._call_alone(fn, args, kwargs)
+        _check_values(self, (args, kwargs))
+        if frame.traced:
+            return compiled.run(self.strategy, self.mesh, fn, args, kwargs, frame)
+        if isinstance(fn, Function):
+            return fn.run_on(self.strategy)(*args, **kwargs)
+        return self.run_eagerly(fn, args, kwargs)
+
+    def run_eagerly(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Calls `fn` on each replica where no program is traced."""
+        if self.mesh.described:
+            raise DeviceError(
+                f"strategy.run on {self.mesh.size} described device(s) outside a compiled function: nothing runs. "
+                "HINT: call strategy.run in a function decorated by @jd.function."
+            )
+        if not is_traced():
+            return lockstep.run(self.strategy, self.mesh, fn, args, kwargs)
+        frame = contexts.current().frame
+        return compiled.run_transformed(self.strategy, self.mesh, fn, args, kwargs, frame)
+
+    def reduce_local(self, value: compiled.LocalPerReplica, op: ReduceOp, axis: int | tuple[int, ...] | None) -> Any:
+        """`Strategy.reduce` in a compiled `merge_call`, where `value` is this replica's component."""
+        axes = check_axes(axis, value.data.ndim)
+        return manual.reduce_local(value.data, op, axes, self.mesh.size, value.idle, value.uneven)
+
+    def gather_local(self, value: Any, axis: int) -> Any:
+        """`Strategy.gather` in a compiled `merge_call`, where `value` is this replica's component."""
+        return manual.all_gather(value, axis)
+
+    def local_component(self, value: Any) -> Any:
+        """This replica's component, in a compiled `merge_call`, as the per-replica value that it belongs to."""
+        return compiled.LocalPerReplica(value, self.mesh, value.ndim == 0)
+
+    def all_rows(self, value: Any) -> Any:
+        """The rows of an ON_READ variable of all replicas, from this replica's, in a compiled program."""
+        return manual.all_gather(value, 0)
+
+    def regroup(self, results: Sequence[Any], *, always: bool = False) -> Any:
+        """Joins what the local replicas returned, nest by nest, into distributed values.
+
+        Where all replicas returned the same object it stays as it is, unless `always`.
+        """
+        return lockstep.regroup(results, self.mesh, always=always)
+
+    def input_context(self) -> InputContext:
+        """The context that this worker's input pipeline is given."""
+        from jaxtribute._src.input.context import InputContext
+
+        return InputContext(num_replicas_in_sync=self.mesh.size)
+
+    def input_agreements(self) -> Agreements | None:
+        """Agreement of the workers, for one dataset, on who has data left; None for a single worker."""
+        return None
+
+    def _call_alone(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        frame = contexts.current().frame
+        args, kwargs = map_leaves(_only, (tuple(args), kwargs))
+        context = ReplicaContext(self.strategy, self._only_id())
+        with contexts.entered(contexts.Context(self.strategy, context, frame)):
+            if frame.traced or isinstance(fn, Function):
+                return fn(*args, **kwargs)
+            if self.home is None:
+                return stepping(lambda _: fn(*args, **kwargs))
+            args, kwargs = map_leaves(unbound, (args, kwargs))  # to meet arrays from around the function
+            with jax.default_device(self.home.devices[0]):
+                return stepping(lambda _: fn(*args, **kwargs))
+
+    def _only_id(self) -> Any:
+        return jax.numpy.int32(0)
+
+    def check_variable(self, variable: Variable) -> None:
+        """Checks that a replica function of this strategy may use `variable`.
+
+        Raises:
+          StrategyMixError: it was made in another strategy's scope.
+        """
+        mesh = variable.policy.mesh
+        if mesh is not None and mesh != self.mesh:
+            raise StrategyMixError(
+                f"{variable.name} was created in the scope of {variable.distribute_strategy!r} and is used by "
+                f"{self.strategy!r}. HINT: create variables and run steps under one strategy."
+            )
+
+
+def _check_values(extended: StrategyExtended, nest: Any) -> None:
+    """Checks that a replica function may be given these values."""
+    for leaf in flatten(nest)[0]:
+        if isinstance(leaf, (PerReplica, Mirrored)) and leaf.mesh != extended.mesh:
+            raise StrategyMixError(
+                f"a {type(leaf).__name__} value of {leaf.mesh!r} was given to {extended.strategy!r} on "
+                f"{extended.mesh!r}. HINT: use the strategy that made the value."
+            )
+        if isinstance(leaf, Variable):
+            extended.check_variable(leaf)
+
+
+def _only(value: Any) -> Any:
+    """The component of a value that one replica sees."""
+    return value.values[0] if isinstance(value, (PerReplica, Mirrored)) else value
+
+
+EAGER = EagerFrame()
+"""The frame of code that no `jd.function` traces."""

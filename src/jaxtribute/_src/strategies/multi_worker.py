@@ -1,0 +1,191 @@
+"""`MultiWorkerMirroredStrategy`: synchronous training on the devices of several processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jaxtribute._src.cluster import runtime
+from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps
+from jaxtribute._src.collectives.options import CommunicationImplementation, CommunicationOptions
+from jaxtribute._src.collectives.summation import AutoSum, ExchangeSum, Summation
+from jaxtribute._src.config import prepare_cpu_backend
+from jaxtribute._src.devices import default_devices
+from jaxtribute._src.strategies.base import Strategy
+from jaxtribute._src.strategies.extended import StrategyExtended
+from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
+from jaxtribute.errors import ArgumentTypeError, ClusterError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.cluster.resolvers.base import ClusterResolver
+    from jaxtribute._src.cluster.runtime import Cluster
+    from jaxtribute._src.input.agreement import Agreements
+    from jaxtribute._src.input.context import InputContext
+
+PACKED_BYTES = 1 << 20
+"""Arrays up to this size share a collective between processes, whose every message costs about a millisecond."""
+
+
+class MultiWorkerOps(CrossDeviceOps):
+    """The fastest reduction between processes: few collectives, of arrays packed up to a megabyte.
+
+    On CPU the replicas of several workers exchange arrays in pairs, unless the hints ask for a ring.
+
+    Args:
+      options: the strategy's hints; those of a call take precedence.
+    """
+
+    def __init__(self, options: CommunicationOptions) -> None:
+        self._options = options
+
+    def summation(self, mesh: ReplicaMesh, options: CommunicationOptions | None) -> Summation:
+        """A sum for each large array, one for all small ones."""
+        hints = [one for one in (options, self._options) if one is not None]
+        small_bytes = next((one.bytes_per_pack for one in hints if one.bytes_per_pack), PACKED_BYTES)
+        ring = any(one.implementation is CommunicationImplementation.RING for one in hints)
+        on_gloo = mesh.peers is not None and mesh.devices[0].platform == "cpu"
+        return ExchangeSum(small_bytes) if on_gloo and not ring else AutoSum(small_bytes)
+
+
+class MultiWorkerExtended(StrategyExtended):
+    """The plug of strategies whose replicas belong to several processes.
+
+    Args:
+      mesh: the device of each replica, over all workers.
+      cluster: the workers; None where there is one that belongs to no cluster.
+      options: hints for collectives.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, cluster: Cluster | None, options: CommunicationOptions) -> None:
+        super().__init__(mesh, MultiWorkerOps(options) if cluster is not None else None)
+        self._cluster = cluster
+
+    def input_context(self) -> InputContext:
+        """One input pipeline a worker."""
+        from jaxtribute._src.input.context import InputContext
+
+        if self._cluster is None:
+            return super().input_context()
+        return InputContext(self._cluster.workers, self._cluster.rank, self.mesh.size)
+
+    def input_agreements(self) -> Agreements | None:
+        """Over the coordination service."""
+        from jaxtribute._src.input.agreement import KeyValueAgreements
+
+        if self._cluster is None or self._cluster.workers == 1:
+            return None
+        cluster = self._cluster
+        name = f"jaxtribute/input/{cluster.number('dataset')}"
+        return KeyValueAgreements(cluster, name, cluster.workers, cluster.rank, cluster.timeout_s)
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """Keeps a copy of every variable on each device of every worker, and runs one replica on each, in step.
+
+    One process is one worker; each runs the same program. The first to come waits for the others.
+
+    Args:
+      cluster_resolver: says who the workers are and which one this is; by default what `TF_CONFIG` says. Without a
+        cluster there, this process is the only worker.
+      communication_options: hints for collectives; `timeout_seconds` bounds the waiting for other workers.
+
+    Raises:
+      ClusterSpecError: the cluster is described wrongly, or this process is none of its workers.
+      ConfigError: JAX has started already.
+      DeadlineError: workers did not come in time; it names them.
+      ClusterError: the workers have different numbers of devices.
+
+    Source: `tf.distribute.MultiWorkerMirroredStrategy`.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ) -> None:
+        if communication_options is not None and not isinstance(communication_options, CommunicationOptions):
+            raise ArgumentTypeError(
+                f"communication_options is {communication_options!r}, a {type(communication_options).__name__}. "
+                "HINT: pass a jd.experimental.CommunicationOptions."
+            )
+        options = communication_options or CommunicationOptions()
+        self._resolver = cluster_resolver if cluster_resolver is not None else _from_environment()
+        cluster = join(self._resolver, options.timeout_seconds)
+        prepare_cpu_backend()
+        mesh = worker_mesh(cluster, default_devices() if cluster is None else jax.devices())
+        super().__init__(MultiWorkerExtended(mesh, cluster, options))
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """Resolver that describes the cluster. Source: `tf.distribute.Strategy.cluster_resolver`."""
+        return self._resolver
+
+
+def join(resolver: ClusterResolver, timeout_s: float | None) -> Cluster | None:
+    """Joins the cluster that a resolver describes; None where it describes none.
+
+    Raises:
+      ClusterSpecError: the resolver does not say which task this is.
+      ArgumentTypeError: it is no resolver.
+    """
+    if not callable(getattr(resolver, "cluster_spec", None)):
+        raise ArgumentTypeError(
+            f"cluster_resolver is {resolver!r} of type {type(resolver).__name__}. "
+            "HINT: pass a jd.cluster_resolver.ClusterResolver, such as SimpleClusterResolver(jd.ClusterSpec(...))."
+        )
+    spec = resolver.cluster_spec()
+    if not spec.jobs:
+        return None
+    task_type, task_id = resolver.own_task()
+    cluster = runtime.connect(spec, task_type, task_id, **({} if timeout_s is None else {"timeout_s": timeout_s}))
+    if timeout_s is not None:
+        cluster.timeout_s = timeout_s
+    return cluster
+
+
+def worker_mesh(cluster: Cluster | None, devices: Sequence[jax.Device]) -> ReplicaMesh:
+    """The mesh of all workers' devices, in the order of ranks.
+
+    Raises:
+      ClusterError: the workers have different numbers of devices.
+    """
+    ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
+    if cluster is None or cluster.workers == 1:
+        return ReplicaMesh(ordered)
+    counts = Counter(device.process_index for device in ordered)
+    if len(counts) != cluster.workers or len(set(counts.values())) > 1:
+        found = {name: counts[rank] for rank, name in enumerate(cluster.names)}
+        raise ClusterError(
+            f"the workers have different numbers of devices: {found}. HINT: start each with the same number, e.g. "
+            "JAXTRIBUTE_CPU_DEVICES or CUDA_VISIBLE_DEVICES."
+        )
+    mesh = ReplicaMesh(ordered, cluster)
+    if mesh.devices[0].platform == "cpu":
+        _connect(mesh, cluster)
+    return mesh
+
+
+def _connect(mesh: ReplicaMesh, cluster: Cluster) -> None:
+    """Lets Gloo connect the replicas' devices while all workers are known to be here.
+
+    It does so in the first collective, and gives up after 30 s whatever the deadline is: a worker whose first program
+    takes longer to compile, or whose first batch comes late, would end the job.
+    """
+    rows = mesh.assemble([jax.device_put(np.float32(1), device) for device in mesh.local_devices])
+    spec = PartitionSpec(AXIS)
+    total = jax.shard_map(lambda row: lax.psum(row, AXIS), mesh=mesh.mesh, in_specs=spec, out_specs=PartitionSpec())
+    compiled = jax.jit(total).lower(rows).compile()
+    cluster.barrier("connection", cluster.timeout_s)
+    jax.block_until_ready(compiled(rows))
+
+
+def _from_environment() -> ClusterResolver:
+    from jaxtribute._src.cluster.resolvers.tf_config import TFConfigClusterResolver
+
+    return TFConfigClusterResolver()

@@ -1,0 +1,1 @@
+"""Processes that form a cluster, faults, invariance, leaks."""

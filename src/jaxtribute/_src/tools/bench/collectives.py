@@ -1,0 +1,103 @@
+"""All-reduce, all-gather and broadcast by size, against the bare collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxtribute._src.execution.function import function
+from jaxtribute._src.execution.replica_context import ReplicaContext
+from jaxtribute._src.strategies.base import Strategy
+from jaxtribute._src.strategies.scope import get_replica_context
+from jaxtribute._src.tools.bench.timing import alternate
+from jaxtribute._src.values.enums import VariableAggregation
+from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
+from jaxtribute._src.values.variable import Variable
+
+KINDS = ("all-reduce", "all-gather", "broadcast")
+_AT_ONCE = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRate:
+    """One collective of one size.
+
+    Attributes:
+      kind: one of `KINDS`.
+      nbytes: bytes of its result on each device.
+      replicas: how many take part.
+      seconds: through the library.
+      bare: the collective in a `jax.jit` of its own.
+    """
+
+    kind: str
+    nbytes: int
+    replicas: int
+    seconds: float
+    bare: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second that each device must send at least: independent of their number where links are equal."""
+        share = (self.replicas - 1) / self.replicas
+        factor = {"all-reduce": 2 * share, "all-gather": share, "broadcast": 1.0}[self.kind]
+        return factor * self.nbytes / self.seconds
+
+
+def measure(strategy: Strategy, sizes: Sequence[int], rounds: int) -> list[CollectiveRate]:
+    """Measures every kind at every size, in bytes; nothing where there is one replica."""
+    mesh = strategy.extended.mesh
+    if mesh.size == 1:
+        return []
+    return [_measure(strategy, kind, nbytes, rounds) for kind in KINDS for nbytes in sizes]
+
+
+def _measure(strategy: Strategy, kind: str, nbytes: int, rounds: int) -> CollectiveRate:
+    mesh = strategy.extended.mesh
+    whole = max(nbytes // 4, mesh.size)
+    each = whole // mesh.size if kind == "all-gather" else whole
+    value = strategy.experimental_distribute_values_from_function(lambda _: jnp.ones(each, jnp.float32))
+    replica, local = _by_library(strategy, kind, each), _by_hand(kind)
+
+    @function
+    def through_library(value: Any) -> Any:
+        return strategy.run(replica, (value,))
+
+    bare = jax.jit(_manual(local, mesh))
+    calls: dict[str, Callable[[], Any]] = {"library": lambda: through_library(value), "bare": lambda: bare(value.data)}
+    count = min(max(_AT_ONCE // max(nbytes * mesh.size, 1), 2), 32)
+    found = alternate(calls, count=count, rounds=rounds)
+    size = (each * mesh.size if kind == "all-gather" else each) * 4
+    return CollectiveRate(kind, size, mesh.size, found["library"], found["bare"])
+
+
+def _manual(local: Callable[[Any], Any], mesh: ReplicaMesh) -> Callable[..., Any]:
+    return jax.shard_map(local, mesh=mesh.mesh, in_specs=jax.P(AXIS), out_specs=jax.P(), check_vma=False)
+
+
+def _by_library(strategy: Strategy, kind: str, size: int) -> Callable[[Any], Any]:
+    """A replica function that makes the collective as a user would write it."""
+    if kind == "broadcast":
+        with strategy.scope():
+            variable = Variable(jnp.zeros(size), aggregation=VariableAggregation.ONLY_FIRST_REPLICA, name="broadcast")
+        return lambda value: variable.assign(value).read_value()
+
+    def replica(value: Any) -> Any:
+        context = get_replica_context()
+        assert isinstance(context, ReplicaContext)
+        return context.all_reduce("SUM", value) if kind == "all-reduce" else context.all_gather(value, axis=0)
+
+    return replica
+
+
+def _by_hand(kind: str) -> Callable[[Any], Any]:
+    if kind == "all-reduce":
+        return lambda value: lax.psum(value, AXIS)
+    if kind == "all-gather":
+        return lambda value: lax.all_gather(value, AXIS, tiled=True)
+    return lambda value: lax.psum(jnp.where(lax.axis_index(AXIS) == 0, value, jnp.zeros_like(value)), AXIS)

@@ -1,0 +1,156 @@
+"""All measurements of a strategy's devices, as tables and as JSON."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from jaxtribute._src.strategies.base import Strategy
+from jaxtribute._src.tools.bench import checkpoints, collectives, reading, steps
+from jaxtribute._src.tools.bench.checkpoints import CheckpointRate
+from jaxtribute._src.tools.bench.collectives import CollectiveRate
+from jaxtribute._src.tools.bench.reading import InputRate
+from jaxtribute._src.tools.bench.steps import StepRate
+from jaxtribute._src.tools.visualize.units import bytes_text
+
+PARTS = ("collectives", "step", "input", "checkpoint")
+"""One thing that can be measured."""
+
+_SIZES = tuple(1 << power for power in range(10, 27, 2))
+_QUICK_SIZES = (1 << 10, 1 << 18)
+
+
+@dataclass
+class Report:
+    """The figures of one measurement.
+
+    Attributes:
+      where: the devices, in words.
+      notes: what was left out, and why.
+    """
+
+    where: str
+    collectives: list[CollectiveRate] = field(default_factory=list[CollectiveRate])
+    step: list[StepRate] = field(default_factory=list[StepRate])
+    input: list[InputRate] = field(default_factory=list[InputRate])
+    checkpoint: list[CheckpointRate] = field(default_factory=list[CheckpointRate])
+    notes: list[str] = field(default_factory=list[str])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as values that JSON can hold; seconds and bytes."""
+        rates = [asdict(one) | {"rate": one.rate} for one in self.collectives]
+        reads = [asdict(one) | {"rate": one.rate} for one in self.input]
+        waits = [asdict(one) | {"overhead": one.overhead} for one in self.step]
+        saves = [asdict(one) for one in self.checkpoint]
+        return {
+            "where": self.where,
+            "jax": jax.__version__,
+            "collectives": rates,
+            "step": waits,
+            "input": reads,
+            "checkpoint": saves,
+            "notes": self.notes,
+        }
+
+    def __rich__(self) -> RenderableType:
+        blocks: list[RenderableType] = [Text(self.where, "bold")]
+        if self.collectives:
+            rows = (
+                [one.kind, bytes_text(one.nbytes), _us(one.seconds), _us(one.bare), _ratio(one), _rate(one)]
+                for one in self.collectives
+            )
+            blocks.append(_table("Collectives", "collective,size,time,bare,ratio,bandwidth", rows))
+        if self.step:
+            rows = ([f"{one.variables:,}", _us(one.seconds), _us(one.bare), _us(one.overhead)] for one in self.step)
+            blocks.append(_table("A step that computes nothing", "variables,time,bare jax.jit,the library's", rows))
+        if self.input:
+            rows = (
+                [f"{one.batch:,}", f"{one.rate:,.0f}", f"{one.bytes_rate / 1e9:.2f} GB/s", _bare_rate(one)]
+                for one in self.input
+            )
+            blocks.append(_table("Input from host memory", "batch,examples/s,bytes,bare device_put", rows))
+        if self.checkpoint:
+            rows = (
+                [bytes_text(one.nbytes), f"{one.held * 1e3:.1f} ms"]
+                + [f"{bytes_text(one.nbytes / seconds)}/s" for seconds in (one.saved, one.restored)]
+                for one in self.checkpoint
+            )
+            blocks.append(_table("Checkpoint", "size,training held up,saved,restored", rows))
+        return Group(*blocks, *(Text(note, "dim") for note in self.notes))
+
+
+def run(
+    strategy: Strategy,
+    parts: Sequence[str] = PARTS,
+    *,
+    quick: bool = False,
+    rounds: int = 7,
+    directory: Path | None = None,
+) -> Report:
+    """Measures what `parts` says on a strategy's devices. All workers of a cluster must call it alike.
+
+    Args:
+      strategy: whose devices are measured.
+      parts: some of `PARTS`.
+      quick: few and small sizes, to try it out; its numbers mean little.
+      rounds: turns of each measurement, whose median counts.
+      directory: where checkpoints are tried; by default a temporary folder, which several machines do not share.
+    """
+    mesh = strategy.extended.mesh
+    processes = mesh.size // len(mesh.local_ids)
+    kind = mesh.devices[0].device_kind
+    report = Report(f"{type(strategy).__name__}: {mesh.size} x {kind} in {processes} process(es)")
+    if "collectives" in parts:
+        report.collectives = collectives.measure(strategy, _QUICK_SIZES if quick else _SIZES, rounds)
+        if mesh.size == 1:
+            report.notes.append("One device: there is nothing to exchange.")
+    if "step" in parts:
+        report.step = steps.measure(strategy, (1, 10) if quick else (1, 10, 100, 1000), rounds)
+    if "input" in parts:
+        batches = 4 if quick else 64
+        report.input = [reading.measure(strategy, batch, batches, rounds) for batch in ((64,) if quick else (64, 1024))]
+    if "checkpoint" in parts:
+        nbytes = 1 << (16 if quick else 28)
+        if directory is not None:
+            report.checkpoint = [checkpoints.measure(strategy, nbytes, directory, rounds)]
+        elif processes > 1:
+            report.notes.append(
+                "No checkpoint was tried: several processes need --directory, on a disk that they share."
+            )
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                report.checkpoint = [checkpoints.measure(strategy, nbytes, Path(folder), rounds)]
+    return report
+
+
+def _table(title: str, headings: str, rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(title=f"\n{title}", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in headings.split(","):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:,.1f} us"
+
+
+def _ratio(one: CollectiveRate) -> str:
+    return f"{one.seconds / one.bare:.2f}"
+
+
+def _rate(one: CollectiveRate) -> str:
+    return f"{one.rate / 1e9:.3f} GB/s"
+
+
+def _bare_rate(one: InputRate) -> str:
+    return "-" if one.bare is None else f"{one.examples / one.bare:,.0f}"

@@ -1,0 +1,49 @@
+"""Finds the commands and runs the one that is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from jaxtribute._src.tools.cli import commands
+
+
+class Command(Protocol):
+    """A module of `jaxtribute._src.tools.cli.commands`."""
+
+    HELP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Tells the parser what the command takes."""
+        ...
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Runs the command and returns the exit status."""
+        ...
+
+
+def find_commands() -> dict[str, Command]:
+    """The commands by name, in the order of the alphabet."""
+    names = sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
+    modules = {name: importlib.import_module(f"{commands.__name__}.{name}") for name in names}
+    return {name.replace("_", "-"): cast("Command", module) for name, module in modules.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `jaxtribute` with the given arguments, those of the process by default, and returns the exit status."""
+    parser = argparse.ArgumentParser(prog="jaxtribute", description="The programming model of tf.distribute on JAX.")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    found = find_commands()
+    for name, command in found.items():
+        command.add_arguments(subparsers.add_parser(name, help=command.HELP, description=command.HELP))
+    arguments = parser.parse_args(argv)
+    return found[arguments.command].run(arguments)
+
+
+def entry_point() -> None:
+    """Runs the `jaxtribute` script."""
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Programs compiled for TPU slices that are not there; `jaxtribute plan --topology` is its command line."""

@@ -1,0 +1,216 @@
+"""`CompiledStep`: what the real compiler says of a training step."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from jaxtribute._src.tools.compiling.topologies import Topology
+from jaxtribute._src.tools.planning.hlo import Collective, collectives
+from jaxtribute._src.tools.planning.inspection import Step
+from jaxtribute._src.tools.planning.prediction import COMPUTE, MEMORY, Cluster, collective_time
+from jaxtribute.errors import ArgumentError, JaxtributeError
+
+_ALIASES = re.compile(r"input_output_alias=\{ (?P<pairs>.*?) \}, ")
+_ALIASED = re.compile(r"\{(?P<output>\d+)\}: \(\d+")
+_OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED:\s*(?P<what>[^\n]*)")
+_SIZES = re.compile(r"\((?P<needed>[\d.]+)(?P<unit>[KMG])\) exceeds available HBM \((?P<there>[\d.]+)G\)")
+_HOST = re.compile(r" (?:outfeed|infeed|send|recv)\(|MoveToHost|MoveToDevice")
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class DoesNotFitError(JaxtributeError, MemoryError):
+    """A step needs more memory on a device than there is, as its compiler has found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes on the fullest device.
+
+    Attributes:
+      variables: trained variables that the step changes, as they are stored there.
+      slots: the other state that it changes: optimizer slots, counters, statistics.
+      others: variables that it only reads, and arguments.
+      padding: what the device's layout adds to all of those.
+      results: results and new state that take memory of their own: what was not donated.
+      scratch: activations, gathered values and whatever else lives within the step.
+      code: the program.
+    """
+
+    variables: int
+    slots: int
+    others: int
+    padding: int
+    results: int
+    scratch: int
+    code: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.variables + self.slots + self.others + self.padding + self.results + self.scratch + self.code
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledStep:
+    """A step as its compiler has made it; nothing has run.
+
+    Attributes:
+      topology: what it was compiled for.
+      replicas: how many replicas there are.
+      batch: examples in the global batch, the same number on each replica; at least one on each.
+      held: bytes on each device.
+      state: bytes of the variables that the step changes, on each device, as they are stored.
+      donated: bytes of state and results whose memory is that of an argument, as the compiler counts them.
+      copied: names of variables whose new value does not take over the memory of the old one.
+      collectives: in the order of the program.
+      host: how often the program exchanges data with the host.
+      flops: floating-point operations of each device.
+      traffic: bytes that operations of each device read and write.
+      seconds: how long tracing and compiling took.
+      text: the compiled program.
+    """
+
+    topology: Topology
+    replicas: int
+    batch: int
+    held: Held
+    state: int
+    donated: int
+    copied: tuple[str, ...]
+    collectives: tuple[Collective, ...]
+    host: int
+    flops: float
+    traffic: float
+    seconds: float
+    text: str = field(repr=False)
+
+    @property
+    def compute(self) -> float:
+        """Seconds of computing: operations or memory traffic at a part of the chip's rates, whichever take longer.
+
+        Half of the 16-bit rate of products and 0.7 of the memory's bandwidth, as `jaxtribute plan` takes elsewhere.
+        """
+        chip = self.topology.chip
+        return max(self.flops / (COMPUTE * chip.half), self.traffic / (MEMORY * chip.bandwidth)) + chip.launch
+
+    def exchange(self, *, hidden: bool) -> float:
+        """Seconds of collectives, as rings at the rate of a chip's links.
+
+        Args:
+          hidden: whether those that run beside computing, or those that it waits for.
+        """
+        link = self.topology.chip.link
+        cluster = Cluster(self.topology.chip, 1, self.replicas, link)
+        return sum(collective_time(one, cluster) for one in self.collectives if one.asynchronous is hidden)
+
+    @property
+    def estimate(self) -> float:
+        """Seconds of a step: computing, beside which asynchronous collectives run, then the others."""
+        return max(self.compute, self.exchange(hidden=True)) + self.exchange(hidden=False)
+
+
+def compile_step(step: Step, topology: Topology, rows: int | None = None) -> CompiledStep:
+    """Compiles a step for the devices that its variables lie on.
+
+    Args:
+      step: the step, of a program on the topology's devices.
+      topology: those devices.
+      rows: examples on each replica; None for those of the batch.
+
+    Raises:
+      ArgumentError: the step's strategy is not on the topology.
+      DoesNotFitError: it needs more memory than a device has.
+    """
+    placed: set[jax.Device] = set()
+    for variable in (*step.program.donated, *step.program.kept):
+        if variable.policy.mesh is not None or step.program.mesh is None:
+            placed |= variable.stored.devices()
+    if not placed <= set(topology.devices):
+        raise ArgumentError(
+            f"the step's variables are on {sorted(map(str, placed))[:4]}, not on {topology.name}. HINT: make them "
+            "in the scope of a strategy such as jd.MirroredStrategy(), after compiling has begun."
+        )
+    rows = max(step.batch // step.replicas, 1) if rows is None else rows
+    start = time.perf_counter()
+    lowered = step.lower(rows)
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        raise _too_large(error, topology, rows * step.replicas) from error
+    seconds = time.perf_counter() - start
+    text = compiled.as_text()
+    costs = compiled.cost_analysis() or {}
+    memory = compiled.memory_analysis()
+    program = step.program
+    aliased = _aliased_outputs(text)
+    return CompiledStep(
+        topology=topology,
+        replicas=step.replicas,
+        batch=rows * step.replicas,
+        held=_held(step, rows, memory),
+        state=sum(_share(variable.stored) for variable in program.donated),
+        donated=memory.alias_size_in_bytes,
+        copied=tuple(v.name for place, v in enumerate(program.donated) if place not in aliased),
+        collectives=collectives(text, step.replicas),
+        host=len(_HOST.findall(text)),
+        flops=max(float(costs.get("flops", 0.0)), 0.0),
+        traffic=max(float(costs.get("bytes accessed", 0.0)), 0.0),
+        seconds=seconds,
+        text=text,
+    )
+
+
+def _share(array: Any) -> int:
+    """Bytes of an array on each device."""
+    sharding = getattr(array, "sharding", None)
+    shape = array.shape if sharding is None else sharding.shard_shape(array.shape)
+    return math.prod(shape) * array.dtype.itemsize
+
+
+def _held(step: Step, rows: int, memory: Any) -> Held:
+    program = step.program
+
+    def shares(arrays: Iterable[Any]) -> int:
+        return sum(_share(array) for array in arrays)
+
+    variables = shares(v.stored for v in program.donated if v.trainable)
+    slots = shares(v.stored for v in program.donated if not v.trainable)
+    others = shares(v.stored for v in program.kept) + shares(step.resized(rows))
+    return Held(
+        variables=variables,
+        slots=slots,
+        others=others,
+        padding=max(memory.argument_size_in_bytes - variables - slots - others, 0),
+        results=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        scratch=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+    )
+
+
+def _aliased_outputs(text: str) -> set[int]:
+    """The outputs of a compiled program that take over the memory of an input."""
+    found = _ALIASES.search(text.partition("\n")[0])
+    return {int(pair["output"]) for pair in _ALIASED.finditer(found["pairs"])} if found else set()
+
+
+def _too_large(error: Exception, topology: Topology, batch: int) -> Exception:
+    """The error of a program that does not fit, with the compiler's figures; any other error as it is."""
+    found = _OUT_OF_MEMORY.search(str(error))
+    if found is None:
+        return error
+    missing = ""
+    sizes = _SIZES.search(str(error))
+    if sizes is not None:
+        needed = float(sizes["needed"]) * _UNITS[sizes["unit"]] / _UNITS["G"]
+        missing = f" {needed - float(sizes['there']):.2f} GiB are missing, before what lies there between steps."
+    return DoesNotFitError(
+        f"a step of {batch:,} examples does not fit on {topology.name}: {found['what']}{missing} HINT: use fewer "
+        "examples on each device, jax.checkpoint, 16-bit numbers, or a strategy that splits variables."
+    )

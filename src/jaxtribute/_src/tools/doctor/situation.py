@@ -1,0 +1,52 @@
+"""Surroundings of the doctor: the environment, and the cluster that it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxtribute._src.cluster.resolvers import detect
+from jaxtribute._src.cluster.resolvers.base import Detection
+from jaxtribute._src.cluster.roster import Roster
+from jaxtribute._src.cluster.spec import ClusterSpec
+from jaxtribute.errors import JaxtributeError
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Facts that are known before any check.
+
+    Attributes:
+        environ: The environment.
+        detection: The resolver that fits it, and why.
+        spec: The cluster as that resolver says it.
+        roster: The workers that train together, and which of them this process is; `None` where it is none of them.
+        problem: Why there is less than that.
+    """
+
+    environ: Mapping[str, str]
+    detection: Detection | None = None
+    spec: ClusterSpec | None = None
+    roster: Roster | None = None
+    problem: str = ""
+
+
+def look(environ: Mapping[str, str]) -> Situation:
+    """Asks the resolvers.
+
+    Args:
+        environ: The environment; a resolver may set `CUDA_VISIBLE_DEVICES` in it.
+    """
+    detection: Detection | None = None
+    spec: ClusterSpec | None = None
+    try:
+        detection = detect(environ)
+        if detection is None:
+            return Situation(environ)
+        spec = detection.resolver.cluster_spec()
+        task_type, task_id = detection.resolver.own_task()
+        outside = task_type not in ("chief", "worker")
+        roster = None if outside else Roster.of(spec.as_dict(), task_type, task_id)
+        return Situation(environ, detection, spec, roster)
+    except JaxtributeError as error:
+        return Situation(environ, detection, spec, problem=str(error))

@@ -1,0 +1,210 @@
+"""Looking at a compiled step: its operations, bytes, memory and collectives."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxtribute._src.execution.program import Program
+from jaxtribute._src.tools.planning.cost import Line, StepCost
+from jaxtribute._src.tools.planning.hlo import collectives, passes
+from jaxtribute._src.tools.planning.probes import Wanted
+from jaxtribute._src.tools.planning.products import products
+from jaxtribute._src.tools.profiling.watch import Finished, run_script, watched
+from jaxtribute.errors import ArgumentError, JaxtributeError
+
+_HALF = re.compile(r"stablehlo\.(?:dot_general|convolution|dot)\b.*x(?:bf16|f16)>")
+_RECENT = 64
+
+
+class Step:
+    """A step that is about to run: its program, its arguments, and which of these are examples.
+
+    Attributes:
+      program: what runs.
+      leaves: the arrays of its arguments.
+      places: which of them hold one row an example.
+      batch: how many examples those are.
+
+    Raises:
+      ArgumentError: it takes over the memory of arguments.
+    """
+
+    def __init__(self, program: Program, leaves: Sequence[Any], drawn: Sequence[Any]) -> None:
+        if program.given:
+            raise ArgumentError(
+                f"the step takes over {len(program.given)} array(s) of its arguments (donate_argnums), and cannot be "
+                "called again and again. HINT: plan it without donate_argnums, or with its state in jd.Variable."
+            )
+        self.program, self.leaves = program, list(leaves)
+        self.replicas = program.mesh.size if program.mesh is not None else 1
+        rows = _rows(self.leaves, drawn)
+        self.places = tuple(rows)
+        self.batch = next(iter(rows.values()), 0)
+
+    def resized(self, rows: int) -> list[Any]:
+        """The shapes of the arguments with `rows` examples for each replica."""
+        shapes = list(self.leaves)
+        for place in self.places:
+            leaf = self.leaves[place]
+            whole = (rows * self.replicas, *leaf.shape[1:])
+            shapes[place] = jax.ShapeDtypeStruct(whole, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+        return shapes
+
+    def lower(self, rows: int) -> Any:
+        """The program lowered for `rows` examples on each replica.
+
+        Raises:
+          ArgumentError: the step is not one program of XLA's.
+        """
+        if not hasattr(self.program.jitted, "lower"):
+            raise ArgumentError(
+                f"the step is made of several programs ({type(self.program.jitted).__name__}) and cannot be planned. "
+                "HINT: plan it under MirroredStrategy; CentralStorageStrategy moves variables between its programs."
+            )
+        return self.program.lower(self.resized(rows))
+
+    def cost(self, name: str) -> StepCost:
+        """Cost of the step, seen at two sizes of the batch to tell what is fixed."""
+        rows = max(self.batch // self.replicas, 1)
+        fewer = max(rows // 2, 1)
+        lowered = self.lower(rows)
+        compiled = lowered.compile()
+        seen = [_quantities(compiled)]
+        exact = fewer < rows
+        if exact:
+            try:
+                seen.append(_quantities(self.lower(fewer).compile()))
+            except JaxtributeError:
+                raise
+            except Exception:  # noqa: BLE001  # whatever a user's function raises for a shape that it does not expect
+                exact = False
+        low = seen[1] if exact else (0.0, 0.0, 0.0)
+        lines = [Line.through(fewer if exact else 0, a, rows, b) for a, b in zip(low, seen[0], strict=True)]
+        trained = (v for v in self.program.donated if v.trainable)
+        return StepCost(
+            name=name,
+            batch=self.batch or self.replicas,
+            replicas=self.replicas,
+            flops=lines[0],
+            traffic=lines[1],
+            memory=lines[2],
+            collectives=collectives(compiled.as_text(), self.replicas),
+            parameters=sum(v.size * v.dtype.itemsize for v in trained),
+            half=_HALF.search(lowered.as_text()) is not None,
+            exact=exact,
+        )
+
+    def wanted(self) -> Wanted:
+        """Parts of the step on each device."""
+        program = self.program
+        compiled = self.lower(max(self.batch // self.replicas, 1)).compile().as_text()
+        donated, kept = [v.peek() for v in program.donated], [v.peek() for v in program.kept]
+        traced = jax.make_jaxpr(program.jitted)(donated, kept, self.leaves)
+        return Wanted(
+            arrays=len(donated) + len(kept) + len(self.leaves),
+            products=products(traced.jaxpr),
+            passes=passes(compiled),
+            collectives=collectives(compiled, self.replicas) if self.replicas > 1 else (),
+        )
+
+
+def _rows(leaves: Sequence[Any], drawn: Sequence[Any]) -> dict[int, int]:
+    """The leaves that hold examples, with their numbers of rows: those drawn from a dataset, or split, or alike."""
+    shaped = {place: leaf for place, leaf in enumerate(leaves) if getattr(leaf, "ndim", 0)}
+    ids = {id(one) for one in drawn}
+    found = {place: leaf.shape[0] for place, leaf in shaped.items() if id(leaf) in ids}
+    split = {place: leaf.shape[0] for place, leaf in shaped.items() if not _replicated(leaf)}
+    if not found and not split and shaped:
+        first = next(iter(shaped.values())).shape[0]
+        found = {place: first for place, leaf in shaped.items() if leaf.shape[0] == first}
+    return found or split
+
+
+def _replicated(leaf: Any) -> bool:
+    sharding = getattr(leaf, "sharding", None)
+    return sharding is None or sharding.is_fully_replicated
+
+
+def _quantities(compiled: Any) -> tuple[float, float, float]:
+    """Floating-point operations, bytes accessed and bytes of memory on one device."""
+    costs = compiled.cost_analysis() or {}
+    memory = compiled.memory_analysis()
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return (
+        max(float(costs.get("flops", 0.0)), 0.0),
+        max(float(costs.get("bytes accessed", 0.0)), 0.0),
+        float(held + memory.temp_size_in_bytes),
+    )
+
+
+class Looker:
+    """A watcher that looks at one step before it runs.
+
+    Args:
+      look: is given the step; what it returns is kept in `found`.
+      stop: whether the script ends there.
+    """
+
+    def __init__(self, look: Callable[[Step], Any], *, stop: bool) -> None:
+        self._look, self._stop = look, stop
+        self._drawn: deque[Any] = deque(maxlen=_RECENT)
+        self.found: Any = None
+
+    def step(self, program: Program, leaves: Sequence[Any], call: Callable[[], Any]) -> Any:
+        """Looks at the first step."""
+        if self.found is None:
+            self.found = self._look(Step(program, leaves, list(self._drawn)))
+            if self._stop:
+                raise Finished
+        return call()
+
+    def draw(self, call: Callable[[], Any]) -> Any:
+        """Remembers what was drawn, to know it among the arguments of a step."""
+        element = call()
+        self._drawn.extend(jax.tree.leaves(element))
+        return element
+
+
+def look_at_script(script: Path, arguments: Sequence[str], look: Callable[[Step], Any]) -> Any:
+    """Runs a script up to its first step, gives that to `look`, and ends the script there.
+
+    Raises:
+      ArgumentError: there is no such script, or it makes no step.
+      Exception: what the script raises.
+    """
+    looker = Looker(look, stop=True)
+    with watched(looker):
+        run_script(script, arguments)
+    if looker.found is None:
+        raise ArgumentError(
+            f"{script} ended without a step. HINT: a step is a call of a jd.function that changes variables."
+        )
+    return looker.found
+
+
+def cost_of(step: Callable[..., Any], *args: Any, **kwargs: Any) -> StepCost:
+    """Cost of a step on each device; the step is called once, and its changes of variables are kept.
+
+    Args:
+      step: a `jd.function` that changes variables.
+      args: what it is called with, such as a batch of a distributed dataset.
+      kwargs: likewise.
+
+    Raises:
+      ArgumentError: it changes no variables, or is not one program of XLA's.
+    """
+    name = getattr(step, "__name__", "step")
+    looker = Looker(lambda found: found.cost(name), stop=False)
+    with watched(looker):
+        step(*args, **kwargs)
+    if looker.found is None:
+        raise ArgumentError(
+            f"{name} ran no compiled program that changes variables. HINT: decorate it by @jd.function."
+        )
+    return looker.found

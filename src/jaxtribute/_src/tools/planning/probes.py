@@ -1,0 +1,248 @@
+"""Programs that measure what a machine takes for the parts of a step, none of which is the step.
+
+| probe | is, on all devices at once |
+|---|---|
+| `base` | a program that does next to nothing |
+| `launch` | one with as many arrays as the step takes and returns |
+| `meeting` | one at whose end the devices meet, in the smallest of all-reduces |
+| `products` | all matrix products and convolutions of the step, one after the other; the devices meet at the end |
+| `pass N` | arithmetic that reads and writes N bytes, several times |
+| `collectives` | the collectives of the step, of arrays of their sizes |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtribute._src.collectives.wholes import scattered
+from jaxtribute._src.tools.bench.timing import in_turns, seconds_a_call
+from jaxtribute._src.tools.planning.hlo import Collective
+from jaxtribute._src.tools.planning.products import Product, all_made
+
+_SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 25)
+"""Bytes of the passes that are measured."""
+_TIMES = (16, 16, 4, 1, 1)
+"""Number of times that a probe makes each step."""
+_SMALL = 4
+_TURN_S, _AT_MOST, _TOGETHER = 0.01, 100, 4
+"""A turn is so short that some of many are not disturbed; how many calls it has at most, and in several processes."""
+_ROUNDS_S, FEWEST, MOST = 6.0, 12, 60
+_STEP = "step"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Seconds of a step by its parts.
+
+    Attributes:
+      launch: starting a program on all devices.
+      products: matrix products and convolutions.
+      passes: all other operations, by the bytes that they read and write.
+      collectives: what the devices exchange.
+    """
+
+    launch: float
+    products: float
+    passes: float
+    collectives: float
+
+    @property
+    def compute(self) -> float:
+        """All but the collectives."""
+        return self.launch + self.products + self.passes
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Parts of a step on each device.
+
+    Attributes:
+      arrays: how many arrays it takes.
+      products: its products.
+      passes: bytes of each of its other operations.
+      collectives: its collectives.
+    """
+
+    arrays: int
+    products: Sequence[Product]
+    passes: Sequence[int]
+    collectives: Sequence[Collective]
+
+
+def measure(wanted: Wanted, step: Callable[[], Any], devices: Sequence[Any]) -> tuple[Parts, float]:
+    """Measures the parts of a step and the step itself in turns, so that a machine that slows down does so for both.
+
+    Of many short turns the fastest counts, which others disturbed least.
+
+    Args:
+      wanted: what it is made of.
+      step: makes one, and returns arrays that are done when it is.
+      devices: all that take part, of all processes; each process measures, and makes as many calls.
+    """
+    found = probes(wanted, devices)
+    calls = {**found.calls, _STEP: step}
+    counts, rounds = dict.fromkeys(calls, _TOGETHER), MOST // 3
+    for call in calls.values():
+        seconds_a_call(call, 2)
+    if jax.process_count() == 1:
+        first = {name: seconds_a_call(call, 2) for name, call in calls.items()}
+        counts = {name: min(max(int(_TURN_S / one), 1), _AT_MOST) for name, one in first.items()}
+        whole = sum(first[name] * count for name, count in counts.items())
+        rounds = min(max(int(_ROUNDS_S / whole), FEWEST), MOST)
+    taken = {name: min(turns) for name, turns in in_turns(calls, counts, rounds).items()}
+    return parts(wanted, taken, found), taken[_STEP]
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Programs that measure.
+
+    Attributes:
+      calls: each by its name.
+      times: how often each does what it measures.
+      besides: bytes of the passes that `products` makes besides.
+    """
+
+    calls: dict[str, Callable[[], Any]]
+    times: dict[str, float]
+    besides: Sequence[int] = ()
+
+
+def parts(wanted: Wanted, taken: Mapping[str, float], found: Probes) -> Parts:
+    """The parts of a step from what the probes took.
+
+    Args:
+      wanted: what it is made of.
+      taken: seconds of each probe.
+      found: what was measured.
+    """
+
+    def work(name: str, base: str = "base") -> float:
+        return max(taken[name] - taken[base], 0.0) if name in taken else 0.0
+
+    sizes = [size for size in _SIZES if f"pass {size}" in taken]
+    seconds = [work(f"pass {size}") / found.times[f"pass {size}"] for size in sizes]
+
+    def passing(wanted: Sequence[int]) -> float:
+        larger = sum(seconds[-1] * (size / sizes[-1] - 1) for size in wanted if size > sizes[-1])
+        return larger + (float(np.interp(wanted, sizes, seconds).sum()) if wanted else 0.0)
+
+    products = max(work("products", "meeting") - passing(found.besides), 0.0) / found.times.get("products", 1.0)
+    launch = max(taken["launch"] - wanted.arrays * seconds[0], taken["base"])
+    return Parts(launch, products, passing(wanted.passes), work("collectives"))
+
+
+def probes(wanted: Wanted, devices: Sequence[Any]) -> Probes:
+    """The programs that measure the parts of a step on these devices."""
+    everywhere = _Everywhere(devices)
+    calls = {"base": everywhere.call(_more, [_floats(_SMALL)])}
+    calls["launch"] = everywhere.call(_more, [_floats(_SMALL)] * wanted.arrays)
+    # Devices that share cores end at different times, and a step waits for the last one where it exchanges something.
+    meet = bool(wanted.collectives) and len(devices) > 1
+    calls["meeting"] = everywhere.call(_more, [_floats(_SMALL)], meet=meet)
+    times: dict[str, float] = {}
+    besides: Sequence[int] = ()
+    if wanted.products:
+        make, times["products"], besides = all_made(wanted.products)
+        calls["products"] = everywhere.call(make, [shape for one in wanted.products for shape in one.shapes], meet=meet)
+    largest = max((*wanted.passes, *besides), default=0)
+    for place, (size, count) in enumerate(zip(_SIZES, _TIMES, strict=True)):
+        if place < 2 or _SIZES[place - 1] < largest:
+            name = f"pass {size}"
+            times[name] = count + (count > 1)  # one before the loop
+            calls[name] = everywhere.call(_passes(count), [_floats(size // 8)])  # half is read, half is written
+    if wanted.collectives and len(devices) > 1:
+        arrays = [_floats(max(nbytes // 4, 1)) for one in wanted.collectives for nbytes in one.parts]
+        calls["collectives"] = everywhere.call(_exchanges(wanted.collectives), arrays)
+    return Probes(calls, times, besides)
+
+
+def _floats(count: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((count,), np.dtype(np.float32))
+
+
+class _Everywhere:
+    """Makes programs that run on all devices at once, each on arrays of its own."""
+
+    def __init__(self, devices: Sequence[Any]) -> None:
+        self._mesh = jax.sharding.Mesh(np.array(devices), ("replica",))
+        self._split = jax.P("replica")
+
+    def call(
+        self, function: Callable[..., Any], shapes: Sequence[jax.ShapeDtypeStruct], *, meet: bool = False
+    ) -> Callable[[], Any]:
+        """A call of `function` on each device, of a carry and ones of these shapes; it returns a new carry first.
+
+        The carry makes a call wait for the one before, as steps of a training do; of all devices, where they `meet`.
+        """
+        arrays = [self._ones(shape) for shape in shapes]
+
+        def local(carry: Any, *values: Any) -> Any:
+            carry, rest = function(carry, *values)
+            return (jax.lax.psum(carry, "replica") if meet else carry), rest
+
+        mapped = jax.shard_map(local, mesh=self._mesh, in_specs=self._split, out_specs=self._split, check_vma=False)
+        program = jax.jit(mapped)
+        carry = [self._ones(_floats(1))]
+
+        def call() -> Any:
+            carry[0], rest = program(carry[0], *arrays)
+            return carry[0], rest
+
+        return call
+
+    def _ones(self, shape: jax.ShapeDtypeStruct) -> Any:
+        first, *rest = shape.shape
+        whole = (first * self._mesh.size, *rest)
+        sharding = jax.NamedSharding(self._mesh, self._split)
+
+        def part(index: Any) -> Any:
+            sizes = (len(range(*one.indices(size))) for one, size in zip(index, whole, strict=True))
+            return np.ones(tuple(sizes), shape.dtype)
+
+        return jax.make_array_from_callback(whole, sharding, part)
+
+
+def _more(carry: Any, *values: Any) -> Any:
+    return carry * 0.5, [value + 1 for value in values]
+
+
+def _passes(times: int) -> Callable[..., Any]:
+    def run(carry: Any, value: Any) -> Any:
+        value = value * 0.5 + carry
+        if times > 1:  # a loop, as XLA would make one pass of several
+            value = jax.lax.fori_loop(0, times, lambda _, before: before * 0.5 + 1, value)
+        return value[:1] * 0, value
+
+    return run
+
+
+def _exchanges(wanted: Sequence[Collective]) -> Callable[..., Any]:
+    def run(carry: Any, *values: Any) -> Any:
+        first = min(range(len(wanted[0].parts)), key=lambda place: values[place].size)
+        rest = [value + carry if place == first else value for place, value in enumerate(values)]
+        results: list[Any] = []
+        for one in wanted:
+            mine, rest = rest[: len(one.parts)], rest[len(one.parts) :]
+            results += _exchanged(one.kind, mine)
+        return results[-1][:1] * 0, results  # whole ones, so that nothing of them can be left out
+
+    return run
+
+
+def _exchanged(kind: str, values: list[Any]) -> list[Any]:
+    """One collective of several arrays. Rare kinds cost at most what an all-reduce of as many bytes does."""
+    size = jax.lax.axis_size("replica")
+    if kind == "reduce-scatter" and all(value.size >= size for value in values):
+        return [scattered(value, size) for value in values]
+    if kind == "collective-permute":
+        pairs = [(place, (place + 1) % size) for place in range(size)]
+        return [jax.lax.ppermute(value, "replica", pairs) for value in values]
+    if kind == "all-gather":
+        return [jax.lax.all_gather(value[: max(value.size // size, 1)], "replica", tiled=True) for value in values]
+    return list(jax.lax.psum(tuple(values), "replica"))

@@ -1,0 +1,92 @@
+"""The matrix products and convolutions of a traced program, for each to be made by itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxtribute._src.jaxprs.core import Jaxpr, JaxprEqn, aval, opened
+from jaxtribute._src.jaxprs.walking import programs_in
+
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+_MOST = 64
+"""Times that one product is repeated in a program that makes them all; more of them are made in proportion."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product or convolution, on one device.
+
+    Attributes:
+      shapes: shape and type of each operand.
+      make: computes it.
+      times: how often a step does so.
+    """
+
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
+    make: Callable[..., Any]
+    times: int
+
+
+def products(jaxpr: Jaxpr) -> list[Product]:
+    """The products of a traced program and of those inside it; what a scan repeats counts as often, a while once."""
+    counted: Counter[Any] = Counter()
+    first: dict[Any, Any] = {}
+    for equation, times in _equations(jaxpr, 1):
+        if equation.primitive.name in _PRODUCTS:
+            shapes = tuple((aval(one).shape, aval(one).dtype) for one in equation.invars)
+            key = (equation.primitive.name, shapes, str(equation.params))
+            first.setdefault(key, equation)
+            counted[key] += times
+    return [_product(first[key], times) for key, times in counted.items()]
+
+
+def _product(equation: JaxprEqn, times: int) -> Product:
+    shapes = tuple(jax.ShapeDtypeStruct(aval(one).shape, aval(one).dtype) for one in equation.invars)
+    parameters = dict(equation.params)
+    if "out_sharding" in parameters:
+        parameters["out_sharding"] = None  # each device makes it by itself
+    return Product(shapes, lambda *operands: equation.primitive.bind(*operands, **parameters), times)
+
+
+def _equations(jaxpr: Jaxpr, times: int) -> Generator[tuple[JaxprEqn, int]]:
+    for equation in jaxpr.eqns:
+        yield equation, times
+        inner = times * equation.params["length"] if equation.primitive.name == "scan" else times
+        for part in programs_in(equation):
+            yield from _equations(opened(part), inner)
+
+
+def all_made(found: Sequence[Product]) -> tuple[Callable[..., Any], float, list[int]]:
+    """A function that makes all products of a step one after the other; its arguments are a carry and the operands.
+
+    Returns:
+      The function, which returns a new carry and its results; which part of the products it makes; and the bytes of
+      the passes that it makes besides: each product is made to depend on the one before by a change of its smaller
+      operand, or they would be made at once.
+    """
+    most = max(one.times for one in found)
+    share = min(_MOST / most, 1.0)
+    counts = [max(round(one.times * share), 1) for one in found]
+    smaller = [min(range(len(one.shapes)), key=lambda place: one.shapes[place].size) for one in found]
+
+    def make(carry: Any, *given: Any) -> Any:
+        rest, nothing = list(given), carry * 0
+        results: list[Any] = []
+        for one, count, place in zip(found, counts, smaller, strict=True):
+            operands, rest = rest[: len(one.shapes)], rest[len(one.shapes) :]
+            for _ in range(count):
+                changed = operands[place] + nothing.astype(operands[place].dtype).reshape([1] * operands[place].ndim)
+                results.append(one.make(*operands[:place], changed, *operands[place + 1 :]))
+                nothing = results[-1].reshape(-1)[:1] * 0
+        return nothing.astype(carry.dtype), results
+
+    changes = [one.shapes[place] for one, place in zip(found, smaller, strict=True)]
+    besides = [
+        2 * one.size * one.dtype.itemsize for one, count in zip(changes, counts, strict=True) for _ in range(count)
+    ]
+    return make, sum(counts) / sum(one.times for one in found), besides

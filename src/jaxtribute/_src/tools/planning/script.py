@@ -1,0 +1,76 @@
+"""Runs a script in a process of its own: `python -m jaxtribute._src.tools.planning.script WHAT FILE SCRIPT ...`.
+
+JAX fixes the number of devices when it starts, so that each number needs a process.
+
+| what | it does |
+|---|---|
+| `cost` | looks at the first step and writes its `StepCost` to the file |
+| `measure` | answers with the seconds of a step and of its parts; writes its `StepCost` too, unless the file is `-` |
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxtribute._src.execution.program import Program
+from jaxtribute._src.tools.planning.inspection import Step, look_at_script
+from jaxtribute._src.tools.planning.probes import measure
+from jaxtribute._src.tools.profiling.watch import Finished, run_script, watched
+
+_SKIP = 2
+
+
+class Measurer:
+    """A watcher that repeats one step of a script on the same batch, in turns with its parts, and ends the script.
+
+    Args:
+      name: of the script.
+      cost: a file for what the step costs; None for none.
+    """
+
+    def __init__(self, name: str, cost: Path | None) -> None:
+        self._name, self._cost, self._seen = name, cost, 0
+        self.answer: dict[str, Any] = {}
+
+    def step(self, program: Program, leaves: Sequence[Any], call: Callable[[], Any]) -> Any:
+        """Runs a step, or measures."""
+        self._seen += 1
+        if self._seen <= _SKIP:
+            return call()
+        step = Step(program, leaves, [])
+        if self._cost is not None:
+            step.cost(self._name).save(self._cost)
+        devices = program.mesh.devices if program.mesh is not None else jax.devices()[:1]
+        parts, whole = measure(step.wanted(), lambda: (call(), [v.stored for v in program.donated]), devices)
+        self.answer = {"parts": asdict(parts), "step": whole, "batch": step.batch, "replicas": step.replicas}
+        raise Finished
+
+    def draw(self, call: Callable[[], Any]) -> Any:
+        """Takes the next batch."""
+        return call()
+
+
+def main(what: str, file: str, script: str, *arguments: str) -> None:
+    """Does one of these and answers on standard output."""
+    answer: dict[str, Any] = {}
+    if what == "cost":
+        cost = look_at_script(Path(script), arguments, lambda step: step.cost(Path(script).name))
+        if jax.process_index() == 0:
+            cost.save(Path(file))
+    else:
+        measurer = Measurer(Path(script).name, None if file == "-" else Path(file))
+        with watched(measurer):
+            run_script(Path(script), arguments)
+        answer = measurer.answer
+    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

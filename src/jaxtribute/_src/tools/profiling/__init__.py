@@ -1,0 +1,1 @@
+"""Shows the parts of a training step's time; `jaxtribute trace` is its command line."""

@@ -1,0 +1,116 @@
+"""Reads a profile: the operations on each device, and the activities of the program's own thread."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxtribute._src.tools.profiling.intervals import Span, clip, subtract
+
+COLLECTIVE = re.compile(
+    r"all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|nccl"
+    r"|^(psum|pmax|pmin|ppermute|pbroadcast|all_gather|reduce_scatter|all_to_all)",
+    re.IGNORECASE,
+)
+"""Names of operations that wait for other devices: XLA names them by its own operations or by JAX's."""
+WINDOW, INPUT = "jaxtribute: window", "jaxtribute: input"
+"""Names of the marks that `record` sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation on a device, from `start` to `stop` in ns, without the operations that ran inside it."""
+
+    name: str
+    spans: tuple[Span, ...]
+
+    @property
+    def collective(self) -> bool:
+        """True if it meets other devices."""
+        return COLLECTIVE.search(self.name) is not None
+
+
+@dataclass
+class Timeline:
+    """A profile, cut down to what a breakdown needs. Times in ns.
+
+    Attributes:
+      devices: the operations on each device.
+      window: the measured steps.
+      inputs: when the program waited for its input.
+    """
+
+    devices: dict[str, list[Operation]] = field(default_factory=dict[str, list[Operation]])
+    window: Span = (0.0, 0.0)
+    inputs: list[Span] = field(default_factory=list[Span])
+
+
+def read_timeline(path: Path) -> Timeline:
+    """Reads an `.xplane.pb` file as `jax.profiler` writes it, on CPU, GPU and TPU."""
+    from jax.profiler import ProfileData
+
+    with warnings.catch_warnings():
+        # JAX makes classes without a module as they are first met; as an error the warning would end the process.
+        warnings.filterwarnings("ignore", "builtin type .* has no __module__", DeprecationWarning)
+        return timeline(ProfileData.from_file(str(path)).planes)
+
+
+def timeline(planes: Iterable[Any]) -> Timeline:
+    """The timeline of the planes of a profile."""
+    result = Timeline()
+    found: dict[str, list[Operation]] = defaultdict(list)
+    for plane in planes:
+        accelerator = plane.name.startswith("/device:")
+        for line in plane.lines:
+            events: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
+            for event in line.events:
+                span = event.start_ns, event.start_ns + event.duration_ns
+                if event.name == WINDOW:
+                    result.window = span
+                elif event.name == INPUT:
+                    result.inputs.append(span)
+                elif accelerator:
+                    if _runs_operations(line.name):
+                        name = dict(event.stats).get("hlo_op") or event.name
+                        events[plane.name.removeprefix("/device:")].append((*span, str(name)))
+                else:
+                    stats = dict(event.stats)
+                    if "hlo_op" in stats and not event.name.startswith("end: "):
+                        events[f"CPU:{stats.get('device_ordinal', 0)}"].append((*span, str(stats["hlo_op"])))
+            for device, lane in events.items():
+                found[device] += innermost(lane)
+    result.devices = {
+        device: [one for one in found[device] if clip(one.spans, result.window)] for device in sorted(found)
+    }
+    return result
+
+
+def _runs_operations(line: str) -> bool:
+    """True if a line of a device's plane shows operations: a stream of a GPU, or a TPU's line of that name."""
+    return line.startswith("Stream") or line in ("XLA Ops", "Async XLA Ops")
+
+
+def innermost(events: Iterable[tuple[float, float, str]]) -> list[Operation]:
+    """Operations of one thread or stream, each without the time of those that run inside it, as in a loop.
+
+    Args:
+      events: `(start, stop, name)` of each, nested or one after another.
+    """
+    ordered = sorted(events, key=lambda event: (event[0], -event[1]))
+    children: dict[int, list[Span]] = defaultdict(list)
+    open_: list[int] = []
+    for place, (start, stop, _) in enumerate(ordered):
+        while open_ and ordered[open_[-1]][1] <= start:
+            open_.pop()
+        if open_:
+            children[open_[-1]].append((start, stop))
+        open_.append(place)
+    return [
+        Operation(name, tuple(subtract([(start, stop)], children[place])))
+        for place, (start, stop, name) in enumerate(ordered)
+    ]

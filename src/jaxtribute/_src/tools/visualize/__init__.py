@@ -1,0 +1,1 @@
+"""Pictures of what is where: `strategy.visualize(...)` makes them."""

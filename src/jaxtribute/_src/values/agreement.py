@@ -1,0 +1,103 @@
+"""Agreement of a mesh's workers: on the first value of a variable, and on the shapes of a ragged value."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jaxtribute.errors import ShapeError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.values.mesh import Peers, ReplicaMesh
+
+Signature = tuple[tuple[int, ...], str]
+"""Shape and dtype."""
+
+
+def first_workers(value: Any, what: str, mesh: ReplicaMesh, peers: Peers) -> Any:
+    """The value of worker 0. It travels only if another worker's differs.
+
+    Args:
+      value: an array, equal in shape and dtype on all workers.
+      what: names it in messages.
+      mesh: the replicas' devices, over all workers.
+      peers: the workers.
+
+    Raises:
+      ShapeError: its shape or dtype differs between workers.
+    """
+    host = np.asarray(value)
+    kind = f"{host.dtype.name}{list(host.shape)}"
+    digest = hashlib.sha256(np.ascontiguousarray(host).data).hexdigest() if host.size else ""
+    told = [json.loads(text) for text in peers.exchange(f"the first value of {what}", json.dumps([kind, digest]))]
+    kinds = [one[0] for one in told]
+    if len(set(kinds)) > 1:
+        raise ShapeError(
+            f"the workers create {what} with different shapes or dtypes: {dict(enumerate(kinds))}. "
+            "HINT: build the same model on every worker."
+        )
+    if len({one[1] for one in told}) == 1:
+        return value
+    return _broadcast(host, mesh)
+
+
+def all_signatures(columns: Sequence[Sequence[Any]], what: str, mesh: ReplicaMesh) -> list[list[Signature] | None]:
+    """Shape and dtype of every replica's array, from those of the local replicas; one call for many values.
+
+    Args:
+      columns: for each value the local replicas' components.
+      what: names the values in messages.
+      mesh: the replicas' devices, over all workers.
+
+    Returns:
+      For each value the signatures in replica order, or None where not all components are arrays.
+    """
+    local = [[_signature(part) for part in column] for column in columns]
+    if mesh.peers is None:
+        told = [local]
+    else:
+        told = [json.loads(text) for text in mesh.peers.exchange(what, json.dumps(local))]
+    if len({len(one) for one in told}) > 1:
+        raise ShapeError(
+            f"{what}: the workers have {[len(one) for one in told]} values. HINT: run the same program on every worker."
+        )
+    result: list[list[Signature] | None] = []
+    for place in range(len(columns)):
+        whole = [signature for one in told for signature in one[place]]
+        known = [(tuple(shape), dtype) for shape, dtype in (one for one in whole if one is not None)]
+        result.append(known if len(known) == len(whole) else None)
+    return result
+
+
+def _signature(part: Any) -> Signature | None:
+    return (tuple(part.shape), str(part.dtype)) if isinstance(part, jax.Array) else None
+
+
+def _broadcast(host: np.ndarray[Any, Any], mesh: ReplicaMesh) -> np.ndarray[Any, Any]:
+    """Worker 0's array, as bytes whose number is rounded up, so that few programs are compiled."""
+    data = np.frombuffer(np.ascontiguousarray(host).tobytes(), np.uint8)
+    padded: np.ndarray[Any, Any] = np.zeros(1 << max(6, (data.size - 1).bit_length()), np.uint8)
+    padded[: data.size] = data
+    rows = mesh.assemble([jax.device_put(padded, device) for device in mesh.local_devices])
+    result = np.asarray(_first_row(rows, mesh))[: data.size]
+    return np.frombuffer(result.tobytes(), host.dtype).reshape(host.shape)
+
+
+@partial(jax.jit, static_argnums=1)
+def _first_row(rows: Any, mesh: ReplicaMesh) -> Any:
+    """The row of replica 0, on every device; as a sum, it needs no room for the others' rows."""
+    axis, spec = mesh.mesh.axis_names[0], PartitionSpec(*mesh.mesh.axis_names)
+
+    def local(row: Any) -> Any:
+        return lax.psum(jnp.where(lax.axis_index(axis) == 0, row, jnp.zeros_like(row)), axis)
+
+    return jax.shard_map(local, mesh=mesh.mesh, in_specs=spec, out_specs=PartitionSpec(), check_vma=False)(rows)

@@ -1,0 +1,131 @@
+"""Arrays of variables on loan: held by the user, or by a save that writes them while the training goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import jax
+
+from jaxtribute._src.values.copies import HostCopy, copied
+
+lent: set[int] = set()
+"""Ids of variables whose array somebody may hold: it must be copied before it is donated."""
+
+_leases: dict[int, Lease] = {}
+"""Those of `lent` whose array only a save holds, which gives it back when it has written it."""
+
+_lending = threading.RLock()
+"""Held while `lent` and `_leases` change together. Never for a whole step: a save gives back in between.
+
+A variable that is deleted in the midst of it, in the same thread, takes it once more."""
+
+_PATIENCE_S = 1.0
+"""Seconds that a step waits for arrays that are being written, a small part of all, before it copies them itself."""
+
+
+class Lease:
+    """An array, lent until it is given back. `spare` says what becomes of it where a step needs the memory.
+
+    Args:
+      array: the array.
+      key: the variable's id; without it the array is nobody else's.
+    """
+
+    def __init__(self, array: jax.Array, key: int = 0) -> None:
+        self.shape, self.dtype, self.nbytes = array.shape, array.dtype, array.nbytes
+        self._array: jax.Array | None = array
+        self._copy: HostCopy | None = None
+        self._key = key
+        self._taken = False
+        self._lock = threading.Lock()
+        self._returned = threading.Event()
+
+    def take(self) -> jax.Array:
+        """The array, or the copy of it, to be read until `give_back`."""
+        with self._lock:
+            self._taken = True
+            if self._array is not None:
+                return self._array
+            assert self._copy is not None
+            return self._copy.array()
+
+    def give_back(self) -> None:
+        """Lets steps donate the array again, if it is still the variable's and nobody else holds it."""
+        with self._lock:
+            if self._copy is not None:
+                self._copy.free()
+            self._array = self._copy = None
+        self._returned.set()
+        with _lending:
+            if _leases.get(self._key) is self:
+                del _leases[self._key]
+                lent.discard(self._key)
+
+    @staticmethod
+    def spare(leases: Sequence[Lease]) -> list[bool]:
+        """Has saves go on with copies, as a step needs the arrays: all at once, on all cores, while the saves wait.
+
+        Only of arrays in the host's memory that no save has taken yet. Those are soon in their file, so they are waited
+        for, though not for long.
+
+        Args:
+          leases: those whose arrays a step will write over.
+
+        Returns:
+          For each, whether the array is free now; otherwise a save still reads it, and the step needs a copy itself.
+        """
+        free: dict[Lease, jax.Array] = {}
+        read: list[Lease] = []
+        with ExitStack() as held:
+            # No loop here: what a signal raises where one goes back would leave the locks held.
+            Lease._hold(leases, held, free, read)
+            Lease._copy_all(free)
+        deadline = time.monotonic() + _PATIENCE_S
+        for lease in read:
+            lease._returned.wait(max(0.0, deadline - time.monotonic()))
+        return [lease in free or lease._returned.is_set() for lease in leases]
+
+    @staticmethod
+    def _hold(leases: Sequence[Lease], held: ExitStack, free: dict[Lease, jax.Array], read: list[Lease]) -> None:
+        """Locks all, and sorts those in the host's memory into what nobody reads and what a save does."""
+        for lease in leases:
+            held.enter_context(lease._lock)
+            if lease._array is not None and all(device.platform == "cpu" for device in lease._array.devices()):
+                if lease._taken:
+                    read.append(lease)
+                else:
+                    free[lease] = lease._array
+
+    @staticmethod
+    def _copy_all(free: dict[Lease, jax.Array]) -> None:
+        for lease, copy in zip(free, copied(list(free.values())), strict=True):
+            lease._array, lease._copy = None, copy
+
+
+def lend(key: int) -> None:
+    """Remembers that the user may hold the array of the variable with this id."""
+    with _lending:
+        lent.add(key)
+        _leases.pop(key, None)
+
+
+def lease(key: int, array: jax.Array) -> Lease:
+    """Lends the array of the variable with this id to a save."""
+    made = Lease(array, key)
+    with _lending:
+        if key in lent:
+            _leases.pop(key, None)  # the user holds it, or another save
+        else:
+            lent.add(key)
+            _leases[key] = made
+    return made
+
+
+def recall(key: int) -> Lease | None:
+    """Forgets the loan of the variable with this id; returns the lease, if only a save holds the array."""
+    with _lending:
+        lent.discard(key)
+        return _leases.pop(key, None)

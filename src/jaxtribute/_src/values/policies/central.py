@@ -1,0 +1,101 @@
+"""A variable with one copy on the parameter device, while replicas run on others (central storage)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src.collectives.marks import equal
+from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.values.distributed import ReplicaValues
+from jaxtribute._src.values.enums import ReduceOp, VariableAggregation
+from jaxtribute._src.values.mesh import own
+from jaxtribute._src.values.policies.base import Policy, Update, aggregated, check_aggregation, coerce
+
+if TYPE_CHECKING:
+    from jaxtribute._src.context import Context
+    from jaxtribute._src.strategies.base import Strategy
+    from jaxtribute._src.values.mesh import ReplicaMesh
+    from jaxtribute._src.values.variable import Variable
+
+
+class CentralPolicy(Policy):
+    """One array on the parameter device. Replicas get copies; what they write is aggregated, then applied once.
+
+    Args:
+      mesh: the devices of the replicas.
+      parameter_device: the device that holds the value and computes its updates.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, parameter_device: jax.Device) -> None:
+        self._mesh = mesh
+        self.parameter_device: jax.Device | None = parameter_device
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        """The replicas' devices."""
+        return self._mesh
+
+    def place(self, value: Any) -> jax.Array:
+        """One array on the parameter device."""
+        return own(value, self.parameter_device)
+
+    def spread(self, array: jax.Array) -> jax.Array:
+        """A copy on each replica's device."""
+        return jax.device_put(array, self.mesh.replicated)
+
+    def admit(self, value: Any) -> Any:
+        """The first component of a value of replicas, on the parameter device."""
+        value = value.values[0] if isinstance(value, ReplicaValues) else value
+        if isinstance(value, Tracer) and self.mesh.size == 1:
+            return equal(value)  # here the one replica's program ends and the update begins
+        return on_device(value, self.parameter_device)
+
+    def read(self, variable: Variable, context: Context) -> Any:
+        """The value; outside of programs, bound to no device."""
+        value = context.frame.get(variable)
+        if context.frame.local or isinstance(value, Tracer):
+            return value
+        # Bound to no device, so that it can meet arrays of the replicas' devices.
+        with jax.default_device(self.parameter_device):
+            return jnp.asarray(np.asarray(value))
+
+    def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+        """Updates the array on the parameter device; what several replicas write is combined there first."""
+        frame = context.frame
+        several = self.mesh.size > 1
+        if context.replica is not None and (several or frame.local) and (several or not frame.traced):
+            if several:
+                check_aggregation(variable, value, update, self.mesh.size)
+            if not frame.traced and not isinstance(value, Tracer):
+                context.replica.merge_call(_merged, (variable, coerce(variable, value), update))
+                return
+            value = aggregated(variable, value, context.replica)
+        else:
+            value = self.admit(coerce(variable, value))
+        frame.together(lambda frame: frame.set(variable, update.apply(frame.get(variable), value)))
+
+
+def on_device(value: Any, device: jax.Device | None) -> Any:
+    """`value` on `device` if it is an array of other devices, else as it is."""
+    if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+        return value
+    if len(value.devices()) > 1 and value.is_fully_replicated:
+        value = value.addressable_data(0)
+    return value if value.devices() == {device} else jax.device_put(value, device)
+
+
+def _merged(strategy: Strategy, variable: Variable, value: Any, update: Update) -> None:
+    """One write of what all replicas gave, in cross-replica context."""
+    how = variable.aggregation
+    if how is VariableAggregation.ONLY_FIRST_REPLICA:
+        value = value.values[0] if isinstance(value, ReplicaValues) else value
+    elif isinstance(value, ReplicaValues):
+        value = strategy.reduce(ReduceOp.from_variable_aggregation(how), value, axis=None)
+    elif how is VariableAggregation.SUM:
+        value = value * np.asarray(strategy.num_replicas_in_sync, variable.dtype)
+    variable.policy.write(variable, value, update, contexts.current())

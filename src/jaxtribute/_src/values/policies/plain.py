@@ -1,0 +1,58 @@
+"""A variable with one copy: made outside every scope, or under a strategy with one replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxtribute._src.values.mesh import own, unbound
+from jaxtribute._src.values.policies.base import Policy, Update, coerce
+
+if TYPE_CHECKING:
+    from jaxtribute._src.context import Context
+    from jaxtribute._src.values.mesh import ReplicaMesh
+    from jaxtribute._src.values.variable import Variable
+
+
+class PlainPolicy(Policy):
+    """One array, on one device, that every replica shares.
+
+    A write from several replicas reaches the one copy from each of them, in replica order: additions add up,
+    and of assignments the last replica's stays. There is nothing to aggregate.
+
+    Args:
+      mesh: the one device of the strategy, or None where JAX's default device is meant.
+    """
+
+    def __init__(self, mesh: ReplicaMesh | None) -> None:
+        self._mesh = mesh
+
+    @property
+    def mesh(self) -> ReplicaMesh | None:
+        """The replicas' devices, if a strategy placed the variable."""
+        return self._mesh
+
+    def place(self, value: Any) -> jax.Array:
+        """One array on its one device."""
+        if self.mesh is None:
+            return own(value)
+        return self.mesh.replicate(value)
+
+    def read(self, variable: Variable, context: Context) -> Any:
+        """The array; to a replica that runs eagerly such that it can meet arrays of other devices."""
+        array = context.frame.get(variable)
+        return array if context.replica is None or context.frame.traced else unbound(array)
+
+    def derivable(self, variable: Variable, context: Context) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
+        """The array as it is read."""
+        return self.read(variable, context), lambda value: (value, None)
+
+    def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+        """Updates the array; several replicas write one after the other."""
+        value = coerce(variable, value)
+        frame = context.frame
+        if frame.local and frame.traced and context.replica is not None:
+            value = context.replica.fold_writes(value, update is not Update.ASSIGN)
+        frame.together(lambda frame: frame.set(variable, update.apply(frame.get(variable), value)))

@@ -1,0 +1,163 @@
+"""A variable of which every replica stores one slice (fully sharded data parallelism)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Sharding
+
+from jaxtribute._src.collectives import wholes
+from jaxtribute._src.values.distributed import Mirrored
+from jaxtribute._src.values.mesh import own
+from jaxtribute._src.values.policies.base import Policy, Update, aggregated, check_aggregation, coerce
+from jaxtribute._src.values.policies.mirrored import MirroredPolicy
+
+if TYPE_CHECKING:
+    from jaxtribute._src.context import Context, Frame
+    from jaxtribute._src.values.mesh import ReplicaMesh
+    from jaxtribute._src.values.variable import Variable
+
+SHARDED_BYTES = 1 << 14
+"""Variables from this size on are sharded: below it, a collective costs more than a copy on each device."""
+
+
+class ShardedPolicy(Policy):
+    """The flattened value, padded with zeros to a multiple of the replicas, one equal slice a replica.
+
+    To user code it is one value, as a mirrored variable's: a read puts it together, a write keeps a slice. Small
+    variables are mirrored.
+
+    Args:
+      mesh: the device of each replica.
+      min_bytes: variables that are smaller are mirrored.
+      regather: whether the backward pass of `jd.value_and_grad` puts values together again.
+      shape: the variable's shape, once it is known.
+    """
+
+    label = "FullyShardedVariable"
+    split = True
+    form = "flat"
+
+    def __init__(
+        self,
+        mesh: ReplicaMesh,
+        *,
+        min_bytes: int = SHARDED_BYTES,
+        regather: bool = True,
+        shape: tuple[int, ...] = (),
+    ) -> None:
+        self._mesh, self._min_bytes, self._shape = mesh, min_bytes, shape
+        self.regathers = regather
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        """The replicas' devices."""
+        return self._mesh
+
+    @property
+    def shared(self) -> bool:
+        """All replicas see the whole value."""
+        return True
+
+    def fitted(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Policy:
+        """Copies instead of slices, where the value is small."""
+        size = math.prod(shape)
+        if size * np.dtype(dtype).itemsize < self._min_bytes or size < self.mesh.size:
+            return MirroredPolicy(self.mesh)
+        return ShardedPolicy(self.mesh, min_bytes=self._min_bytes, regather=self.regathers, shape=shape)
+
+    def place(self, value: Any) -> jax.Array:
+        """A slice of the flat value on each device."""
+        if isinstance(value, jax.Array):
+            return self.collected(value)
+        host = np.asarray(value).reshape(-1)  # goes slice by slice: no device ever holds the whole
+        return own(np.pad(host, (0, -host.size % self.mesh.size)), self.mesh.split)
+
+    def local_shape(self, variable: Variable) -> tuple[int, ...]:
+        """One slice."""
+        return (wholes.slice_size(variable.size, self.mesh.size),)
+
+    def read(self, variable: Variable, context: Context) -> Any:
+        """The whole value, gathered."""
+        return self.whole(variable, context)
+
+    def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+        """Updates the slices, with what the replicas write combined."""
+        if context.replica is not None:
+            check_aggregation(variable, value, update, self.mesh.size)
+            value = aggregated(variable, value, context.replica)
+        else:
+            value = coerce(variable, value)
+
+        def write(frame: Frame) -> None:
+            within = replace(context, frame=frame)
+            old = None if update is Update.ASSIGN else self.whole(variable, within)
+            self.store(variable, update.apply(old, value), within)
+
+        context.frame.together(write)
+
+    def whole(self, variable: Variable, context: Context) -> Any:
+        """The value put together from its slices."""
+        frame = context.frame
+        if not frame.local:
+            array = frame.get(variable)
+            return self.value(array) if frame.traced else self.spread(array)
+        if not frame.traced:
+            return frame.get(variable)
+        return frame.derive(variable, lambda piece: wholes.whole(piece, self._shape, self.mesh.size))
+
+    def store(self, variable: Variable, value: Any, context: Context) -> None:
+        """Cuts the value into slices; each device keeps its own."""
+        frame = context.frame
+        if frame.local and frame.traced:
+            value = wholes.alike(jnp.asarray(value), variable.name)
+            frame.set(variable, wholes.slice_of(value, self.mesh.size))
+        elif frame.local:
+            frame.set(variable, value)
+        else:
+            frame.set(variable, wholes.flat(jnp.asarray(value), self.mesh.size))
+
+    def derivable(self, variable: Variable, context: Context) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
+        """The slice, and how to gather it, where the backward pass shall gather again; else the whole value."""
+        frame = context.frame
+        if not (frame.local and frame.traced):
+            return super().derivable(variable, context)
+        piece = frame.get(variable)
+        if not self.regathers or frame.differentiating:
+            return self.whole(variable, context), lambda value: (piece, value)
+        probe = jnp.zeros(self._shape, variable.dtype)
+        return probe, lambda value: (piece, wholes.whole(piece, self._shape, self.mesh.size, value))
+
+    def gradient(self, variable: Variable, gradient: Any, context: Context) -> Any:
+        """Of the value's shape, without the padding."""
+        return gradient if context.frame.local else self.value(gradient)
+
+    def value(self, array: Any) -> Any:
+        """The flat array without its padding, in the value's shape."""
+        return array[: math.prod(self._shape)].reshape(self._shape)
+
+    def spread(self, array: jax.Array) -> jax.Array:
+        """A copy of the whole value on each device."""
+        return _gathered(array, self._shape, self.mesh.replicated)
+
+    def collected(self, array: jax.Array) -> jax.Array:
+        """The slices of a value that is whole on each device."""
+        return own(wholes.flat(jnp.asarray(array), self.mesh.size), self.mesh.split)
+
+    def distributed(self, variable: Variable, context: Context) -> Any:
+        """The whole value on each device, as `Mirrored`."""
+        return Mirrored(self.whole(variable, context), self.mesh)
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _gathered(array: jax.Array, shape: tuple[int, ...], where: Sharding) -> jax.Array:
+    """The whole value on every replica's device, those of other processes too."""
+    return lax.with_sharding_constraint(array[: math.prod(shape)].reshape(shape), where)

@@ -1,0 +1,285 @@
+"""`Variable`: one array with a name, a placement and rules for who may write it."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src import settings
+from jaxtribute._src.context import Context
+from jaxtribute._src.devices import device_name
+from jaxtribute._src.values.assigning import AssignMethods
+from jaxtribute._src.values.distributed import DistributedValues, ReplicaValues
+from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
+from jaxtribute._src.values.numbers import initial_array, initial_shape
+from jaxtribute._src.values.operators import ArrayOperators
+from jaxtribute._src.values.policies.base import Policy, Update
+from jaxtribute._src.values.scatter import ScatterMethods
+from jaxtribute._src.values.stored import StoredArray
+from jaxtribute.errors import ArgumentError, VariableError
+
+
+class _Creation(type):
+    """Lets the current context make the variable: replicas that create one in step must share it."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        context = contexts.current()
+        kind = context.strategy.extended.variable_kind if cls is Variable else cls
+
+        def make() -> Any:
+            return type.__call__(kind, *args, **kwargs)
+
+        return context.frame.create(make)
+
+
+class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues, StoredArray, metaclass=_Creation):
+    """Mutable state of a training program, placed by the strategy in whose `scope()` it is made.
+
+    Args:
+      initial_value: an array, a number, a nest of numbers, or a function without arguments that returns one.
+        Its shape becomes the variable's, for good.
+      trainable: whether optimizers should update it. Defaults to True, to False for ON_READ.
+      name: a name for messages and checkpoints.
+      dtype: the element type; by default that of `initial_value`, with JAX's rules for Python numbers.
+      synchronization: when the copies are brought together: a member, or its name.
+      aggregation: how values that replicas write (or ON_READ values that are read) are combined, likewise.
+
+    Raises:
+      ArgumentError: MEAN of an integer dtype, a synchronization that the strategy cannot give, or an initial value
+        that the dtype cannot hold.
+      ArgumentTypeError: an initial value that is no array of numbers, or another argument of a wrong type.
+      VariableError: the initial value is computed inside a trace, where it has no value yet.
+
+    Source: `tf.Variable`.
+    """
+
+    def __init__(
+        self,
+        initial_value: Any,
+        trainable: bool | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+        *,
+        synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation | str = VariableAggregation.NONE,
+    ) -> None:
+        synchronization = settings.member("synchronization", synchronization, VariableSynchronization)
+        aggregation = settings.member("aggregation", aggregation, VariableAggregation)
+        trainable = None if trainable is None else settings.flag("trainable", trainable)
+        name = None if name is None else settings.text("name", name)
+        strategy = contexts.current().strategy
+        shape_alone = strategy.extended.mesh.described
+        value = initial_shape(initial_value, dtype) if shape_alone else initial_array(initial_value, dtype)
+        if aggregation is VariableAggregation.MEAN and not jax.numpy.issubdtype(value.dtype, np.inexact):
+            raise ArgumentError(
+                f"aggregation MEAN of dtype {value.dtype} would have to round. "
+                "HINT: use a floating dtype, VariableAggregation.SUM or ONLY_FIRST_REPLICA."
+            )
+        self._name = name or "Variable"
+        self._synchronization, self._aggregation = synchronization, aggregation
+        self._strategy = strategy
+        self._shape, self._dtype = tuple(value.shape), np.dtype(value.dtype)
+        policy, self._synchronization = strategy.extended.variable_policy(synchronization)
+        self._policy: Policy = policy.fitted(self._shape, self._dtype)
+        if policy.mesh is not None:
+            value = policy.mesh.agreed(value, f"variable {self._name!r}")
+        on_read = self._synchronization is VariableSynchronization.ON_READ
+        self._trainable = trainable if trainable is not None else not on_read
+        with jax.ensure_compile_time_eval():
+            self._data = self._policy.stored(value)
+
+    @classmethod
+    def with_policy(
+        cls,
+        value: Any,
+        policy: Policy,
+        *,
+        name: str,
+        strategy: Any,
+        shape: tuple[int, ...] | None = None,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+    ) -> Variable:
+        """Makes a variable that the library itself stores by `policy`, such as an optimizer's slot.
+
+        Args:
+          value: the initial value, or with `shape` the array that the policy would store for it.
+          policy: how it is stored.
+          name: its name.
+          strategy: whose it is.
+          shape: the shape of the value, if that is stored already.
+          aggregation: how the replicas' values are combined.
+        """
+        variable = cls.__new__(cls)
+        host = initial_array(value, None) if shape is None else value
+        variable._name, variable._trainable, variable._policy = name, False, policy
+        rows = policy.form == "rows"
+        variable._synchronization = VariableSynchronization.ON_READ if rows else VariableSynchronization.ON_WRITE
+        variable._aggregation = aggregation
+        variable._strategy = strategy
+        variable._shape, variable._dtype = tuple(host.shape if shape is None else shape), np.dtype(host.dtype)
+        with jax.ensure_compile_time_eval():
+            variable._data = policy.stored(host) if shape is None else host
+        return variable
+
+    # What it is.
+
+    @property
+    def name(self) -> str:
+        """The name, as TensorFlow prints it (`'Variable:0'`)."""
+        return f"{self._name}:0"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value on one replica."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type."""
+        return self._dtype
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return int(np.prod(self._shape))
+
+    @property
+    def device(self) -> str:
+        """TensorFlow's name of the (first) device that holds the value."""
+        context = self._context()
+        seen = context.frame.local and not context.frame.traced and context.replica is not None
+        seen = seen and self._policy.parameter_device is None
+        devices = (context.frame.get(self) if seen else self._data).devices()
+        order = self._policy.mesh.devices if self._policy.mesh is not None else ()
+        return device_name(next((device for device in order if device in devices), next(iter(devices))))
+
+    @property
+    def trainable(self) -> bool:
+        """True if optimizers should update it."""
+        return self._trainable
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        """Time at which the copies are brought together."""
+        return self._synchronization
+
+    @property
+    def aggregation(self) -> VariableAggregation:
+        """Combination of values from several replicas."""
+        return self._aggregation
+
+    @property
+    def distribute_strategy(self) -> Any:
+        """The strategy in whose scope the variable was made."""
+        return self._strategy
+
+    @property
+    def policy(self) -> Policy:
+        """Storage of the value; for strategies and optimizers."""
+        return self._policy
+
+    # Reading.
+
+    def read_value(self) -> Any:
+        """Returns the value as the current context sees it, an array of shape `shape`.
+
+        In replica context that is this replica's value; elsewhere that of all, which ON_READ variables reduce.
+
+        Raises:
+          VariableError: an ON_READ variable without aggregation is read in cross-replica context.
+        """
+        return self._policy.read(self, self._context())
+
+    _operand = read_value
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """This process's copies, one for each of its replicas, each on its device; in replica context its own."""
+        context = self._context()
+        if context.replica is not None and context.frame.local:
+            return (self._policy.read(self, context),)
+        value = self.distributed()
+        return value.values if isinstance(value, ReplicaValues) else (value,)
+
+    def distributed(self) -> Any:
+        """The variable as a `Mirrored` or `PerReplica` value, or as an array where there is one copy."""
+        return self._policy.distributed(self, self._context())
+
+    def _update(self, value: Any, update: Update) -> Self:
+        context = self._context()
+        context.strategy.extended.check_variable(self)
+        self._policy.write(self, value, update, context)
+        return self
+
+    def _context(self) -> Context:
+        """The context in force; outside every scope, the cross-replica context of the variable's own strategy."""
+        context = contexts.current()
+        if context.strategy.is_default and self._strategy is not context.strategy:
+            return Context(self._strategy, None, context.frame)
+        return context
+
+    # Copies.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A variable of its own, stored as this one is, whose value it has at first.
+
+        Raises:
+          VariableError: in a replica function or a compiled one.
+        """
+        context = self._context()
+        if context.frame.traced or context.frame.local or context.frame.differentiating:
+            raise VariableError(
+                f"{self.name} is copied in a function that is compiled, differentiated or run on replicas. "
+                "HINT: copy variables outside."
+            )
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        made.bind(context.frame.get(self).copy())
+        memo[id(self)] = made
+        return made
+
+    def __copy__(self) -> Self:
+        return self.__deepcopy__({})  # one array cannot be two variables': a step that writes one takes its memory
+
+    def __reduce__(self) -> Any:
+        """Pickled is what makes such a variable again, in the scope of whatever strategy it is loaded in."""
+        value = np.asarray(self.read_value())
+        settings = self._trainable, self._name, self._synchronization.name, self._aggregation.name
+        return _made_again, (type(self), value, *settings)
+
+    def __repr__(self) -> str:
+        context = self._context()
+        if context.frame.traced or (context.replica is not None and self._policy.label != "Variable"):
+            return f"<jd.Variable '{self.name}' shape={self.shape} dtype={self.dtype.name}>"
+        values = self.values
+        if self._policy.label == "Variable":
+            return _shown(self, "", values[0])
+        lines = (f"  {i}: {_shown(self, f'/replica_{i}' if i else '', value)}" for i, value in enumerate(values))
+        return f"{self._policy.label}:{{\n" + ",\n".join(lines) + "\n}"
+
+
+def _made_again(
+    kind: type[Variable], value: Any, trainable: bool, name: str, synchronization: str, aggregation: str
+) -> Variable:
+    return kind(value, trainable, name, synchronization=synchronization, aggregation=aggregation)
+
+
+def _shown(variable: Variable, suffix: str, value: Any) -> str:
+    text = np.array2string(np.asarray(value), separator=", ")
+    name = variable.name.removesuffix(":0")
+    return f"<jd.Variable '{name}{suffix}:0' shape={variable.shape} dtype={variable.dtype.name}, numpy={text}>"
+
+
+def _value(variable: Variable) -> tuple[tuple[Any], None]:
+    return (variable.read_value(),), None
+
+
+def _unwrapped(_: None, children: tuple[Any]) -> Any:
+    return children[0]
+
+
+# To JAX a variable in a nest is its present value, so that every jax.numpy function takes variables.
+jax.tree_util.register_pytree_node(Variable, _value, _unwrapped)

@@ -1,0 +1,93 @@
+"""Saves of parameter servers: whole or refused, and nobody else's files are touched."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from damages import DAMAGES, damage
+
+import jaxtribute as jd
+from jaxtribute._src.parameter_servers.server import saves
+from jaxtribute._src.parameter_servers.server.store import Store
+from jaxtribute.errors import ClusterError
+from jaxtribute.partitioners import FixedShardsPartitioner
+from parameter_servers.clusters import coordinated
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_every_file_in_every_way(kind: str, tmp_path: Path) -> None:
+    with coordinated(servers=2, partitioner=FixedShardsPartitioner(2)) as coordinator:
+        with coordinator.strategy.scope():
+            table = jd.Variable(np.zeros((4, 2), np.float32), name="table")
+        for number in (1, 2):
+            table.assign(np.full((4, 2), number, np.float32))
+            coordinator.save(tmp_path / "saved")
+        files = sorted(path.name for path in (tmp_path / "saved" / "save-000002").iterdir())
+        assert files == ["complete.json", "server-0.npz", "server-1.npz"]
+        for place, name in enumerate(files):
+            folder = tmp_path / name
+            shutil.copytree(tmp_path / "saved", folder)
+            first, second = folder / "save-000001", folder / "save-000002"
+            damage(kind, second / name, second / files[place - 1], first / name, random.Random(f"{kind} {name}"))
+            table.assign(np.full((4, 2), 7, np.float32))
+            with pytest.raises(
+                ClusterError, match=r"(is damaged, and nothing was restored|nothing to restore)[\s\S]*HINT"
+            ):
+                coordinator.restore(second)
+            np.testing.assert_array_equal(table.numpy(), np.full((4, 2), 7))
+            assert coordinator.latest_save(folder) == first
+            coordinator.restore(first)
+            np.testing.assert_array_equal(table.numpy(), np.full((4, 2), 1))
+
+
+def test_a_server_that_fails_while_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with coordinated(servers=2, partitioner=FixedShardsPartitioner(2)) as coordinator:
+        with coordinator.strategy.scope():
+            table = jd.Variable(np.zeros((4, 2), np.float32), name="table")
+        saved = coordinator.save(tmp_path)
+        table.assign(np.full((4, 2), 7, np.float32))
+        load, calls = Store.load, list[int]()
+
+        def fail_once(store: Store, *given: object) -> None:
+            calls.append(1)
+            if len(calls) == 2:
+                raise MemoryError("no room")
+            load(store, *given)  # pyright: ignore[reportArgumentType]
+
+        monkeypatch.setattr(Store, "load", fail_once)
+        with pytest.raises(ClusterError, match="no room"):
+            coordinator.restore(saved)
+        with pytest.raises(ClusterError, match=r"parts of different states[\s\S]*HINT"):
+            table.numpy()
+        with pytest.raises(ClusterError, match=r"parts of different states[\s\S]*HINT"):
+            coordinator.schedule(lambda: 1).fetch()
+        coordinator.restore(saved)
+        np.testing.assert_array_equal(table.numpy(), np.zeros((4, 2)))
+        assert coordinator.schedule(lambda: 1).fetch() == 1
+
+
+def test_only_folders_of_saves_are_deleted(tmp_path: Path) -> None:
+    others = ["save-me", "save-12", "save-000001.tar", "save-", "my-save-000001"]
+    for name in others:
+        (tmp_path / name).mkdir()
+    with coordinated() as coordinator:
+        with coordinator.strategy.scope():
+            _ = jd.Variable(1.0, name="v")
+        for _ in range(4):
+            coordinator.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "save-000003", "save-000004"])
+
+
+def test_where_no_save_is_whole(tmp_path: Path) -> None:
+    assert saves.latest(tmp_path / "nowhere") is None
+    with coordinated() as coordinator:
+        with coordinator.strategy.scope():
+            _ = jd.Variable(1.0, name="v")
+        saved = coordinator.save(tmp_path)
+    (saved / "complete.json").write_text("[]")
+    with pytest.raises(ClusterError, match=r"none of the 1 saves .* is whole[\s\S]*HINT"):
+        saves.latest(tmp_path)

@@ -1,0 +1,86 @@
+"""Workers simulated in one process: each runs the host side of the input in a thread of its own."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import jax
+
+from jaxtribute._src.input.agreement import Agreements, StepRows
+from jaxtribute._src.input.dataset import DistributedDataset
+from jaxtribute._src.input.splitting import Shard
+from jaxtribute._src.input.steps import Step, Steps
+
+T = TypeVar("T")
+DEADLINE_S = 60.0
+
+
+class Meeting:
+    """An agreement between threads, one a worker. A worker that does not come fails the others."""
+
+    def __init__(self, workers: int) -> None:
+        self._barrier = threading.Barrier(workers)
+        self._slots: list[Any] = [None] * workers
+        self.calls = 0
+
+    def of(self, worker: int) -> Agreements:
+        def agree(step: int, rows: StepRows, /) -> Sequence[StepRows]:
+            self._slots[worker] = (step, rows)
+            self._barrier.wait(DEADLINE_S)
+            found = list(self._slots)
+            self.calls += worker == 0
+            self._barrier.wait(DEADLINE_S)
+            assert {step for step, _ in found} == {step}, "the workers are at different steps"
+            return [rows for _, rows in found]
+
+        return lambda: agree
+
+    def leave(self) -> None:
+        self._barrier.abort()
+
+
+def on_workers(workers: int, work: Callable[[int, Meeting], T]) -> list[T]:
+    """Runs `work(worker, meeting)` for every worker at once and returns their results."""
+    meeting = Meeting(workers)
+
+    def run(worker: int) -> T:
+        try:
+            return work(worker, meeting)
+        except BaseException:
+            meeting.leave()
+            raise
+
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(run, worker) for worker in range(workers)]
+        errors = [error for future in futures if (error := future.exception(DEADLINE_S))]
+        for error in errors:
+            if not isinstance(error, threading.BrokenBarrierError):
+                raise error
+        return [future.result(DEADLINE_S) for future in futures]
+
+
+def steps_of(dataset: DistributedDataset) -> Steps:
+    return dataset._steps()[0]  # pyright: ignore[reportPrivateUsage]
+
+
+def rows_of(step: Step) -> list[Any]:
+    """The rows of each local replica, as lists; for a tree, those of its first array."""
+    return [jax.tree.leaves(part)[0].tolist() for part in step.cut()]
+
+
+def drain(steps: Steps, limit: int = 10_000) -> list[Step]:
+    """All steps of a pass."""
+    found: list[Step] = []
+    try:
+        while True:
+            found.append(next(steps))
+            assert len(found) <= limit
+    except StopIteration:
+        return found
+    finally:
+        steps.close()
+
+
+def shards(workers: int, replicas: int) -> list[Shard]:
+    return [Shard(workers, worker, replicas) for worker in range(workers)]

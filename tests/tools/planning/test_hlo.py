@@ -1,0 +1,93 @@
+"""Collectives and passes in the text of programs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxtribute._src.tools.planning.hlo import Collective, collectives, passes
+
+LINES = {
+    "  %all-reduce.1 = (f32[64,256]{1,0}, f32[]) all-reduce(%dot, %b), channel_id=1": Collective(
+        "all-reduce", (65536, 4)
+    ),
+    "  ROOT %ag = bf16[8,4]{1,0} all-gather(%x), dimensions={0}": Collective("all-gather", (64,)),
+    "  %s = (f32[4]{0}, f32[8]{0}) all-gather-start(%x), dimensions={0}": Collective(
+        "all-gather", (32,), asynchronous=True
+    ),
+    "  %r = f32[16]{0} all-reduce-start(%x), channel_id=2": Collective("all-reduce", (64,), asynchronous=True),
+    "  %r = f64[2,3]{1,0} reduce-scatter(%x), dimensions={0}": Collective("reduce-scatter", (96,)),
+    "  %p = pred[8]{0} collective-permute(%x)": Collective("collective-permute", (8,)),
+    "  %a = f8e4m3fn[10]{0} all-to-all(%x)": Collective("all-to-all", (10,)),
+}
+
+
+@pytest.mark.parametrize(("line", "expected"), list(LINES.items()))
+def test_each_kind(line: str, expected: Collective) -> None:
+    assert collectives(line, 2) == (expected,)
+    assert expected.nbytes == sum(expected.parts)
+
+
+def test_one_that_a_tpu_runs_beside_several_fusions_counts_once() -> None:
+    part = '  %ag.{} = f32[64]{{0}} all-gather(%p), channel_id=1, frontend_attributes={{chain_id="0"}}\n'
+    text = part.format(1) + part.format(2) + "  %ag.3 = f32[64]{0} all-gather(%p), channel_id=1\n"
+    assert collectives(text, 2) == (Collective("all-gather", (256,), True), Collective("all-gather", (256,)))
+
+
+def test_what_is_none() -> None:
+    text = (
+        "%done = f32[8] all-gather-done(%s)\n%f = f32[8] fusion(%all-reduce.1), kind=kLoop\n%g = f32[8] gather(%x, %y)"
+    )
+    assert collectives(text, 2) == ()
+
+
+def test_those_of_a_real_program() -> None:
+    mesh = jax.make_mesh((4,), ("r",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])
+    program = jax.jit(
+        jax.shard_map(
+            lambda x: (jax.lax.psum(x, "r"), jax.lax.all_gather(x, "r", tiled=True)),
+            mesh=mesh,
+            in_specs=jax.P("r"),
+            out_specs=jax.P(),
+            check_vma=False,
+        )
+    )
+    text = program.lower(jnp.asarray(np.zeros(8, np.float32))).compile().as_text()
+    assert text is not None
+    found = collectives(text, 4)
+    assert sorted((one.kind, one.nbytes) for one in found) == [("all-gather", 32), ("all-reduce", 8)]
+
+
+TEXT = """
+HloModule a
+
+%with_a_product (p: f32[8,4]) -> f32[8,8] {
+  %p = f32[8,4]{1,0} parameter(0)
+  ROOT %d = f32[8,8]{1,0} dot(%p, %p), lhs_contracting_dims={1}
+}
+
+%sum (p: f32[8,8]) -> f32[8] {
+  ROOT %r = f32[8]{0} reduce(%p, %zero), dimensions={1}
+}
+
+ENTRY %main (a: f32[8,4], b: s32[8]) -> (f32[8], f32[8]) {
+  %a = f32[8,4]{1,0} parameter(0), sharding={replicated}
+  %b = s32[8]{0} parameter(1)
+  %first = f32[8,8]{1,0} fusion(%a), kind=kCustom, calls=%with_a_product
+  %second = f32[8,8]{1,0} dot(%first, %first), lhs_contracting_dims={1}
+  %summed = f32[8]{0} fusion(%second), kind=kLoop, calls=%sum
+  %all-reduce.1 = (f32[8]{0}, f32[]) all-reduce(%summed, %zero), channel_id=1
+  %part = f32[8]{0} get-tuple-element(%all-reduce.1), index=0
+  %both = (f32[8]{0}, f32[8]{0}) fusion(%part, /*index=1*/%b), kind=kLoop, calls=%other
+  ROOT %t = (f32[8]{0}, f32[8]{0}) tuple(%part, %part)
+}
+"""
+
+
+def test_passes_are_what_is_left() -> None:
+    assert passes(TEXT) == (32 + 256, 64 + 32 + 32)
+
+
+def test_the_passes_of_a_real_program() -> None:
+    text = jax.jit(lambda x, w: (x + 1.0) @ w).lower(np.ones((64, 32), np.float32), np.ones((32, 16), np.float32))
+    assert passes(text.compile().as_text() or "") in {(2 * 64 * 32 * 4,), ()}, "or it is joined with the product"

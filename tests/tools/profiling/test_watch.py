@@ -1,0 +1,124 @@
+"""Scripts that are watched."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxtribute as jd
+from jaxtribute._src.execution.program import Program
+from jaxtribute._src.tools.profiling.watch import Finished, run_script, watched
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.steps: list[list[str]] = []
+        self.draws = 0
+
+    def step(self, program: Program, leaves: Sequence[Any], call: Callable[[], Any]) -> Any:
+        self.steps.append([variable.name for variable in program.donated])
+        return call()
+
+    def draw(self, call: Callable[[], Any]) -> Any:
+        self.draws += 1
+        return call()
+
+
+def test_steps_are_programs_that_change_variables() -> None:
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        total = jd.Variable(0.0, name="total")
+
+    @jd.function
+    def step(batch: Any) -> Any:
+        total.assign_add(strategy.reduce("SUM", batch, axis=0))
+        return total.read_value()
+
+    @jd.function
+    def look() -> Any:
+        return total.read_value()
+
+    dataset = strategy.experimental_distribute_dataset([np.ones(4, np.float32)] * 3)
+    counter = Counter()
+    before = Program.__call__
+    with watched(counter):
+        results = [float(step(batch)) for batch in dataset]
+        look()
+    assert results == [4, 8, 12]
+    assert counter.steps == [["total:0"]] * 3
+    assert counter.draws == 4, "three batches, and the end"
+    assert Program.__call__ is before
+    step(next(iter(dataset)))
+    assert len(counter.steps) == 3, "nobody looks any more"
+
+
+def test_a_step_may_keep_its_state_in_arguments() -> None:
+    @jd.function(donate_argnums=0)
+    def step(state: Any) -> Any:
+        return state + 1
+
+    counter = Counter()
+    with watched(counter):
+        assert float(step(step(jnp.float32(0)))) == 2
+    assert counter.steps == [[], []]
+
+
+def test_a_watcher_goes_away_when_the_script_raises() -> None:
+    before = Program.__call__
+    with pytest.raises(ValueError, match="mine"), watched(Counter()):
+        raise ValueError("mine")
+    assert Program.__call__ is before
+
+
+def test_a_script_sees_its_arguments_and_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_the_script.py").write_text("VALUE = 7\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, pathlib, neighbour_of_the_script as n\n"
+        "if __name__ == '__main__':\n"
+        "    pathlib.Path(sys.argv[1]).write_text(f'{sys.argv[2:]} {n.VALUE}')\n"
+        "    sys.exit(0)\n"
+    )
+    argv, path = sys.argv, list(sys.path)
+    assert run_script(script, [str(tmp_path / "out"), "a", "b"]) is False
+    assert (tmp_path / "out").read_text() == "['a', 'b'] 7"
+    assert sys.argv is argv
+    assert sys.path == path
+    sys.modules.pop("neighbour_of_the_script")
+
+
+def test_how_a_script_may_end(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from jaxtribute._src.tools.profiling.watch import Finished\n"
+        "try:\n"
+        "    raise {'0': Finished, '1': ValueError, '2': SystemExit}[sys.argv[1]](int(sys.argv[1]))\n"
+        "except ValueError as error:\n"
+        "    raise\n"
+        "except Exception:\n"
+        "    pass\n"
+    )
+    assert run_script(script, ["0"]) is True
+    with pytest.raises(ValueError, match="1"):
+        run_script(script, ["1"])
+    with pytest.raises(SystemExit):
+        run_script(script, ["2"])
+    with pytest.raises(jd.errors.ArgumentError, match=r"there is no script '/nowhere.py'.*HINT"):
+        run_script(Path("/nowhere.py"), [])
+    assert not issubclass(Finished, Exception)
+
+
+def test_results_pass_through(tmp_path: Path) -> None:
+    with watched(Counter()):
+        variable = jd.Variable(jnp.zeros(2))
+
+        @jd.function
+        def step() -> Any:
+            return variable.assign_add(jnp.ones(2)).read_value()
+
+        np.testing.assert_array_equal(step(), [1, 1])
