@@ -3,11 +3,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from replicas import each_executor, execute, here, mirrored, one_device
 
 import jaxtribute as jd
 from jaxtribute._src import context as contexts
 from jaxtribute.errors import ContextError, StrategyMixError
-from replicas import each_executor, execute, here, mirrored, one_device
 
 
 def where() -> tuple[bool, bool, bool]:
@@ -155,7 +155,7 @@ def test_entered_leaves_the_stack_as_it_was_when_the_block_raises() -> None:
 
 def test_push_and_pop_are_a_stack() -> None:
     bottom = contexts.current()
-    inner = contexts.Context(mirrored(2), None, bottom.frame)
+    inner = contexts.Context(mirrored(2), None, bottom.executor)
     contexts.push(inner)
     assert contexts.current() is inner
     contexts.pop()

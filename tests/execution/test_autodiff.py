@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src import context as contexts
 from jaxtribute.errors import ArgumentTypeError
 from replicas import components, each_executor, execute, fraction, here, ident, mirrored, per_replica, variable
 
@@ -202,7 +203,7 @@ def test_lockstep_collectives_inside_transformations_teach(inside: str, what: st
     def use(x: Any) -> Any:
         if what == "merge_call":
             return here().merge_call(lambda s, y: s.reduce("MEAN", y, axis=None), (x,))
-        return here().all_reduce("SUM", x) if what == "all_reduce" else here().first(x)
+        return here().all_reduce("SUM", x) if what == "all_reduce" else contexts.current().executor.select(x, 0)
 
     def fn() -> Any:
         if inside == "scan":

@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from replicas import components, fraction, here, mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute._src import context as contexts
-from jaxtribute._src.execution.capture import Constant, OuterFrame, capture
+from jaxtribute._src.execution.capture import Constant, TracedFunction, capture
 from jaxtribute._src.execution.program import Program
 from jaxtribute.errors import StrategyMixError
-from replicas import components, fraction, here, mirrored, one_device, variable
 
 
 def captured(fn: Any, *leaves: Any) -> Any:
@@ -33,8 +33,8 @@ def test_a_capture_lists_what_is_read_and_written() -> None:
         return c + 1.0, "text"
 
     result = captured(fn, jnp.float32(2))
-    assert result.frame.inputs == [b, a, c] or set(result.frame.inputs) == {a, b, c}
-    assert list(result.frame.written) == [b]
+    assert result.executor.inputs == [b, a, c] or set(result.executor.inputs) == {a, b, c}
+    assert list(result.executor.written) == [b]
     assert result.constants
     assert result.tree.num_leaves == 1
     assert len(result.closed.in_avals) == 4
@@ -49,14 +49,14 @@ def test_results_are_copies_of_variables() -> None:
 
 
 def test_a_frame_has_one_set_of_devices() -> None:
-    frames: list[OuterFrame] = []
-    jax.make_jaxpr(lambda: frames.append(OuterFrame()))()
-    frame = frames[0]
-    frame.enter(mirrored(2).extended.mesh)
-    frame.enter(jd.MirroredStrategy(["CPU:0", "CPU:1"]).extended.mesh)
-    assert frame.mesh == mirrored(2).extended.mesh
+    frames: list[TracedFunction] = []
+    jax.make_jaxpr(lambda: frames.append(TracedFunction()))()
+    executor = frames[0]
+    executor.enter(mirrored(2).extended.mesh)
+    executor.enter(jd.MirroredStrategy(["CPU:0", "CPU:1"]).extended.mesh)
+    assert executor.mesh == mirrored(2).extended.mesh
     with pytest.raises(StrategyMixError, match=r"HINT: make one jd.function for each strategy"):
-        frame.enter(one_device(3).extended.mesh)
+        executor.enter(one_device(3).extended.mesh)
 
 
 def test_only_written_variables_are_donated() -> None:

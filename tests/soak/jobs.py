@@ -126,8 +126,9 @@ class Job:
         return found
 
     def ranks(self, program: str) -> list[psutil.Process]:
-        """The processes that run the program, without the launcher."""
-        return [one for one in self.processes(program) if "jaxtribute.cli" not in one.cmdline()]
+        """The processes that run the program: those that a launcher has started, and nothing that they have left behind."""
+        launchers = {one.pid for one in self.processes("jaxtribute.cli")}
+        return [one for one in self.processes(program) if one.pid not in launchers and one.ppid() in launchers]
 
     def look(self) -> list[tuple[str, int]]:
         """Where the processes of this job listen; the ports are looked for at the end."""

@@ -1,4 +1,4 @@
-"""The one context stack: which strategy, which replica, and how variables are read, for each thread."""
+"""The one context stack: which strategy is in force, which replica's code runs, and how it runs, for each thread."""
 
 from __future__ import annotations
 
@@ -6,56 +6,14 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from jaxtribute._src.traced_reads import traced_reads
 
 if TYPE_CHECKING:
+    from jaxtribute._src.execution.executor import Executor
     from jaxtribute._src.execution.replica_context import ReplicaContext
     from jaxtribute._src.strategies.base import Strategy
-    from jaxtribute._src.values.variable import Variable
-
-
-R = TypeVar("R")
-
-
-class Frame(Protocol):
-    """Access of code in a context to the variables' arrays.
-
-    A *local* frame sees what one replica sees; any other sees whole values, with all replicas.
-    """
-
-    local: bool
-    """True if the arrays are those of one replica."""
-    traced: bool
-    """True if the code is being traced into a compiled program."""
-    differentiating: bool
-    """True if the code is being differentiated by variables."""
-
-    @property
-    def view(self) -> Hashable:
-        """The view of variables that functions which JAX keeps traced have in this frame; see `traced_reads`."""
-        ...
-
-    def get(self, variable: Variable) -> Any:
-        """Returns the variable's current array in this frame's view."""
-        ...
-
-    def set(self, variable: Variable, value: Any) -> None:
-        """Rebinds the variable's array in this frame's view."""
-        ...
-
-    def together(self, operation: Callable[[Frame], R]) -> R:
-        """Returns what `operation` does with a frame as one: no other thread writes between its reads and writes."""
-        ...
-
-    def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
-        """Returns `make` of the variable's array, computed once for each array."""
-        ...
-
-    def create(self, make: Callable[[], Variable]) -> Variable:
-        """Makes a variable from within this frame."""
-        ...
 
 
 @dataclass(slots=True, frozen=True)
@@ -66,7 +24,8 @@ class Context:
     """The strategy in force."""
     replica: ReplicaContext | None
     """The replica whose code runs, or None in cross-replica context."""
-    frame: Frame
+    executor: Executor
+    """The way in which the code runs: what it reads, where its writes go, how it reaches other replicas."""
 
 
 class _Stack(threading.local):
@@ -153,7 +112,7 @@ def pop() -> None:
 def show() -> bool:
     """Tells JAX's caches of traced functions what they depend on in the calling thread's context; True if it is new."""
     context = current()
-    view: Hashable = context.frame.view
+    view: Hashable = context.executor.view
     if traced_reads.contexts:
         view = view, weakref.ref(context.strategy), context.replica is None
     return traced_reads.show(view)
@@ -167,8 +126,8 @@ class entered:  # noqa: N801
     def __init__(self, context: Context) -> None:
         self._context, self._entries = context, _stack.entries
         self._depth = len(self._entries)
-        # A step's frame is mostly the same, and then there is nothing to tell.
-        same = bool(self._entries) and self._entries[-1].frame is context.frame
+        # A step's executor is mostly the same, and then there is nothing to tell.
+        same = bool(self._entries) and self._entries[-1].executor is context.executor
         self._told = same and not traced_reads.contexts
 
     def __enter__(self) -> Context:

@@ -278,7 +278,7 @@ def _position(name: str, iterator: Any) -> str:
 
 def _check_context(action: str) -> None:
     context = contexts.current()
-    if context.frame.traced or context.frame.local:
+    if context.executor.traced or context.executor.local:
         raise ContextError(
             f"Checkpoint.{action} was called in a jd.function or a replica function, where values are not final. "
             "HINT: call it between steps, in the program that calls them."

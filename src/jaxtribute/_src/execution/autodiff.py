@@ -10,8 +10,7 @@ import jax
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.context import Context, entered
-from jaxtribute._src.execution.frames import OverlayFrame
-from jaxtribute._src.execution.losses import offer
+from jaxtribute._src.execution.frames import Overlay
 from jaxtribute._src.execution.nests import flatten, is_array, opened
 from jaxtribute._src.execution.regathering import value_and_grad_regathering
 from jaxtribute._src.execution.row_gradients import RowsNeeded, differentiate_by_rows
@@ -45,7 +44,7 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = Fa
 
     def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
         value, grads = both(*args, **kwargs)
-        offer(value[0] if has_aux else value, contexts.current().frame)
+        contexts.current().executor.queue_loss(value[0] if has_aux else value)
         return value, grads
 
     return value_and_gradients
@@ -58,17 +57,17 @@ def _differentiated(fn: Callable[..., Any], variables: Any, has_aux: bool) -> Ca
 
     def differentiated(*args: Any, **kwargs: Any) -> Any:
         context = contexts.current()
-        frame = context.frame
+        executor = context.executor
         pairs = [leaf.policy.derivable(leaf, context) for leaf in leaves]
-        regathers = frame.local and frame.traced and any(leaf.policy.regathers for leaf in leaves)
+        regathers = executor.local and executor.traced and any(leaf.policy.regathers for leaf in leaves)
         written: list[Variable] = []
         outline: list[Any] = []
 
         def loss(values: Sequence[Any]) -> Any:
             seen = {leaf: make(value) for leaf, (_, make), value in zip(leaves, pairs, values, strict=True)}
-            return under(OverlayFrame(frame, seen))
+            return under(Overlay(executor, seen))
 
-        def under(overlay: OverlayFrame) -> Any:
+        def under(overlay: Overlay) -> Any:
             with entered(Context(context.strategy, context.replica, overlay)):
                 result = fn(*args, **kwargs)
             written[:] = overlay.written
@@ -81,9 +80,9 @@ def _differentiated(fn: Callable[..., Any], variables: Any, has_aux: bool) -> Ca
         try:
             (value, (aux, writes)), grads = differentiate(loss, [value for value, _ in pairs])
         except RowsNeeded:
-            (value, (aux, writes)), grads = differentiate_by_rows(under, frame, leaves)
+            (value, (aux, writes)), grads = differentiate_by_rows(under, executor, leaves)
         for variable, new in zip(written, writes, strict=True):
-            frame.set(variable, new)
+            executor.set(variable, new)
         whole = [leaf.policy.gradient(leaf, grad, context) for leaf, grad in zip(leaves, grads, strict=True)]
         aux = _filled(aux, outline) if regathers else aux
         return ((value, aux) if has_aux else value), tree.unflatten(whole)

@@ -12,13 +12,12 @@ from jax import lax
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.context import Context, entered
-from jaxtribute._src.execution.frames import TracedFrame, lift
+from jaxtribute._src.execution.compiled import TracedFunction
+from jaxtribute._src.execution.frames import lift
 from jaxtribute._src.execution.nests import is_array, map_leaves
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, Tracer
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
-from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.variable import Variable
-from jaxtribute.errors import StrategyMixError
 
 _NUMBERS = (bool, int, float, complex)
 
@@ -42,42 +41,12 @@ class Constant:
 
 @dataclass(slots=True)
 class Capture:
-    """A traced function: its program over the dynamic arguments and the variables in `frame.inputs`."""
+    """A traced function: its program over the dynamic arguments and the variables in `executor.inputs`."""
 
     closed: ClosedJaxpr
-    frame: OuterFrame
+    executor: TracedFunction
     tree: Any
     constants: bool
-
-
-class OuterFrame(TracedFrame):
-    """The frame of a whole `jd.function`."""
-
-    def __init__(self) -> None:
-        super().__init__(local=False)
-        self.mesh: ReplicaMesh | None = None
-        """The replicas' devices, once the function runs something on several."""
-        self.home: ReplicaMesh | None = None
-        """The one device of a strategy that the function runs something on."""
-        self.fed = 0
-        """Number of arrays of batches that the function has drawn from iterators."""
-
-    def enter(self, mesh: ReplicaMesh) -> None:
-        """Notes the devices that `strategy.run` uses.
-
-        Raises:
-          StrategyMixError: those of another strategy are used already.
-        """
-        present = self.mesh or self.home or mesh
-        if present != mesh:
-            raise StrategyMixError(
-                f"one jd.function runs on {present!r} and on {mesh!r}, but a program has one set of devices. "
-                "HINT: make one jd.function for each strategy."
-            )
-        if mesh.size > 1:
-            self.mesh = mesh
-        else:
-            self.home = mesh
 
 
 def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequence[Any]) -> Capture:
@@ -85,15 +54,15 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
 
     Args:
       call: the user's function of its dynamic arguments.
-      context: the strategy and replica in force; its frame is replaced.
+      context: the strategy and replica in force; its executor is replaced.
       leaves: arrays (or tracers) whose shapes and dtypes the program is for.
     """
     contexts.announce()
     seen: list[Any] = []
 
     def program(*leaves: Any) -> list[Any]:
-        frame = OuterFrame()
-        with entered(Context(context.strategy, context.replica, frame)):
+        executor = TracedFunction()
+        with entered(Context(context.strategy, context.replica, executor)):
             result = call(leaves)
         outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result), is_leaf=is_constant)
         outputs: list[Any] = [
@@ -101,11 +70,11 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
         ]
         constants = any(isinstance(leaf, Constant) for leaf in outputs)
         # A result must not share its buffer with a variable, which a later step gives up.
-        owned = {id(value) for value in frame.values.values()}
+        owned = {id(value) for value in executor.values.values()}
         outputs = [jnp.copy(leaf) if id(leaf) in owned else leaf for leaf in outputs]
         arrays, tree = jax.tree.flatten(tree.unflatten(outputs))
-        seen.extend((frame, tree, constants))
-        return [*arrays, *(frame.values[variable] for variable in frame.written)]
+        seen.extend((executor, tree, constants))
+        return [*arrays, *(executor.values[variable] for variable in executor.written)]
 
     closed = jax.make_jaxpr(program)(*leaves)
     return Capture(lift(closed), *seen)

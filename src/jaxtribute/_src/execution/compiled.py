@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,22 +12,26 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives import manual
+from jaxtribute._src.collectives.cross_replica import check_axes
 from jaxtribute._src.collectives.idle import guarded
 from jaxtribute._src.collectives.summation import Summation
-from jaxtribute._src.context import Context, Frame, entered
-from jaxtribute._src.execution.frames import TracedFrame, lift
+from jaxtribute._src.context import Context, entered
+from jaxtribute._src.execution.executor import Executor, LocalPerReplica
+from jaxtribute._src.execution.frames import TracedProgram, lift
 from jaxtribute._src.execution.inference import varying_outputs
+from jaxtribute._src.execution.losses import TravellingLosses
 from jaxtribute._src.execution.nests import flatten, is_array
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.execution.uncompiled import NotSplittable
-from jaxtribute._src.jaxprs.core import ClosedJaxpr, Tracer, as_function, aval, closed, constants, opened
+from jaxtribute._src.jaxprs.core import ClosedJaxpr, Tracer, as_function, aval, closed, constants, current_trace, opened
 from jaxtribute._src.jaxprs.placements import Known, unplaced
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, idle_replicas
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh, put
 from jaxtribute._src.values.variable import Variable
-from jaxtribute.errors import TraceError, VariableError
+from jaxtribute.errors import StrategyMixError, TraceError, VariableError
 
 if TYPE_CHECKING:
     from jaxtribute._src.strategies.base import Strategy
@@ -35,55 +39,155 @@ if TYPE_CHECKING:
 _SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
 
 
-@jax.tree_util.register_dataclass
-@dataclass(slots=True, repr=False, eq=False)
-class LocalPerReplica(PerReplica):
-    """A per-replica value seen from inside a compiled `merge_call`: `data` is this replica's component."""
+class TracedFunction(TracedProgram):
+    """A whole `jd.function` that is being traced: it sees whole values, on all replicas."""
 
-    uneven: bool = field(default=False, metadata={"static": True})
-    """True if the replicas' shapes may differ."""
+    def __init__(self) -> None:
+        super().__init__()
+        self.mesh: ReplicaMesh | None = None
+        """The replicas' devices, once the function runs something on several."""
+        self.home: ReplicaMesh | None = None
+        """The one device of a strategy that the function runs something on."""
+        self.fed = 0
+        """Number of arrays of batches that the function has drawn from iterators."""
 
-    @property
-    def values(self) -> tuple[Any, ...]:
-        """All replicas' components, gathered."""
-        return tuple(manual.rows(self.data))
+    def enter(self, mesh: ReplicaMesh) -> None:
+        """Notes the devices that `strategy.run` uses.
+
+        Raises:
+          StrategyMixError: those of another strategy are used already.
+        """
+        present = self.mesh or self.home or mesh
+        if present != mesh:
+            raise StrategyMixError(
+                f"one jd.function runs on {present!r} and on {mesh!r}, but a program has one set of devices. "
+                "HINT: make one jd.function for each strategy."
+            )
+        if mesh.size > 1:
+            self.mesh = mesh
+        else:
+            self.home = mesh
 
 
-class TracedLink:
-    """Communication of one replica of a compiled program with the others."""
+class TracedReplica(TracedProgram):
+    """One replica of a program that is being traced: what it sees is local, and meetings are collectives.
 
-    def __init__(self, strategy: Strategy, mesh: ReplicaMesh, frame: TracedFrame, arguments: _Arguments) -> None:
-        self._strategy, self._mesh, self._frame = strategy, mesh, frame
-        self.idle = arguments.idle
+    Args:
+      mesh: the replicas' devices.
+      arguments: what the replica function is called with.
+    """
+
+    local = True
+
+    def __init__(self, mesh: ReplicaMesh, arguments: _Arguments) -> None:
+        super().__init__()
+        self._mesh, self._idle = mesh, arguments.idle
         self._uneven = len(arguments.samples) > 1
+        self.losses = TravellingLosses()
+        """The losses that travel with gradients."""
         self.guesses = False
         """True if the function has seen a gathered array, whose length another replica's shapes may belie."""
 
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """The replicas that got no data."""
+        return self._idle
+
     def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
-        """Each array reduced over the replicas, small ones in one collective."""
+        """Returns each array reduced over the replicas, small ones in one collective."""
         return manual.all_reduce(values, op, self._mesh.size, summation, self.idle)
 
     def all_gather(self, values: list[Any], axis: int) -> list[Any]:
-        """Each array concatenated over the replicas."""
+        """Returns each array concatenated over the replicas."""
         self.guesses = self._uneven
         gathered = [manual.all_gather(value, axis) for value in values]
         return [guarded(one, ReduceOp.SUM, self.idle, self._mesh.size) for one in gathered] if self.idle else gathered
 
     def select(self, value: Any, replica: int) -> Any:
-        """The array of replica `replica`."""
+        """Returns the array of replica `replica`."""
         return manual.from_replica(value, replica)
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs `fn(strategy, ...)` once for all replicas: here, the same program on each of them."""
+        strategy = contexts.current().strategy
+        merged = MergedReplicas(self)
         leaves, tree = flatten((args, kwargs))
         args, kwargs = tree.unflatten([self._wrapped(leaf) if is_array(leaf) else leaf for leaf in leaves])
-        with entered(Context(self._strategy, None, self._frame)):
-            result = fn(self._strategy, *args, **kwargs)
+        with entered(Context(strategy, None, merged)):
+            result = fn(strategy, *args, **kwargs)
         leaves, tree = flatten(result)
         return tree.unflatten([x.data if isinstance(x, (PerReplica, Mirrored)) else x for x in leaves])
 
+    def queue_loss(self, loss: Any) -> None:
+        """Adds the loss to the next gradients that are summed; from a loop or a branch it could not get out."""
+        if current_trace() is self.trace:
+            self.losses.add(loss)
+
+    def sum_gradients(self, grads: Sequence[Any], replicas: int, summation: Summation) -> list[Any]:
+        """Returns the sums of gradients over the replicas, which take losses along."""
+        if current_trace() is not self.trace:
+            return super().sum_gradients(grads, replicas, summation)
+        return self.losses.sum_with(grads, replicas, summation)
+
     def _wrapped(self, leaf: Any) -> LocalPerReplica:
         return LocalPerReplica(jnp.asarray(leaf), self._mesh, jnp.ndim(leaf) == 0, idle=self.idle, uneven=self._uneven)
+
+
+class MergedReplicas(Executor):
+    """A `merge_call` in a program that is being traced: code of all replicas, which each of them computes.
+
+    Args:
+      replica: the executor of the replica function; variables are read and written there.
+    """
+
+    local = True
+    traced = True
+
+    def __init__(self, replica: TracedReplica) -> None:
+        self.replica = replica
+
+    @property
+    def view(self) -> Hashable:
+        """That of the replica."""
+        return self.replica.view
+
+    def get(self, variable: Variable) -> Any:
+        """Returns what the replica holds of the variable."""
+        return self.replica.get(variable)
+
+    def set(self, variable: Variable, value: Any) -> None:
+        """Sets what the replica holds of the variable."""
+        self.replica.set(variable, value)
+
+    def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
+        """Returns `make` of what the replica holds of the variable."""
+        return self.replica.derive(variable, make)
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        """Makes the variable, outside the traced program."""
+        return self.replica.create(make)
+
+    def reduce(
+        self, strategy: Strategy, values: Sequence[Any], op: ReduceOp, axis: int | tuple[int, ...] | None
+    ) -> list[Any]:
+        """Returns each value reduced, of which this replica has its component."""
+        return [self._reduced(strategy, value, op, axis) for value in values]
+
+    def _reduced(self, strategy: Strategy, value: Any, op: ReduceOp, axis: int | tuple[int, ...] | None) -> Any:
+        if not isinstance(value, LocalPerReplica):
+            return super().reduce(strategy, [value], op, axis)[0]
+        axes = check_axes(axis, value.data.ndim)
+        return manual.reduce_local(value.data, op, axes, value.mesh.size, value.idle, value.uneven)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Returns a value concatenated over the replicas, of which this one has its component."""
+        return (
+            manual.all_gather(value.data, axis) if isinstance(value, LocalPerReplica) else super().gather(value, axis)
+        )
+
+    def rows_of_all(self, rows: Any) -> Any:
+        """Returns the rows of all replicas."""
+        return manual.all_gather(rows, 0)
 
 
 @dataclass(frozen=True)
@@ -175,7 +279,7 @@ class _Traced:
     """One replica's program: its jaxpr, what it returns besides arrays, and the variables that it touches."""
 
     closed: ClosedJaxpr
-    frame: TracedFrame
+    executor: TracedReplica
     results: list[Any]
     tree: Any
     places: list[int]
@@ -183,7 +287,7 @@ class _Traced:
     """Indices of the arrays whose sums over the replicas the program returns too, behind everything else."""
 
 
-def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any, outer: Frame) -> Any:
+def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any, outer: Executor) -> Any:
     """Runs `fn` on every replica as part of the program that `outer` traces.
 
     Args:
@@ -192,7 +296,7 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any
       fn: the replica function.
       args: positional arguments; per-replica values anywhere in them are split, all else is shared.
       kwargs: keyword arguments, likewise.
-      outer: the frame of the surrounding program.
+      outer: the executor of the surrounding program.
 
     Returns:
       `fn`'s result, its arrays wrapped as `PerReplica` or, where they are the same on all replicas, `Mirrored`.
@@ -234,14 +338,12 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any
         outputs = jax.jit(mapped)(*inputs, *held)
     for variable, value in zip(plan.written, outputs[results : results + written], strict=True):
         outer.set(variable, value)
-    if isinstance(outer, TracedFrame):
-        for result, total in zip(traces[0].summed, outputs[results + written :], strict=True):
-            outer.totals[id(outputs[result])] = (outputs[result], total)
-    return _wrap(traces, plan, outputs, arguments, mesh)
+    totals = dict(zip(traces[0].summed, outputs[results + written :], strict=True))
+    return _wrap(traces, plan, outputs, totals, arguments, mesh)
 
 
 def run_transformed(
-    strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any, outer: Frame
+    strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any, outer: Executor
 ) -> Any:
     """Runs `fn` where JAX differentiates or transforms the eager code around it: lockstep would lose the gradients.
 
@@ -276,15 +378,14 @@ def _trace(
     seen: list[Any] = []
 
     def program(*local: Any) -> list[Any]:
-        frame = TracedFrame(local=True)
-        link = TracedLink(strategy, mesh, frame, arguments)
-        context = ReplicaContext(strategy, lax.axis_index(AXIS), link)
+        executor = TracedReplica(mesh, arguments)
+        context = ReplicaContext(strategy, lax.axis_index(AXIS))
         args, kwargs = arguments.fill(local)
         try:
-            with entered(Context(strategy, context, frame)):
+            with entered(Context(strategy, context, executor)):
                 result = fn(*args, **kwargs)
         except Exception as error:
-            if link.guesses:
+            if executor.guesses:
                 raise NotSplittable("an array gathered from replicas of different shapes") from error
             raise
         leaves, tree = flatten(result)
@@ -292,10 +393,10 @@ def _trace(
         places = [place for place, leaf in enumerate(leaves) if is_array(leaf)]
         arrays = [leaves[place] for place in places]
         alike = len(arguments.samples) == 1
-        summed = [result for result, array in enumerate(arrays) if alike and id(array) in frame.totals]
-        seen.extend((frame, leaves, tree, places, summed))
-        totals = [frame.totals[id(arrays[result])][1] for result in summed]
-        return [*arrays, *(frame.values[variable] for variable in frame.written), *totals]
+        found = {result: executor.losses.total_of(array) for result, array in enumerate(arrays) if alike}
+        totals = {result: total for result, total in found.items() if total is not None}
+        seen.extend((executor, leaves, tree, places, list(totals)))
+        return [*arrays, *(executor.values[variable] for variable in executor.written), *totals.values()]
 
     closed = jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(*arguments.local_avals(replica))
     return _Traced(unplaced(lift(closed), captured), *seen)
@@ -324,7 +425,7 @@ class _Plan:
 
 def _plan_one(arguments: _Arguments, traced: _Traced) -> _Plan:
     """All replicas see the same shapes: the traced program as it is."""
-    variables = traced.frame.inputs
+    variables = traced.executor.inputs
     flags = [*(one.split for one in arguments.inputs), *(variable.policy.split for variable in variables)]
     consts = list(constants(traced.closed))
 
@@ -333,7 +434,7 @@ def _plan_one(arguments: _Arguments, traced: _Traced) -> _Plan:
         return as_function(whole)(*inputs[len(consts) :])
 
     varying = varying_outputs(opened(traced.closed), flags)
-    return _Plan(program, consts, variables, list(traced.frame.written), varying, [None] * len(varying))
+    return _Plan(program, consts, variables, list(traced.executor.written), varying, [None] * len(varying))
 
 
 def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: ReplicaMesh) -> _Plan:
@@ -344,13 +445,13 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
     for other in traces[1:]:
         if other.tree != first.tree or other.places != first.places:
             raise NotSplittable("the results differ in structure")
-        if list(other.frame.written) != list(first.frame.written):
+        if list(other.executor.written) != list(first.executor.written):
             raise NotSplittable("the replicas write different variables")
-    variables = list(dict.fromkeys(variable for traced in traces for variable in traced.frame.inputs))
+    variables = list(dict.fromkeys(variable for traced in traces for variable in traced.executor.inputs))
     classes = [
         ragged.ReplicaClass(
             ragged.inlined(traced.closed, mesh.size),
-            [*range(len(arguments.inputs)), *traced.frame.inputs],
+            [*range(len(arguments.inputs)), *traced.executor.inputs],
             {i: one.shapes[replica] for i, one in enumerate(arguments.inputs) if one.shapes is not None},
         )
         for traced, replica in zip(traces, arguments.samples, strict=True)
@@ -364,7 +465,7 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
     every = [tuple(column[kind] for kind in arguments.table) for column in zip(*locals_, strict=True)]
     flags = [
         *(one.split for one in arguments.inputs),
-        *(variable.policy.split for variable in first.frame.inputs),
+        *(variable.policy.split for variable in first.executor.inputs),
     ]
     varying = varying_outputs(classes[0].jaxpr, flags)
     for place, atoms in enumerate(zip(*(one.jaxpr.outvars for one in classes), strict=True)):
@@ -376,7 +477,7 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
         return ragged.Merged(classes, common, arguments.table)(dict(zip(keys, inputs, strict=True)), largest)
 
     shapes = [None if len(set(column)) == 1 else column for column in every]
-    return _Plan(program, [], variables, list(first.frame.written), varying, shapes)
+    return _Plan(program, [], variables, list(first.executor.written), varying, shapes)
 
 
 def _with_vectors(plan: _Plan, arguments: _Arguments, split: Sequence[bool]) -> Callable[..., Any]:
@@ -397,17 +498,27 @@ def _with_vectors(plan: _Plan, arguments: _Arguments, split: Sequence[bool]) -> 
     return program
 
 
-def _wrap(traces: Sequence[_Traced], plan: _Plan, outputs: Any, arguments: _Arguments, mesh: ReplicaMesh) -> Any:
+def _wrap(
+    traces: Sequence[_Traced],
+    plan: _Plan,
+    outputs: Sequence[Any],
+    totals: Mapping[int, Any],
+    arguments: _Arguments,
+    mesh: ReplicaMesh,
+) -> Any:
+    """The results as distributed values; of losses that have travelled with gradients the totals are known."""
     traced = traces[0]
     leaves = list(traced.results)
     for place, column in enumerate(zip(*(one.results for one in traces), strict=True)):
         if place not in traced.places and any(leaf is not column[0] and leaf != column[0] for leaf in column):
             each = [column[kind] for kind in arguments.table]
             leaves[place] = PerReplica(tuple(each[i] for i in mesh.local_ids), mesh)
-    for place, output, varies, shapes in zip(traced.places, outputs, plan.varying, plan.shapes, strict=False):
+    results = zip(traced.places, outputs, plan.varying, plan.shapes, strict=False)
+    for result, (place, output, varies, shapes) in enumerate(results):
         if varies:
             scalar = np.ndim(leaves[place]) == 0
             leaves[place] = PerReplica(output, mesh, scalar, shapes, arguments.idle)
+            leaves[place].total = totals.get(result)
         else:
             leaves[place] = Mirrored(output, mesh)
     return traced.tree.unflatten(leaves)

@@ -9,7 +9,8 @@ import jax
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.context import Context
-from jaxtribute._src.execution.frames import OverlayFrame, Viewed, check_untraced
+from jaxtribute._src.execution.executor import Executor
+from jaxtribute._src.execution.frames import Overlay, Viewed, check_untraced
 from jaxtribute._src.jaxprs.core import kept_beyond
 from jaxtribute._src.traced_reads import traced_reads
 from jaxtribute._src.values import lending
@@ -19,23 +20,19 @@ from jaxtribute._src.values.mesh import own
 from jaxtribute._src.values.stored import StoredArray, replace, set_slot, updating
 
 if TYPE_CHECKING:
-    from jaxtribute._src.context import Frame
     from jaxtribute._src.values.variable import Variable
 
 R = TypeVar("R")
 
 
-class EagerFrame:
+class Eager(Executor):
     """Reads and writes the variables themselves.
 
     Args:
-      compiles: makes compiled functions of the replica functions that code in the frame runs; by default they run as
+      compiles: makes compiled functions of the replica functions that code in the executor runs; by default they run as
         Python.
     """
 
-    local = False
-    traced = False
-    differentiating = False
     compiles: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
     def __init__(self, compiles: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None) -> None:
@@ -62,7 +59,7 @@ class EagerFrame:
         if not isinstance(variable.stored, DescribedArray):  # which has no value, new or old
             variable.bind(_placed(variable, value))
 
-    def together(self, operation: Callable[[Frame], R]) -> R:
+    def together(self, operation: Callable[[Executor], R]) -> R:
         """A step of its own for `operation`, so that nobody writes between what it reads and what it writes."""
         step = EagerStep()
         result = step.together(operation)
@@ -86,7 +83,7 @@ def _placed(variable: Variable, value: Any) -> jax.Array:
     return own(value, old.sharding if old.committed else None)
 
 
-class EagerStep(Viewed, EagerFrame):
+class EagerStep(Viewed, Eager):
     """Keeps what an eager step writes to itself; `commit` gives all of it to the variables at once.
 
     A step that fails, or that a signal cuts short, has changed nothing. Other threads see the variables as they were.
@@ -147,12 +144,12 @@ class EagerStep(Viewed, EagerFrame):
             self.bind(variable, self._base(variable).copy())
         return self._slots[variable]
 
-    def together(self, operation: Callable[[Frame], R]) -> R:
-        """`operation` of this frame; done again, as a whole, where other threads have written what it read."""
+    def together(self, operation: Callable[[Executor], R]) -> R:
+        """`operation` of this executor; done again, as a whole, where other threads have written what it read."""
         return self.operate(lambda: operation(self))
 
     def operate(self, operation: Callable[[], R]) -> R:
-        """Calls `operation`, which reads and writes variables by this frame, and remembers it."""
+        """Calls `operation`, which reads and writes variables by this executor, and remembers it."""
         if self._operating:
             return operation()
         self._operating = True
@@ -206,17 +203,17 @@ class EagerStep(Viewed, EagerFrame):
 def stepping(call: Callable[[EagerStep], R]) -> R:
     """Calls `call` in an eager step: the one under way, or one of its own that ends with it."""
     context = contexts.current()
-    frame: Any = context.frame
-    while isinstance(frame, OverlayFrame):
-        frame = frame.below
-    if isinstance(frame, EagerStep):
-        return call(frame)
+    executor: Any = context.executor
+    while isinstance(executor, Overlay):
+        executor = executor.below
+    if isinstance(executor, EagerStep):
+        return call(executor)
     step = EagerStep()
-    frame = step if frame is context.frame else context.frame
+    executor = step if executor is context.executor else context.executor
     entries = contexts.entries()
     depth = len(entries)
     try:
-        entries.append(Context(context.strategy, context.replica, frame))
+        entries.append(Context(context.strategy, context.replica, executor))
         contexts.show()
         result = call(step)
     finally:

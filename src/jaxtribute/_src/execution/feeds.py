@@ -17,7 +17,7 @@ import numpy as np
 from jax.tree_util import tree_flatten
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.execution.capture import OuterFrame
+from jaxtribute._src.execution.compiled import TracedFunction
 from jaxtribute._src.execution.eager import EagerStep
 from jaxtribute._src.execution.frames import feed_p
 from jaxtribute._src.execution.uncompiled import NotSplittable, uncompiled
@@ -157,17 +157,17 @@ class Proxy(Iterator[Any]):
         self._draws, self._place = draws, place
 
     def __next__(self) -> Any:
-        frame = contexts.current().frame
-        if not frame.traced:
+        executor = contexts.current().executor
+        if not executor.traced:
             return self._draws.take(self._place)
-        if not isinstance(frame, OuterFrame):
+        if not isinstance(executor, TracedFunction):
             raise TraceError(
                 "next(iterator) was called inside a replica function or a transformed one, which all share one batch. "
                 "HINT: call it in the jd.function itself: strategy.run(step, (next(iterator),))."
             )
         batch = self._draws.take(self._place)
         leaves, tree = jax.tree.flatten(batch)
-        return tree.unflatten([_placeholder(frame, leaf) for leaf in leaves])
+        return tree.unflatten([_placeholder(executor, leaf) for leaf in leaves])
 
     def get_next(self) -> Any:
         """Returns the next batch.
@@ -191,11 +191,11 @@ class Proxy(Iterator[Any]):
             return Optional()
 
 
-def _placeholder(frame: OuterFrame, leaf: Any) -> Any:
+def _placeholder(executor: TracedFunction, leaf: Any) -> Any:
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-    with recorded_in(frame.trace):
-        value = feed_p.bind(shape=tuple(array.shape), dtype=array.dtype, key=frame.fed)
-    frame.fed += 1
+    with recorded_in(executor.trace):
+        value = feed_p.bind(shape=tuple(array.shape), dtype=array.dtype, key=executor.fed)
+    executor.fed += 1
     return value
 
 
@@ -239,8 +239,8 @@ class FedPrograms:
         program, stops = found
         if program is None:
             return self._run_uncompiled(draws, leaves)
-        frame = contexts.current().frame
-        result = program([*leaves, *fed], frame if isinstance(frame, EagerStep) else None)
+        executor = contexts.current().executor
+        result = program([*leaves, *fed], executor if isinstance(executor, EagerStep) else None)
         if stops:
             raise StopIteration
         return result

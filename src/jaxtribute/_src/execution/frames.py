@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives.marks import state_p
+from jaxtribute._src.execution.executor import Executor
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, current_trace, is_traced, kept_beyond, opened, recorded_in
 from jaxtribute._src.jaxprs.making import placeholder
 from jaxtribute._src.jaxprs.walking import with_inputs
@@ -15,9 +16,12 @@ from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import TraceError
 
 if TYPE_CHECKING:
-    from jaxtribute._src.context import Frame
-
-R = TypeVar("R")
+    from jaxtribute._src.collectives.summation import Summation
+    from jaxtribute._src.strategies.base import Strategy
+    from jaxtribute._src.types import Array, Function, Leaf, Nest
+    from jaxtribute._src.values.distributed import PerReplica
+    from jaxtribute._src.values.enums import ReduceOp
+    from jaxtribute._src.values.mesh import ReplicaMesh
 
 variable_p = placeholder("jd_variable")
 """Stands for a variable's value in a traced program, until `lift` turns it into an input."""
@@ -45,20 +49,20 @@ def check_untraced(variable: Variable) -> None:
 
 
 class Viewed:
-    """A frame that gives variables values of its own.
+    """An executor that gives variables values of its own.
 
-    Functions that JAX keeps, such as the bodies of loops, may have read such values. Once one has, the frame has a view
-    of its own, and a new one when such a value changes.
+    Functions that JAX keeps, such as the bodies of loops, may have read such values. Once one has, the executor has a
+    view of its own, and a new one when such a value changes.
     """
 
     trace: Any = None
-    """The trace that the frame's values are of; None for arrays."""
+    """The trace that the executor's values are of; None for arrays."""
 
     def __init__(self) -> None:
         self._view: int | None = None
 
     def noted(self, variable: Variable) -> None:
-        """Called before a read of a value of the frame's own."""
+        """Called before a read of a value of the executor's own."""
         if not kept_beyond(self.trace):
             return
         traced_reads.read.add(id(variable))
@@ -74,15 +78,15 @@ class Viewed:
             contexts.show()
 
 
-class _InTrace(Viewed):
-    """A frame whose values are of one JAX trace."""
+class _InTrace(Viewed, Executor):
+    """An executor whose values are of one JAX trace."""
 
     def __init__(self) -> None:
         super().__init__()
         self._derived: dict[Variable, tuple[Any, Any]] = {}
 
     def once(self, variable: Variable, array: Any, make: Callable[[Any], Any]) -> Any:
-        """`make(array)`, computed once in the frame's own trace, or what it was before."""
+        """`make(array)`, computed once in the executor's own trace, or what it was before."""
         known = self._derived.get(variable)
         if known is None or known[0] is not array:
             with recorded_in(self.trace):
@@ -90,22 +94,17 @@ class _InTrace(Viewed):
         return known[1]
 
 
-class TracedFrame(_InTrace):
+class TracedProgram(_InTrace):
     """Keeps the variables' values of a program being traced; the variables themselves stay as they are.
 
-    Args:
-      local: whether the program is one replica's.
-
-    The first read of a variable records a `jd_variable` in this frame's own trace, whatever inner trace
+    The first read of a variable records a `jd_variable` in this executor's own trace, whatever inner trace
     (`jax.grad`, `lax.scan`, ...) the read happens in.
     """
 
     traced = True
-    differentiating = False
 
-    def __init__(self, *, local: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.local = local
         self.trace = current_trace()
         # Variables, and what else a program takes and gives: rows of variables, arrays of operations on them.
         self.values: dict[Any, Any] = {}
@@ -114,10 +113,6 @@ class TracedFrame(_InTrace):
         self.created: list[Variable] = []
         self.operations: list[Any] = []
         """Operations that the program sends to other processes that hold variables."""
-        self.losses: list[Any] = []
-        """One replica's losses that gradients may take along when they are summed."""
-        self.totals: dict[int, tuple[Any, Any]] = {}
-        """By its id, a replica's value and its sum over all replicas, where that is known."""
         if traced_reads.read:
             self._view = traced_reads.fresh()
 
@@ -151,10 +146,6 @@ class TracedFrame(_InTrace):
         self.written[variable] = None
         self.changed(variable)
 
-    def together(self, operation: Callable[[Frame], R]) -> R:
-        """`operation` of this frame."""
-        return operation(self)
-
     def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
         """`make` of the variable's value so far."""
         return self.once(variable, self.get(variable), make)
@@ -166,17 +157,17 @@ class TracedFrame(_InTrace):
         return variable
 
 
-class OverlayFrame(_InTrace):
+class Overlay(_InTrace):
     """Gives some variables other values while a function is differentiated, and keeps what it writes.
 
     Args:
-      below: the frame that the function would otherwise use.
+      below: the executor that the function would otherwise use.
       values: the variables and, for each, the array that the function is to see, and what is made of it, if anything.
     """
 
     differentiating = True
 
-    def __init__(self, below: Frame, values: dict[Variable, tuple[Any, Any]]) -> None:
+    def __init__(self, below: Executor, values: dict[Variable, tuple[Any, Any]]) -> None:
         super().__init__()
         self.local, self.traced = below.local, below.traced
         self.trace = current_trace()
@@ -192,11 +183,11 @@ class OverlayFrame(_InTrace):
 
     @property
     def view(self) -> Hashable:
-        """Its own, or as long as no kept function has read an overlaid variable that of the frame below."""
+        """Its own, or as long as no kept function has read an overlaid variable that of the executor below."""
         return self._view or self.below.view
 
     def get(self, variable: Variable) -> Any:
-        """The overlaid value, or that of the frame below."""
+        """The overlaid value, or that of the executor below."""
         self.noted(variable)
         return self._values[variable] if variable in self._values else self.below.get(variable)
 
@@ -212,20 +203,55 @@ class OverlayFrame(_InTrace):
         self.written[variable] = value
         self.changed(variable)
 
-    def together(self, operation: Callable[[Frame], R]) -> R:
-        """`operation` of this frame."""
-        return operation(self)
-
     def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
-        """`make` of the overlaid value, or what the frame below makes of its own."""
+        """`make` of the overlaid value, or what the executor below makes of its own."""
         if variable not in self._values:
             return self.below.derive(variable, make)
         self.noted(variable)
         return self.once(variable, self._values[variable], make)
 
     def create(self, make: Callable[[], Variable]) -> Variable:
-        """Makes the variable as the frame below does."""
+        """Makes the variable as the executor below does."""
         return self.below.create(make)
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """The replicas that got no data."""
+        return self.below.idle
+
+    def all_reduce(self, values: list[Array], op: ReduceOp, summation: Summation | None = None) -> list[Array]:
+        """Reduces as the executor below does."""
+        return self.below.all_reduce(values, op, summation)
+
+    def all_gather(self, values: list[Array], axis: int) -> list[Array]:
+        """Gathers as the executor below does."""
+        return self.below.all_gather(values, axis)
+
+    def select(self, value: Array, replica: int) -> Array:
+        """Selects as the executor below does."""
+        return self.below.select(value, replica)
+
+    def merge(self, fn: Function, args: Nest, kwargs: Nest) -> Nest:
+        """Merges as the executor below does; where there is one replica, what is merged sees the overlaid values."""
+        return self.below.merge(fn, args, kwargs) if self.local else super().merge(fn, args, kwargs)
+
+    def reduce(
+        self, strategy: Strategy, values: Sequence[Leaf], op: ReduceOp, axis: int | tuple[int, ...] | None
+    ) -> list[Array]:
+        """Reduces as the executor below does."""
+        return self.below.reduce(strategy, values, op, axis)
+
+    def gather(self, value: Leaf, axis: int) -> Array:
+        """Gathers as the executor below does."""
+        return self.below.gather(value, axis)
+
+    def rows_of_all(self, rows: Array) -> Array:
+        """Gathers rows as the executor below does."""
+        return self.below.rows_of_all(rows)
+
+    def component(self, value: Array, mesh: ReplicaMesh, *, scalar: bool) -> PerReplica:
+        """Wraps a value as the executor below does."""
+        return self.below.component(value, mesh, scalar=scalar)
 
 
 def lift(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -18,7 +18,7 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.execution.capture import Capture, capture
 from jaxtribute._src.execution.captured import check_captured
-from jaxtribute._src.execution.eager import EagerFrame, EagerStep
+from jaxtribute._src.execution.eager import Eager, EagerStep
 from jaxtribute._src.execution.feeds import FedPrograms, Feed
 from jaxtribute._src.execution.program import program_of
 from jaxtribute._src.execution.signature import InputSignature
@@ -81,12 +81,12 @@ class Function(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the compiled program, tracing it first for a new signature."""
         context = contexts.current()
-        frame = context.frame
+        executor = context.executor
         within: EagerStep | None = None
-        if type(frame) is not EagerFrame:
-            if not isinstance(frame, EagerStep) or frame.uncompiled:
+        if type(executor) is not Eager:
+            if not isinstance(executor, EagerStep) or executor.uncompiled:
                 return self._python_function(*args, **kwargs)
-            within = frame
+            within = executor
         given: Any = (args, kwargs) if self._conform is None else (self._conform(args, kwargs), {})
         leaves, tree = tree_flatten(given)
         if self._takes_variables and tree in self._takes_variables:
@@ -216,8 +216,8 @@ class Function(Generic[P, R]):
             raise
         check_captured(result.closed, self.__name__)
         self._traces += 1
-        if result.frame.created and not first:
-            names = ", ".join(variable.name for variable in result.frame.created)
+        if result.executor.created and not first:
+            names = ", ".join(variable.name for variable in result.executor.created)
             raise VariableError(
                 f"{self.__name__} created variables ({names}) when it was traced again. HINT: a jd.function may "
                 "create variables on its first call only; create them outside, or once: `if self.v is None: ...`."

@@ -15,6 +15,7 @@ from jaxtribute._src.collectives.cross_replica import gather_value, pick_value, 
 from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context
 from jaxtribute._src.execution.eager import EagerStep, stepping
+from jaxtribute._src.execution.executor import Executor
 from jaxtribute._src.execution.frames import check_untraced
 from jaxtribute._src.execution.nests import flatten, is_whole, map_leaves
 from jaxtribute._src.execution.rendezvous import Rendezvous
@@ -28,7 +29,6 @@ from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ContextError
 
 if TYPE_CHECKING:
-    from jaxtribute._src.context import Frame
     from jaxtribute._src.strategies.base import Strategy
 
 R = TypeVar("R")
@@ -37,12 +37,10 @@ Copies = dict[int, tuple[Any, Mirrored]]
 """Arrays on one device by their id, each with the mirrored value that it is a copy of."""
 
 
-class LockstepFrame:
-    """One replica's eager view of the variables: its own copies, on its own device."""
+class LockstepReplica(Executor):
+    """One replica that runs as Python: it sees its own copies, on its own device, and waits for the others to meet."""
 
     local = True
-    traced = False
-    differentiating = False
 
     def __init__(self, run: LockstepRun, index: int) -> None:
         self._run, self._index = run, index
@@ -72,8 +70,8 @@ class LockstepFrame:
         else:
             self._run.step.operate(lambda: self._run.write(variable, self._index, value))
 
-    def together(self, operation: Callable[[Frame], R]) -> R:
-        """`operation` of this frame."""
+    def together(self, operation: Callable[[Executor], R]) -> R:
+        """`operation` of this executor."""
         return self._run.step.operate(lambda: operation(self))
 
     def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
@@ -83,13 +81,6 @@ class LockstepFrame:
     def create(self, make: Callable[[], Variable]) -> Variable:
         """Makes one variable for all replicas, with replica 0's initial value."""
         return self._run.meet(self._index, "jd.Variable", make, lambda makes: [makes[0]()] * len(makes))
-
-
-class LockstepLink:
-    """Communication of a replica with the others: it waits until all have come to the same call."""
-
-    def __init__(self, run: LockstepRun, index: int) -> None:
-        self._run, self._index = run, index
 
     @property
     def idle(self) -> tuple[int, ...]:
@@ -174,7 +165,7 @@ class LockstepRun:
 
     def __init__(self, strategy: Strategy, mesh: ReplicaMesh, step: EagerStep) -> None:
         self.strategy, self.mesh, self.step = strategy, mesh, step
-        self.eager = contexts.current().frame
+        self.eager = contexts.current().executor
         step.resets.append(self._reset)
         self._parts: dict[Variable, tuple[jax.Array, list[Any]]] = {}
         self._copies: dict[int, tuple[Any, Mirrored]] = {}
@@ -196,8 +187,8 @@ class LockstepRun:
         ident = _movable(self.mesh.local_numbers[index], self.mesh)
         op_by_op = jax.disable_jit() if self._op_by_op else nullcontext()
         with jax.default_device(device), op_by_op:
-            context = ReplicaContext(self.strategy, ident, LockstepLink(self, index))
-            with contexts.entered(Context(self.strategy, context, LockstepFrame(self, index))):
+            context = ReplicaContext(self.strategy, ident)
+            with contexts.entered(Context(self.strategy, context, LockstepReplica(self, index))):
                 try:
                     return fn(*args, **kwargs)
                 except ValueError as error:

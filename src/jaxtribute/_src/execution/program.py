@@ -81,11 +81,11 @@ class Program:
 
     def _grow(self, capture: Capture) -> None:
         self._growing, self._special = capture, True
-        written = dict.fromkeys([*self.donated, *capture.frame.written])
-        read = dict.fromkeys([*self.kept, *capture.frame.inputs])
+        written = dict.fromkeys([*self.donated, *capture.executor.written])
+        read = dict.fromkeys([*self.kept, *capture.executor.inputs])
         self.donated, self.kept = list(written), [variable for variable in read if variable not in written]
-        self.mesh = capture.frame.mesh or self.mesh
-        self._home = self._home or capture.frame.home
+        self.mesh = capture.executor.mesh or self.mesh
+        self._home = self._home or capture.executor.home
         self._constants |= capture.constants
         self._loose = [i for i, v in enumerate((*self.donated, *self.kept)) if v.policy.mesh is None]
         self._settle(self._loose_of(self.donated, self.kept))
@@ -159,19 +159,19 @@ class Program:
         capture = self._pending or self._traced(leaves)
         self._pending = None
         known = dict(zip((*self.donated, *self.kept), (*donated, *kept), strict=True))
-        frame = capture.frame
-        spreads = self.mesh is None and frame.mesh is not None
-        if spreads or any(v not in known for v in frame.inputs) or any(v in self.kept for v in frame.written):
+        executor = capture.executor
+        spreads = self.mesh is None and executor.mesh is not None
+        if spreads or any(v not in known for v in executor.inputs) or any(v in self.kept for v in executor.written):
             raise Grow(capture)
         self._constants |= capture.constants
-        inputs = [known[variable] for variable in capture.frame.inputs]
-        own_leaves, fed = leaves[: len(leaves) - frame.fed], leaves[len(leaves) - frame.fed :]
+        inputs = [known[variable] for variable in capture.executor.inputs]
+        own_leaves, fed = leaves[: len(leaves) - executor.fed], leaves[len(leaves) - executor.fed :]
         outputs = as_function(capture.closed)(*own_leaves, *inputs, *fed)
         count = capture.tree.num_leaves
         # JAX would hand an input that is also an output back as it is: the caller's own memory, as a variable's.
         passed = {id(value) for value in (*leaves, *inputs)}
         state = [jnp.copy(value) if id(value) in passed else value for value in outputs[count:]]
-        known.update(zip(capture.frame.written, state, strict=True))
+        known.update(zip(capture.executor.written, state, strict=True))
         arrays = [known[variable] for variable in self.donated]
         if _is_plain(capture.tree):
             return [*arrays, (capture.tree.unflatten(outputs[:count]),)]
@@ -349,7 +349,7 @@ def program_of(
     name: str = "",
 ) -> Callable[[Sequence[Any]], Any]:
     """The program of a traced function: a `Program`, unless it touches variables that other processes hold."""
-    touched = (*first.frame.inputs, *first.frame.written, *first.frame.operations)
+    touched = (*first.executor.inputs, *first.executor.written, *first.executor.operations)
     owners = (getattr(entry, "variable", entry) for entry in touched)
     kinds = (variable.policy.program for variable in owners if isinstance(variable, Variable))
     kind = next((kind for kind in kinds if kind is not None), None) or Program

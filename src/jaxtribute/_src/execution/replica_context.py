@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,85 +18,8 @@ from jaxtribute.errors import ArgumentError, ContextError
 
 if TYPE_CHECKING:
     from jaxtribute._src.collectives.options import CommunicationOptions
-    from jaxtribute._src.collectives.summation import Summation
+    from jaxtribute._src.execution.executor import Executor
     from jaxtribute._src.strategies.base import Strategy
-
-
-class Link(Protocol):
-    """Communication of a replica with the others; one implementation for each executor."""
-
-    @property
-    def idle(self) -> tuple[int, ...]:
-        """The replicas that got no data."""
-        ...
-
-    def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
-        """Each array reduced over the replicas, added up by `summation`."""
-        ...
-
-    def all_gather(self, values: list[Any], axis: int) -> list[Any]:
-        """Each array concatenated over the replicas along `axis`."""
-        ...
-
-    def select(self, value: Any, replica: int) -> Any:
-        """The array of one replica."""
-        ...
-
-    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The result of `fn(strategy, *args, **kwargs)`, run once for all replicas."""
-        ...
-
-
-class SoloLink:
-    """The link of a replica that has no others."""
-
-    idle = ()
-
-    def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
-
-    def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
-        """The arrays as they are."""
-        return values
-
-    def all_gather(self, values: list[Any], axis: int) -> list[Any]:
-        """The arrays as they are."""
-        return values
-
-    def select(self, value: Any, replica: int) -> Any:
-        """The array as it is."""
-        return value
-
-    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Calls `fn` in cross-replica context."""
-        with contexts.entered(contexts.Context(self._strategy, None, contexts.current().frame)):
-            return fn(self._strategy, *args, **kwargs)
-
-
-class LoneLink(SoloLink):
-    """The link of a replica that has others, none of which runs: `with ReplicaContext(strategy, 1)`."""
-
-    def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
-        """Refused."""
-        raise self._alone()
-
-    def all_gather(self, values: list[Any], axis: int) -> list[Any]:
-        """Refused."""
-        raise self._alone()
-
-    def select(self, value: Any, replica: int) -> Any:
-        """Refused."""
-        raise self._alone()
-
-    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Refused."""
-        raise self._alone()
-
-    def _alone(self) -> ContextError:
-        return ContextError(
-            f"a replica of {self._strategy!r} was entered alone, and no other replica runs that could take part. "
-            "HINT: reduce, gather and merge in the function passed to strategy.run."
-        )
 
 
 class ReplicaContext:
@@ -106,15 +29,13 @@ class ReplicaContext:
       strategy: the strategy that runs the replica.
       replica_id_in_sync_group: the replica's number, from 0: an int32 scalar (a Python int outside any
         strategy).
-      link: how the other replicas are reached; for executors.
 
     Source: `tf.distribute.ReplicaContext`.
     """
 
-    def __init__(self, strategy: Strategy, replica_id_in_sync_group: Any, link: Link | None = None) -> None:
+    def __init__(self, strategy: Strategy, replica_id_in_sync_group: Any) -> None:
         self._strategy = strategy
         self._id = replica_id_in_sync_group
-        self._link: Link = link or (SoloLink if strategy.num_replicas_in_sync == 1 else LoneLink)(strategy)
 
     def __enter__(self) -> ReplicaContext:
         """Makes this the replica whose code runs; it sees variables as code outside `strategy.run` does.
@@ -128,7 +49,7 @@ class ReplicaContext:
                 f"{self!r} was entered in {'a replica function' if now.replica is not None else 'the scope'} of "
                 f"{now.strategy!r}. HINT: enter it outside, or in its own strategy's scope."
             )
-        contexts.push(contexts.Context(self._strategy, self, now.frame))
+        contexts.push(contexts.Context(self._strategy, self, now.executor))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -178,12 +99,12 @@ class ReplicaContext:
         Source: `tf.distribute.ReplicaContext.all_reduce`.
         """
         op = ReduceOp.parse(reduce_op)
-        self._check_current("all_reduce")
+        executor = self._executor("all_reduce")
         leaves, tree = jax.tree.flatten(value)
         if not leaves:
             return value
         summation = self._strategy.extended.summation(options)
-        return tree.unflatten(self._link.all_reduce([operand(leaf) for leaf in leaves], op, summation))
+        return tree.unflatten(executor.all_reduce([operand(leaf) for leaf in leaves], op, summation))
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """Concatenates `value` over the replicas along `axis` and gives each the result.
@@ -201,7 +122,7 @@ class ReplicaContext:
 
         Source: `tf.distribute.ReplicaContext.all_gather`.
         """
-        self._check_current("all_gather")
+        executor = self._executor("all_gather")
         leaves, tree = jax.tree.flatten(value)
         leaves = [jnp.asarray(operand(leaf)) for leaf in leaves]
         for leaf in leaves:
@@ -210,7 +131,7 @@ class ReplicaContext:
                     f"cannot gather an array of shape {leaf.shape} along axis {axis}. "
                     "HINT: all_gather needs 0 <= axis < rank; give scalars an axis first, e.g. x[None]."
                 )
-        return tree.unflatten(self._link.all_gather(leaves, axis))
+        return tree.unflatten(executor.all_gather(leaves, axis))
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
         """Waits for all replicas, then calls `merge_fn(strategy, *args, **kwargs)` once, in cross-replica context.
@@ -225,9 +146,9 @@ class ReplicaContext:
 
         Source: `tf.distribute.ReplicaContext.merge_call`.
         """
-        self._check_current("merge_call")
+        executor = self._executor("merge_call")
         settings.function("merge_fn", merge_fn)
-        return self._link.merge(merge_fn, tuple(args), dict(kwargs or {}))
+        return executor.merge(merge_fn, tuple(args), dict(kwargs or {}))
 
     def fold_in(self, key: jax.Array) -> jax.Array:
         """Returns a key of this replica's own, so that replicas draw different numbers from one key.
@@ -254,8 +175,8 @@ class ReplicaContext:
         Returns:
           Keys of shape `(examples,)` (old-style keys: `(examples, words)`), to be used under `jax.vmap`.
         """
-        self._check_current("example_keys")
-        counts = self._link.all_gather([jnp.full(1, examples, jnp.int32)], 0)[0]
+        executor = self._executor("example_keys")
+        counts = executor.all_gather([jnp.full(1, examples, jnp.int32)], 0)[0]
         before = jnp.where(jnp.arange(counts.size) < self._id, counts, jnp.zeros_like(counts)).sum(dtype=jnp.int32)
         places = before + jnp.arange(examples, dtype=jnp.int32)
         return jax.vmap(jax.random.fold_in, (None, 0))(self._near(key), places)
@@ -280,24 +201,17 @@ class ReplicaContext:
     @property
     def idle(self) -> tuple[int, ...]:
         """The ids of the replicas that got no data in this step: the last partial batch did not reach them."""
-        return self._link.idle
-
-    def first(self, value: Any) -> Any:
-        """The array that replica 0 gave, on every replica."""
-        return self._link.select(value, 0)
-
-    def fold_writes(self, value: Any, adds: bool) -> Any:
-        """Combines all replicas' writes to one shared copy: their sum, or the last replica's value."""
-        if adds:
-            return self._link.all_reduce([value], ReduceOp.SUM)[0].astype(value.dtype)
-        return self._link.select(value, self.num_replicas_in_sync - 1)
+        return self._executor("idle").idle
 
     def __repr__(self) -> str:
         return f"ReplicaContext(strategy={type(self._strategy).__name__}, replica_id_in_sync_group={self._id})"
 
-    def _check_current(self, method: str) -> None:
-        if contexts.current().replica is not self:
+    def _executor(self, method: str) -> Executor:
+        """The way in which this replica's code runs."""
+        context = contexts.current()
+        if context.replica is not self:
             raise ContextError(
                 f"ReplicaContext.{method} was called outside the replica function that the context belongs to. "
                 "HINT: call jd.get_replica_context() inside the function passed to strategy.run."
             )
+        return context.executor

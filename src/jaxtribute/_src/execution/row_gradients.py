@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from jaxtribute._src.execution.frames import OverlayFrame
+from jaxtribute._src.execution.frames import Overlay
 from jaxtribute._src.values.scatter import IndexedSlices
 from jaxtribute._src.values.variable import Variable
 
 if TYPE_CHECKING:
-    from jaxtribute._src.context import Frame
+    from jaxtribute._src.execution.executor import Executor
 
 
 class RowsNeeded(Exception):  # noqa: N818
@@ -51,16 +51,16 @@ class Lookups:
         return [v for v in self.variables if v in looked_up and v not in self.whole]
 
 
-class LookupOverlay(OverlayFrame):
+class RowsOverlay(Overlay):
     """An overlay under which rows of some variables are looked up.
 
     Args:
-      below: the frame below.
+      below: the executor below.
       values: the other variables' values.
       lookups: the variables, and what becomes known of them.
     """
 
-    def __init__(self, below: Frame, values: dict[Variable, Any], lookups: Lookups) -> None:
+    def __init__(self, below: Executor, values: dict[Variable, Any], lookups: Lookups) -> None:
         super().__init__(below, {variable: (value, None) for variable, value in values.items()})
         self.lookups = lookups
 
@@ -71,7 +71,7 @@ class LookupOverlay(OverlayFrame):
         return super().get(variable)
 
     def rows(self, variable: Variable, ids: Any, read: Callable[[Any], Any]) -> Any:
-        """The rows `ids`, which `read` gets from the frame below."""
+        """The rows `ids`, which `read` gets from the executor below."""
         self.noted(variable)
         lookups = self.lookups
         if lookups.moves is None:
@@ -84,35 +84,35 @@ class LookupOverlay(OverlayFrame):
         return jax.lax.stop_gradient(read(self.below)) + lookups.moves[place]
 
 
-def overlaid_rows(frame: OverlayFrame, variable: Variable, ids: Any, read: Callable[[Any], Any]) -> Any:
+def overlaid_rows(executor: Overlay, variable: Variable, ids: Any, read: Callable[[Any], Any]) -> Any:
     """Rows that are looked up while a function is differentiated.
 
     Raises:
       RowsNeeded: it is differentiated by the variable, as a whole so far.
     """
-    if isinstance(frame, LookupOverlay) and variable in frame.lookups.variables:
-        return frame.rows(variable, ids, read)
-    if frame.overlays(variable):
-        if not frame.traced:
-            return jnp.take(frame.get(variable), ids, axis=0)
+    if isinstance(executor, RowsOverlay) and variable in executor.lookups.variables:
+        return executor.rows(variable, ids, read)
+    if executor.overlays(variable):
+        if not executor.traced:
+            return jnp.take(executor.get(variable), ids, axis=0)
         raise RowsNeeded
-    below = frame.below
-    return overlaid_rows(below, variable, ids, read) if isinstance(below, OverlayFrame) else read(below)
+    below = executor.below
+    return overlaid_rows(below, variable, ids, read) if isinstance(below, Overlay) else read(below)
 
 
-Loss = Callable[[OverlayFrame], tuple[Any, Any]]
+Loss = Callable[[Overlay], tuple[Any, Any]]
 """Calls the user's function under an overlay; returns the loss and what else it gives."""
 
 
-def differentiate_by_rows(call: Loss, frame: Frame, leaves: Sequence[Variable]) -> tuple[Any, list[Any]]:
+def differentiate_by_rows(call: Loss, executor: Executor, leaves: Sequence[Variable]) -> tuple[Any, list[Any]]:
     """The loss and all else that `call` gives, and the gradients: arrays, or `IndexedSlices` of looked-up rows."""
     candidates = [leaf for leaf in leaves if leaf.policy.remote and leaf.shape]
     lookups = Lookups(candidates)
     # Values of variables that turn out to be looked up only are never used, so that they are not fetched.
-    values = {leaf: frame.get(leaf) for leaf in leaves}
+    values = {leaf: executor.get(leaf) for leaf in leaves}
 
     def learn(arrays: list[Any]) -> Any:
-        return call(LookupOverlay(frame, dict(zip(leaves, arrays, strict=True)), lookups))[0]
+        return call(RowsOverlay(executor, dict(zip(leaves, arrays, strict=True)), lookups))[0]
 
     jax.make_jaxpr(learn)([values[leaf] for leaf in leaves])
     by_rows = lookups.by_rows()
@@ -122,7 +122,7 @@ def differentiate_by_rows(call: Loss, frame: Frame, leaves: Sequence[Variable]) 
     def loss(dense_values: list[Any], moves: list[Any]) -> Any:
         lookups.restart()
         lookups.moves = moves
-        overlay = LookupOverlay(frame, dict(zip(dense, dense_values, strict=True)), lookups)
+        overlay = RowsOverlay(executor, dict(zip(dense, dense_values, strict=True)), lookups)
         value, aux = call(overlay)
         return value, (aux, list(lookups.ids))
 

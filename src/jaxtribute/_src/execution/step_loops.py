@@ -41,7 +41,7 @@ class StepLoops:
         """Runs `n` steps, or as many as there is data for; see `Strategy.run_steps`."""
         settings.function("step", step)
         _check(iterator, n, steps_per_call)
-        if contexts.current().frame.traced:
+        if contexts.current().executor.traced:
             results, done = _steps(step, iterator, n)
         else:
             found: list[Any] = []

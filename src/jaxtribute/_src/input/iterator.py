@@ -59,7 +59,7 @@ class DistributedIterator(Feed):
         return self
 
     def __next__(self) -> Tree:
-        if contexts.current().frame.traced:
+        if contexts.current().executor.traced:
             raise TraceError(
                 f"next(iterator) at step {self._step()} in a jd.function to which the iterator was not passed: its "
                 "batch would become a constant of the program. HINT: pass the iterator as an argument of jd.function."

@@ -291,7 +291,7 @@ class Model:
         for (variable, _), value in zip(means, reduced, strict=True):
             variable.policy.store(variable, value.astype(variable.dtype), context)
         for cell, value in changes:
-            if cell.part.kind is Kind.ALIKE and context.frame.traced:  # that they are is checked in the program
+            if cell.part.kind is Kind.ALIKE and context.executor.traced:  # that they are is checked in the program
                 cell.variable.policy.store(cell.variable, _checked(cell.variable, value), context)
             elif cell.part.kind is Kind.ALIKE:
                 cell.variable.assign(value)

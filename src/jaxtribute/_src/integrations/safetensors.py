@@ -138,7 +138,7 @@ def weights(model: Any) -> dict[str, Variable]:
       ContextError: called in a replica function or a `jd.function`.
     """
     context = contexts.current()
-    if context.frame.traced or context.frame.local:
+    if context.executor.traced or context.executor.local:
         raise ContextError("weights were saved or loaded in a replica function or a jd.function. HINT: between steps.")
     if isinstance(model, Model):
         named = [(".".join(path), variable) for path, variable in model.weights()]

@@ -71,14 +71,14 @@ class Accumulation:
           op: how they are reduced, or None if they are.
           context: the context in force; not that of a replica that runs eagerly.
         """
-        sums = [context.frame.get(variable) for variable in self.sums]
-        give = _given_here if context.frame.local else _given_by_all
+        sums = [context.executor.get(variable) for variable in self.sums]
+        give = _given_here if context.executor.local else _given_by_all
         whole = [i for i, kind in enumerate(self.kinds) if kind is Kind.WHOLE]
         mesh = context.strategy.extended.mesh
-        if whole and context.frame.local and mesh.size > 1:  # one reduction of them all
+        if whole and context.executor.local and mesh.size > 1:  # one reduction of them all
             totals = _reduced_here([grads[i] for i in whole], op, context)
             grads = [totals[whole.index(i)] if i in whole else grad for i, grad in enumerate(grads)]
-        if not context.frame.local:
+        if not context.executor.local:
             own = [i for i, kind in enumerate(self.kinds) if kind is not Kind.ROWS and isinstance(grads[i], PerReplica)]
             reduced = _reduced_by_all([grads[i] for i in own], op, context)
             grads = [reduced[own.index(i)] if i in own else grad for i, grad in enumerate(grads)]
@@ -90,10 +90,10 @@ class Accumulation:
     def cycle(self, sums: Sequence[Any], dtypes: Sequence[Any], context: Context) -> list[Any]:
         """The gradients of a whole cycle: a replica's own in a compiled program (slices as such), elsewhere reduced."""
         found: list[Any] = []
-        rows = [i for i, kind in enumerate(self.kinds) if kind is Kind.ROWS and not context.frame.local]
+        rows = [i for i, kind in enumerate(self.kinds) if kind is Kind.ROWS and not context.executor.local]
         for total, variable, kind, dtype in zip(sums, self.sums, self.kinds, dtypes, strict=True):
             array = (total / np.asarray(self.steps, total.dtype) if self.mean else total).astype(dtype)
-            if not context.frame.local:
+            if not context.executor.local:
                 found.append(_whole(variable, array, kind))
             elif kind is Kind.SLICES:
                 found.append(Slice(array, variable.shape))
@@ -193,7 +193,7 @@ def _reduced_here(grads: Sequence[Any], op: ReduceOp | None, context: Context) -
 def _contribution(grad: Any, op: ReduceOp | None, context: Context) -> tuple[Any, ReduceOp | None, tuple[int, ...]]:
     """A replica's array, how it is reduced, and which replicas are idle; in a `merge_call` plain arrays are alike."""
     if context.replica is not None:
-        return jnp.asarray(grad), op, context.replica.idle
+        return jnp.asarray(grad), op, context.executor.idle
     return (grad.data, op, grad.idle) if isinstance(grad, PerReplica) else (jnp.asarray(grad), None, ())
 
 

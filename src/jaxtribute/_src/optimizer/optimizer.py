@@ -15,7 +15,6 @@ from jax import lax
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.collectives.manual import all_reduce
-from jaxtribute._src.execution.losses import sum_with_losses
 from jaxtribute._src.execution.nests import opened
 from jaxtribute._src.optimizer.accumulation import Accumulation, Kind, make_accumulation
 from jaxtribute._src.optimizer.slicing import Slice
@@ -32,6 +31,7 @@ from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, StrategyMixError
 
 if TYPE_CHECKING:
+    from jaxtribute._src.execution.executor import Executor
     from jaxtribute._src.precision import LossScale
     from jaxtribute._src.strategies.base import Strategy
 
@@ -168,8 +168,8 @@ class Optimizer:
             self.elsewhere.apply(grads, context)
             return
         replica = context.replica
-        alone = self._mesh.size == 1 and (context.frame.traced or not context.frame.local)
-        if replica is not None and not alone and not context.frame.traced:
+        alone = self._mesh.size == 1 and (context.executor.traced or not context.executor.local)
+        if replica is not None and not alone and not context.executor.traced:
             replica.merge_call(self._merged, (grads, op))
         elif self._accumulation is not None:
             self._accumulate(self._accumulation, grads, op, context)
@@ -182,7 +182,7 @@ class Optimizer:
         """The context in force; outside every scope, the cross-replica context of the variables' own strategy."""
         context = contexts.current()
         if context.strategy.is_default and self._strategy is not context.strategy:
-            return contexts.Context(self._strategy, None, context.frame)
+            return contexts.Context(self._strategy, None, context.executor)
         return context
 
     def _choose(self, shard_update: bool | Literal["auto"]) -> frozenset[int]:
@@ -262,27 +262,27 @@ class Optimizer:
     def _apply(self, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context) -> None:
         """Updates by this replica's gradients, which `op` reduces, or by reduced ones."""
 
-        def update(frame: contexts.Frame) -> None:
-            within = replace(context, frame=frame)
+        def update(executor: Executor) -> None:
+            within = replace(context, executor=executor)
             self._keep(self._updated(grads, op, self._held(within), within), within)
 
-        context.frame.together(update)
+        context.executor.together(update)
 
     def _accumulate(
         self, accumulation: Accumulation, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context
     ) -> None:
         """Adds gradients to the sums, and at the end of a cycle reduces those and updates."""
 
-        def add(frame: contexts.Frame) -> None:
-            self._add(accumulation, grads, op, replace(context, frame=frame))
+        def add(executor: Executor) -> None:
+            self._add(accumulation, grads, op, replace(context, executor=executor))
 
-        context.frame.together(add)
+        context.executor.together(add)
 
     def _add(
         self, accumulation: Accumulation, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context
     ) -> None:
-        frame, several = context.frame, self._mesh.size > 1
-        rows = ReduceOp.SUM if frame.local and several and Kind.WHOLE not in accumulation.kinds else None
+        executor, several = context.executor, self._mesh.size > 1
+        rows = ReduceOp.SUM if executor.local and several and Kind.WHOLE not in accumulation.kinds else None
         dtypes = [variable.dtype for variable in self._variables]
 
         def finish(sums: list[Any], held: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -290,27 +290,27 @@ class Optimizer:
             return [jnp.zeros_like(total) for total in sums], self._updated(cycle, rows, held, context)
 
         sums, held = accumulation.added(grads, op, context), self._held(context)
-        calls = frame.get(accumulation.count) + np.int32(1)
+        calls = executor.get(accumulation.count) + np.int32(1)
         last = calls >= np.int32(accumulation.steps)
-        if frame.traced:
+        if executor.traced:
             sums, held = lax.cond(last, finish, lambda sums, held: (sums, held), sums, held)
             self._keep(held, context)
         elif last:
             sums, held = finish(sums, held)
             self._keep(held, context)
         for variable, total in zip(accumulation.sums, sums, strict=True):
-            frame.set(variable, total)
-        frame.set(accumulation.count, jnp.where(last, jnp.zeros_like(calls), calls))
+            executor.set(variable, total)
+        executor.set(accumulation.count, jnp.where(last, jnp.zeros_like(calls), calls))
 
     def _in_slices(self, context: contexts.Context) -> bool:
         """True if one replica's program updates slices."""
-        return bool(self._sliced) and context.frame.local
+        return bool(self._sliced) and context.executor.local
 
     def _held(self, context: contexts.Context) -> list[Any]:
         """The arrays of the variables and their slots: as they are stored, or whole."""
         variables = (*self._variables, *self._state)
         if self._in_slices(context):
-            return [context.frame.get(variable) for variable in variables]
+            return [context.executor.get(variable) for variable in variables]
         return [variable.policy.whole(variable, context) for variable in variables]
 
     def _keep(self, arrays: Sequence[Any], context: contexts.Context) -> None:
@@ -318,7 +318,7 @@ class Optimizer:
         in_slices = self._in_slices(context)
         for variable, value in zip((*self._variables, *self._state), arrays, strict=True):
             if in_slices:
-                context.frame.set(variable, value)
+                context.executor.set(variable, value)
             else:
                 variable.policy.store(variable, value, context)
 
@@ -327,7 +327,7 @@ class Optimizer:
     ) -> list[Any]:
         """The new arrays of the variables and their slots, from those that `_held` gave."""
         count, replicas = len(self._variables), self._mesh.size
-        idle = () if op is None or context.replica is None else context.replica.idle
+        idle = () if op is None or context.replica is None else context.executor.idle
         if self._in_slices(context):
             pieces = [
                 Slice(array, variable.shape) if variable.policy.split else array
@@ -338,11 +338,11 @@ class Optimizer:
         if op is not None:
             summation = self._strategy.extended.summation(None)
             if op is ReduceOp.SUM and not idle:
-                grads = sum_with_losses(grads, replicas, summation, context.frame)
+                grads = context.executor.sum_gradients(grads, replicas, summation)
             else:
                 grads = all_reduce(grads, op, replicas, summation, idle)
         grads = [variable.policy.admit(grad) for variable, grad in zip(self._variables, grads, strict=True)]
-        if context.frame.traced:
+        if context.executor.traced:
             return self._update(grads, list(held[count:]), list(held[:count]))
         with traced_reads.steady():
             return self._eager_update(grads, list(held[count:]), list(held[:count]))

@@ -10,10 +10,7 @@ import numpy as np
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
-from jaxtribute._src.collectives.cross_replica import gather_value, reduce_leaves, reduce_value
 from jaxtribute._src.context import Context
-from jaxtribute._src.execution.compiled import LocalPerReplica
-from jaxtribute._src.execution.losses import known_total
 from jaxtribute._src.execution.nests import flatten, is_distributed, map_leaves
 from jaxtribute._src.execution.step_loops import StepLoops
 from jaxtribute._src.strategies.legacy import LegacyMethods
@@ -151,7 +148,7 @@ class Strategy(LegacyMethods):
         entries = contexts.entries()
         depth = len(entries)
         try:
-            entries.append(Context(self, None, context.frame))
+            entries.append(Context(self, None, context.executor))
             contexts.show()
             return self._extended.call_for_each_replica(fn, args, kwargs)
         finally:
@@ -205,22 +202,10 @@ class Strategy(LegacyMethods):
         Source: `tf.distribute.Strategy.reduce`.
         """
         op = ReduceOp.parse(reduce_op)
-        require_cross_replica(self, "reduce")
-        mesh = self._extended.mesh
+        context = require_cross_replica(self, "reduce")
         leaves, tree = flatten(value)
         leaves = [self._distributed(leaf) for leaf in leaves]
-        if axis is None and not any(isinstance(leaf, LocalPerReplica) for leaf in leaves):
-            totals = [known_total(leaf, op, contexts.current().frame) for leaf in leaves]
-            rest = [leaf for leaf, total in zip(leaves, totals, strict=True) if total is None]
-            others = iter(reduce_leaves(rest, op, mesh, self._extended.summation(None)))
-            return tree.unflatten([next(others) if total is None else total for total in totals])
-
-        def one(leaf: Any) -> Any:
-            if isinstance(leaf, LocalPerReplica):
-                return self._extended.reduce_local(leaf, op, axis)
-            return reduce_value(leaf, op, axis, mesh)
-
-        return tree.unflatten([one(leaf) for leaf in leaves])
+        return tree.unflatten(context.executor.reduce(self, leaves, op, axis))
 
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenates distributed values over the replicas along `axis`.
@@ -238,15 +223,8 @@ class Strategy(LegacyMethods):
 
         Source: `tf.distribute.Strategy.gather`.
         """
-        require_cross_replica(self, "gather")
-
-        def one(leaf: Any) -> Any:
-            leaf = self._distributed(leaf)
-            if isinstance(leaf, LocalPerReplica):
-                return self._extended.gather_local(leaf.data, axis)
-            return gather_value(leaf, axis)
-
-        return map_leaves(one, value)
+        executor = require_cross_replica(self, "gather").executor
+        return map_leaves(lambda leaf: executor.gather(self._distributed(leaf), axis), value)
 
     def place(self, nest: Any) -> Any:
         """Puts a nest of arrays where this strategy puts variables: a copy on every replica's device.

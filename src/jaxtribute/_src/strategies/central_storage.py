@@ -53,13 +53,13 @@ class CentralStorageExtended(StrategyExtended):
     def _call_alone(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self.mesh.devices == (self._parameter_device,):
             return super()._call_alone(fn, args, kwargs)
-        frame = contexts.current().frame
-        if isinstance(fn, Function) and not frame.traced:
+        executor = contexts.current().executor
+        if isinstance(fn, Function) and not executor.traced:
             return fn.run_on(self.strategy)(*args, **kwargs)
-        if not frame.traced:
+        if not executor.traced:
             result = self.run_eagerly(fn, args, kwargs)
             return map_leaves(_alone, result) if is_traced() else result
-        return map_leaves(_alone, compiled.run(self.strategy, self.mesh, fn, args, kwargs, frame))
+        return map_leaves(_alone, compiled.run(self.strategy, self.mesh, fn, args, kwargs, executor))
 
 
 class CentralStorageStrategy(Strategy):

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.collectives import manual
 from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps
-from jaxtribute._src.collectives.cross_replica import check_axes
 from jaxtribute._src.devices import device_name
 from jaxtribute._src.execution import compiled, lockstep
-from jaxtribute._src.execution.capture import OuterFrame
-from jaxtribute._src.execution.eager import EagerFrame, stepping
+from jaxtribute._src.execution.compiled import TracedFunction
+from jaxtribute._src.execution.eager import Eager, stepping
 from jaxtribute._src.execution.function import Function
 from jaxtribute._src.execution.nests import flatten, map_leaves
 from jaxtribute._src.execution.replica_context import ReplicaContext
@@ -23,7 +21,7 @@ from jaxtribute._src.jaxprs.core import is_traced
 from jaxtribute._src.strategies.legacy_extended import LegacyExtended
 from jaxtribute._src.strategies.operations import ExtendedOperations
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
-from jaxtribute._src.values.enums import ReduceOp, VariableSynchronization
+from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.mesh import ReplicaMesh, unbound
 from jaxtribute._src.values.policies.base import Policy
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
@@ -121,16 +119,16 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         Source: `tf.distribute.StrategyExtended.call_for_each_replica`.
         """
         kwargs = dict(kwargs or {})
-        frame = contexts.current().frame
-        if isinstance(frame, EagerFrame) and frame.compiles is not None:
-            fn = frame.compiles(fn)
-        if isinstance(frame, OuterFrame) and self.home is not None:
-            frame.enter(self.home)
+        executor = contexts.current().executor
+        if isinstance(executor, Eager) and executor.compiles is not None:
+            fn = executor.compiles(fn)
+        if isinstance(executor, TracedFunction) and self.home is not None:
+            executor.enter(self.home)
         if self.mesh.size == 1:
             return self._call_alone(fn, args, kwargs)
         _check_values(self, (args, kwargs))
-        if frame.traced:
-            return compiled.run(self.strategy, self.mesh, fn, args, kwargs, frame)
+        if executor.traced:
+            return compiled.run(self.strategy, self.mesh, fn, args, kwargs, executor)
         if isinstance(fn, Function):
             return fn.run_on(self.strategy)(*args, **kwargs)
         return self.run_eagerly(fn, args, kwargs)
@@ -144,25 +142,8 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
             )
         if not is_traced():
             return lockstep.run(self.strategy, self.mesh, fn, args, kwargs)
-        frame = contexts.current().frame
-        return compiled.run_transformed(self.strategy, self.mesh, fn, args, kwargs, frame)
-
-    def reduce_local(self, value: compiled.LocalPerReplica, op: ReduceOp, axis: int | tuple[int, ...] | None) -> Any:
-        """`Strategy.reduce` in a compiled `merge_call`, where `value` is this replica's component."""
-        axes = check_axes(axis, value.data.ndim)
-        return manual.reduce_local(value.data, op, axes, self.mesh.size, value.idle, value.uneven)
-
-    def gather_local(self, value: Any, axis: int) -> Any:
-        """`Strategy.gather` in a compiled `merge_call`, where `value` is this replica's component."""
-        return manual.all_gather(value, axis)
-
-    def local_component(self, value: Any) -> Any:
-        """This replica's component, in a compiled `merge_call`, as the per-replica value that it belongs to."""
-        return compiled.LocalPerReplica(value, self.mesh, value.ndim == 0)
-
-    def all_rows(self, value: Any) -> Any:
-        """The rows of an ON_READ variable of all replicas, from this replica's, in a compiled program."""
-        return manual.all_gather(value, 0)
+        executor = contexts.current().executor
+        return compiled.run_transformed(self.strategy, self.mesh, fn, args, kwargs, executor)
 
     def regroup(self, results: Sequence[Any], *, always: bool = False) -> Any:
         """Joins what the local replicas returned, nest by nest, into distributed values.
@@ -182,11 +163,11 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         return None
 
     def _call_alone(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        frame = contexts.current().frame
+        executor = contexts.current().executor
         args, kwargs = map_leaves(_only, (tuple(args), kwargs))
         context = ReplicaContext(self.strategy, self._only_id())
-        with contexts.entered(contexts.Context(self.strategy, context, frame)):
-            if frame.traced or isinstance(fn, Function):
+        with contexts.entered(contexts.Context(self.strategy, context, executor)):
+            if executor.traced or isinstance(fn, Function):
                 return fn(*args, **kwargs)
             if self.home is None:
                 return stepping(lambda _: fn(*args, **kwargs))
@@ -228,5 +209,5 @@ def _only(value: Any) -> Any:
     return value.values[0] if isinstance(value, (PerReplica, Mirrored)) else value
 
 
-EAGER = EagerFrame()
-"""The frame of code that no `jd.function` traces."""
+EAGER = Eager()
+"""The executor of code that no `jd.function` traces."""

@@ -14,7 +14,7 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives import manual
 from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps, DefaultCrossDeviceOps, ReductionToOneDevice
 from jaxtribute._src.collectives.destinations import parse_destinations, put
-from jaxtribute._src.execution.compiled import LocalPerReplica
+from jaxtribute._src.execution.executor import LocalPerReplica
 from jaxtribute._src.execution.nests import flatten, map_leaves
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues
@@ -144,7 +144,7 @@ class ExtendedOperations(ABC):
         Source: `tf.distribute.StrategyExtended.broadcast_to`.
         """
         _require_cross_replica("broadcast_to")
-        if contexts.current().frame.local:
+        if contexts.current().executor.local:
             return operand(tensor)
         return put(jax.numpy.asarray(operand(tensor)), parse_destinations(destinations, self.mesh))
 
@@ -253,7 +253,7 @@ class ExtendedOperations(ABC):
             return self._update_each(var, fn, args, kwargs)
         args, kwargs = map_leaves(lambda leaf: var.policy.admit(_whole(leaf)), (args, kwargs))
         device = var.policy.parameter_device
-        context = contexts.Context(self.strategy, None, contexts.current().frame)
+        context = contexts.Context(self.strategy, None, contexts.current().executor)
         with contexts.entered(context), nullcontext() if device is None else jax.default_device(device):
             return fn(var, *args, **kwargs)
 
@@ -264,12 +264,12 @@ class ExtendedOperations(ABC):
                 f"update({var.name}) got a PerReplica argument with {self.mesh.size} components for a variable that "
                 "has one value. HINT: reduce it first: strategy.extended.reduce_to('SUM', value, variable)."
             )
-        frame = contexts.current().frame
-        if not frame.local:
+        executor = contexts.current().executor
+        if not executor.local:
             return self.call_for_each_replica(fn, (var, *args), kwargs)
         args, kwargs = map_leaves(_whole, (args, kwargs))
         replica = ReplicaContext(self.strategy, lax.axis_index(AXIS))
-        with contexts.entered(contexts.Context(self.strategy, replica, frame)):
+        with contexts.entered(contexts.Context(self.strategy, replica, executor)):
             return fn(var, *args, **kwargs)
 
     def _reduce_local(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.context import Context
@@ -62,7 +62,7 @@ class Scope:
         self._used = True
         contexts.announce()
         now = contexts.current()
-        contexts.push(now if strategy.is_default else Context(strategy, None, now.frame))
+        contexts.push(now if strategy.is_default else Context(strategy, None, now.executor))
         return strategy
 
     def __exit__(
@@ -108,7 +108,7 @@ def get_replica_context() -> ReplicaContext | None:
 def _asked() -> Context:
     """The context in force, which becomes part of a function that JAX keeps traced if one asks for it."""
     context = contexts.current()
-    if kept_beyond(getattr(context.frame, "trace", None)):
+    if kept_beyond(getattr(context.executor, "trace", None)):
         traced_reads.note_context()
         contexts.show()
     return context
@@ -133,13 +133,13 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         return
     try:
         contexts.announce()
-        contexts.set_base(Context(strategy, None, contexts.current().frame))
+        contexts.set_base(Context(strategy, None, contexts.current().executor))
     except BaseException:
         contexts.set_base(old)
         raise
 
 
-def require_cross_replica(strategy: Strategy, method: str) -> Any:
+def require_cross_replica(strategy: Strategy, method: str) -> Context:
     """Checks that a method that works on all replicas' values is not called by one replica. Returns the context.
 
     Raises:

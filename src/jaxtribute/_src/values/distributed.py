@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -53,7 +54,7 @@ class ReplicaValues(DistributedValues):
     __slots__ = ()
 
 
-@jax.tree_util.register_dataclass
+@partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=["mesh", "scalar", "shapes", "idle"])
 @dataclass(slots=True, repr=False, eq=False, init=True)
 class PerReplica(ReplicaValues):
     """A value that may differ from replica to replica.
@@ -70,12 +71,14 @@ class PerReplica(ReplicaValues):
     """
 
     data: Any
-    mesh: ReplicaMesh = field(metadata={"static": True})
-    scalar: bool = field(default=False, metadata={"static": True})
-    shapes: tuple[tuple[int, ...], ...] | None = field(default=None, metadata={"static": True})
+    mesh: ReplicaMesh
+    scalar: bool = False
+    shapes: tuple[tuple[int, ...], ...] | None = None
     """The true shape of each replica's component, where they differ."""
-    idle: tuple[int, ...] = field(default=(), metadata={"static": True})
+    idle: tuple[int, ...] = ()
     """The replicas that had no data to compute their component from: a mean leaves them out."""
+    total: Any = field(default=None, init=False)
+    """The sum over the replicas, where a program knows it already; it is not part of the pytree."""
 
     @classmethod
     def from_split(cls, array: Any, mesh: ReplicaMesh) -> PerReplica:

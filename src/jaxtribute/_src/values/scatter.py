@@ -15,7 +15,8 @@ from jaxtribute._src.values.operators import operand
 from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
 
 if TYPE_CHECKING:
-    from jaxtribute._src.context import Context, Frame
+    from jaxtribute._src.context import Context
+    from jaxtribute._src.execution.executor import Executor
     from jaxtribute._src.execution.replica_context import ReplicaContext
     from jaxtribute._src.values.variable import Variable
 
@@ -108,23 +109,23 @@ class ScatterMethods:
         context = contexts.current()
         context.strategy.extended.check_variable(variable)
         if context.strategy.is_default and variable.distribute_strategy is not context.strategy:
-            context = contexts.Context(variable.distribute_strategy, None, context.frame)
+            context = contexts.Context(variable.distribute_strategy, None, context.executor)
         indices, values = checked_rows(variable, delta)
-        frame, policy = context.frame, variable.policy
+        executor, policy = context.executor, variable.policy
         if not policy.shared:
             _scatter_own(variable, indices, values, how, context)
             return self
         replica = context.replica
         if replica is not None and context.strategy.num_replicas_in_sync > 1:
             indices, values = _joined(variable, indices, values, how, replica)
-        if not frame.local:
+        if not executor.local:
             indices, values = policy.admit(indices), policy.admit(values)
 
-        def write(frame: Frame) -> None:
-            within = replace(context, frame=frame)
+        def write(executor: Executor) -> None:
+            within = replace(context, executor=executor)
             policy.store(variable, how.apply(policy.whole(variable, within), indices, values), within)
 
-        frame.together(write)
+        executor.together(write)
         return self
 
 
@@ -147,25 +148,26 @@ def checked_rows(variable: Variable, delta: IndexedSlices) -> tuple[Any, Any]:
 
 def _scatter_own(variable: Variable, indices: Any, values: Any, how: Scatter, context: Context) -> None:
     """One replica's write to its own value."""
-    frame = context.frame
-    if context.replica is None or not frame.local:
+    executor = context.executor
+    if context.replica is None or not executor.local:
         raise VariableError(
             f"{variable.name} keeps one value a replica: {how.value} in cross-replica context does not say whose rows "
             "are meant. HINT: call it in strategy.run."
         )
 
-    def write(frame: Frame) -> None:
-        rows = frame.get(variable)
-        frame.set(variable, how.apply(rows.reshape(variable.shape), indices, values).reshape(rows.shape))
+    def write(executor: Executor) -> None:
+        rows = executor.get(variable)
+        executor.set(variable, how.apply(rows.reshape(variable.shape), indices, values).reshape(rows.shape))
 
-    frame.together(write)
+    executor.together(write)
 
 
 def _joined(variable: Variable, indices: Any, values: Any, how: Scatter, replica: ReplicaContext) -> tuple[Any, Any]:
     """Combines the replicas' rows, on every replica."""
     aggregation = variable.aggregation
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-        return replica.first(indices), replica.first(values)
+        executor = contexts.current().executor
+        return executor.select(indices, 0), executor.select(values, 0)
     if aggregation is VariableAggregation.NONE or how not in (Scatter.ADD, Scatter.SUB):
         raise VariableError(
             f"{variable.name}.{how.value} was called by each of {replica.num_replicas_in_sync} replicas with "

@@ -65,7 +65,7 @@ def replace_many(slots: Sequence[Slot], calls: Iterator[Sequence[jax.Array]]) ->
 
 
 class StoredArray(Slot):
-    """Base of variables, for frames, which alone know when the stored array may be used."""
+    """Base of variables, for executors, which alone know when the stored array may be used."""
 
     __slots__ = ()
 

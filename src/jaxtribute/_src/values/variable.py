@@ -32,7 +32,7 @@ class _Creation(type):
         def make() -> Any:
             return type.__call__(kind, *args, **kwargs)
 
-        return context.frame.create(make)
+        return context.executor.create(make)
 
 
 class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues, StoredArray, metaclass=_Creation):
@@ -150,9 +150,9 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
     def device(self) -> str:
         """TensorFlow's name of the (first) device that holds the value."""
         context = self._context()
-        seen = context.frame.local and not context.frame.traced and context.replica is not None
+        seen = context.executor.local and not context.executor.traced and context.replica is not None
         seen = seen and self._policy.parameter_device is None
-        devices = (context.frame.get(self) if seen else self._data).devices()
+        devices = (context.executor.get(self) if seen else self._data).devices()
         order = self._policy.mesh.devices if self._policy.mesh is not None else ()
         return device_name(next((device for device in order if device in devices), next(iter(devices))))
 
@@ -199,7 +199,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
     def values(self) -> tuple[Any, ...]:
         """This process's copies, one for each of its replicas, each on its device; in replica context its own."""
         context = self._context()
-        if context.replica is not None and context.frame.local:
+        if context.replica is not None and context.executor.local:
             return (self._policy.read(self, context),)
         value = self.distributed()
         return value.values if isinstance(value, ReplicaValues) else (value,)
@@ -218,7 +218,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         """The context in force; outside every scope, the cross-replica context of the variable's own strategy."""
         context = contexts.current()
         if context.strategy.is_default and self._strategy is not context.strategy:
-            return Context(self._strategy, None, context.frame)
+            return Context(self._strategy, None, context.executor)
         return context
 
     # Copies.
@@ -230,14 +230,14 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
           VariableError: in a replica function or a compiled one.
         """
         context = self._context()
-        if context.frame.traced or context.frame.local or context.frame.differentiating:
+        if context.executor.traced or context.executor.local or context.executor.differentiating:
             raise VariableError(
                 f"{self.name} is copied in a function that is compiled, differentiated or run on replicas. "
                 "HINT: copy variables outside."
             )
         made = object.__new__(type(self))
         vars(made).update(vars(self))
-        made.bind(context.frame.get(self).copy())
+        made.bind(context.executor.get(self).copy())
         memo[id(self)] = made
         return made
 
@@ -252,7 +252,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
 
     def __repr__(self) -> str:
         context = self._context()
-        if context.frame.traced or (context.replica is not None and self._policy.label != "Variable"):
+        if context.executor.traced or (context.replica is not None and self._policy.label != "Variable"):
             return f"<jd.Variable '{self.name}' shape={self.shape} dtype={self.dtype.name}>"
         values = self.values
         if self._policy.label == "Variable":

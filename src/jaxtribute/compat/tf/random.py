@@ -84,7 +84,7 @@ def _key(seed: Any) -> jax.Array:
 
 
 def _generator(name: str, seed: int | None) -> np.random.Generator:
-    if contexts.current().frame.traced:
+    if contexts.current().executor.traced:
         raise TraceError(
             f"tf.random.{name} was called while a function is traced: the same numbers would come on every call. "
             f"HINT: pass a seed that changes to tf.random.stateless_{'uniform' if name == 'uniform' else 'normal'}, or "

@@ -19,7 +19,7 @@ from jaxtribute._src.compat.tf.convert import as_tensor
 from jaxtribute._src.compat.tf.data.dataset import Dataset
 from jaxtribute._src.devices import resolve_device
 from jaxtribute._src.execution import function as functions
-from jaxtribute._src.execution.eager import EagerFrame
+from jaxtribute._src.execution.eager import Eager
 from jaxtribute._src.execution.nests import map_leaves
 from jaxtribute._src.input.dataset import DistributedDataset
 from jaxtribute._src.jaxprs.core import Tracer
@@ -69,10 +69,10 @@ class _Function(functions.Function[..., Any]):
         """Calls the compiled function; given a dataset, the Python function."""
         context = contexts.current()
         given = (*args, *kwargs.values())
-        if context.frame.traced or not any(isinstance(value, (DistributedDataset, Dataset)) for value in given):
+        if context.executor.traced or not any(isinstance(value, (DistributedDataset, Dataset)) for value in given):
             return super().__call__(*args, **kwargs)
-        frame = EagerFrame(self._compiled)
-        with contexts.entered(contexts.Context(context.strategy, context.replica, frame)):
+        executor = Eager(self._compiled)
+        with contexts.entered(contexts.Context(context.strategy, context.replica, executor)):
             return self.python_function(*args, **kwargs)
 
     def _compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,7 +151,7 @@ def no_op(name: str | None = None) -> None:
 
 def executing_eagerly() -> bool:
     """Returns whether the code runs as Python, and is not being traced. Source: `tf.executing_eagerly`."""
-    return not contexts.current().frame.traced
+    return not contexts.current().executor.traced
 
 
 def enable_eager_execution(config: Any = None, device_policy: Any = None, execution_mode: Any = None) -> None:

@@ -10,7 +10,7 @@ import keras
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.context import Context
-from jaxtribute._src.execution.eager import EagerFrame
+from jaxtribute._src.execution.eager import Eager
 from jaxtribute._src.integrations.keras import inside
 from jaxtribute._src.integrations.keras.loops import own_replica, together
 from jaxtribute._src.integrations.keras.share import current
@@ -71,8 +71,8 @@ class StrategyVariable(keras.Variable):
             self._stored = self._made(value)
 
     def _made(self, value: Any) -> Variable:
-        frame = contexts.current().frame
-        with contexts.entered(Context(self.strategy, None, frame)):
+        executor = contexts.current().executor
+        with contexts.entered(Context(self.strategy, None, executor)):
             # What replicas write has been brought together by then, as Keras's own rules say.
             first = VariableAggregation.ONLY_FIRST_REPLICA
             return Variable(value, trainable=self.trainable, name=self.path, aggregation=first)
@@ -105,7 +105,7 @@ class PlainValue:
 def _tracked() -> bool:
     """True in a function that is traced or differentiated, or that several replicas run."""
     context = contexts.current()
-    return (type(context.frame) is not EagerFrame or own_replica() is not None) and not on_servers(context.strategy)
+    return (type(context.executor) is not Eager or own_replica() is not None) and not on_servers(context.strategy)
 
 
 def joined(variable: Any) -> Variable:

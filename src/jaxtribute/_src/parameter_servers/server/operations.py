@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxtribute._src.execution.frames import TracedFrame, escape_error, variable_p
+from jaxtribute._src.execution.frames import TracedProgram, escape_error, variable_p
 from jaxtribute._src.jaxprs.core import Tracer, current_trace, recorded_in
 from jaxtribute._src.parameter_servers.server.client import Exchange
 from jaxtribute.errors import TraceError
@@ -65,28 +65,30 @@ def add_operation(exchange: Exchange, kind: str, variable: ServerVariable, value
         exchange.scattered(kind, variable.layout, *values)
 
 
-def record(frame: TracedFrame, operation: Operation | OptimizerOperation, values: Sequence[Any], name: Any) -> None:
+def record(
+    executor: TracedProgram, operation: Operation | OptimizerOperation, values: Sequence[Any], name: Any
+) -> None:
     """Makes a traced program give an operation's arrays.
 
     Raises:
       TraceError: called inside a JAX transformation, from where they cannot get out.
     """
-    if current_trace() is not frame.trace:
+    if current_trace() is not executor.trace:
         raise escape_error(name)
-    frame.operations.append(operation)
+    executor.operations.append(operation)
     for part, value in zip(operation.parts, values, strict=True):
-        frame.values[part] = jax.numpy.asarray(value)
-        frame.written[part] = None
+        executor.values[part] = jax.numpy.asarray(value)
+        executor.written[part] = None
 
 
-def changed_in(frame: TracedFrame, variable: Any) -> bool:
+def changed_in(executor: TracedProgram, variable: Any) -> bool:
     """True if a traced program has changed a variable so far."""
-    return any(isinstance(op, Operation) and op.variable is variable for op in frame.operations)
+    return any(isinstance(op, Operation) and op.variable is variable for op in executor.operations)
 
 
-def updated_in(frame: TracedFrame, variable: Any) -> bool:
+def updated_in(executor: TracedProgram, variable: Any) -> bool:
     """True if an optimizer of a traced program has updated a variable so far."""
-    optimizers = (op.optimizer for op in frame.operations if isinstance(op, OptimizerOperation))
+    optimizers = (op.optimizer for op in executor.operations if isinstance(op, OptimizerOperation))
     return any(variable in optimizer.variables for optimizer in optimizers)
 
 
@@ -103,22 +105,22 @@ class Rows:
         self.shape, self.dtype = (*shape, *variable.shape[1:]), variable.dtype
 
 
-def read_rows(frame: TracedFrame, variable: ServerVariable, ids: Any) -> Any:
+def read_rows(executor: TracedProgram, variable: ServerVariable, ids: Any) -> Any:
     """The rows `ids` of a variable in a traced program.
 
     Raises:
       TraceError: called inside a JAX transformation, whose ids are not known before the program runs.
     """
     trace = getattr(ids, "_trace", None)
-    if isinstance(ids, Tracer) and trace is not frame.trace:
+    if isinstance(ids, Tracer) and trace is not executor.trace:
         raise TraceError(
             f"the rows of {variable.name} are looked up inside a JAX transformation (jax.jit, lax.scan, ...), so that "
             "they cannot be fetched before the step runs. HINT: call jd.nn.embedding_lookup in the step itself."
         )
     rows = Rows(variable, np.shape(ids))
-    with recorded_in(frame.trace):
-        value = variable_p.bind(shape=rows.shape, dtype=rows.dtype, key=len(frame.inputs))
-        frame.values[rows.ids] = jax.numpy.asarray(ids)
-    frame.inputs.append(rows)
-    frame.written[rows.ids] = None
+    with recorded_in(executor.trace):
+        value = variable_p.bind(shape=rows.shape, dtype=rows.dtype, key=len(executor.inputs))
+        executor.values[rows.ids] = jax.numpy.asarray(ids)
+    executor.inputs.append(rows)
+    executor.written[rows.ids] = None
     return value

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.execution.frames import OverlayFrame, TracedFrame, check_untraced
+from jaxtribute._src.execution.frames import Overlay, TracedProgram, check_untraced
 from jaxtribute._src.jaxprs.core import JaxprEqn, opened
 from jaxtribute._src.jaxprs.flow import Flow
 from jaxtribute._src.jaxprs.kinds import ELEMENTWISE
@@ -147,8 +147,8 @@ class RemoteOptimizer:
 
     def apply(self, grads: Sequence[Any], context: contexts.Context) -> None:
         """Sends the gradients, now or at the end of the step that is being traced."""
-        frame = context.frame
-        if isinstance(frame, OverlayFrame):
+        executor = context.executor
+        if isinstance(executor, Overlay):
             raise ArgumentError("apply_gradients inside a function that jd.grad differentiates. HINT: call it outside.")
         forms = [2 if isinstance(grad, IndexedSlices) else 1 for grad in grads]
         values: list[Any] = []
@@ -157,8 +157,8 @@ class RemoteOptimizer:
                 values.extend((grad.indices, grad.values))
             else:
                 values.append(jax.numpy.asarray(grad).astype(variable.dtype))
-        if isinstance(frame, TracedFrame):
-            record(frame, OptimizerOperation(self, forms), values, self.variables[0])
+        if isinstance(executor, TracedProgram):
+            record(executor, OptimizerOperation(self, forms), values, self.variables[0])
             return
         check_untraced(self.variables[0])
         access = self.variables[0].policy.access

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src.context import Context
-from jaxtribute._src.execution.frames import OverlayFrame, TracedFrame, check_untraced
+from jaxtribute._src.execution.frames import Overlay, TracedProgram, check_untraced
 from jaxtribute._src.execution.row_gradients import overlaid_rows
 from jaxtribute._src.parameter_servers.server.operations import Operation, changed_in, read_rows, record, updated_in
 from jaxtribute._src.parameter_servers.variables.program import ServerProgram
@@ -49,49 +49,49 @@ class ServerPolicy(Policy):
 
     def read(self, variable: Any, context: Context) -> Any:
         """The servers' value, or the step's present view of it."""
-        if isinstance(context.frame, TracedFrame) and updated_in(context.frame, variable):
+        if isinstance(context.executor, TracedProgram) and updated_in(context.executor, variable):
             raise VariableError(
                 f"{variable.name} is read after apply_gradients in the same step; its parameter server has the new "
                 "value, the worker has not. HINT: read it before, or in the next step."
             )
-        return context.frame.get(variable)
+        return context.executor.get(variable)
 
     def write(self, variable: Any, value: Any, update: Update, context: Context) -> None:
         """Sends the servers the operation, rather than a new value."""
-        frame = context.frame
+        executor = context.executor
         if not (type(value) is np.ndarray and (value.dtype, value.shape) == (variable.dtype, variable.shape)):
             value = coerce(variable, value)  # which copies; an array that fits is on its way before this returns
-        if isinstance(frame, TracedFrame):
-            record(frame, Operation(_KINDS[update], variable, 1), [value], variable)
-            frame.values[variable] = update.apply(frame.get(variable), value)
-            frame.changed(variable)
-        elif isinstance(frame, OverlayFrame):
-            frame.set(variable, update.apply(frame.get(variable), value))
+        if isinstance(executor, TracedProgram):
+            record(executor, Operation(_KINDS[update], variable, 1), [value], variable)
+            executor.values[variable] = update.apply(executor.get(variable), value)
+            executor.changed(variable)
+        elif isinstance(executor, Overlay):
+            executor.set(variable, update.apply(executor.get(variable), value))
         else:
             check_untraced(variable)
             self.access.change(_KINDS[update], variable, [value])
 
-    def changed(self, frame: TracedFrame, variable: Any, value: Any) -> None:
+    def changed(self, executor: TracedProgram, variable: Any, value: Any) -> None:
         """A traced program that gives a variable another value sends the difference, which others' writes survive."""
-        old = frame.get(variable)
+        old = executor.get(variable)
         if variable.dtype == np.bool_:
-            record(frame, Operation("assign", variable, 1), [value], variable)
+            record(executor, Operation("assign", variable, 1), [value], variable)
         else:
-            record(frame, Operation("add", variable, 1), [value - old], variable)
-        frame.values[variable] = value
-        frame.changed(variable)
+            record(executor, Operation("add", variable, 1), [value - old], variable)
+        executor.values[variable] = value
+        executor.changed(variable)
 
     def lookup(self, variable: Any, ids: Any, context: Context) -> Any:
         """The rows `ids`, which alone travel."""
-        frame = context.frame
-        if isinstance(frame, OverlayFrame):
-            return overlaid_rows(frame, variable, ids, lambda below: self.rows_in(below, variable, ids))
-        return self.rows_in(frame, variable, ids)
+        executor = context.executor
+        if isinstance(executor, Overlay):
+            return overlaid_rows(executor, variable, ids, lambda below: self.rows_in(below, variable, ids))
+        return self.rows_in(executor, variable, ids)
 
-    def rows_in(self, frame: Any, variable: Any, ids: Any) -> Any:
-        """The rows as a frame sees them."""
-        if not isinstance(frame, TracedFrame):
+    def rows_in(self, executor: Any, variable: Any, ids: Any) -> Any:
+        """The rows as an executor sees them."""
+        if not isinstance(executor, TracedProgram):
             return jnp.asarray(self.access.rows(variable.layout, np.asarray(ids)))
-        if changed_in(frame, variable):
-            return jnp.take(frame.values[variable], ids, axis=0)
-        return read_rows(frame, variable, ids)
+        if changed_in(executor, variable):
+            return jnp.take(executor.values[variable], ids, axis=0)
+        return read_rows(executor, variable, ids)

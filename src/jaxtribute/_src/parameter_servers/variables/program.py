@@ -39,7 +39,7 @@ class ServerProgram:
     ) -> None:
         del given
         self.name = name
-        self._retrace, self._home = retrace, home or first.frame.home
+        self._retrace, self._home = retrace, home or first.executor.home
         self._first: Capture | None = first
         self._steps: dict[Any, Step] = {}
 
@@ -63,19 +63,19 @@ class Step:
     """
 
     def __init__(self, capture: Capture, home: ReplicaMesh | None) -> None:
-        frame = capture.frame
+        executor = capture.executor
         jaxpr = opened(capture.closed)
         self._home, self._tree, self._constants = home, capture.tree, capture.constants
-        inputs: list[Any] = list(frame.inputs)
-        own = len(jaxpr.invars) - len(inputs) - frame.fed
+        inputs: list[Any] = list(executor.inputs)
+        own = len(jaxpr.invars) - len(inputs) - executor.fed
         where = {id(entry): jaxpr.invars[own + i] for i, entry in enumerate(inputs)}
-        outputs = dict(zip(frame.written, jaxpr.outvars[capture.tree.num_leaves :], strict=True))
+        outputs = dict(zip(executor.written, jaxpr.outvars[capture.tree.num_leaves :], strict=True))
         lookups = [entry for entry in inputs if isinstance(entry, Rows)]
         leaves = [*jaxpr.invars[:own], *jaxpr.invars[own + len(inputs) :]]
         self._ids = _IdProgram(capture.closed, leaves, [outputs[rows.ids] for rows in lookups])
-        self._operations = list(frame.operations)
+        self._operations = list(executor.operations)
         parts = [part for operation in self._operations for part in operation.parts]
-        self._plain: list[Variable] = [entry for entry in frame.written if isinstance(entry, Variable)]
+        self._plain: list[Variable] = [entry for entry in executor.written if isinstance(entry, Variable)]
         wanted = [*jaxpr.outvars[: capture.tree.num_leaves]]
         wanted += [outputs[entry] for entry in (*parts, *self._plain)]
         small, used = pruned(capture.closed, wanted)

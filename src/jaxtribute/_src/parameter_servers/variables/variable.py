@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.execution.frames import OverlayFrame, TracedFrame, check_untraced
+from jaxtribute._src.execution.frames import Overlay, TracedProgram, check_untraced
 from jaxtribute._src.parameter_servers.server.operations import Operation, record
 from jaxtribute._src.parameter_servers.variables.layout import Layout, Shard
 from jaxtribute._src.parameter_servers.variables.policy import ServerPolicy
@@ -129,7 +129,7 @@ class ServerVariable(Variable):
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Returns the value as a NumPy array of its own memory."""
-        if contexts.current().frame.traced:
+        if contexts.current().executor.traced:
             return super().numpy()
         return np.array(self.policy.access.read([self.layout])[0])
 
@@ -145,13 +145,13 @@ class ServerVariable(Variable):
         context = contexts.current()
         context.strategy.extended.check_variable(self)
         ids, rows = checked_rows(self, delta)
-        frame = context.frame
-        if isinstance(frame, TracedFrame):
-            record(frame, Operation(how.value, self, 2), [ids, rows], self)
-            if self in frame.values:
-                frame.values[self] = how.apply(frame.values[self], ids, rows)
-                frame.changed(self)
-        elif isinstance(frame, OverlayFrame):
+        executor = context.executor
+        if isinstance(executor, TracedProgram):
+            record(executor, Operation(how.value, self, 2), [ids, rows], self)
+            if self in executor.values:
+                executor.values[self] = how.apply(executor.values[self], ids, rows)
+                executor.changed(self)
+        elif isinstance(executor, Overlay):
             raise VariableError(
                 f"{self.name}.{how.value} inside a function that jd.grad differentiates. HINT: call it outside."
             )
@@ -200,7 +200,7 @@ class ShardedVariable(ServerVariable):
         """Some rows, or parts of them; where they are known beforehand, only they are fetched."""
         first, *rest = key if isinstance(key, tuple) else (key,)
         if (
-            contexts.current().frame.traced
+            contexts.current().executor.traced
             or first is Ellipsis
             or not isinstance(first, (int, slice, np.ndarray, list))
         ):

@@ -21,7 +21,6 @@ from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
 
 if TYPE_CHECKING:
     from jaxtribute._src.context import Context
-    from jaxtribute._src.execution.replica_context import ReplicaContext
     from jaxtribute._src.values.mesh import ReplicaMesh
     from jaxtribute._src.values.variable import Variable
 
@@ -99,9 +98,9 @@ class Policy(ABC):
 
     def store(self, variable: Variable, value: Any, context: Context) -> None:
         """Replaces the whole value by one of the variable's shape, already checked, the same on all replicas."""
-        context.frame.set(variable, value)
+        context.executor.set(variable, value)
 
-    def changed(self, frame: Any, variable: Variable, value: Any) -> None:
+    def changed(self, executor: Any, variable: Variable, value: Any) -> None:
         """Takes the new value that a program being traced gives a `remote` variable."""
         raise NotImplementedError
 
@@ -120,7 +119,7 @@ class Policy(ABC):
 
     def whole(self, variable: Variable, context: Context) -> Any:
         """The value where it is stored, of the variable's shape, for an update."""
-        return context.frame.get(variable)
+        return context.executor.get(variable)
 
     def admit(self, value: Any) -> Any:
         """`value`, which may lie on the replicas' devices, where an update of the stored array can use it."""
@@ -143,13 +142,28 @@ class Policy(ABC):
 
         Returns:
           A value; and a function of it that gives what the differentiated function sees: the variable's array, and
-          what `Frame.derive` makes of it, if anything.
+          what `Executor.derive` makes of it, if anything.
         """
-        return context.frame.get(variable), lambda value: (value, None)
+        return context.executor.get(variable), lambda value: (value, None)
 
     def distributed(self, variable: Variable, context: Context) -> Any:
         """The variable as a value with one component a replica, if it has several."""
-        return context.frame.get(variable)
+        return context.executor.get(variable)
+
+
+def combined(variable: Variable, value: Any, update: Update, context: Context, replicas: int) -> Any:
+    """Returns the value that a write amounts to: as it is, or combined with what the other replicas write.
+
+    Raises:
+      VariableError: several replicas write, and the aggregation is NONE, or SUM of a Python number.
+    """
+    if context.replica is None or replicas == 1:
+        return coerce(variable, value)
+    check_aggregation(variable, value, update, replicas)
+    value = coerce(variable, value)
+    if variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        return context.executor.select(value, 0)
+    return context.replica.all_reduce(ReduceOp.from_variable_aggregation(variable.aggregation), value)
 
 
 def check_aggregation(variable: Variable, value: Any, update: Update, replicas: int) -> None:
@@ -170,14 +184,6 @@ def check_aggregation(variable: Variable, value: Any, update: Update, replicas: 
             "without doubt about what is meant. HINT: pass an array, or create the variable with "
             "aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA."
         )
-
-
-def aggregated(variable: Variable, value: Any, replica: ReplicaContext) -> Any:
-    """Combines the replicas' values into one, on every replica."""
-    value = coerce(variable, value)
-    if variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-        return replica.first(value)
-    return replica.all_reduce(ReduceOp.from_variable_aggregation(variable.aggregation), value)
 
 
 def coerce(variable: Variable, value: Any) -> Any:

@@ -14,7 +14,7 @@ from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.values.distributed import ReplicaValues
 from jaxtribute._src.values.enums import ReduceOp, VariableAggregation
 from jaxtribute._src.values.mesh import own
-from jaxtribute._src.values.policies.base import Policy, Update, aggregated, check_aggregation, coerce
+from jaxtribute._src.values.policies.base import Policy, Update, check_aggregation, coerce, combined
 
 if TYPE_CHECKING:
     from jaxtribute._src.context import Context
@@ -57,8 +57,8 @@ class CentralPolicy(Policy):
 
     def read(self, variable: Variable, context: Context) -> Any:
         """The value; outside of programs, bound to no device."""
-        value = context.frame.get(variable)
-        if context.frame.local or isinstance(value, Tracer):
+        value = context.executor.get(variable)
+        if context.executor.local or isinstance(value, Tracer):
             return value
         # Bound to no device, so that it can meet arrays of the replicas' devices.
         with jax.default_device(self.parameter_device):
@@ -66,18 +66,18 @@ class CentralPolicy(Policy):
 
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
         """Updates the array on the parameter device; what several replicas write is combined there first."""
-        frame = context.frame
+        executor = context.executor
         several = self.mesh.size > 1
-        if context.replica is not None and (several or frame.local) and (several or not frame.traced):
+        if context.replica is not None and (several or executor.local) and (several or not executor.traced):
             if several:
                 check_aggregation(variable, value, update, self.mesh.size)
-            if not frame.traced and not isinstance(value, Tracer):
+            if not executor.traced and not isinstance(value, Tracer):
                 context.replica.merge_call(_merged, (variable, coerce(variable, value), update))
                 return
-            value = aggregated(variable, value, context.replica)
+            value = combined(variable, value, update, context, self.mesh.size)
         else:
             value = self.admit(coerce(variable, value))
-        frame.together(lambda frame: frame.set(variable, update.apply(frame.get(variable), value)))
+        executor.together(lambda executor: executor.set(variable, update.apply(executor.get(variable), value)))
 
 
 def on_device(value: Any, device: jax.Device | None) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxtribute._src.values.distributed import Mirrored
-from jaxtribute._src.values.policies.base import Policy, Update, aggregated, check_aggregation, coerce
+from jaxtribute._src.values.policies.base import Policy, Update, combined
 
 if TYPE_CHECKING:
     from jaxtribute._src.context import Context
@@ -38,18 +38,14 @@ class MirroredPolicy(Policy):
 
     def read(self, variable: Variable, context: Context) -> Any:
         """The copy that the context sees."""
-        return context.frame.get(variable)
+        return context.executor.get(variable)
 
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
         """Updates all copies alike, with what the replicas write combined."""
-        if context.replica is not None and self.mesh.size > 1:
-            check_aggregation(variable, value, update, self.mesh.size)
-            value = aggregated(variable, value, context.replica)
-        else:
-            value = coerce(variable, value)
-        frame = context.frame
-        frame.together(lambda frame: frame.set(variable, update.apply(frame.get(variable), value)))
+        value = combined(variable, value, update, context, self.mesh.size)
+        executor = context.executor
+        executor.together(lambda executor: executor.set(variable, update.apply(executor.get(variable), value)))
 
     def distributed(self, variable: Variable, context: Context) -> Any:
         """Its copies, as `Mirrored`."""
-        return Mirrored(context.frame.get(variable), self.mesh)
+        return Mirrored(context.executor.get(variable), self.mesh)

@@ -51,8 +51,8 @@ class OnReadPolicy(Policy):
 
     def read(self, variable: Variable, context: Context) -> Any:
         """A replica's own row; elsewhere the rows combined as the variable's aggregation says."""
-        rows = context.frame.get(variable)
-        if context.frame.local and context.replica is not None:
+        rows = context.executor.get(variable)
+        if context.executor.local and context.replica is not None:
             return rows.reshape(variable.shape)
         how = variable.aggregation
         if how is VariableAggregation.NONE:
@@ -61,34 +61,32 @@ class OnReadPolicy(Policy):
                 "in cross-replica context. HINT: read it in strategy.run, call "
                 "strategy.experimental_local_results(variable), or give it an aggregation."
             )
-        if context.frame.local:
-            rows = context.strategy.extended.all_rows(rows)
+        rows = context.executor.rows_of_all(rows)
         if how is VariableAggregation.ONLY_FIRST_REPLICA:
             return rows[0]
         return rows.sum(0, dtype=rows.dtype) if how is VariableAggregation.SUM else rows.mean(0)
 
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
         """Updates a replica's own row; elsewhere all rows, so that a read gives the new value."""
-        frame = context.frame
-        if frame.local and context.replica is not None:
+        executor = context.executor
+        if executor.local and context.replica is not None:
             value = jnp.reshape(coerce(variable, value), (1, *variable.shape))
         else:
-            value = self._spread(variable, value, update, frame.get(variable).shape)
-        frame.together(lambda frame: frame.set(variable, update.apply(frame.get(variable), value)))
+            value = self._spread(variable, value, update, executor.get(variable).shape)
+        executor.together(lambda executor: executor.set(variable, update.apply(executor.get(variable), value)))
 
     def gradient(self, variable: Variable, gradient: Any, context: Context) -> Any:
         """That for the combined value, from those for the rows."""
-        if context.frame.local:
+        if context.executor.local:
             return gradient.reshape(variable.shape)
         return gradient.sum(0) if variable.aggregation is VariableAggregation.MEAN else gradient[0]
 
     def distributed(self, variable: Variable, context: Context) -> Any:
         """The rows, as `PerReplica`."""
-        rows, shape = context.frame.get(variable), variable.shape
-        if context.frame.local:
-            return context.strategy.extended.local_component(rows.reshape(shape))
-        whole = rows.reshape(self.mesh.size * shape[0], *shape[1:]) if shape else rows
-        return PerReplica(whole, self.mesh, scalar=not shape)
+        rows, shape = context.executor.get(variable), variable.shape
+        # Rows that lie one behind the other: each replica's component is its slice of axis 0.
+        whole = rows.reshape(rows.shape[0] * shape[0], *shape[1:]) if shape else rows
+        return context.executor.component(whole, self.mesh, scalar=not shape)
 
     def _spread(self, variable: Variable, value: Any, update: Update, rows: tuple[int, ...]) -> Any:
         """Value that a cross-replica write gives each replica, so that the next read returns `value`."""

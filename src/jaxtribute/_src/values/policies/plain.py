@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import own, unbound
 from jaxtribute._src.values.policies.base import Policy, Update, coerce
 
@@ -42,8 +43,8 @@ class PlainPolicy(Policy):
 
     def read(self, variable: Variable, context: Context) -> Any:
         """The array; to a replica that runs eagerly such that it can meet arrays of other devices."""
-        array = context.frame.get(variable)
-        return array if context.replica is None or context.frame.traced else unbound(array)
+        array = context.executor.get(variable)
+        return array if context.replica is None or context.executor.traced else unbound(array)
 
     def derivable(self, variable: Variable, context: Context) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
         """The array as it is read."""
@@ -52,7 +53,11 @@ class PlainPolicy(Policy):
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
         """Updates the array; several replicas write one after the other."""
         value = coerce(variable, value)
-        frame = context.frame
-        if frame.local and frame.traced and context.replica is not None:
-            value = context.replica.fold_writes(value, update is not Update.ASSIGN)
-        frame.together(lambda frame: frame.set(variable, update.apply(frame.get(variable), value)))
+        executor = context.executor
+        if executor.local and executor.traced and context.replica is not None:
+            # There is one copy, and each replica writes it in turn: what they add adds up, the last assignment stays.
+            if update is Update.ASSIGN:
+                value = executor.select(value, context.strategy.num_replicas_in_sync - 1)
+            else:
+                value = executor.all_reduce([value], ReduceOp.SUM)[0].astype(value.dtype)
+        executor.together(lambda executor: executor.set(variable, update.apply(executor.get(variable), value)))

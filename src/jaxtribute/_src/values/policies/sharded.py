@@ -17,11 +17,12 @@ from jax.sharding import Sharding
 from jaxtribute._src.collectives import wholes
 from jaxtribute._src.values.distributed import Mirrored
 from jaxtribute._src.values.mesh import own
-from jaxtribute._src.values.policies.base import Policy, Update, aggregated, check_aggregation, coerce
+from jaxtribute._src.values.policies.base import Policy, Update, combined
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 
 if TYPE_CHECKING:
-    from jaxtribute._src.context import Context, Frame
+    from jaxtribute._src.context import Context
+    from jaxtribute._src.execution.executor import Executor
     from jaxtribute._src.values.mesh import ReplicaMesh
     from jaxtribute._src.values.variable import Variable
 
@@ -91,54 +92,50 @@ class ShardedPolicy(Policy):
 
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
         """Updates the slices, with what the replicas write combined."""
-        if context.replica is not None:
-            check_aggregation(variable, value, update, self.mesh.size)
-            value = aggregated(variable, value, context.replica)
-        else:
-            value = coerce(variable, value)
+        value = combined(variable, value, update, context, self.mesh.size)
 
-        def write(frame: Frame) -> None:
-            within = replace(context, frame=frame)
+        def write(executor: Executor) -> None:
+            within = replace(context, executor=executor)
             old = None if update is Update.ASSIGN else self.whole(variable, within)
             self.store(variable, update.apply(old, value), within)
 
-        context.frame.together(write)
+        context.executor.together(write)
 
     def whole(self, variable: Variable, context: Context) -> Any:
         """The value put together from its slices."""
-        frame = context.frame
-        if not frame.local:
-            array = frame.get(variable)
-            return self.value(array) if frame.traced else self.spread(array)
-        if not frame.traced:
-            return frame.get(variable)
-        return frame.derive(variable, lambda piece: wholes.whole(piece, self._shape, self.mesh.size))
+        executor = context.executor
+        if not executor.local:
+            array = executor.get(variable)
+            return self.value(array) if executor.traced else self.spread(array)
+        if not executor.traced:
+            return executor.get(variable)
+        return executor.derive(variable, lambda piece: wholes.whole(piece, self._shape, self.mesh.size))
 
     def store(self, variable: Variable, value: Any, context: Context) -> None:
         """Cuts the value into slices; each device keeps its own."""
-        frame = context.frame
-        if frame.local and frame.traced:
+        executor = context.executor
+        if executor.local and executor.traced:
             value = wholes.alike(jnp.asarray(value), variable.name)
-            frame.set(variable, wholes.slice_of(value, self.mesh.size))
-        elif frame.local:
-            frame.set(variable, value)
+            executor.set(variable, wholes.slice_of(value, self.mesh.size))
+        elif executor.local:
+            executor.set(variable, value)
         else:
-            frame.set(variable, wholes.flat(jnp.asarray(value), self.mesh.size))
+            executor.set(variable, wholes.flat(jnp.asarray(value), self.mesh.size))
 
     def derivable(self, variable: Variable, context: Context) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
         """The slice, and how to gather it, where the backward pass shall gather again; else the whole value."""
-        frame = context.frame
-        if not (frame.local and frame.traced):
+        executor = context.executor
+        if not (executor.local and executor.traced):
             return super().derivable(variable, context)
-        piece = frame.get(variable)
-        if not self.regathers or frame.differentiating:
+        piece = executor.get(variable)
+        if not self.regathers or executor.differentiating:
             return self.whole(variable, context), lambda value: (piece, value)
         probe = jnp.zeros(self._shape, variable.dtype)
         return probe, lambda value: (piece, wholes.whole(piece, self._shape, self.mesh.size, value))
 
     def gradient(self, variable: Variable, gradient: Any, context: Context) -> Any:
         """Of the value's shape, without the padding."""
-        return gradient if context.frame.local else self.value(gradient)
+        return gradient if context.executor.local else self.value(gradient)
 
     def value(self, array: Any) -> Any:
         """The flat array without its padding, in the value's shape."""

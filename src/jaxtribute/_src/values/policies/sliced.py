@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.mesh import own
 from jaxtribute._src.values.policies.base import Policy, Update, coerce
 
@@ -45,16 +44,16 @@ class SlicedPolicy(Policy):
 
     def read(self, variable: Variable, context: Context) -> Any:
         """A replica's own slice; elsewhere the whole value."""
-        flat = context.frame.get(variable)
-        if context.frame.local:
+        flat = context.executor.get(variable)
+        if context.executor.local:
             return flat
         return flat[: variable.size].reshape(variable.shape)
 
     def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
         """Updates a replica's own slice; elsewhere the whole value."""
-        frame = context.frame
-        value = value if frame.local else self._flatten(coerce(variable, value))
-        frame.together(lambda frame: frame.set(variable, update.apply(frame.get(variable), value)))
+        executor = context.executor
+        value = value if executor.local else self._flatten(coerce(variable, value))
+        executor.together(lambda executor: executor.set(variable, update.apply(executor.get(variable), value)))
 
     def whole(self, variable: Variable, context: Context) -> Any:
         """Reads like `read`: an update of slices needs no other slice."""
@@ -62,12 +61,12 @@ class SlicedPolicy(Policy):
 
     def store(self, variable: Variable, value: Any, context: Context) -> None:
         """Cuts the value into slices."""
-        context.frame.set(variable, self._flatten(value))
+        context.executor.set(variable, self._flatten(value))
 
     def distributed(self, variable: Variable, context: Context) -> Any:
         """The slices, as `PerReplica`."""
-        flat = context.frame.get(variable)
-        return context.strategy.extended.local_component(flat) if context.frame.local else PerReplica(flat, self.mesh)
+        flat = context.executor.get(variable)
+        return context.executor.component(flat, self.mesh, scalar=False)
 
     def _flatten(self, value: Any) -> Any:
         flat = jnp.ravel(value)

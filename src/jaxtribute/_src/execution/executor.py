@@ -1,0 +1,181 @@
+"""`Executor`: how code runs where it is, which is asked of nothing else.
+
+    Executor                what code outside every replica function sees: whole values
+      Eager, EagerStep      runs as Python, at once or as one undivided step          (eager.py)
+      TracedFunction        a `jd.function` that is being traced                      (compiled.py)
+      Overlay               any of the others, while `jd.grad` differentiates by variables   (frames.py)
+      LockstepReplica       one replica that runs as Python and meets the others      (lockstep.py)
+      TracedReplica         one replica of a program that is being traced             (compiled.py)
+      MergedReplicas        a `merge_call` in such a program                          (compiled.py)
+
+A context (`context.py`) is a strategy and an executor. What a replica asks of the others (`ReplicaContext`), what a
+strategy does with values (`Strategy.reduce`), where variables are read and written: all of it is a call of the executor
+in force. The defaults here are those of code that has no other replicas beside it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import jax
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src.collectives import manual
+from jaxtribute._src.collectives.cross_replica import gather_value, reduce_leaves, reduce_value
+from jaxtribute._src.values.distributed import PerReplica
+from jaxtribute._src.values.enums import ReduceOp
+from jaxtribute.errors import ContextError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.collectives.summation import Summation
+    from jaxtribute._src.strategies.base import Strategy
+    from jaxtribute._src.types import Array, Function, Leaf, Nest
+    from jaxtribute._src.values.mesh import ReplicaMesh
+    from jaxtribute._src.values.variable import Variable
+
+R = TypeVar("R")
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["data"],
+    meta_fields=["mesh", "scalar", "shapes", "idle", "uneven"],
+)
+@dataclass(slots=True, repr=False, eq=False)
+class LocalPerReplica(PerReplica):
+    """A per-replica value seen from inside a compiled `merge_call`: `data` is this replica's component."""
+
+    uneven: bool = False
+    """True if the replicas' shapes may differ."""
+
+    @property
+    def values(self) -> tuple[Array, ...]:
+        """All replicas' components, gathered."""
+        return tuple(manual.rows(self.data))
+
+
+class Executor(ABC):
+    """Answers how code runs: the values that it sees, what becomes of its writes, and how replicas meet."""
+
+    local: bool = False
+    """True if variables' arrays are those of one replica."""
+    traced: bool = False
+    """True if the code is being traced into a compiled program."""
+    differentiating: bool = False
+    """True if the code is being differentiated by variables."""
+
+    # Variables.
+
+    @property
+    @abstractmethod
+    def view(self) -> Hashable:
+        """The view of variables that functions which JAX keeps traced have here; see `traced_reads`."""
+
+    @abstractmethod
+    def get(self, variable: Variable) -> Array:
+        """Returns the variable's current array, as the code sees it."""
+
+    @abstractmethod
+    def set(self, variable: Variable, value: Array) -> None:
+        """Rebinds the variable's array."""
+
+    def together(self, operation: Callable[[Executor], R]) -> R:
+        """Returns what `operation` does with an executor as one: no other thread writes what it has read meanwhile."""
+        return operation(self)
+
+    @abstractmethod
+    def derive(self, variable: Variable, make: Callable[[Array], Array]) -> Array:
+        """Returns `make` of the variable's array, computed once for each array."""
+
+    @abstractmethod
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        """Makes a variable from within the code."""
+
+    # One replica and the others.
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """The replicas that got no data."""
+        return ()
+
+    def all_reduce(self, values: list[Array], op: ReduceOp, summation: Summation | None = None) -> list[Array]:
+        """Returns each array reduced over the replicas, added up by `summation`."""
+        _check_alone()
+        return values
+
+    def all_gather(self, values: list[Array], axis: int) -> list[Array]:
+        """Returns each array concatenated over the replicas along `axis`."""
+        _check_alone()
+        return values
+
+    def select(self, value: Array, replica: int) -> Array:
+        """Returns the array of one replica."""
+        _check_alone()
+        return value
+
+    def merge(self, fn: Function, args: Nest, kwargs: Nest) -> Nest:
+        """Returns the result of `fn(strategy, *args, **kwargs)`, run once for all replicas."""
+        _check_alone()
+        strategy = contexts.current().strategy
+        with contexts.entered(contexts.Context(strategy, None, self)):
+            return fn(strategy, *args, **kwargs)
+
+    def queue_loss(self, loss: Leaf) -> None:  # noqa: B027 (most have nothing to do)
+        """Adds a replica's loss to its next sum of gradients over the replicas, where that costs nothing."""
+
+    def sum_gradients(self, grads: Sequence[Array], replicas: int, summation: Summation) -> list[Array]:
+        """Returns the sums of gradients over the replicas of a program."""
+        return manual.all_reduce(grads, ReduceOp.SUM, replicas, summation)
+
+    # All replicas.
+
+    def reduce(
+        self, strategy: Strategy, values: Sequence[Leaf], op: ReduceOp, axis: int | tuple[int, ...] | None
+    ) -> list[Array]:
+        """Returns each value of the replicas reduced over them, and along `axis` within each; see `Strategy.reduce`."""
+        mesh = strategy.extended.mesh
+        if axis is not None:
+            return [reduce_value(value, op, axis, mesh) for value in values]
+        totals = [_known_total(value, op) for value in values]
+        rest = [value for value, total in zip(values, totals, strict=True) if total is None]
+        others = iter(reduce_leaves(rest, op, mesh, strategy.extended.summation(None)))
+        return [next(others) if total is None else total for total in totals]
+
+    def gather(self, value: Leaf, axis: int) -> Array:
+        """Returns a value of the replicas concatenated over them along `axis`; see `Strategy.gather`."""
+        return gather_value(value, axis)
+
+    def rows_of_all(self, rows: Array) -> Array:
+        """Returns the rows of all replicas, of an array that holds one row for each replica that the code sees."""
+        return rows
+
+    def component(self, value: Array, mesh: ReplicaMesh, *, scalar: bool) -> PerReplica:
+        """Returns an array that holds what the code sees of a value, split over the replicas, as that value."""
+        if self.local:
+            return LocalPerReplica(value.reshape(()) if scalar else value, mesh, scalar)
+        return PerReplica(value, mesh, scalar=scalar)
+
+
+def _known_total(value: Leaf, op: ReduceOp) -> Array | None:
+    """The reduced value, where the sum over the replicas is known already: a loss that went along with gradients."""
+    if not isinstance(value, PerReplica) or value.total is None:
+        return None
+    return value.total if op is ReduceOp.SUM else manual.divided(value.total, value.mesh.size)
+
+
+def _check_alone() -> None:
+    """Checks that the replica whose code runs has no others.
+
+    Raises:
+      ContextError: it has: `with ReplicaContext(strategy, 1)`.
+    """
+    strategy = contexts.current().strategy
+    if strategy.num_replicas_in_sync > 1:
+        raise ContextError(
+            f"a replica of {strategy!r} was entered alone, and no other replica runs that could take part. "
+            "HINT: reduce, gather and merge in the function passed to strategy.run."
+        )
