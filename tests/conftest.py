@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from jaxtribute import config
-from jaxtribute._src.execution import workers
+from jaxtribute._src.execution import rendezvous
 from jaxtribute._src.testing import leaks
 from jaxtribute._src.testing.shared import SharedRunners
 
@@ -27,7 +27,7 @@ jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 # A test that fails for a thread left behind waits for idle ones to end.
-workers.IDLE_SECONDS = 0.02
+rendezvous.IDLE_SECONDS = 0.02
 # What has been closed may take long to end where the machine is slow.
 leaks.DEADLINE_S = 30.0
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from jax.sharding import SingleDeviceSharding
 
 from jaxtribute._src.checkpoint import arrays
-from jaxtribute._src.values import lending
-from jaxtribute._src.values.lending import Lease
+from jaxtribute._src.values import stored
+from jaxtribute._src.values.stored import Lease
 
 DTYPES = ["float32", "bfloat16", "float16", "int8", "uint32", "bool", "complex64", "int32", "float8_e4m3fn", "int4"]
 
@@ -73,7 +73,7 @@ def test_arrays_are_written_from_the_last_on_and_given_back_one_by_one(
 
 
 def test_what_is_written_first_is_not_copied_by_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lending, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(stored, "_PATIENCE_S", 0.0)
     batches = arrays.batches
     monkeypatch.setattr(arrays, "batches", lambda sizes: batches(sizes, 32))
     leases = {name: Lease(jnp.ones(4)) for name in "cab"}

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import jaxtribute as jd
 from jaxtribute._src.checkpoint import arrays
-from jaxtribute._src.values import lending
-from jaxtribute._src.values.lending import Lease
+from jaxtribute._src.values import stored
+from jaxtribute._src.values.stored import Lease
 
 SIZES = (3, 500, 40_000, 70_000)
 
@@ -100,7 +100,7 @@ def test_a_checkpoint_is_of_the_moment_of_the_call(
     checkpoint = jd.Checkpoint(v=program.variables)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Lease, "take", in_turn)
-        patch.setattr(lending, "_PATIENCE_S", 0.0)
+        patch.setattr(stored, "_PATIENCE_S", 0.0)
         patch.setattr(arrays, "batches", lambda sizes: batches(sizes, 1))
         path = checkpoint.save(f"{folder}/ckpt")
         for number in range(len(SIZES)):

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxtribute._src.collectives.listing import listed
 from jaxtribute._src.collectives.summation import ExchangeSum
+from jaxtribute._src.jaxprs.kinds import listed
 from jaxtribute._src.values.mesh import AXIS
 
 

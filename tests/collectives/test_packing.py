@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from jaxtribute._src.collectives import packing
-from jaxtribute._src.jaxprs.core import aval
 from replicas import execute, fraction, here, mirrored
+
+from jaxtribute._src.collectives import summation
+from jaxtribute._src.jaxprs.core import aval
 
 DTYPES = ["float32", "int32", "bfloat16", "uint8"]
 SHAPES = [(), (0,), (3,), (2, 2), (1, 3, 2)]
@@ -30,10 +30,10 @@ def nests(draw: st.DrawFn, dtypes: list[str]) -> list[Any]:
 @settings(max_examples=12)
 @given(arrays=nests(["float32"]))
 def test_unpack_is_the_inverse_of_pack(arrays: list[Any]) -> None:
-    buffer = packing.pack(arrays)
+    buffer = summation.pack(arrays)
     assert buffer.shape == (sum(array.size for array in arrays),)
     np.testing.assert_array_equal(buffer, np.concatenate([np.ravel(array) for array in arrays]))
-    for array, piece in zip(arrays, packing.unpack(buffer, arrays), strict=True):
+    for array, piece in zip(arrays, summation.unpack(buffer, arrays), strict=True):
         assert piece.shape == array.shape
         np.testing.assert_array_equal(piece, array)
 
@@ -41,7 +41,7 @@ def test_unpack_is_the_inverse_of_pack(arrays: list[Any]) -> None:
 @settings(max_examples=25)
 @given(arrays=nests(DTYPES), small=st.integers(0, 30))
 def test_every_array_is_in_one_group_with_its_own_kind(arrays: list[Any], small: int) -> None:
-    groups = packing.groups(arrays, small)
+    groups = summation.groups(arrays, small)
     assert sorted(index for group in groups for index in group) == list(range(len(arrays)))
     for group in groups:
         members = [arrays[index] for index in group]
@@ -55,14 +55,14 @@ def test_every_array_is_in_one_group_with_its_own_kind(arrays: list[Any], small:
 @settings(max_examples=12)
 @given(arrays=nests(DTYPES), small=st.sampled_from([None, 0, 8, 10_000]))
 def test_packed_map_is_map(arrays: list[Any], small: int | None) -> None:
-    results = packing.packed_map(lambda x: x + x, arrays, small)
+    results = summation.packed_map(lambda x: x + x, arrays, small)
     for array, result in zip(arrays, results, strict=True):
         assert result.dtype == array.dtype
         np.testing.assert_array_equal(np.asarray(result), np.asarray(array + array))
 
 
 def test_packed_map_of_nothing() -> None:
-    assert packing.packed_map(lambda x: x, []) == []
+    assert summation.packed_map(lambda x: x, []) == []
 
 
 def test_small_arrays_share_one_call() -> None:
@@ -72,9 +72,9 @@ def test_small_arrays_share_one_call() -> None:
         calls.append(x.size)
         return x
 
-    large = jnp.zeros(packing.PIECE_BYTES)
-    packing.packed_map(count, [jnp.zeros(2), large, jnp.zeros(3), jnp.zeros(1, jnp.int32)])
-    assert sorted(calls) == [1, 5, packing.PIECE_BYTES]
+    large = jnp.zeros(summation.PIECE_BYTES)
+    summation.packed_map(count, [jnp.zeros(2), large, jnp.zeros(3), jnp.zeros(1, jnp.int32)])
+    assert sorted(calls) == [1, 5, summation.PIECE_BYTES]
 
 
 @pytest.mark.parametrize("count", [1, 20])
@@ -97,24 +97,26 @@ def test_one_collective_for_many_small_gradients(count: int) -> None:
 
 
 @settings(max_examples=25)
-@given(sizes=st.lists(st.integers(0, packing.PIECE_BYTES // 3), min_size=1, max_size=12), dtype=st.sampled_from(DTYPES))
+@given(
+    sizes=st.lists(st.integers(0, summation.PIECE_BYTES // 3), min_size=1, max_size=12), dtype=st.sampled_from(DTYPES)
+)
 def test_packs_are_full_and_no_larger(sizes: list[int], dtype: str) -> None:
     arrays = [jax.ShapeDtypeStruct((size,), jnp.dtype(dtype)) for size in sizes]
-    groups = packing.groups(arrays)  # pyright: ignore[reportArgumentType]
+    groups = summation.groups(arrays)  # pyright: ignore[reportArgumentType]
     assert sorted(index for group in groups for index in group) == list(range(len(arrays)))
     packs = [[sizes[index] * jnp.dtype(dtype).itemsize for index in group] for group in groups]
-    assert all(len(pack) == 1 or sum(pack) <= packing.PIECE_BYTES for pack in packs)
-    shared = [pack for pack in packs if pack[0] <= packing.PIECE_BYTES]
-    assert all(sum(one) + other[0] > packing.PIECE_BYTES for one, other in itertools.pairwise(shared))
+    assert all(len(pack) == 1 or sum(pack) <= summation.PIECE_BYTES for pack in packs)
+    shared = [pack for pack in packs if pack[0] <= summation.PIECE_BYTES]
+    assert all(sum(one) + other[0] > summation.PIECE_BYTES for one, other in itertools.pairwise(shared))
 
 
 def test_no_loop_packs_more_than_a_piece() -> None:
-    size = packing.PIECE_BYTES // 10  # bytes: a quarter as many floats
+    size = summation.PIECE_BYTES // 10  # bytes: a quarter as many floats
     arrays = [jnp.arange(size // 4, dtype=jnp.float32) + i for i in range(25)]
     loops = [
         np.prod(aval(equation.outvars[0]).shape)
-        for equation in jax.make_jaxpr(packing.pack)(arrays).eqns
+        for equation in jax.make_jaxpr(summation.pack)(arrays).eqns
         if equation.primitive.name == "concatenate"
     ]
-    assert [loop * 4 <= packing.PIECE_BYTES for loop in loops] == [True] * 3
-    np.testing.assert_array_equal(packing.pack(arrays), np.concatenate(arrays))
+    assert [loop * 4 <= summation.PIECE_BYTES for loop in loops] == [True] * 3
+    np.testing.assert_array_equal(summation.pack(arrays), np.concatenate(arrays))

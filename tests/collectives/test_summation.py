@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
+from replicas import mirrored
 
-from jaxtribute._src.collectives.marks import equal
 from jaxtribute._src.collectives.summation import (
     AutoSum,
     ExchangeSum,
@@ -21,8 +21,8 @@ from jaxtribute._src.collectives.summation import (
     TreeSum,
     tree_rounds,
 )
+from jaxtribute._src.jaxprs.making import equal
 from jaxtribute._src.values.mesh import AXIS
-from replicas import mirrored
 
 SUMS: list[Summation] = [
     AutoSum(),

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
-
-from jaxtribute._src.collectives import wholes
-from jaxtribute._src.execution.inference import varying_outputs
-from jaxtribute.errors import VariableError
 from replicas import mirrored
+
+from jaxtribute._src.execution.inference import varying_outputs
+from jaxtribute._src.values import slices
+from jaxtribute.errors import VariableError
 
 
 def local(fn: Any, *arrays: Any, replicas: int = 2) -> list[Any]:
@@ -35,9 +35,9 @@ def test_slices_join_to_the_whole(shape: tuple[int, ...], replicas: int) -> None
     array = jnp.arange(np.prod(shape), dtype=jnp.float32).reshape(shape) + 1
 
     def fn(x: Any) -> Any:
-        piece = wholes.slice_of(x, replicas)
-        assert piece.shape == (wholes.slice_size(x.size, replicas),)
-        return wholes.joined(piece, shape), wholes.whole(piece, shape, replicas), wholes.scattered(x, replicas)
+        piece = slices.slice_of(x, replicas)
+        assert piece.shape == (slices.slice_size(x.size, replicas),)
+        return slices.joined(piece, shape), slices.whole(piece, shape, replicas), slices.scattered(x, replicas)
 
     joined, whole, scattered = local(fn, array, replicas=replicas)
     for row in (*joined, *whole):
@@ -49,11 +49,11 @@ def test_gradients_of_the_slice_and_of_the_probe() -> None:
     array = jnp.arange(3.0)
 
     def fn(x: Any) -> Any:
-        piece = wholes.slice_of(x, 2)
+        piece = slices.slice_of(x, 2)
         scale = jax.lax.axis_index("replica").astype(jnp.float32) + 1
 
         def loss(piece: Any, probe: Any) -> Any:
-            return (wholes.whole(piece, (3,), 2, probe) ** 2).sum() * scale
+            return (slices.whole(piece, (3,), 2, probe) ** 2).sum() * scale
 
         both = jax.grad(loss, (0, 1))(piece, jnp.zeros(3))
         again = jax.grad(lambda p: jax.grad(loss, 1)(p, jnp.zeros(3)).sum())(piece)
@@ -66,14 +66,14 @@ def test_gradients_of_the_slice_and_of_the_probe() -> None:
 
 
 def test_what_must_be_alike() -> None:
-    marked = jax.make_jaxpr(jax.jit(lambda x: wholes.alike(x, "v:0")))(1.0).jaxpr
+    marked = jax.make_jaxpr(jax.jit(lambda x: slices.alike(x, "v:0")))(1.0).jaxpr
     assert varying_outputs(marked, [False]) == [False]
     with pytest.raises(VariableError, match="v:0 would get a different value"):
         varying_outputs(marked, [True])
-    assert wholes.alike(jnp.float32(2), "v:0") == 2
-    assert jax.jit(jax.grad(lambda x: wholes.alike(x * x, "v:0")))(3.0) == 6
+    assert slices.alike(jnp.float32(2), "v:0") == 2
+    assert jax.jit(jax.grad(lambda x: slices.alike(x * x, "v:0")))(3.0) == 6
 
 
 def test_a_whole_is_the_same_on_every_replica() -> None:
-    jaxpr = jax.make_jaxpr(lambda x: wholes.whole(x, (4,), 2), axis_env=[("replica", 2)])(jnp.ones(2)).jaxpr
+    jaxpr = jax.make_jaxpr(lambda x: slices.whole(x, (4,), 2), axis_env=[("replica", 2)])(jnp.ones(2)).jaxpr
     assert varying_outputs(jaxpr, [True]) == [False]

@@ -122,7 +122,7 @@ def test_objects_that_are_called_have_no_name_of_their_own() -> None:
 
 def test_plain_constants_may_stay_and_large_ones_are_named(caplog: pytest.LogCaptureFixture) -> None:
     small, large = jnp.ones(3), jnp.ones((512, 1024))
-    with caplog.at_level(logging.DEBUG, logger="jaxtribute._src.execution.captured"):
+    with caplog.at_level(logging.DEBUG, logger="jaxtribute._src.execution.capture"):
         assert float(jd.function(lambda: jnp.sum(small) + jnp.sum(large))()) == 3 + 512 * 1024
     (record,) = caplog.records
     assert "shape (512, 1024)" in record.getMessage()

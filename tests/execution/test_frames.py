@@ -19,7 +19,8 @@ def traced(body: Any, *, local: bool = False) -> tuple[Any, TracedProgram]:
     frames: list[TracedProgram] = []
 
     def program() -> Any:
-        executor = TracedProgram(local=local)
+        executor = TracedProgram()
+        executor.local = local
         frames.append(executor)
         now = contexts.current()
         with contexts.entered(contexts.Context(now.strategy, now.replica, executor)):

@@ -338,13 +338,13 @@ GUARDED = """
     checkpoint/background checkpoint/checkpoint checkpoint/committing checkpoint/files checkpoint/leaves
     checkpoint/manager checkpoint/owner checkpoint/preemption/handler checkpoint/preemption/rounds
     checkpoint/restoring checkpoint/sidecar cluster/runtime cluster/server cluster/steps execution/eager
-    execution/interrupts execution/workers folders integrations/keras/servers launcher/family launcher/ports
+    execution/interrupts execution/rendezvous folders integrations/keras/servers launcher/family launcher/ports
     launcher/run parameter_servers/engines/engines parameter_servers/engines/ray_engine
     parameter_servers/engines/ray_node parameter_servers/engines/starting parameter_servers/messaging/transport
     parameter_servers/scheduling/closure_queue parameter_servers/scheduling/closures
     parameter_servers/scheduling/coordinator parameter_servers/scheduling/remote_value parameter_servers/server/client
     parameter_servers/server/saves parameter_servers/variables/access parameter_servers/variables/variable
-    values/lending values/stored
+    values/stored
 """
 """Files whose functions hold locks, or leave something half done, in the main thread, where signals raise."""
 ELSEWHERE = {"ClosureQueue._serve", "ClosureQueue._turn", "ClosureQueue._settle_unread"}
@@ -465,7 +465,7 @@ def test_an_interrupted_lockstep_run_waits_for_nobody() -> None:
         return here().all_reduce("SUM", total)
 
     strategy.run(fn)
-    where = (OWN + "/_src/execution/rendezvous", OWN + "/_src/execution/workers")
+    where = (OWN + "/_src/execution/rendezvous", OWN + "/_src/execution/rendezvous")
     total = moments(where, lambda: strategy.run(fn))
     came = 0
     for at in range(total):

@@ -15,17 +15,17 @@ from jax import lax
 from jax.experimental import pallas
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
+from replicas import mirrored, per_replica
 
 import jaxtribute as jd
-from jaxtribute._src.collectives.listing import listed
-from jaxtribute._src.collectives.wholes import whole
-from jaxtribute._src.execution.central.sinking import sink
+from jaxtribute._src.execution.central.placing import sink
 from jaxtribute._src.execution.inference import varying_outputs
 from jaxtribute._src.execution.ragged import makes_collectives
 from jaxtribute._src.jaxprs.core import opened
+from jaxtribute._src.jaxprs.kinds import listed
 from jaxtribute._src.values.mesh import AXIS
+from jaxtribute._src.values.slices import whole
 from jaxtribute.errors import VariableError
-from replicas import mirrored, per_replica
 
 ONE = jnp.ones(2)
 

@@ -126,7 +126,7 @@ class Job:
         return found
 
     def ranks(self, program: str) -> list[psutil.Process]:
-        """The processes that run the program: those that a launcher has started, and nothing that they have left behind."""
+        """The processes that a launcher has started to run the program, and nothing that those have left behind."""
         launchers = {one.pid for one in self.processes("jaxtribute.cli")}
         return [one for one in self.processes(program) if one.pid not in launchers and one.ppid() in launchers]
 

@@ -12,9 +12,9 @@ import optax
 from jax.sharding import PartitionSpec
 
 import jaxtribute as jd
-from jaxtribute._src.collectives.listing import listed
-from jaxtribute._src.collectives.wholes import scattered
+from jaxtribute._src.jaxprs.kinds import listed
 from jaxtribute._src.values.mesh import AXIS
+from jaxtribute._src.values.slices import scattered
 
 
 def on_this_worker() -> dict[str, Any]:

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.values import copies, lending
-from jaxtribute._src.values.lending import Lease, lent
-from jaxtribute._src.values.stored import prepare_donation
+from jaxtribute._src.values import copies, stored
+from jaxtribute._src.values.stored import Lease, lent, prepare_donation
 
 
 def made(value: float = 1.0) -> jd.Variable:
@@ -48,7 +47,7 @@ def test_a_step_that_comes_first_gets_the_array_and_the_lease_a_copy() -> None:
 
 
 def test_a_step_that_comes_while_the_array_is_read_gets_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lending, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(stored, "_PATIENCE_S", 0.0)
     variable = made()
     lease = variable.lease()
     taken = lease.take()
@@ -135,7 +134,7 @@ def test_an_empty_array_and_one_of_another_platform(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_step_waits_a_moment_for_an_array_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lending, "_PATIENCE_S", 60.0)
+    monkeypatch.setattr(stored, "_PATIENCE_S", 60.0)
     variable = made()
     lease, array = variable.lease(), variable.stored
     lease.take()
@@ -161,7 +160,7 @@ def test_a_save_that_comes_to_an_array_while_it_is_copied_gets_the_copy(monkeypa
         thread.join(0.2)  # it would be through by now if nothing kept it
         return copies.copied(arrays)
 
-    monkeypatch.setattr(lending, "copied", copied)
+    monkeypatch.setattr(stored, "copied", copied)
     assert donation(variable) is array
     array.delete()
     thread.join()

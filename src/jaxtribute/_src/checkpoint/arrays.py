@@ -19,7 +19,7 @@ from jax.sharding import Sharding
 from orbax.checkpoint import type_handlers
 
 from jaxtribute._src.checkpoint.forms import Host
-from jaxtribute._src.values.lending import Lease
+from jaxtribute._src.values.stored import Lease
 
 _BATCH_BYTES = 16 << 20
 """Arrays that are written or read together; more at a time is not faster."""

@@ -16,7 +16,7 @@ from jaxtribute._src.checkpoint.models import adapter_of
 from jaxtribute._src.checkpoint.models.base import Key
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.optimizer.optimizer import Optimizer
-from jaxtribute._src.values.lending import Lease
+from jaxtribute._src.values.stored import Lease
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 

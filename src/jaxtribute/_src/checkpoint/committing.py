@@ -23,7 +23,7 @@ from jaxtribute._src.checkpoint.owner import Owner
 from jaxtribute._src.checksums import Mark
 from jaxtribute._src.cluster import runtime
 from jaxtribute._src.cluster.runtime import Cluster
-from jaxtribute._src.values.lending import Lease
+from jaxtribute._src.values.stored import Lease
 from jaxtribute.errors import CheckpointError, ConfigError
 
 STATE = "state"

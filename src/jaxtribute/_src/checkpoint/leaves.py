@@ -11,9 +11,8 @@ import numpy as np
 from jax.sharding import Sharding
 
 from jaxtribute._src.checkpoint.forms import ROWS, VALUE, Host, Spec, dtype_of, spec_of, to_rows, to_value
-from jaxtribute._src.values.lending import Lease
 from jaxtribute._src.values.mesh import own
-from jaxtribute._src.values.stored import updating
+from jaxtribute._src.values.stored import Lease, updating
 from jaxtribute._src.values.variable import Variable
 
 

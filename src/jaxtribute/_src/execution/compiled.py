@@ -15,16 +15,16 @@ from jax.sharding import PartitionSpec
 from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives import manual
 from jaxtribute._src.collectives.cross_replica import check_axes
-from jaxtribute._src.collectives.idle import guarded
+from jaxtribute._src.collectives.manual import guarded
 from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context, entered
+from jaxtribute._src.execution.eager import NotSplittable
 from jaxtribute._src.execution.executor import Executor, LocalPerReplica
 from jaxtribute._src.execution.frames import TracedProgram, lift
 from jaxtribute._src.execution.inference import varying_outputs
 from jaxtribute._src.execution.losses import TravellingLosses
 from jaxtribute._src.execution.nests import flatten, is_array
 from jaxtribute._src.execution.replica_context import ReplicaContext
-from jaxtribute._src.execution.uncompiled import NotSplittable
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, Tracer, as_function, aval, closed, constants, current_trace, opened
 from jaxtribute._src.jaxprs.placements import Known, unplaced
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, idle_replicas

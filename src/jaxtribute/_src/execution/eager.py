@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import logging
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
@@ -13,11 +14,10 @@ from jaxtribute._src.execution.executor import Executor
 from jaxtribute._src.execution.frames import Overlay, Viewed, check_untraced
 from jaxtribute._src.jaxprs.core import kept_beyond
 from jaxtribute._src.traced_reads import traced_reads
-from jaxtribute._src.values import lending
+from jaxtribute._src.values import stored
 from jaxtribute._src.values.described import DescribedArray
-from jaxtribute._src.values.lending import lent
 from jaxtribute._src.values.mesh import own
-from jaxtribute._src.values.stored import StoredArray, replace, set_slot, updating
+from jaxtribute._src.values.stored import StoredArray, lent, replace, set_slot, updating
 
 if TYPE_CHECKING:
     from jaxtribute._src.values.variable import Variable
@@ -184,13 +184,13 @@ class EagerStep(Viewed, Eager):
                 return False
         held = [variable for variable, slot in slots.items() if id(slot) in lent]
         for variable in held:
-            lending.lend(id(variable))
+            stored.lend(id(variable))
         for variable in slots:
             traced_reads.changed(variable)
         replace(map(set_slot, slots, [slot.stored for slot in slots.values()]))
         for variable in slots.keys() - held:
             if id(variable) in lent:
-                lending.recall(id(variable))
+                stored.recall(id(variable))
         return True
 
     def _base(self, variable: Variable) -> jax.Array:
@@ -221,3 +221,41 @@ def stepping(call: Callable[[EagerStep], R]) -> R:
         contexts.show()
     step.commit()
     return result
+
+
+_LOG = logging.getLogger(__name__)
+
+
+class NotSplittable(Exception):  # noqa: N818
+    """Programs of replicas that differ in shape cannot be brought together; the step must run in lockstep."""
+
+
+class InnerCollective(NotSplittable):
+    """A collective is inside a loop or a condition, which then must run as Python."""
+
+
+def uncompiled(call: Callable[[Sequence[Any]], Any], reason: NotSplittable, name: str) -> Callable[..., Any]:
+    """Settles for lockstep, which is exact but slow; says so once, when it is made.
+
+    Args:
+      call: the Python function of its array arguments.
+      reason: why it cannot be compiled.
+      name: its name.
+    """
+    _LOG.warning(
+        "%s runs uncompiled for this batch, whose replicas differ in shape: %s. HINT: drop the remainder, or keep "
+        "collectives out of loops and conditions.",
+        name,
+        reason,
+    )
+    op_by_op = isinstance(reason, InnerCollective)
+
+    def run(dynamic: Sequence[Any], _: EagerStep | None = None) -> Any:
+        context = contexts.current()
+        step = EagerStep(uncompiled=True, op_by_op=op_by_op)
+        with contexts.entered(contexts.Context(context.strategy, context.replica, step)):
+            result = call(dynamic)
+        step.commit()
+        return result
+
+    return run

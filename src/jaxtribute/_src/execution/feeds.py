@@ -18,9 +18,8 @@ from jax.tree_util import tree_flatten
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.compiled import TracedFunction
-from jaxtribute._src.execution.eager import EagerStep
+from jaxtribute._src.execution.eager import EagerStep, NotSplittable, uncompiled
 from jaxtribute._src.execution.frames import feed_p
-from jaxtribute._src.execution.uncompiled import NotSplittable, uncompiled
 from jaxtribute._src.jaxprs.core import recorded_in
 from jaxtribute.errors import OutOfRangeError, TraceError
 

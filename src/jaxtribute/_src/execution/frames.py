@@ -6,10 +6,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.collectives.marks import state_p
 from jaxtribute._src.execution.executor import Executor
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, current_trace, is_traced, kept_beyond, opened, recorded_in
-from jaxtribute._src.jaxprs.making import placeholder
+from jaxtribute._src.jaxprs.making import placeholder, state_p
 from jaxtribute._src.jaxprs.walking import with_inputs
 from jaxtribute._src.traced_reads import traced_reads
 from jaxtribute._src.values.variable import Variable

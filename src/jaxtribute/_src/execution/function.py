@@ -16,13 +16,11 @@ from jax.tree_util import tree_flatten
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
-from jaxtribute._src.execution.capture import Capture, capture
-from jaxtribute._src.execution.captured import check_captured
-from jaxtribute._src.execution.eager import Eager, EagerStep
+from jaxtribute._src.execution.capture import Capture, capture, check_captured
+from jaxtribute._src.execution.eager import Eager, EagerStep, NotSplittable, uncompiled
 from jaxtribute._src.execution.feeds import FedPrograms, Feed
+from jaxtribute._src.execution.nests import InputSignature
 from jaxtribute._src.execution.program import program_of
-from jaxtribute._src.execution.signature import InputSignature
-from jaxtribute._src.execution.uncompiled import NotSplittable, uncompiled
 from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
 from jaxtribute._src.values.numbers import check_cut
 from jaxtribute._src.values.variable import Variable

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from jaxtribute._src.collectives.marks import equal_p
-from jaxtribute._src.collectives.wholes import alike_p
 from jaxtribute._src.jaxprs.core import Jaxpr, JaxprEqn
 from jaxtribute._src.jaxprs.flow import Flow
 from jaxtribute._src.jaxprs.kinds import equalises, keeps_equality, mentions, names_axis, repeatable
+from jaxtribute._src.jaxprs.making import equal_p
 from jaxtribute._src.values.mesh import AXIS
+from jaxtribute._src.values.slices import alike_p
 from jaxtribute.errors import VariableError
 
 _LOG = logging.getLogger(__name__)

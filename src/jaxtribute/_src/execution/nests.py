@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import jax
 import numpy as np
 
-from jaxtribute._src.values.distributed import ReplicaValues
+from jaxtribute._src.values.distributed import PerReplica, ReplicaValues
+from jaxtribute._src.values.operators import operand
+from jaxtribute._src.values.spec import ArraySpec, PerReplicaSpec
 from jaxtribute._src.values.variable import Variable
+from jaxtribute.errors import ArgumentError
 
 
 def is_distributed(value: Any) -> bool:
@@ -43,3 +48,82 @@ def flatten(nest: Any) -> tuple[list[Any], Any]:
 def map_leaves(function: Any, *nests: Any) -> Any:
     """Applies `function` to the leaves of nests of one structure, distributed values and variables kept whole."""
     return jax.tree.map(function, *nests, is_leaf=is_whole)
+
+
+class InputSignature:
+    """Declared shapes and dtypes of a function's arguments; numbers among them become arrays, and so do not retrace.
+
+    Args:
+      specs: one nest a positional argument: `ArraySpec` (with None for a dimension of any size),
+        `jax.ShapeDtypeStruct`, `PerReplicaSpec`, or a dataset's `element_spec`.
+      function: the function, whose keyword arguments are put in order.
+    """
+
+    def __init__(self, specs: Sequence[Any], function: Callable[..., Any]) -> None:
+        self._specs = tuple(specs)
+        self._parameters = inspect.signature(function)
+        self._name = getattr(function, "__name__", "the function")
+
+    def conform(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Returns the arguments in positional order, as arrays of the promised dtypes.
+
+        Raises:
+          ArgumentError: their number, structure, a shape or a dtype is not as promised.
+        """
+        given = self._parameters.bind(*args, **kwargs).args if kwargs else tuple(args)
+        if len(given) != len(self._specs):
+            raise ArgumentError(
+                f"{self._name} got {len(given)} arguments, its input_signature has {len(self._specs)}. "
+                "HINT: give one spec for each argument."
+            )
+        leaves, tree = jax.tree.flatten(self._specs, is_leaf=_is_spec)
+        try:
+            values = tree.flatten_up_to(given)
+        except ValueError as error:
+            raise ArgumentError(
+                f"the arguments of {self._name} are not structured as its input_signature: {error}. "
+                "HINT: pass what the signature describes, e.g. an element of the dataset whose element_spec it is."
+            ) from None
+        return tree.unflatten([self._fit(value, spec) for value, spec in zip(values, leaves, strict=True)])
+
+    def _fit(self, value: Any, spec: Any) -> Any:
+        if isinstance(spec, PerReplicaSpec):
+            if not isinstance(value, PerReplica):
+                raise self._misfit(value, spec)
+            parts = value.shapes or [part.shape for part in value.values]
+            sizes = [spec.components[min(i, len(spec.components) - 1)].shape for i in range(len(parts))]
+            if not all(_fits(shape, size) for shape, size in zip(parts, sizes, strict=True)):
+                raise self._misfit(value, spec)
+            return value
+        if is_distributed(value) or not hasattr(spec, "shape"):
+            return value
+        value = operand(value)
+        try:
+            array = value if isinstance(value, (jax.Array, np.ndarray)) else np.asarray(value, spec.dtype)
+        except (TypeError, ValueError):
+            raise self._misfit(value, spec) from None
+        if array.dtype != spec.dtype or not _fits(array.shape, spec.shape):
+            raise self._misfit(array, spec)
+        return array
+
+    def _misfit(self, value: Any, spec: Any) -> ArgumentError:
+        shown = type(value).__name__
+        if isinstance(value, (jax.Array, np.ndarray)):
+            shown += f" of shape {value.shape} and dtype {value.dtype}"
+        elif isinstance(value, PerReplica):
+            shown += f" with components of shapes {[part.shape for part in value.values]}"
+        return ArgumentError(
+            f"an argument of {self._name} is a {shown}, where its input_signature has {spec}. "
+            "HINT: pass arrays of that form; None in a spec's shape stands for any size."
+        )
+
+
+def _is_spec(value: Any) -> bool:
+    return isinstance(value, (PerReplicaSpec, ArraySpec, jax.ShapeDtypeStruct))
+
+
+def _fits(shape: Sequence[int], promised: Sequence[int | None]) -> bool:
+    sizes = cast("Sequence[Any]", promised)
+    return len(shape) == len(sizes) and all(
+        want is None or have == want for have, want in zip(shape, sizes, strict=True)
+    )

@@ -13,17 +13,25 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
-from jaxtribute._src.collectives.listing import listed
 from jaxtribute._src.execution.capture import Capture, Constant, is_constant
-from jaxtribute._src.execution.compiled_only import CompiledOnly
 from jaxtribute._src.execution.eager import EagerStep
 from jaxtribute._src.execution.frames import check_untraced
 from jaxtribute._src.execution.interrupts import Guard, undisturbed
 from jaxtribute._src.jaxprs.core import as_function, opened
+from jaxtribute._src.jaxprs.kinds import listed
 from jaxtribute._src.traced_reads import traced_reads
-from jaxtribute._src.values.lending import lent
+from jaxtribute._src.values.described import DescribedArray
 from jaxtribute._src.values.mesh import ReplicaMesh, own, put
-from jaxtribute._src.values.stored import Slot, StoredArray, prepare_donation, replace, replace_many, set_slot, updating
+from jaxtribute._src.values.stored import (
+    Slot,
+    StoredArray,
+    lent,
+    prepare_donation,
+    replace,
+    replace_many,
+    set_slot,
+    updating,
+)
 from jaxtribute._src.values.variable import Variable
 
 _MANY = 32
@@ -101,7 +109,7 @@ class Program:
         self._closed = capture.closed
         central = next((v.policy for v in (*self.donated, *self.kept) if v.policy.parameter_device is not None), None)
         if central is not None and central.mesh is not None and central.parameter_device is not None:
-            from jaxtribute._src.execution.central.program import CentralProgram  # for one strategy alone
+            from jaxtribute._src.execution.central.plan import CentralProgram  # for one strategy alone
 
             self.mesh, self._given = self.mesh or central.mesh, frozenset()
             self._central = True
@@ -376,3 +384,50 @@ def _is_plain(tree: Any) -> bool:
 
 def _unwrapped(value: Any) -> Any:
     return value.value if isinstance(value, Constant) else value
+
+
+class CompiledOnly:
+    """A stand-in for the function that `jax.jit` made: a call compiles it and tells what it would give.
+
+    Args:
+      jitted: the function.
+      home: where inputs go that lie on no described device, such as batches and keys on the host.
+    """
+
+    def __init__(self, jitted: Any, home: Sharding) -> None:
+        self._jitted, self._home = jitted, home
+        self._known: dict[Any, tuple[Any, ...]] = {}
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The outputs as `DescribedArray`s.
+
+        Raises:
+          jax.errors.JaxRuntimeError: the compiler's own error, such as for a program that does not fit.
+        """
+        leaves, tree = jax.tree.flatten(self._described(inputs))
+        key = tree, tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
+        if key not in self._known:
+            lowered = self.lower(*inputs)
+            shapes, structure = jax.tree.flatten(lowered.out_info)
+            placed = jax.tree.leaves(lowered.compile().output_shardings)
+            arrays = [DescribedArray(s.shape, s.dtype, place) for s, place in zip(shapes, placed, strict=True)]
+            self._known[key] = structure, arrays
+        structure, arrays = self._known[key]
+        return structure.unflatten(arrays)
+
+    def lower(self, *inputs: Any) -> Any:
+        """The program lowered for the described devices."""
+        return self._jitted.lower(*self._described(inputs))
+
+    def _described(self, inputs: tuple[Any, ...]) -> Any:
+        """Shapes and placements of the inputs."""
+
+        def one(leaf: Any) -> Any:
+            if isinstance(leaf, DescribedArray):
+                return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+            on_devices = getattr(getattr(leaf, "sharding", None), "device_set", None) == self._home.device_set
+            where = leaf.sharding if on_devices else self._home
+            dtype = jax.dtypes.canonicalize_dtype(jax.numpy.result_type(leaf))
+            return jax.ShapeDtypeStruct(jax.numpy.shape(leaf), dtype, sharding=where)
+
+        return jax.tree.map(one, inputs)

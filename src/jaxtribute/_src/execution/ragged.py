@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtribute._src.collectives.marks import equal_p
+from jaxtribute._src.execution.eager import InnerCollective, NotSplittable
 from jaxtribute._src.execution.numbering import Number, Numbering, same_type
-from jaxtribute._src.execution.uncompiled import InnerCollective, NotSplittable
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, aval, bind, is_ref, opened
 from jaxtribute._src.jaxprs.kinds import is_collective, repeatable
+from jaxtribute._src.jaxprs.making import equal_p
 from jaxtribute._src.jaxprs.walking import any_in, called, evaluate, variables
 from jaxtribute._src.values.mesh import AXIS
 

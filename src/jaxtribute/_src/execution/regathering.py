@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from jaxtribute._src.collectives.wholes import whole_p
 from jaxtribute._src.jaxprs.core import JaxprEqn, as_closed, aval, is_program, opened
 from jaxtribute._src.jaxprs.walking import any_in, evaluate
+from jaxtribute._src.values.slices import whole_p
 
 
 def value_and_grad_regathering(loss: Callable[..., Any], values: Sequence[Any]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 
@@ -83,3 +84,14 @@ def linear_with_probe(name: str, compute: Callable[..., Any], transpose: Callabl
     ad.primitive_jvps[primitive] = jvp
     ad.primitive_transposes[primitive] = lambda cotangent, *_, **params: [transpose(cotangent, **params)]
     return primitive
+
+
+equal_p = identity("jd_equal")
+"""Marks a value of one replica's program as the same on every replica."""
+state_p = identity("jd_state")
+"""Marks a value as a central variable's new one, which belongs on the parameter device."""
+
+
+def equal(value: Any) -> jax.Array:
+    """`value`, which the caller knows to be the same on every replica where that cannot be inferred."""
+    return equal_p.bind(value)

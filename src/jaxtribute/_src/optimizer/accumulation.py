@@ -12,9 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtribute._src.collectives.idle import kept
-from jaxtribute._src.collectives.manual import all_reduce, contributions, divided
-from jaxtribute._src.collectives.wholes import flat, scattered, slice_size
+from jaxtribute._src.collectives.manual import all_reduce, contributions, divided, kept
 from jaxtribute._src.context import Context
 from jaxtribute._src.optimizer.slicing import Slice
 from jaxtribute._src.values.distributed import PerReplica
@@ -25,6 +23,7 @@ from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.on_read import OnReadPolicy
 from jaxtribute._src.values.policies.sharded import ShardedPolicy
 from jaxtribute._src.values.policies.sliced import SlicedPolicy
+from jaxtribute._src.values.slices import flat, scattered, slice_size
 from jaxtribute._src.values.variable import Variable
 
 if TYPE_CHECKING:

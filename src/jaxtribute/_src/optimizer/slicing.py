@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtribute._src.collectives.wholes import joined, slice_of
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, JaxprEqn, aval, bind
 from jaxtribute._src.jaxprs.kinds import ELEMENTWISE
 from jaxtribute._src.jaxprs.walking import Handler, called, evaluate
 from jaxtribute._src.values.mesh import AXIS
+from jaxtribute._src.values.slices import joined, slice_of
 
 # Maxima are gathered, as the all-reduce of some devices would lose a NaN.
 _COLLECTIVES: dict[str, Callable[[Any], Any]] = {

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import optax
 
-from jaxtribute._src.collectives.wholes import flat
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.mesh import own, put
 from jaxtribute._src.values.policies.base import Policy
 from jaxtribute._src.values.policies.sliced import SlicedPolicy
+from jaxtribute._src.values.slices import flat
 from jaxtribute._src.values.variable import Variable
 
 

@@ -11,10 +11,10 @@ import optax
 from jax import lax
 
 from jaxtribute._src.collectives.manual import all_reduce, contributions, divided
-from jaxtribute._src.collectives.wholes import scattered
 from jaxtribute._src.optimizer.slicing import NotSliceable, Slice, own_slice, run_on_slices, whole
 from jaxtribute._src.optimizer.slots import Slots, leaves_of, optax_rules
 from jaxtribute._src.values.enums import ReduceOp
+from jaxtribute._src.values.slices import scattered
 
 if TYPE_CHECKING:
     from jaxtribute._src.precision import LossScale

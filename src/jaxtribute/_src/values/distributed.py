@@ -19,10 +19,9 @@ import numpy as np
 
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.values.agreement import Signature, all_signatures
-from jaxtribute._src.values.comparing import Asking
 from jaxtribute._src.values.mesh import ReplicaMesh, own
 from jaxtribute._src.values.numbers import check_cut
-from jaxtribute._src.values.operators import COMPARABLE, ArrayOperators, operand
+from jaxtribute._src.values.operators import COMPARABLE, ArrayOperators, Asking, operand
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 

@@ -1,20 +1,21 @@
 """Array operators for values that stand for one array: `Mirrored` and `Variable`."""
 
-# The functions here are the mixin's own.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
+import dis
 import operator
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtribute._src.values.comparing import Asking
+# The functions here are the mixin's own.
+# pyright: reportPrivateUsage=false
+
 
 COMPARABLE = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, list, tuple)
 """Types that `==` compares by value; JAX refuses lists and tuples with a sentence. Anything else is not equal."""
@@ -219,3 +220,37 @@ for _name in {*_ARRAY_ATTRIBUTES, *(name for name in dir(jax.Array) if not name.
         setattr(ArrayOperators, _name, _as_array(_name))
 
 jax.tree_util.register_pytree_node(Sought, lambda sought: ((sought._operand(),), None), lambda _, children: children[0])
+
+
+_COMPARES = dis.opmap["COMPARE_OP"]
+
+
+class Asking:
+    """The instruction that asks for a comparison.
+
+    Args:
+      frame: the frame of the code that asks.
+    """
+
+    __slots__ = ("_frame", "_place")
+
+    def __init__(self, frame: FrameType) -> None:
+        # The frame itself, not its id: Python makes frame objects when they are asked for.
+        self._frame, self._place = frame, frame.f_lasti
+
+    def compares(self) -> bool:
+        """True for `==` and `!=` themselves."""
+        return self._frame.f_code.co_code[self._place] == _COMPARES
+
+    def wants_identity(self) -> bool:
+        """True if the code compares what holds both, for which one truth is needed: an `__eq__` or JAX's tables."""
+        package = self._frame.f_globals.get("__name__", "").partition(".")[0]
+        return package == "jax" or self._frame.f_code.co_name in ("__eq__", "__ne__")
+
+    def searches(self) -> bool:
+        """True unless code compares two values by `==` or `!=`."""
+        return self.wants_identity() or not self.compares()
+
+    def again(self, frame: FrameType) -> bool:
+        """True if `frame` is still at that instruction."""
+        return frame is self._frame and frame.f_lasti == self._place

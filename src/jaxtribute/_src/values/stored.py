@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -12,8 +14,7 @@ from typing import Any
 import jax
 
 from jaxtribute._src.traced_reads import traced_reads
-from jaxtribute._src.values import lending
-from jaxtribute._src.values.lending import Lease, lent
+from jaxtribute._src.values.copies import HostCopy, copied
 
 updating = threading.RLock()
 """Held while a step gives up variables' arrays and puts new ones in place: no other thread may read in between."""
@@ -77,13 +78,13 @@ class StoredArray(Slot):
     def peek(self) -> jax.Array:
         """The stored global array, remembered as lent so that a later step copies it before donating it."""
         with updating:
-            lending.lend(id(self))
+            lend(id(self))
             return self._data
 
     def lease(self) -> Lease:
         """Lends the stored global array for a while, to be read in another thread."""
         with updating:
-            return lending.lease(id(self), self._data)
+            return lease(id(self), self._data)
 
     def bind(self, array: jax.Array) -> None:
         """Replaces the stored global array by one that nobody else holds."""
@@ -92,21 +93,141 @@ class StoredArray(Slot):
                 traced_reads.renew(self)
             self._data = array
             if id(self) in lent:
-                lending.recall(id(self))
+                recall(id(self))
 
     def __del__(self) -> None:
-        recall = lending.recall
-        if recall is not None and id(self) in lent:  # pyright: ignore[reportUnnecessaryComparison] (None at shutdown)
-            recall(id(self))
-        if recall is not None and id(self) in traced_reads.read:  # pyright: ignore[reportUnnecessaryComparison]
+        forget = recall
+        if forget is not None and id(self) in lent:  # pyright: ignore[reportUnnecessaryComparison] (None at shutdown)
+            forget(id(self))
+        if forget is not None and id(self) in traced_reads.read:  # pyright: ignore[reportUnnecessaryComparison]
             traced_reads.read.discard(id(self))
 
 
 def prepare_donation(variables: Iterable[StoredArray]) -> None:
     """Makes sure that nobody holds the variables' arrays, which a step will give up: copies those that somebody may."""
     held = [variable for variable in variables if id(variable) in lent]
-    leases = [lending.recall(id(variable)) for variable in held]
+    leases = [recall(id(variable)) for variable in held]
     free = iter(Lease.spare([lease for lease in leases if lease is not None]))
     for variable, lease in zip(held, leases, strict=True):
         if lease is None or not next(free):
             variable.bind(variable.stored.copy())
+
+
+lent: set[int] = set()
+"""Ids of variables whose array somebody may hold: it must be copied before it is donated."""
+
+_leases: dict[int, Lease] = {}
+"""Those of `lent` whose array only a save holds, which gives it back when it has written it."""
+
+_lending = threading.RLock()
+"""Held while `lent` and `_leases` change together. Never for a whole step: a save gives back in between.
+
+A variable that is deleted in the midst of it, in the same thread, takes it once more."""
+
+_PATIENCE_S = 1.0
+"""Seconds that a step waits for arrays that are being written, a small part of all, before it copies them itself."""
+
+
+class Lease:
+    """An array, lent until it is given back. `spare` says what becomes of it where a step needs the memory.
+
+    Args:
+      array: the array.
+      key: the variable's id; without it the array is nobody else's.
+    """
+
+    def __init__(self, array: jax.Array, key: int = 0) -> None:
+        self.shape, self.dtype, self.nbytes = array.shape, array.dtype, array.nbytes
+        self._array: jax.Array | None = array
+        self._copy: HostCopy | None = None
+        self._key = key
+        self._taken = False
+        self._lock = threading.Lock()
+        self._returned = threading.Event()
+
+    def take(self) -> jax.Array:
+        """The array, or the copy of it, to be read until `give_back`."""
+        with self._lock:
+            self._taken = True
+            if self._array is not None:
+                return self._array
+            assert self._copy is not None
+            return self._copy.array()
+
+    def give_back(self) -> None:
+        """Lets steps donate the array again, if it is still the variable's and nobody else holds it."""
+        with self._lock:
+            if self._copy is not None:
+                self._copy.free()
+            self._array = self._copy = None
+        self._returned.set()
+        with _lending:
+            if _leases.get(self._key) is self:
+                del _leases[self._key]
+                lent.discard(self._key)
+
+    @staticmethod
+    def spare(leases: Sequence[Lease]) -> list[bool]:
+        """Has saves go on with copies, as a step needs the arrays: all at once, on all cores, while the saves wait.
+
+        Only of arrays in the host's memory that no save has taken yet. Those are soon in their file, so they are waited
+        for, though not for long.
+
+        Args:
+          leases: those whose arrays a step will write over.
+
+        Returns:
+          For each, whether the array is free now; otherwise a save still reads it, and the step needs a copy itself.
+        """
+        free: dict[Lease, jax.Array] = {}
+        read: list[Lease] = []
+        with ExitStack() as held:
+            # No loop here: what a signal raises where one goes back would leave the locks held.
+            Lease._hold(leases, held, free, read)
+            Lease._copy_all(free)
+        deadline = time.monotonic() + _PATIENCE_S
+        for lease in read:
+            lease._returned.wait(max(0.0, deadline - time.monotonic()))
+        return [lease in free or lease._returned.is_set() for lease in leases]
+
+    @staticmethod
+    def _hold(leases: Sequence[Lease], held: ExitStack, free: dict[Lease, jax.Array], read: list[Lease]) -> None:
+        """Locks all, and sorts those in the host's memory into what nobody reads and what a save does."""
+        for lease in leases:
+            held.enter_context(lease._lock)
+            if lease._array is not None and all(device.platform == "cpu" for device in lease._array.devices()):
+                if lease._taken:
+                    read.append(lease)
+                else:
+                    free[lease] = lease._array
+
+    @staticmethod
+    def _copy_all(free: dict[Lease, jax.Array]) -> None:
+        for lease, copy in zip(free, copied(list(free.values())), strict=True):
+            lease._array, lease._copy = None, copy
+
+
+def lend(key: int) -> None:
+    """Remembers that the user may hold the array of the variable with this id."""
+    with _lending:
+        lent.add(key)
+        _leases.pop(key, None)
+
+
+def lease(key: int, array: jax.Array) -> Lease:
+    """Lends the array of the variable with this id to a save."""
+    made = Lease(array, key)
+    with _lending:
+        if key in lent:
+            _leases.pop(key, None)  # the user holds it, or another save
+        else:
+            lent.add(key)
+            _leases[key] = made
+    return made
+
+
+def recall(key: int) -> Lease | None:
+    """Forgets the loan of the variable with this id; returns the lease, if only a save holds the array."""
+    with _lending:
+        lent.discard(key)
+        return _leases.pop(key, None)

@@ -22,7 +22,7 @@ from jaxtribute._src.input.context import InputContext as InputContext
 from jaxtribute._src.input.options import InputReplicationMode as InputReplicationMode
 from jaxtribute._src.strategies.base import RunOptions as RunOptions
 from jaxtribute._src.strategies.extended import StrategyExtended as StrategyExtended
-from jaxtribute._src.strategies.input_iterator import InputIterator as InputIterator
+from jaxtribute._src.strategies.legacy import InputIterator as InputIterator
 from jaxtribute._src.strategies.scope import experimental_set_strategy as experimental_set_strategy
 from jaxtribute._src.strategies.scope import get_replica_context as get_replica_context
 from jaxtribute._src.strategies.scope import get_strategy as get_strategy

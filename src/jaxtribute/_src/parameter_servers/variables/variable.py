@@ -15,8 +15,8 @@ from jaxtribute._src.parameter_servers.server.operations import Operation, recor
 from jaxtribute._src.parameter_servers.variables.layout import Layout, Shard
 from jaxtribute._src.parameter_servers.variables.policy import ServerPolicy
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
-from jaxtribute._src.values.lending import Lease
 from jaxtribute._src.values.scatter import IndexedSlices, Scatter, checked_rows
+from jaxtribute._src.values.stored import Lease
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import VariableError
 

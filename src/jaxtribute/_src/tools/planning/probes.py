@@ -19,10 +19,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtribute._src.collectives.wholes import scattered
 from jaxtribute._src.tools.bench.timing import in_turns, seconds_a_call
 from jaxtribute._src.tools.planning.hlo import Collective
 from jaxtribute._src.tools.planning.products import Product, all_made
+from jaxtribute._src.values.slices import scattered
 
 _SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 25)
 """Bytes of the passes that are measured."""

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.collectives.marks import equal
 from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.jaxprs.making import equal
 from jaxtribute._src.values.distributed import ReplicaValues
 from jaxtribute._src.values.enums import ReduceOp, VariableAggregation
 from jaxtribute._src.values.mesh import own

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Sharding
 
-from jaxtribute._src.collectives import wholes
+from jaxtribute._src.values import slices
 from jaxtribute._src.values.distributed import Mirrored
 from jaxtribute._src.values.mesh import own
 from jaxtribute._src.values.policies.base import Policy, Update, combined
@@ -84,7 +84,7 @@ class ShardedPolicy(Policy):
 
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
         """One slice."""
-        return (wholes.slice_size(variable.size, self.mesh.size),)
+        return (slices.slice_size(variable.size, self.mesh.size),)
 
     def read(self, variable: Variable, context: Context) -> Any:
         """The whole value, gathered."""
@@ -109,18 +109,18 @@ class ShardedPolicy(Policy):
             return self.value(array) if executor.traced else self.spread(array)
         if not executor.traced:
             return executor.get(variable)
-        return executor.derive(variable, lambda piece: wholes.whole(piece, self._shape, self.mesh.size))
+        return executor.derive(variable, lambda piece: slices.whole(piece, self._shape, self.mesh.size))
 
     def store(self, variable: Variable, value: Any, context: Context) -> None:
         """Cuts the value into slices; each device keeps its own."""
         executor = context.executor
         if executor.local and executor.traced:
-            value = wholes.alike(jnp.asarray(value), variable.name)
-            executor.set(variable, wholes.slice_of(value, self.mesh.size))
+            value = slices.alike(jnp.asarray(value), variable.name)
+            executor.set(variable, slices.slice_of(value, self.mesh.size))
         elif executor.local:
             executor.set(variable, value)
         else:
-            executor.set(variable, wholes.flat(jnp.asarray(value), self.mesh.size))
+            executor.set(variable, slices.flat(jnp.asarray(value), self.mesh.size))
 
     def derivable(self, variable: Variable, context: Context) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
         """The slice, and how to gather it, where the backward pass shall gather again; else the whole value."""
@@ -131,7 +131,7 @@ class ShardedPolicy(Policy):
         if not self.regathers or executor.differentiating:
             return self.whole(variable, context), lambda value: (piece, value)
         probe = jnp.zeros(self._shape, variable.dtype)
-        return probe, lambda value: (piece, wholes.whole(piece, self._shape, self.mesh.size, value))
+        return probe, lambda value: (piece, slices.whole(piece, self._shape, self.mesh.size, value))
 
     def gradient(self, variable: Variable, gradient: Any, context: Context) -> Any:
         """Of the value's shape, without the padding."""
@@ -147,7 +147,7 @@ class ShardedPolicy(Policy):
 
     def collected(self, array: jax.Array) -> jax.Array:
         """The slices of a value that is whole on each device."""
-        return own(wholes.flat(jnp.asarray(array), self.mesh.size), self.mesh.split)
+        return own(slices.flat(jnp.asarray(array), self.mesh.size), self.mesh.split)
 
     def distributed(self, variable: Variable, context: Context) -> Any:
         """The whole value on each device, as `Mirrored`."""

@@ -12,7 +12,6 @@ import numpy as np
 from jaxtribute._src.compat.tf.convert import host_array
 from jaxtribute._src.compat.tf.data.pipelines import Pipeline, Streamed, take_turns
 from jaxtribute._src.input.batches import Tree
-from jaxtribute.compat.tf.random import data_seed
 from jaxtribute.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -104,6 +103,8 @@ class Transformations:
         """
         del reshuffle_each_iteration, name
         size = _count("buffer_size", buffer_size, least=1)
+        from jaxtribute.compat.tf.random import data_seed
+
         return self._derive(self._pipeline.shuffle(size, data_seed() if seed is None else int(seed)))
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
