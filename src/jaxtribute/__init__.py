@@ -68,7 +68,7 @@ _LAZY = {
     "Model": "integrations.model",
     "MultiWorkerMirroredStrategy": "strategies.multi_worker",
     "Optimizer": "optimizer.optimizer",
-    "ParameterServerStrategy": "strategies.parameter_server",
+    "ParameterServerStrategy": "parameter_servers.strategy",
     "Server": "cluster.server",
     "TPUStrategy": "strategies.tpu",
     "latest_checkpoint": "checkpoint.latest",
@@ -115,10 +115,10 @@ if _TYPE_CHECKING:
     from jaxtribute._src.input.options import InputReplicationMode as InputReplicationMode
     from jaxtribute._src.integrations.model import Model as Model
     from jaxtribute._src.optimizer.optimizer import Optimizer as Optimizer
+    from jaxtribute._src.parameter_servers.strategy import ParameterServerStrategy as ParameterServerStrategy
     from jaxtribute._src.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
     from jaxtribute._src.strategies.fully_sharded import FullyShardedStrategy as FullyShardedStrategy
     from jaxtribute._src.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
-    from jaxtribute._src.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
     from jaxtribute._src.strategies.tpu import TPUStrategy as TPUStrategy
 
 

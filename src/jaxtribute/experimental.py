@@ -16,7 +16,7 @@ from jaxtribute._src.strategies.older import TPUStrategy as TPUStrategy
 
 _LAZY = {
     "DatasetCreator": "input.creator",
-    "ParameterServerStrategy": "strategies.parameter_server",
+    "ParameterServerStrategy": "parameter_servers.strategy",
     "PreemptionCheckpointHandler": "checkpoint.preemption.handler",
     "PreemptionWatcher": "checkpoint.preemption.watcher",
     "SidecarEvaluator": "checkpoint.sidecar",
@@ -33,7 +33,7 @@ if _TYPE_CHECKING:
     from jaxtribute._src.checkpoint.preemption.watcher import PreemptionWatcher as PreemptionWatcher
     from jaxtribute._src.checkpoint.sidecar import SidecarEvaluator as SidecarEvaluator
     from jaxtribute._src.input.creator import DatasetCreator as DatasetCreator
-    from jaxtribute._src.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
+    from jaxtribute._src.parameter_servers.strategy import ParameterServerStrategy as ParameterServerStrategy
     from jaxtribute._src.tools.compiling.targets import compile_for as compile_for
 
 

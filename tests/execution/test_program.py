@@ -9,8 +9,8 @@ from replicas import components, fraction, here, mirrored, one_device, variable
 import jaxtribute as jd
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.capture import Constant, capture
-from jaxtribute._src.execution.compiled import TracedFunction
 from jaxtribute._src.execution.program import Program
+from jaxtribute._src.execution.traced import TracedFunction
 from jaxtribute.errors import StrategyMixError
 
 

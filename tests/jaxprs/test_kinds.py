@@ -22,7 +22,7 @@ from jaxtribute._src.execution.central.placing import sink
 from jaxtribute._src.execution.inference import varying_outputs
 from jaxtribute._src.execution.ragged import makes_collectives
 from jaxtribute._src.jaxprs.core import opened
-from jaxtribute._src.jaxprs.kinds import listed
+from jaxtribute._src.jaxprs.kinds import list_collectives
 from jaxtribute._src.values.mesh import AXIS
 from jaxtribute._src.values.slices import whole
 from jaxtribute.errors import VariableError
@@ -100,7 +100,7 @@ KNOWN["a jit that is named as the axis"].__name__ = AXIS
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_is_a_function_of_its_operands_is_the_same(name: str) -> None:
     assert not varies(KNOWN[name])
-    assert listed(program(KNOWN[name], ONE)) == []
+    assert list_collectives(program(KNOWN[name], ONE), AXIS) == []
 
 
 COLLECTIVES: dict[str, Callable[[Any], Any]] = {
@@ -115,7 +115,7 @@ COLLECTIVES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_the_ledger_and_ragged_replicas_see_every_collective(name: str) -> None:
     jaxpr = program(jax.jit(COLLECTIVES[name]), ONE)
-    (line,) = listed(jaxpr)
+    (line,) = list_collectives(jaxpr, AXIS)
     assert line.startswith(f"{name} of float32[2]")
     assert makes_collectives(jaxpr.eqns[0])
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxtribute._src.parameter_servers.engines.engines import ThreadEngine
 from jaxtribute._src.parameter_servers.engines.starting import start_in_threads
-from jaxtribute._src.strategies.parameter_server import ParameterServerStrategy
+from jaxtribute._src.parameter_servers.strategy import ParameterServerStrategy
 from jaxtribute.coordinator import ClusterCoordinator
 
 

@@ -21,7 +21,7 @@ from jaxtribute._src.parameter_servers.engines.engines import ThreadEngine
 from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Keys
 from jaxtribute._src.parameter_servers.scheduling.cluster import Cluster
 from jaxtribute._src.parameter_servers.server.server_task import TaskSettings
-from jaxtribute._src.strategies.parameter_server import ParameterServerStrategy
+from jaxtribute._src.parameter_servers.strategy import ParameterServerStrategy
 from jaxtribute.coordinator import ClusterCoordinator
 from parameter_servers import clusters
 

@@ -12,7 +12,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 import jaxtribute as jd
-from jaxtribute._src.jaxprs.kinds import listed
+from jaxtribute._src.jaxprs.kinds import list_collectives
 from jaxtribute._src.values.mesh import AXIS
 from jaxtribute._src.values.slices import scattered
 
@@ -44,7 +44,7 @@ def scattered_sums(arrays: dict[str, Any]) -> dict[str, Any]:
     )
     values = [mesh.replicate(value) for value in arrays.values()]
     found = [np.concatenate(mesh.local_parts(total)) for total in sums(*values)]
-    kinds = {line.split()[0] for line in listed(jax.make_jaxpr(sums)(*values).jaxpr)}
+    kinds = {line.split()[0] for line in list_collectives(jax.make_jaxpr(sums)(*values).jaxpr, AXIS)}
     return {"sums": dict(zip(arrays, found, strict=True)), "kinds": sorted(kinds)}
 
 

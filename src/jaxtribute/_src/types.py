@@ -16,6 +16,8 @@ Number: TypeAlias = bool | int | float | complex
 """A number of Python, which takes the element type of what it meets."""
 ArrayLike: TypeAlias = jax.Array | np.ndarray[Any, Any] | np.generic | bool | int | float | complex
 """An array, or what becomes one."""
+Numeric: TypeAlias = Any
+"""An array of JAX or NumPy, a tracer, a number, or a value that stands for an array: a variable, a `Mirrored`."""
 Shape: TypeAlias = tuple[int, ...]
 """Sizes of an array's dimensions."""
 DType: TypeAlias = Any

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.strategies.parameter_server import ParameterServerStrategy
+from jaxtribute._src.parameter_servers.strategy import ParameterServerStrategy
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, VariableError
 from jaxtribute.partitioners import FixedShardsPartitioner, Partitioner
 from parameter_servers.clusters import int32, threads

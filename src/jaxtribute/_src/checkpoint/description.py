@@ -10,10 +10,10 @@ import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jaxtribute
 from jaxtribute._src.checkpoint.files import FILE, write_text
 from jaxtribute._src.checkpoint.forms import Spec
 from jaxtribute._src.checksums import Mark
@@ -45,7 +45,7 @@ class Description:
         """Writes the file into a checkpoint, through to the disk."""
         entries = {
             "format": _FORMAT,
-            "jaxtribute": jaxtribute.__version__,
+            "jaxtribute": version("jaxtribute"),
             "written_at": self.written_at,
             "workers": self.workers,
             "iterators": list(self.iterators),

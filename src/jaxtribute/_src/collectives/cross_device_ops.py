@@ -17,6 +17,7 @@ from jaxtribute._src.collectives.options import CommunicationOptions
 from jaxtribute._src.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum
 from jaxtribute._src.devices import resolve_device
 from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.types import Leaf, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import ReplicaMesh
@@ -45,8 +46,8 @@ class CrossDeviceOps:
     def reduce(
         self,
         reduce_op: ReduceOp | str,
-        per_replica_value: Any,
-        destinations: Any,
+        per_replica_value: Leaf,
+        destinations: Leaf,
         options: CommunicationOptions | None = None,
     ) -> Any:
         """Reduces a value over the replicas, in cross-replica context.
@@ -93,7 +94,7 @@ class CrossDeviceOps:
             parse_destinations(destinations, value.mesh)
         return self.batch_reduce_implementation(ReduceOp.parse(reduce_op), pairs, options) if pairs else []
 
-    def broadcast(self, tensor: Any, destinations: Any) -> Any:
+    def broadcast(self, tensor: Numeric, destinations: Leaf) -> Any:
         """Copies an array to the destinations.
 
         Returns:
@@ -107,7 +108,7 @@ class CrossDeviceOps:
         self,
         reduce_op: ReduceOp,
         per_replica_value: PerReplica | Mirrored,
-        destinations: Any,
+        destinations: Leaf,
         options: CommunicationOptions | None,
     ) -> Any:
         """Reduces one value; called by `reduce` with checked arguments."""
@@ -135,7 +136,7 @@ class CrossDeviceOps:
             for value, destinations in value_destination_pairs
         ]
 
-    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+    def broadcast_implementation(self, tensor: Numeric, destinations: Leaf) -> Any:
         """Copies a value to all destinations; called by `broadcast`."""
         devices = jax.devices()[:1]
         return put(tensor, parse_destinations(destinations, ReplicaMesh(devices)))
@@ -223,7 +224,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         self,
         reduce_op: ReduceOp,
         per_replica_value: PerReplica | Mirrored,
-        destinations: Any,
+        destinations: Leaf,
         options: CommunicationOptions | None,
     ) -> Any:
         """Adds up on one device, outside compiled programs, and copies the result."""
@@ -241,7 +242,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         return put(total if reduce_op is ReduceOp.SUM else divided(total, mesh.size, value.data.dtype), destination)
 
 
-def _distributed(value: Any) -> PerReplica | Mirrored:
+def _distributed(value: Numeric) -> PerReplica | Mirrored:
     if isinstance(value, (PerReplica, Mirrored)):
         return value
     raise ArgumentTypeError(

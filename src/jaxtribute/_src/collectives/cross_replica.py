@@ -18,6 +18,7 @@ from jaxtribute._src.collectives import manual
 from jaxtribute._src.collectives.manual import divided, summable
 from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.types import Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
@@ -46,7 +47,7 @@ def check_axes(axis: int | tuple[int, ...] | None, rank: int) -> Axes:
     return tuple(sorted({one % rank for one in axes}))
 
 
-def reduce_value(value: Any, op: ReduceOp, axis: int | tuple[int, ...] | None, mesh: ReplicaMesh) -> Any:
+def reduce_value(value: Numeric, op: ReduceOp, axis: int | tuple[int, ...] | None, mesh: ReplicaMesh) -> Any:
     """Reduces one distributed or plain value over the replicas, and along `axis` within each.
 
     Returns:
@@ -116,7 +117,7 @@ def reduce_many(values: Sequence[PerReplica], op: ReduceOp, summation: Summation
     return [Mirrored(total, mesh) for total in totals]
 
 
-def gather_value(value: Any, axis: int) -> Any:
+def gather_value(value: Numeric, axis: int) -> Any:
     """Concatenates the replicas' arrays along `axis` into one array that every device holds.
 
     Raises:
@@ -192,7 +193,7 @@ class _Layout:
     def of(cls, value: PerReplica) -> _Layout:
         return cls(value.scalar, value.shapes, value.idle)
 
-    def stack(self, array: Any, replicas: int) -> Any:
+    def stack(self, array: Numeric, replicas: int) -> Any:
         """One row a replica, with zeros in place of padding."""
         if self.scalar:
             return array
@@ -212,7 +213,7 @@ class _Layout:
         busy = [shape for i, shape in enumerate(shapes) if i not in self.idle]
         return sum(math.prod(shape[axis] for axis in axes) for shape in busy)
 
-    def drop_idle(self, stacked: Any, op: ReduceOp) -> Any:
+    def drop_idle(self, stacked: Leaf, op: ReduceOp) -> Any:
         """Leaves idle replicas out: of a mean altogether, of a sum their NaNs."""
         if not self.idle:
             return stacked
@@ -223,7 +224,7 @@ class _Layout:
         return jnp.where(drop, jnp.zeros_like(stacked), stacked)
 
 
-def _call(kernel: Any, data: Any, *args: Any) -> Any:
+def _call(kernel: Any, data: Leaf, *args: Nest) -> Any:
     """Runs a jitted kernel; outside a trace, bounds what is in flight on the mesh (its last argument)."""
     mesh: ReplicaMesh = args[-1]
     if not isinstance(data, Tracer):
@@ -234,13 +235,13 @@ def _call(kernel: Any, data: Any, *args: Any) -> Any:
     return result
 
 
-def _described(*what: Any) -> list[str]:
+def _described(*what: Nest) -> list[str]:
     """A reduction or gather in words, for workers to compare."""
     arrays = [f"{array.dtype}{list(array.shape)}" for array in what[-1]]
     return [*map(str, what[:-1]), *arrays]
 
 
-def _everywhere(array: Any, mesh: ReplicaMesh) -> Any:
+def _everywhere(array: Numeric, mesh: ReplicaMesh) -> Any:
     sharding: Sharding = mesh.replicated
     return lax.with_sharding_constraint(array, sharding)
 
@@ -254,7 +255,7 @@ def _reduce_mapped(
     summation: Summation | None,
     mesh: ReplicaMesh,
 ) -> list[Any]:
-    def reduce(*parts: Any) -> list[Any]:
+    def reduce(*parts: Nest) -> list[Any]:
         local = [part.reshape(()) if scalar else part for part, scalar in zip(parts, scalars, strict=True)]
         return manual.all_reduce(local, op, mesh.size, summation, idle)
 
@@ -265,7 +266,7 @@ def _reduce_mapped(
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3, 4))
-def _reduce_split(data: Any, layout: _Layout, op: ReduceOp, axes: Axes, mesh: ReplicaMesh) -> Any:
+def _reduce_split(data: Leaf, layout: _Layout, op: ReduceOp, axes: Axes, mesh: ReplicaMesh) -> Any:
     stacked = layout.drop_idle(layout.stack(summable(data, op), mesh.size), op)
     total = stacked.sum((0, *(axis + 1 for axis in axes or ())), dtype=stacked.dtype)
     if op is ReduceOp.MEAN:
@@ -274,8 +275,8 @@ def _reduce_split(data: Any, layout: _Layout, op: ReduceOp, axes: Axes, mesh: Re
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
-def _pick(data: Any, scalar: bool, replica: int, mesh: ReplicaMesh) -> Any:
-    def pick(part: Any) -> Any:
+def _pick(data: Leaf, scalar: bool, replica: int, mesh: ReplicaMesh) -> Any:
+    def pick(part: Numeric) -> Any:
         return manual.from_replica(part.reshape(()) if scalar else part, replica)
 
     spec = PartitionSpec(AXIS)
@@ -283,14 +284,14 @@ def _pick(data: Any, scalar: bool, replica: int, mesh: ReplicaMesh) -> Any:
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
-def _gather_ragged(data: Any, shapes: tuple[tuple[int, ...], ...], axis: int, mesh: ReplicaMesh) -> Any:
+def _gather_ragged(data: Leaf, shapes: tuple[tuple[int, ...], ...], axis: int, mesh: ReplicaMesh) -> Any:
     stacked = _everywhere(data, mesh).reshape(mesh.size, data.shape[0] // mesh.size, *data.shape[1:])
     parts = [row[tuple(slice(0, size) for size in shape)] for row, shape in zip(stacked, shapes, strict=True)]
     return _everywhere(jnp.concatenate(parts, axis), mesh)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _gather_split(data: Any, axis: int, mesh: ReplicaMesh) -> Any:
+def _gather_split(data: Leaf, axis: int, mesh: ReplicaMesh) -> Any:
     if axis:
         stacked = data.reshape(mesh.size, data.shape[0] // mesh.size, *data.shape[1:])
         data = jnp.concatenate(list(stacked), axis)
@@ -298,5 +299,5 @@ def _gather_split(data: Any, axis: int, mesh: ReplicaMesh) -> Any:
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
-def _repeat(data: Any, axis: int, times: int, mesh: ReplicaMesh) -> Any:
+def _repeat(data: Leaf, axis: int, times: int, mesh: ReplicaMesh) -> Any:
     return _everywhere(jnp.concatenate([data] * times, axis), mesh)

@@ -8,6 +8,7 @@ import jax
 
 from jaxtribute._src.devices import resolve_device
 from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.types import Leaf, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.mesh import put as put_on
@@ -17,7 +18,7 @@ from jaxtribute.errors import ArgumentTypeError
 Destination = ReplicaMesh | jax.Device
 
 
-def parse_destinations(destinations: Any, mesh: ReplicaMesh) -> Destination:
+def parse_destinations(destinations: Leaf, mesh: ReplicaMesh) -> Destination:
     """The devices that a result should be on: those of a mesh, or a single one.
 
     Args:
@@ -50,7 +51,7 @@ def parse_destinations(destinations: Any, mesh: ReplicaMesh) -> Destination:
     )
 
 
-def put(value: Any, destination: Destination) -> Any:
+def put(value: Numeric, destination: Destination) -> Any:
     """`value`, an array, on the destination: `Mirrored` on a mesh of several devices, else an array.
 
     While a program is traced it stays where the program needs it.

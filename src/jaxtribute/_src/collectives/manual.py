@@ -13,11 +13,12 @@ from jax import lax
 
 from jaxtribute._src.collectives.summation import AutoSum, Summation
 from jaxtribute._src.jaxprs.making import equal, identity
+from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import AXIS
 
 
-def summable(value: Any, op: ReduceOp = ReduceOp.SUM) -> Any:
+def summable(value: Numeric, op: ReduceOp = ReduceOp.SUM) -> Any:
     """`value` as an array that can be added up.
 
     Booleans count as int32. For a mean integers become JAX's default float and half precision float32, as in
@@ -31,7 +32,7 @@ def summable(value: Any, op: ReduceOp = ReduceOp.SUM) -> Any:
     return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
 
 
-def divided(total: Any, count: Any, given: Any = None) -> Any:
+def divided(total: Numeric, count: Numeric, given: Any = None) -> Any:
     """`total / count`.
 
     Args:
@@ -82,19 +83,19 @@ def all_reduce(
     return [divided(total, count, jnp.result_type(value)) for total, value in zip(totals, values, strict=True)]
 
 
-def all_gather(value: Any, axis: int) -> Any:
+def all_gather(value: Numeric, axis: int) -> Any:
     """Concatenates the replicas' arrays along `axis`; every replica gets the result."""
     if not value.shape[axis]:
         return equal(value)  # XLA gathers nothing, and refuses to
     return lax.all_gather(value, AXIS, axis=axis, tiled=True)
 
 
-def rows(value: Any) -> Any:
+def rows(value: Numeric) -> Any:
     """Stacks the replicas' arrays along a new axis 0; every replica gets the result."""
     return lax.all_gather(value, AXIS, axis=0, tiled=False)
 
 
-def from_replica(value: Any, replica: int) -> Any:
+def from_replica(value: Numeric, replica: int) -> Any:
     """The array of one replica, on every replica."""
     array = jnp.asarray(value)
     kept = jnp.where(lax.axis_index(AXIS) == replica, array, jnp.zeros_like(array))
@@ -104,7 +105,7 @@ def from_replica(value: Any, replica: int) -> Any:
 
 
 def reduce_local(
-    value: Any, op: ReduceOp, axes: tuple[int, ...] | None, replicas: int, idle: tuple[int, ...], uneven: bool
+    value: Numeric, op: ReduceOp, axes: tuple[int, ...] | None, replicas: int, idle: tuple[int, ...], uneven: bool
 ) -> jax.Array:
     """Reduces this replica's array along `axes`, then over the replicas.
 
@@ -134,7 +135,7 @@ def reduce_local(
     return divided(total, lax.psum(counted, AXIS), given)
 
 
-def kept(value: Any, op: ReduceOp, is_idle: Any) -> Any:
+def kept(value: Numeric, op: ReduceOp, is_idle: Any) -> Any:
     """A replica's contribution to a reduction: an idle one gives nothing to a mean, and to a sum zero in place of NaN.
 
     Args:
@@ -155,12 +156,12 @@ def is_idle(idle: tuple[int, ...], replicas: int) -> Any:
     return jnp.asarray(np.isin(np.arange(replicas), idle))[lax.axis_index(AXIS)]
 
 
-def guarded(total: Any, op: ReduceOp, idle: tuple[int, ...], replicas: int) -> Any:
+def guarded(total: Numeric, op: ReduceOp, idle: tuple[int, ...], replicas: int) -> Any:
     """`total`, a result of a reduction with `op`, whose cotangents are reduced as the values were."""
     return guard_p.bind(total, op=op, idle=idle, replicas=replicas)
 
 
-def _transpose(cotangent: Any, *, op: ReduceOp, idle: tuple[int, ...], replicas: int) -> Any:
+def _transpose(cotangent: Numeric, *, op: ReduceOp, idle: tuple[int, ...], replicas: int) -> Any:
     return kept(cotangent, op, is_idle(idle, replicas))
 
 

@@ -17,6 +17,7 @@ from jax import lax
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.jaxprs.making import equal
+from jaxtribute._src.types import Leaf, Numeric
 from jaxtribute._src.values.mesh import AXIS
 
 Pairs = list[tuple[int, int]]
@@ -123,7 +124,7 @@ class ExchangeSum(SharingSum):
             lambda leaves: packed_map(lambda array: self._one(array, replicas), leaves, self.small_bytes), arrays
         )
 
-    def _one(self, array: Any, replicas: int) -> Any:
+    def _one(self, array: Numeric, replicas: int) -> Any:
         fits = array.size * array.dtype.itemsize <= (self.pair_bytes if replicas == 2 else self.most_bytes)
         real = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
         if not array.size or not fits or not real or array.dtype.itemsize > 8 or replicas & (replicas - 1):
@@ -153,7 +154,7 @@ class OneDeviceSum(Summation):
             return [self._one(array, replicas) for array in arrays]
         return _adjoint(lambda leaves: [self._one(array, replicas) for array in leaves], arrays)
 
-    def _one(self, array: Any, replicas: int) -> Any:
+    def _one(self, array: Numeric, replicas: int) -> Any:
         # Every replica runs the same program: what the others compute here is discarded.
         parts = [
             array if replica == self.root else lax.ppermute(array, AXIS, [(replica, self.root)])
@@ -248,13 +249,13 @@ def _gather_rounds(members: Sequence[int]) -> list[Pairs]:
     return rounds
 
 
-def _along_tree(array: Any, rounds: Sequence[Pairs]) -> Any:
+def _along_tree(array: Numeric, rounds: Sequence[Pairs]) -> Any:
     for pairs in rounds:
         array = array + lax.ppermute(array, AXIS, pairs)  # zeros where nothing arrives
     return equal(_spread(array, [[(to, come) for come, to in pairs] for pairs in reversed(rounds)]))
 
 
-def _spread(array: Any, rounds: Sequence[Pairs]) -> Any:
+def _spread(array: Numeric, rounds: Sequence[Pairs]) -> Any:
     """Hands the first sender's array on, round by round."""
     for pairs in rounds:
         arrived = lax.ppermute(array, AXIS, pairs)
@@ -263,7 +264,7 @@ def _spread(array: Any, rounds: Sequence[Pairs]) -> Any:
     return array
 
 
-def _as_sent(array: Any, received: Any) -> Any:
+def _as_sent(array: Numeric, received: Leaf) -> Any:
     """`array`, rounded as the others get it.
 
     XLA may compute it once more as part of the sum, where a product is added without being rounded first, and the
@@ -284,7 +285,7 @@ def _joins_by_itself() -> bool:
     return contexts.current().strategy.extended.mesh.devices[0].platform == "tpu"
 
 
-def _psum(array: Any) -> Any:
+def _psum(array: Numeric) -> Any:
     return lax.psum(array, AXIS)
 
 
@@ -316,7 +317,7 @@ def pack(arrays: Sequence[Any]) -> Any:
     return buffer
 
 
-def unpack(buffer: Any, arrays: Sequence[Any]) -> list[Any]:
+def unpack(buffer: Numeric, arrays: Sequence[Any]) -> list[Any]:
     """Cuts `buffer` into arrays of the shapes of `arrays`: the inverse of `pack`."""
     pieces: list[Any] = []
     offset = 0
@@ -360,7 +361,7 @@ def _divided(indices: Iterable[int], arrays: Sequence[Any]) -> list[list[int]]:
     return parts
 
 
-def _bytes(array: Any) -> int:
+def _bytes(array: Numeric) -> int:
     return array.size * array.dtype.itemsize
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,15 +10,16 @@ import jax
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.context import Context, entered
-from jaxtribute._src.execution.frames import Overlay
 from jaxtribute._src.execution.nests import flatten, is_array, opened
+from jaxtribute._src.execution.overlay import Overlay
 from jaxtribute._src.execution.regathering import value_and_grad_regathering
 from jaxtribute._src.execution.row_gradients import RowsNeeded, differentiate_by_rows
+from jaxtribute._src.types import Function, Nest
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 
-def value_and_grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = False) -> Callable[..., Any]:
+def value_and_grad(fn: Function, variables: Any, *, has_aux: bool = False) -> Function:
     """Returns a function that gives `fn`'s value and its gradient with respect to variables.
 
     In a replica function both are the replica's own: reduce the gradient with `ctx.all_reduce` or leave it to
@@ -42,7 +43,7 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = Fa
     """
     both = _differentiated(fn, variables, has_aux)
 
-    def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
+    def value_and_gradients(*args: Nest, **kwargs: Nest) -> Any:
         value, grads = both(*args, **kwargs)
         contexts.current().executor.queue_loss(value[0] if has_aux else value)
         return value, grads
@@ -50,12 +51,12 @@ def value_and_grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = Fa
     return value_and_gradients
 
 
-def _differentiated(fn: Callable[..., Any], variables: Any, has_aux: bool) -> Callable[..., Any]:
+def _differentiated(fn: Function, variables: Any, has_aux: bool) -> Function:
     leaves, tree = _checked(variables)
     settings.function("fn", fn)
     settings.flag("has_aux", has_aux)
 
-    def differentiated(*args: Any, **kwargs: Any) -> Any:
+    def differentiated(*args: Nest, **kwargs: Nest) -> Any:
         context = contexts.current()
         executor = context.executor
         pairs = [leaf.policy.derivable(leaf, context) for leaf in leaves]
@@ -90,7 +91,7 @@ def _differentiated(fn: Callable[..., Any], variables: Any, has_aux: bool) -> Ca
     return differentiated
 
 
-def grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = False) -> Callable[..., Any]:
+def grad(fn: Function, variables: Any, *, has_aux: bool = False) -> Function:
     """Returns a function that gives `fn`'s gradient with respect to variables; see `value_and_grad`.
 
     Returns:
@@ -100,7 +101,7 @@ def grad(fn: Callable[..., Any], variables: Any, *, has_aux: bool = False) -> Ca
     """
     both = _differentiated(fn, variables, has_aux)
 
-    def gradients(*args: Any, **kwargs: Any) -> Any:
+    def gradients(*args: Nest, **kwargs: Nest) -> Any:
         value, grads = both(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
 
@@ -126,11 +127,11 @@ def _checked(variables: Any) -> tuple[list[Variable], Any]:
     return leaves, tree
 
 
-def _value_and_grad(loss: Callable[..., Any], values: Sequence[Any]) -> Any:
+def _value_and_grad(loss: Function, values: Sequence[Any]) -> Any:
     return jax.value_and_grad(loss, has_aux=True)(values)
 
 
-def _arrays(nest: Any) -> tuple[list[Any], list[Any]]:
+def _arrays(nest: Nest) -> tuple[list[Any], list[Any]]:
     """The arrays of a nest, and the nest with None in their places, to be filled in by `_filled`."""
     leaves, tree = flatten(nest)
     kept = [None if is_array(leaf) else leaf for leaf in leaves]

@@ -15,10 +15,10 @@ from jax import lax
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.context import Context, entered
-from jaxtribute._src.execution.compiled import TracedFunction
-from jaxtribute._src.execution.frames import lift
 from jaxtribute._src.execution.nests import is_array, map_leaves
+from jaxtribute._src.execution.traced import TracedFunction, lift
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, Tracer
+from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import VariableError
@@ -30,7 +30,7 @@ _NUMBERS = (bool, int, float, complex)
 class Constant:
     """A result that is no array, such as a string or a variable: carried in the structure of the results."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Numeric) -> None:
         self.value = value
 
     def tree_flatten(self) -> tuple[tuple[()], Any]:
@@ -38,7 +38,7 @@ class Constant:
         return (), self.value
 
     @classmethod
-    def tree_unflatten(cls, value: Any, _: Any) -> Constant:
+    def tree_unflatten(cls, value: Numeric, _: Any) -> Constant:
         """The inverse of `tree_flatten`."""
         return cls(value)
 
@@ -64,7 +64,7 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
     contexts.announce()
     seen: list[Any] = []
 
-    def program(*leaves: Any) -> list[Any]:
+    def program(*leaves: Nest) -> list[Any]:
         executor = TracedFunction()
         with entered(Context(context.strategy, context.replica, executor)):
             result = call(leaves)
@@ -84,12 +84,12 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
     return Capture(lift(closed), *seen)
 
 
-def is_constant(value: Any) -> bool:
+def is_constant(value: Numeric) -> bool:
     """True if a result is carried in the structure of the results."""
     return isinstance(value, Constant)
 
 
-def _laid_out(value: Any) -> Any:
+def _laid_out(value: Numeric) -> Any:
     """A distributed result on its replicas' devices, wherever the compiler would leave what it was computed from."""
     if isinstance(value, Variable):
         return Constant(value)
@@ -180,5 +180,5 @@ def _held(arrays: Sequence[jax.Array], kind: type[Any]) -> Iterator[tuple[Any, j
             yield holder, found
 
 
-def _is_among(array: Any, values: Iterable[Any]) -> bool:
+def _is_among(array: Numeric, values: Iterable[Any]) -> bool:
     return any(value is array for value in values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,182 +12,25 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxtribute._src import context as contexts
-from jaxtribute._src.collectives import manual
-from jaxtribute._src.collectives.cross_replica import check_axes
-from jaxtribute._src.collectives.manual import guarded
-from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context, entered
 from jaxtribute._src.execution.eager import NotSplittable
-from jaxtribute._src.execution.executor import Executor, LocalPerReplica
-from jaxtribute._src.execution.frames import TracedProgram, lift
+from jaxtribute._src.execution.executor import Executor
 from jaxtribute._src.execution.inference import varying_outputs
-from jaxtribute._src.execution.losses import TravellingLosses
 from jaxtribute._src.execution.nests import flatten, is_array
 from jaxtribute._src.execution.replica_context import ReplicaContext
-from jaxtribute._src.jaxprs.core import ClosedJaxpr, Tracer, as_function, aval, closed, constants, current_trace, opened
+from jaxtribute._src.execution.traced import TracedReplica, lift
+from jaxtribute._src.jaxprs.core import ClosedJaxpr, Tracer, as_function, aval, closed, constants, opened
 from jaxtribute._src.jaxprs.placements import Known, unplaced
+from jaxtribute._src.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, idle_replicas
-from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh, put
 from jaxtribute._src.values.variable import Variable
-from jaxtribute.errors import StrategyMixError, TraceError, VariableError
+from jaxtribute.errors import TraceError, VariableError
 
 if TYPE_CHECKING:
     from jaxtribute._src.strategies.base import Strategy
 
 _SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
-
-
-class TracedFunction(TracedProgram):
-    """A whole `jd.function` that is being traced: it sees whole values, on all replicas."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mesh: ReplicaMesh | None = None
-        """The replicas' devices, once the function runs something on several."""
-        self.home: ReplicaMesh | None = None
-        """The one device of a strategy that the function runs something on."""
-        self.fed = 0
-        """Number of arrays of batches that the function has drawn from iterators."""
-
-    def enter(self, mesh: ReplicaMesh) -> None:
-        """Notes the devices that `strategy.run` uses.
-
-        Raises:
-          StrategyMixError: those of another strategy are used already.
-        """
-        present = self.mesh or self.home or mesh
-        if present != mesh:
-            raise StrategyMixError(
-                f"one jd.function runs on {present!r} and on {mesh!r}, but a program has one set of devices. "
-                "HINT: make one jd.function for each strategy."
-            )
-        if mesh.size > 1:
-            self.mesh = mesh
-        else:
-            self.home = mesh
-
-
-class TracedReplica(TracedProgram):
-    """One replica of a program that is being traced: what it sees is local, and meetings are collectives.
-
-    Args:
-      mesh: the replicas' devices.
-      arguments: what the replica function is called with.
-    """
-
-    local = True
-
-    def __init__(self, mesh: ReplicaMesh, arguments: _Arguments) -> None:
-        super().__init__()
-        self._mesh, self._idle = mesh, arguments.idle
-        self._uneven = len(arguments.samples) > 1
-        self.losses = TravellingLosses()
-        """The losses that travel with gradients."""
-        self.guesses = False
-        """True if the function has seen a gathered array, whose length another replica's shapes may belie."""
-
-    @property
-    def idle(self) -> tuple[int, ...]:
-        """The replicas that got no data."""
-        return self._idle
-
-    def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
-        """Returns each array reduced over the replicas, small ones in one collective."""
-        return manual.all_reduce(values, op, self._mesh.size, summation, self.idle)
-
-    def all_gather(self, values: list[Any], axis: int) -> list[Any]:
-        """Returns each array concatenated over the replicas."""
-        self.guesses = self._uneven
-        gathered = [manual.all_gather(value, axis) for value in values]
-        return [guarded(one, ReduceOp.SUM, self.idle, self._mesh.size) for one in gathered] if self.idle else gathered
-
-    def select(self, value: Any, replica: int) -> Any:
-        """Returns the array of replica `replica`."""
-        return manual.from_replica(value, replica)
-
-    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Runs `fn(strategy, ...)` once for all replicas: here, the same program on each of them."""
-        strategy = contexts.current().strategy
-        merged = MergedReplicas(self)
-        leaves, tree = flatten((args, kwargs))
-        args, kwargs = tree.unflatten([self._wrapped(leaf) if is_array(leaf) else leaf for leaf in leaves])
-        with entered(Context(strategy, None, merged)):
-            result = fn(strategy, *args, **kwargs)
-        leaves, tree = flatten(result)
-        return tree.unflatten([x.data if isinstance(x, (PerReplica, Mirrored)) else x for x in leaves])
-
-    def queue_loss(self, loss: Any) -> None:
-        """Adds the loss to the next gradients that are summed; from a loop or a branch it could not get out."""
-        if current_trace() is self.trace:
-            self.losses.add(loss)
-
-    def sum_gradients(self, grads: Sequence[Any], replicas: int, summation: Summation) -> list[Any]:
-        """Returns the sums of gradients over the replicas, which take losses along."""
-        if current_trace() is not self.trace:
-            return super().sum_gradients(grads, replicas, summation)
-        return self.losses.sum_with(grads, replicas, summation)
-
-    def _wrapped(self, leaf: Any) -> LocalPerReplica:
-        return LocalPerReplica(jnp.asarray(leaf), self._mesh, jnp.ndim(leaf) == 0, idle=self.idle, uneven=self._uneven)
-
-
-class MergedReplicas(Executor):
-    """A `merge_call` in a program that is being traced: code of all replicas, which each of them computes.
-
-    Args:
-      replica: the executor of the replica function; variables are read and written there.
-    """
-
-    local = True
-    traced = True
-
-    def __init__(self, replica: TracedReplica) -> None:
-        self.replica = replica
-
-    @property
-    def view(self) -> Hashable:
-        """That of the replica."""
-        return self.replica.view
-
-    def get(self, variable: Variable) -> Any:
-        """Returns what the replica holds of the variable."""
-        return self.replica.get(variable)
-
-    def set(self, variable: Variable, value: Any) -> None:
-        """Sets what the replica holds of the variable."""
-        self.replica.set(variable, value)
-
-    def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
-        """Returns `make` of what the replica holds of the variable."""
-        return self.replica.derive(variable, make)
-
-    def create(self, make: Callable[[], Variable]) -> Variable:
-        """Makes the variable, outside the traced program."""
-        return self.replica.create(make)
-
-    def reduce(
-        self, strategy: Strategy, values: Sequence[Any], op: ReduceOp, axis: int | tuple[int, ...] | None
-    ) -> list[Any]:
-        """Returns each value reduced, of which this replica has its component."""
-        return [self._reduced(strategy, value, op, axis) for value in values]
-
-    def _reduced(self, strategy: Strategy, value: Any, op: ReduceOp, axis: int | tuple[int, ...] | None) -> Any:
-        if not isinstance(value, LocalPerReplica):
-            return super().reduce(strategy, [value], op, axis)[0]
-        axes = check_axes(axis, value.data.ndim)
-        return manual.reduce_local(value.data, op, axes, value.mesh.size, value.idle, value.uneven)
-
-    def gather(self, value: Any, axis: int) -> Any:
-        """Returns a value concatenated over the replicas, of which this one has its component."""
-        return (
-            manual.all_gather(value.data, axis) if isinstance(value, LocalPerReplica) else super().gather(value, axis)
-        )
-
-    def rows_of_all(self, rows: Any) -> Any:
-        """Returns the rows of all replicas."""
-        return manual.all_gather(rows, 0)
 
 
 @dataclass(frozen=True)
@@ -215,7 +58,7 @@ class _Input:
 class _Arguments:
     """The flattened arguments of a replica function, split into inputs of the program and all else."""
 
-    def __init__(self, nest: Any, mesh: ReplicaMesh) -> None:
+    def __init__(self, nest: Nest, mesh: ReplicaMesh) -> None:
         self._mesh = mesh
         self._leaves, self._tree = flatten(nest)
         self.idle = idle_replicas(self._leaves)
@@ -230,7 +73,7 @@ class _Arguments:
         self.samples = [signatures.index(signature) for signature in distinct]
         """One replica of each class."""
 
-    def _add(self, place: int, leaf: Any) -> None:
+    def _add(self, place: int, leaf: Leaf) -> None:
         if isinstance(leaf, PerReplica) and leaf.is_tuple:
             leaf = self._leaves[place] = stacked(leaf, self._mesh)
         if isinstance(leaf, PerReplica):
@@ -287,7 +130,7 @@ class _Traced:
     """Indices of the arrays whose sums over the replicas the program returns too, behind everything else."""
 
 
-def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any, outer: Executor) -> Any:
+def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs: Nest, outer: Executor) -> Any:
     """Runs `fn` on every replica as part of the program that `outer` traces.
 
     Args:
@@ -343,7 +186,7 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any
 
 
 def run_transformed(
-    strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any, outer: Executor
+    strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs: Nest, outer: Executor
 ) -> Any:
     """Runs `fn` where JAX differentiates or transforms the eager code around it: lockstep would lose the gradients.
 
@@ -360,7 +203,7 @@ def run_transformed(
         ) from reason
 
 
-def _put(value: Any, mesh: ReplicaMesh, split: bool) -> Any:
+def _put(value: Numeric, mesh: ReplicaMesh, split: bool) -> Any:
     """An input of the replicas' program on their devices; what it is computed from may be differentiated."""
     where = mesh.split if split else mesh.replicated
     return jax.device_put(value, where) if isinstance(value, Tracer) else put(value, where)
@@ -369,7 +212,7 @@ def _put(value: Any, mesh: ReplicaMesh, split: bool) -> Any:
 def _trace(
     strategy: Strategy,
     mesh: ReplicaMesh,
-    fn: Callable[..., Any],
+    fn: Function,
     arguments: _Arguments,
     replica: int,
     captured: Known,
@@ -377,8 +220,8 @@ def _trace(
     """Traces `fn` with the shapes that `replica` sees; `captured` holds what the traces of others have captured."""
     seen: list[Any] = []
 
-    def program(*local: Any) -> list[Any]:
-        executor = TracedReplica(mesh, arguments)
+    def program(*local: Nest) -> list[Any]:
+        executor = TracedReplica(mesh, arguments.idle, uneven=len(arguments.samples) > 1)
         context = ReplicaContext(strategy, lax.axis_index(AXIS))
         args, kwargs = arguments.fill(local)
         try:
@@ -429,7 +272,7 @@ def _plan_one(arguments: _Arguments, traced: _Traced) -> _Plan:
     flags = [*(one.split for one in arguments.inputs), *(variable.policy.split for variable in variables)]
     consts = list(constants(traced.closed))
 
-    def program(*inputs: Any) -> Sequence[Any]:
+    def program(*inputs: Nest) -> Sequence[Any]:
         whole = closed(opened(traced.closed), inputs[: len(consts)])
         return as_function(whole)(*inputs[len(consts) :])
 
@@ -472,7 +315,7 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
         numbers = {one.number(atom) for one, atom in zip(classes, atoms, strict=True)}
         varying[place] = varying[place] or len(numbers) > 1 or not numbers <= common
 
-    def program(*inputs: Any) -> Sequence[Any]:
+    def program(*inputs: Nest) -> Sequence[Any]:
         keys = [*range(len(arguments.inputs)), *variables]
         return ragged.Merged(classes, common, arguments.table)(dict(zip(keys, inputs, strict=True)), largest)
 
@@ -480,11 +323,11 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
     return _Plan(program, [], variables, list(first.executor.written), varying, shapes)
 
 
-def _with_vectors(plan: _Plan, arguments: _Arguments, split: Sequence[bool]) -> Callable[..., Any]:
+def _with_vectors(plan: _Plan, arguments: _Arguments, split: Sequence[bool]) -> Function:
     """The plan's program with scalars, which have no axis to split, carried in vectors."""
     start = len(plan.consts)
 
-    def program(*inputs: Any) -> tuple[Any, ...]:
+    def program(*inputs: Nest) -> tuple[Any, ...]:
         values = list(inputs)
         for place, one in enumerate(arguments.inputs):
             if one.scalar:

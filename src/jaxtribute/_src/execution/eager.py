@@ -11,9 +11,11 @@ import jax
 from jaxtribute._src import context as contexts
 from jaxtribute._src.context import Context
 from jaxtribute._src.execution.executor import Executor
-from jaxtribute._src.execution.frames import Overlay, Viewed, check_untraced
+from jaxtribute._src.execution.overlay import Overlay
+from jaxtribute._src.execution.traced import Viewed, check_untraced
 from jaxtribute._src.jaxprs.core import kept_beyond
 from jaxtribute._src.traced_reads import traced_reads
+from jaxtribute._src.types import Function, Numeric
 from jaxtribute._src.values import stored
 from jaxtribute._src.values.described import DescribedArray
 from jaxtribute._src.values.mesh import own
@@ -33,9 +35,9 @@ class Eager(Executor):
         Python.
     """
 
-    compiles: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    compiles: Callable[[Function], Function] | None = None
 
-    def __init__(self, compiles: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None) -> None:
+    def __init__(self, compiles: Callable[[Function], Function] | None = None) -> None:
         self.compiles = compiles
 
     @property
@@ -53,7 +55,7 @@ class Eager(Executor):
         if kept_beyond(None):
             traced_reads.note_stored(variable, elsewhere=variable.policy.remote)
 
-    def set(self, variable: Variable, value: Any) -> None:
+    def set(self, variable: Variable, value: Numeric) -> None:
         """Stores a copy of `value`, placed as the variable is."""
         check_untraced(variable)
         if not isinstance(variable.stored, DescribedArray):  # which has no value, new or old
@@ -75,7 +77,7 @@ class Eager(Executor):
         return make()
 
 
-def _placed(variable: Variable, value: Any) -> jax.Array:
+def _placed(variable: Variable, value: Numeric) -> jax.Array:
     """A copy of `value`, placed as the variable's array is."""
     old = variable.stored
     if isinstance(value, jax.Array) and value.committed and not old.committed:
@@ -122,7 +124,7 @@ class EagerStep(Viewed, Eager):
         """True if the step has written the variable."""
         return variable in self._slots
 
-    def set(self, variable: Variable, value: Any) -> None:
+    def set(self, variable: Variable, value: Numeric) -> None:
         """Keeps a copy of `value`, placed as the variable is."""
         check_untraced(variable)
         if variable.policy.remote:
@@ -234,7 +236,7 @@ class InnerCollective(NotSplittable):
     """A collective is inside a loop or a condition, which then must run as Python."""
 
 
-def uncompiled(call: Callable[[Sequence[Any]], Any], reason: NotSplittable, name: str) -> Callable[..., Any]:
+def uncompiled(call: Callable[[Sequence[Any]], Any], reason: NotSplittable, name: str) -> Function:
     """Settles for lockstep, which is exact but slow; says so once, when it is made.
 
     Args:

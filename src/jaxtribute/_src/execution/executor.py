@@ -1,12 +1,11 @@
 """`Executor`: how code runs where it is, which is asked of nothing else.
 
-    Executor                what code outside every replica function sees: whole values
-      Eager, EagerStep      runs as Python, at once or as one undivided step          (eager.py)
-      TracedFunction        a `jd.function` that is being traced                      (compiled.py)
-      Overlay               any of the others, while `jd.grad` differentiates by variables   (frames.py)
-      LockstepReplica       one replica that runs as Python and meets the others      (lockstep.py)
-      TracedReplica         one replica of a program that is being traced             (compiled.py)
-      MergedReplicas        a `merge_call` in such a program                          (compiled.py)
+    Eager, EagerStep      code that runs as Python: at once, or as one undivided step     eager.py
+    LockstepReplica       one replica that runs as Python, and meets the others           lockstep.py
+    TracedFunction        a `jd.function` that is being traced                            traced.py
+    TracedReplica         one replica of such a function                                  traced.py
+    MergedReplicas        a `merge_call` of such replicas                                 traced.py
+    Overlay               any of these, while `jd.grad` differentiates by variables       overlay.py
 
 A context (`context.py`) is a strategy and an executor. What a replica asks of the others (`ReplicaContext`), what a
 strategy does with values (`Strategy.reduce`), where variables are read and written: all of it is a call of the executor

@@ -17,10 +17,10 @@ import numpy as np
 from jax.tree_util import tree_flatten
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.execution.compiled import TracedFunction
 from jaxtribute._src.execution.eager import EagerStep, NotSplittable, uncompiled
-from jaxtribute._src.execution.frames import feed_p
+from jaxtribute._src.execution.traced import TracedFunction, feed_p
 from jaxtribute._src.jaxprs.core import recorded_in
+from jaxtribute._src.types import Leaf
 from jaxtribute.errors import OutOfRangeError, TraceError
 
 T = TypeVar("T")
@@ -190,7 +190,7 @@ class Proxy(Iterator[Any]):
             return Optional()
 
 
-def _placeholder(executor: TracedFunction, leaf: Any) -> Any:
+def _placeholder(executor: TracedFunction, leaf: Leaf) -> Any:
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
     with recorded_in(executor.trace):
         value = feed_p.bind(shape=tuple(array.shape), dtype=array.dtype, key=executor.fed)

@@ -22,6 +22,7 @@ from jaxtribute._src.execution.feeds import FedPrograms, Feed
 from jaxtribute._src.execution.nests import InputSignature
 from jaxtribute._src.execution.program import program_of
 from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
+from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.numbers import check_cut
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentTypeError, VariableError
@@ -137,7 +138,7 @@ class Function(Generic[P, R]):
         if found is None:
             owner, run = weakref.ref(strategy), self._python_function
 
-            def run_compiled(*args: Any, **kwargs: Any) -> Any:
+            def run_compiled(*args: Nest, **kwargs: Nest) -> Any:
                 alive = owner()
                 assert alive is not None
                 return alive.run(run, args, kwargs)
@@ -145,7 +146,7 @@ class Function(Generic[P, R]):
             found = self._runs[strategy] = Function(run_compiled)
         return found
 
-    def _call(self, tree: Any, statics: tuple[Any, ...]) -> Callable[..., Any]:
+    def _call(self, tree: Nest, statics: tuple[Any, ...]) -> Callable[..., Any]:
         """The Python function of its array arguments, the static ones filled in."""
         function = cast("Callable[..., R]", self._python_function)
 
@@ -159,7 +160,7 @@ class Function(Generic[P, R]):
         return call
 
     def _run_uncompiled(
-        self, tree: Any, statics: tuple[Any, ...], context: contexts.Context, reason: NotSplittable
+        self, tree: Nest, statics: tuple[Any, ...], context: contexts.Context, reason: NotSplittable
     ) -> Callable[[Sequence[Any]], Any]:
         """Settles for lockstep, which is exact but slow, where replicas of different shapes cannot be one program."""
         call = uncompiled(self._call(tree, statics), reason, self.__name__)
@@ -167,7 +168,7 @@ class Function(Generic[P, R]):
         return call
 
     def _call_fed(
-        self, tree: Any, statics: tuple[Any, ...], context: contexts.Context, feeds: list[Feed], leaves: list[Any]
+        self, tree: Nest, statics: tuple[Any, ...], context: contexts.Context, feeds: list[Feed], leaves: list[Any]
     ) -> Any:
         """Calls with iterators among the arguments; see `feeds`."""
         key = tree, statics, context.strategy, context.replica is None
@@ -182,7 +183,7 @@ class Function(Generic[P, R]):
         return self._fed[key](feeds, leaves)
 
     def _compile(
-        self, tree: Any, statics: tuple[Any, ...], context: contexts.Context, leaves: list[Any]
+        self, tree: Nest, statics: tuple[Any, ...], context: contexts.Context, leaves: list[Any]
     ) -> Callable[..., Any]:
         call = self._call(tree, statics)
 
@@ -222,7 +223,7 @@ class Function(Generic[P, R]):
             )
         return result
 
-    def _note_numbers(self, tree: Any, statics: tuple[Any, ...]) -> None:
+    def _note_numbers(self, tree: Nest, statics: tuple[Any, ...]) -> None:
         """Says once that a function is compiled again for every new number."""
         numbers = [value for _, kind, value in statics if kind in (int, float, complex)]
         if not numbers:
@@ -255,7 +256,7 @@ _MANY = 8
 """Programs that differ in numbers alone before it is said that arrays would need only one."""
 
 
-def is_whole_variable(value: Any) -> bool:
+def is_whole_variable(value: Numeric) -> bool:
     """True if `value` is a variable, which an argument keeps being."""
     return isinstance(value, Variable)
 
@@ -294,7 +295,7 @@ def _separate(leaves: list[Any], given: Any) -> tuple[list[Any], tuple[Any, ...]
     return dynamic, tuple(statics), feeds
 
 
-def _places(arguments: Sequence[int], tree: Any, statics: tuple[Any, ...]) -> list[int]:
+def _places(arguments: Sequence[int], tree: Nest, statics: tuple[Any, ...]) -> list[int]:
     """Finds the arrays of some positional arguments among all arrays of the arguments."""
     if not arguments:
         return []

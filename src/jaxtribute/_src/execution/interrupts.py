@@ -16,6 +16,8 @@ from typing import Any
 
 import jax
 
+from jaxtribute._src.types import Nest
+
 _Handler = Callable[[int, FrameType | None], Any]
 
 # What `signal` wraps makes an enum of every answer, which takes longer than the question.
@@ -76,7 +78,7 @@ class Deferral:
             self._handlers[number](number, frame)
 
 
-def undisturbed(call: Callable[..., None], *args: Any) -> None:
+def undisturbed(call: Callable[..., None], *args: Nest) -> None:
     """Calls `call`, which takes a moment, with signals put off."""
     deferral = Deferral()
     try:

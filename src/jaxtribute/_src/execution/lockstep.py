@@ -16,11 +16,12 @@ from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context
 from jaxtribute._src.execution.eager import EagerStep, stepping
 from jaxtribute._src.execution.executor import Executor
-from jaxtribute._src.execution.frames import check_untraced
 from jaxtribute._src.execution.nests import flatten, is_whole, map_leaves
 from jaxtribute._src.execution.rendezvous import Rendezvous
 from jaxtribute._src.execution.replica_context import ReplicaContext
+from jaxtribute._src.execution.traced import check_untraced
 from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.agreement import all_signatures
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues, idle_replicas
 from jaxtribute._src.values.enums import ReduceOp
@@ -62,7 +63,7 @@ class LockstepReplica(Executor):
         self._run.strategy.extended.check_variable(variable)
         return self._run.read(variable, self._index)
 
-    def set(self, variable: Variable, value: Any) -> None:
+    def set(self, variable: Variable, value: Numeric) -> None:
         """Rebinds this replica's copy; equal copies of a mirrored variable come together as one array."""
         check_untraced(variable)
         if variable.policy.mesh is None:
@@ -97,7 +98,7 @@ class LockstepReplica(Executor):
         gather = self._collective("all_gather", partial(_gather_all, axis))
         return _gathered(values, gather, partial(self._scatter, axis), axis)
 
-    def select(self, value: Any, replica: int) -> Any:
+    def select(self, value: Numeric, replica: int) -> Any:
         """The array of one replica."""
         run = self._run
         _check_eager("a write of ONLY_FIRST_REPLICA", [value])
@@ -109,7 +110,7 @@ class LockstepReplica(Executor):
 
         return run.meet(self._index, f"a read of replica {replica}", value, merge)
 
-    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def merge(self, fn: Function, args: Nest, kwargs: Nest) -> Any:
         """Runs `fn` once, in cross-replica context, with what all replicas brought."""
         run = self._run
         _check_eager("merge_call", flatten((args, kwargs))[0])
@@ -174,7 +175,7 @@ class LockstepRun:
         self._op_by_op = step.op_by_op
         self._rendezvous: Rendezvous
 
-    def __call__(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def __call__(self, fn: Function, args: Nest, kwargs: Nest) -> Any:
         """Runs `fn` on all replicas and joins their results."""
         bound = map_leaves(self._localised, (tuple(args), kwargs))
         self.idle = idle_replicas(flatten(bound)[0])
@@ -182,7 +183,7 @@ class LockstepRun:
         self._rendezvous = Rendezvous([partial(self._replica, index, fn, *call) for index, call in enumerate(calls)])
         return self.regroup(self._rendezvous.run())
 
-    def _replica(self, index: int, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _replica(self, index: int, fn: Function, args: Nest, kwargs: Nest) -> Any:
         device = self.mesh.local_devices[index]
         ident = _movable(self.mesh.local_numbers[index], self.mesh)
         op_by_op = jax.disable_jit() if self._op_by_op else nullcontext()
@@ -199,7 +200,7 @@ class LockstepRun:
                         )
                     raise
 
-    def meet(self, index: int, meeting: str, payload: Any, merge: Callable[[list[Any]], Sequence[Any]]) -> Any:
+    def meet(self, index: int, meeting: str, payload: Nest, merge: Callable[[list[Any]], Sequence[Any]]) -> Any:
         """Waits for all replicas; see `Rendezvous.meet`."""
 
         def compiled(payloads: list[Any]) -> Sequence[Any]:
@@ -210,7 +211,7 @@ class LockstepRun:
         contexts.show()  # in another replica's thread variables may have changed
         return result
 
-    def components(self, nest: Any) -> list[Any]:
+    def components(self, nest: Nest) -> list[Any]:
         """One nest a local replica; remembers the copies of mirrored values, which `regroup` finds again."""
         calls = components(nest, self.mesh)
         for place, leaf in enumerate(flatten(nest)[0]):
@@ -218,10 +219,10 @@ class LockstepRun:
                 self._remember([flatten(call)[0][place] for call in calls], leaf)
         return calls
 
-    def _localised(self, leaf: Any) -> Any:
+    def _localised(self, leaf: Leaf) -> Any:
         return self.mirrored(leaf) if isinstance(leaf, jax.Array) and leaf.committed else leaf
 
-    def mirrored(self, leaf: Any) -> Any:
+    def mirrored(self, leaf: Leaf) -> Any:
         """An array of all replicas, such as `strategy.reduce` gives, as a value with a copy on each device."""
         if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
             return leaf
@@ -260,7 +261,7 @@ class LockstepRun:
                 self._remember(known[1], Mirrored(spread, self.mesh))
         return known[1]
 
-    def near(self, value: Any, index: int) -> Any:
+    def near(self, value: Numeric, index: int) -> Any:
         """A value on the device of a replica, or in a mirrored one's copy there."""
         return _movable(jax.device_put(value, self.mesh.local_devices[index]), self.mesh)
 
@@ -273,7 +274,7 @@ class LockstepRun:
         self._parts.clear()
         self._writes.clear()
 
-    def write(self, variable: Variable, index: int, value: Any) -> None:
+    def write(self, variable: Variable, index: int, value: Numeric) -> None:
         """Notes one replica's new copy; when all have written, the variable gets them as one array."""
         parts = self._split(variable)
         value = self.near(value, index)
@@ -295,12 +296,12 @@ class LockstepRun:
             self.step.get(variable)  # the replicas may hold what they wrote, so the array counts as lent
 
 
-def run(strategy: Strategy, mesh: ReplicaMesh, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs: Nest) -> Any:
     """Runs `fn` eagerly on every local replica; see `Strategy.run`."""
     return stepping(lambda step: LockstepRun(strategy, mesh, step)(fn, args, kwargs))
 
 
-def components(nest: Any, mesh: ReplicaMesh) -> list[Any]:
+def components(nest: Nest, mesh: ReplicaMesh) -> list[Any]:
     """One nest a local replica, with its component of every distributed value."""
     leaves, tree = flatten(nest)
     columns = [
@@ -312,7 +313,7 @@ def components(nest: Any, mesh: ReplicaMesh) -> list[Any]:
     ]
 
 
-def _movable(part: Any, mesh: ReplicaMesh) -> Any:
+def _movable(part: Numeric, mesh: ReplicaMesh) -> Any:
     """A replica's array such that it can meet arrays from around the function, which may lie anywhere.
 
     Not among several workers: they would not see that each puts another array in the same place.
@@ -355,7 +356,7 @@ def regroup(
     return tree.unflatten(leaves)
 
 
-def _is_whole_or_none(value: Any) -> bool:
+def _is_whole_or_none(value: Numeric) -> bool:
     return value is None or is_whole(value)
 
 
@@ -422,7 +423,7 @@ def _reduced(values: list[Any], call: Callable[[list[Any]], list[Any]], op: Redu
             totals[place] = jnp.where(missing[place], jnp.zeros_like(total), total) if is_idle else total
         return (totals,)
 
-    def missing(value: Any) -> Any:
+    def missing(value: Numeric) -> Any:
         return jnp.asarray(True) if op is ReduceOp.MEAN else jnp.isnan(value)
 
     reduce = jax.custom_vjp(call)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import jax
 import numpy as np
 
+from jaxtribute._src.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import PerReplica, ReplicaValues
 from jaxtribute._src.values.operators import operand
 from jaxtribute._src.values.spec import ArraySpec, PerReplicaSpec
@@ -16,36 +17,36 @@ from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError
 
 
-def is_distributed(value: Any) -> bool:
+def is_distributed(value: Numeric) -> bool:
     """True if `value` has one component a replica."""
     return isinstance(value, ReplicaValues)
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: Numeric) -> bool:
     """True if `value` is one thing to the library, though JAX could look into it."""
     return isinstance(value, (ReplicaValues, Variable))
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: Numeric) -> bool:
     """True if `value` is an array on a device, in a trace or in NumPy."""
     return isinstance(value, (jax.Array, np.ndarray, np.generic))
 
 
-def opened(nest: Any) -> Any:
+def opened(nest: Nest) -> Any:
     """A nest of variables with those of each `jd.Model` in it in the model's place."""
 
-    def parameters(leaf: Any) -> Any:
+    def parameters(leaf: Leaf) -> Any:
         return getattr(leaf, "__jd_parameters__", leaf)
 
     return jax.tree.map(parameters, nest, is_leaf=lambda leaf: isinstance(leaf, Variable))
 
 
-def flatten(nest: Any) -> tuple[list[Any], Any]:
+def flatten(nest: Nest) -> tuple[list[Any], Any]:
     """The leaves of `nest`, distributed values and variables kept whole, and its structure."""
     return jax.tree.flatten(nest, is_leaf=is_whole)
 
 
-def map_leaves(function: Any, *nests: Any) -> Any:
+def map_leaves(function: Any, *nests: Nest) -> Any:
     """Applies `function` to the leaves of nests of one structure, distributed values and variables kept whole."""
     return jax.tree.map(function, *nests, is_leaf=is_whole)
 
@@ -59,7 +60,7 @@ class InputSignature:
       function: the function, whose keyword arguments are put in order.
     """
 
-    def __init__(self, specs: Sequence[Any], function: Callable[..., Any]) -> None:
+    def __init__(self, specs: Sequence[Any], function: Function) -> None:
         self._specs = tuple(specs)
         self._parameters = inspect.signature(function)
         self._name = getattr(function, "__name__", "the function")
@@ -86,7 +87,7 @@ class InputSignature:
             ) from None
         return tree.unflatten([self._fit(value, spec) for value, spec in zip(values, leaves, strict=True)])
 
-    def _fit(self, value: Any, spec: Any) -> Any:
+    def _fit(self, value: Numeric, spec: Any) -> Any:
         if isinstance(spec, PerReplicaSpec):
             if not isinstance(value, PerReplica):
                 raise self._misfit(value, spec)
@@ -106,7 +107,7 @@ class InputSignature:
             raise self._misfit(array, spec)
         return array
 
-    def _misfit(self, value: Any, spec: Any) -> ArgumentError:
+    def _misfit(self, value: Numeric, spec: Any) -> ArgumentError:
         shown = type(value).__name__
         if isinstance(value, (jax.Array, np.ndarray)):
             shown += f" of shape {value.shape} and dtype {value.dtype}"
@@ -118,7 +119,7 @@ class InputSignature:
         )
 
 
-def _is_spec(value: Any) -> bool:
+def _is_spec(value: Numeric) -> bool:
     return isinstance(value, (PerReplicaSpec, ArraySpec, jax.ShapeDtypeStruct))
 
 

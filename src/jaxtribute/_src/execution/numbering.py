@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from jaxtribute._src.jaxprs.core import Jaxpr, JaxprEqn, Literal, aval, constants, derivative_rule, is_program, opened
+from jaxtribute._src.types import Numeric
 
 Number = int
 
@@ -28,7 +29,7 @@ class Numbering:
         self._keep: list[Any] = []
         self._order = 0
 
-    def of(self, key: Any) -> Number:
+    def of(self, key: Numeric) -> Number:
         """The number of whatever `key` identifies."""
         return self._known.setdefault(key, len(self._known))
 
@@ -36,7 +37,7 @@ class Numbering:
         """The number of an operand."""
         return self.of(self._literal(atom)) if isinstance(atom, Literal) else numbers[atom]
 
-    def constant(self, value: Any) -> Number:
+    def constant(self, value: Numeric) -> Number:
         """The number of a constant."""
         return self.of(("constant", self._value(value)))
 
@@ -58,7 +59,7 @@ class Numbering:
         finally:
             self._order -= 1
 
-    def _value(self, value: Any) -> Any:
+    def _value(self, value: Numeric) -> Any:
         """A key that is equal for equal values only."""
         kind = type(value)
         if is_program(value):
@@ -106,6 +107,6 @@ def _rule(eqn: JaxprEqn, rule: Any) -> Any:
         return rule
 
 
-def same_type(value: Any, other: Any) -> bool:
+def same_type(value: Numeric, other: Numeric) -> bool:
     """True if two operands agree in shape and dtype."""
     return aval(value).shape == aval(other).shape and aval(value).dtype == aval(other).dtype

@@ -15,13 +15,14 @@ from jax.sharding import Sharding
 
 from jaxtribute._src.execution.capture import Capture, Constant, is_constant
 from jaxtribute._src.execution.eager import EagerStep
-from jaxtribute._src.execution.frames import check_untraced
 from jaxtribute._src.execution.interrupts import Guard, undisturbed
+from jaxtribute._src.execution.traced import check_untraced
 from jaxtribute._src.jaxprs.core import as_function, opened
-from jaxtribute._src.jaxprs.kinds import listed
+from jaxtribute._src.jaxprs.kinds import list_collectives
 from jaxtribute._src.traced_reads import traced_reads
+from jaxtribute._src.types import Leaf, Nest, Numeric
 from jaxtribute._src.values.described import DescribedArray
-from jaxtribute._src.values.mesh import ReplicaMesh, own, put
+from jaxtribute._src.values.mesh import AXIS, ReplicaMesh, own, put
 from jaxtribute._src.values.stored import (
     Slot,
     StoredArray,
@@ -124,7 +125,7 @@ class Program:
     def _compile_anew(self) -> None:
         """Makes a `jax.jit` that knows no program yet."""
 
-        def step(*inputs: Any) -> list[Any]:  # of its own: equal functions would share what JAX knows of them
+        def step(*inputs: Nest) -> list[Any]:  # of its own: equal functions would share what JAX knows of them
             return self._body(*inputs)
 
         donated = (0, 4) if self._given else 0
@@ -232,7 +233,7 @@ class Program:
     def _collectives(self, leaves: Sequence[Any]) -> list[str]:
         """Describes the program, for workers to compare: its arguments and its collectives."""
         shapes = [f"argument {leaf.dtype}{list(leaf.shape)}" for leaf in leaves if hasattr(leaf, "dtype")]
-        return [*shapes, *listed(opened(self._closed))]
+        return [*shapes, *list_collectives(opened(self._closed), AXIS)]
 
     def _run(
         self,
@@ -310,7 +311,7 @@ class Program:
         if target is None:
             return None
 
-        def away(array: Any) -> bool:
+        def away(array: Numeric) -> bool:
             return isinstance(array, jax.Array) and array.committed and array.sharding.device_set != target.device_set
 
         stray = [slot for slot in loose if away(slot.stored)]
@@ -367,14 +368,14 @@ def program_of(
     return program
 
 
-def _computed(result: Any, donated: Sequence[StoredArray], *, of_result: bool) -> Any:
+def _computed(result: Nest, donated: Sequence[StoredArray], *, of_result: bool) -> Any:
     """Arrays that are ready once a dispatched step has been computed."""
     if of_result and jax.tree.leaves(result):
         return result
     return [slot.stored for slot in donated] or result
 
 
-def _is_plain(tree: Any) -> bool:
+def _is_plain(tree: Nest) -> bool:
     """True if a structure is of arrays, tuples, lists and dictionaries alone, all of which JAX makes by itself."""
     node = tree.node_data()
     if node is None or node[0] is type(None):
@@ -382,7 +383,7 @@ def _is_plain(tree: Any) -> bool:
     return node[0] in (tuple, list, dict) and all(_is_plain(child) for child in tree.children())
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrapped(value: Numeric) -> Any:
     return value.value if isinstance(value, Constant) else value
 
 
@@ -398,7 +399,7 @@ class CompiledOnly:
         self._jitted, self._home = jitted, home
         self._known: dict[Any, tuple[Any, ...]] = {}
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Nest) -> Any:
         """The outputs as `DescribedArray`s.
 
         Raises:
@@ -415,14 +416,14 @@ class CompiledOnly:
         structure, arrays = self._known[key]
         return structure.unflatten(arrays)
 
-    def lower(self, *inputs: Any) -> Any:
+    def lower(self, *inputs: Nest) -> Any:
         """The program lowered for the described devices."""
         return self._jitted.lower(*self._described(inputs))
 
     def _described(self, inputs: tuple[Any, ...]) -> Any:
         """Shapes and placements of the inputs."""
 
-        def one(leaf: Any) -> Any:
+        def one(leaf: Leaf) -> Any:
             if isinstance(leaf, DescribedArray):
                 return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
             on_devices = getattr(getattr(leaf, "sharding", None), "device_set", None) == self._home.device_set

@@ -24,6 +24,7 @@ from jaxtribute._src.jaxprs.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, a
 from jaxtribute._src.jaxprs.kinds import is_collective, repeatable
 from jaxtribute._src.jaxprs.making import equal_p
 from jaxtribute._src.jaxprs.walking import any_in, called, evaluate, variables
+from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.mesh import AXIS
 
 
@@ -205,7 +206,7 @@ class Merged:
             self._collective(place, results)
         raise AssertionError
 
-    def _bind(self, one: ReplicaClass, own: dict[Any, Any], var: Any, value: Any) -> None:
+    def _bind(self, one: ReplicaClass, own: dict[Any, Any], var: Any, value: Numeric) -> None:
         number = one.numbers[var]
         if number in self._common:
             self._shared[number] = value
@@ -299,7 +300,7 @@ class Merged:
             self._shared[first.numbers[var]] = result
 
 
-def _padded(value: Any, shape: tuple[int, ...]) -> Any:
+def _padded(value: Numeric, shape: tuple[int, ...]) -> Any:
     if value.shape == tuple(shape):
         return value
     blank = jnp.zeros_like(jax.ShapeDtypeStruct(shape, value.dtype))  # a random key has zeros, too

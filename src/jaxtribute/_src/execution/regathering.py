@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from jaxtribute._src.jaxprs.core import JaxprEqn, as_closed, aval, is_program, opened
 from jaxtribute._src.jaxprs.walking import any_in, evaluate
+from jaxtribute._src.types import Function, Nest, Numeric
 from jaxtribute._src.values.slices import whole_p
 
 
-def value_and_grad_regathering(loss: Callable[..., Any], values: Sequence[Any]) -> Any:
+def value_and_grad_regathering(loss: Function, values: Sequence[Any]) -> Any:
     """Returns `jax.value_and_grad(loss, has_aux=True)(values)`, of a backward pass that gathers variables anew."""
     differentiate = jax.value_and_grad(jax.checkpoint(_opaque(loss), policy=_keep_all_but_wholes), has_aux=True)
     try:
@@ -23,19 +24,19 @@ def value_and_grad_regathering(loss: Callable[..., Any], values: Sequence[Any]) 
         return jax.value_and_grad(loss, has_aux=True)(values)  # callbacks must not run twice, so all is kept
 
 
-def _keep_all_but_wholes(primitive: Any, *_: Any, **__: Any) -> bool:
+def _keep_all_but_wholes(primitive: Any, *_: Nest, **__: Nest) -> bool:
     """True if the backward pass takes a result from the forward pass: all but variables gathered from their slices."""
     return primitive is not whole_p
 
 
-def _opaque(loss: Callable[..., Any]) -> Callable[..., Any]:
+def _opaque(loss: Function) -> Function:
     """`loss`, in which the user's `jax.checkpoint`s are such that a policy around them cannot see inside.
 
     JAX applies the outermost policy to the operations inside of inner checkpoints, too: it would keep all that the user
     has asked to compute again.
     """
 
-    def run(values: Any) -> Any:
+    def run(values: Nest) -> Any:
         program, shapes = jax.make_jaxpr(loss, return_shape=True)(values)
         results = evaluate(program, jax.tree.leaves(values), _handle)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
@@ -59,7 +60,7 @@ def _handle(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:
 def _checkpointed(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     """A checkpoint as a function with a backward pass of its own: that of the checkpoint itself."""
 
-    def call(*inputs: Any) -> list[Any]:
+    def call(*inputs: Nest) -> list[Any]:
         return _bound(eqn, inputs, eqn.params)
 
     function = jax.custom_vjp(call)
@@ -73,7 +74,7 @@ def _bound(eqn: JaxprEqn, operands: Sequence[Any], params: dict[str, Any]) -> li
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def _rewritten(value: Any) -> Any:
+def _rewritten(value: Numeric) -> Any:
     """A program inside an operation, with its checkpoints made opaque; other parameters as they are."""
     if isinstance(value, (tuple, list)) and any(is_program(one) for one in value):
         return type(value)(_rewritten(one) for one in value)

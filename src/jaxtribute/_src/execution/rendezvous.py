@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from jaxtribute._src.callers import caller
+from jaxtribute._src.types import Nest
 from jaxtribute.errors import ContextError
 
 
@@ -74,7 +75,7 @@ class Rendezvous:
             raise self._error
         return [replica.result for replica in self._replicas]
 
-    def meet(self, index: int, meeting: str, payload: Any, merge: Callable[[list[Any]], Sequence[Any]]) -> Any:
+    def meet(self, index: int, meeting: str, payload: Nest, merge: Callable[[list[Any]], Sequence[Any]]) -> Any:
         """Waits until every replica has come to the same meeting, and returns this replica's part of the outcome.
 
         Args:

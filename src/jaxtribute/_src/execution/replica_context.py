@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,6 +11,7 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.devices import device_name
 from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.types import Function, Nest, Numeric
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.operators import operand
 from jaxtribute.errors import ArgumentError, ContextError
@@ -78,7 +78,7 @@ class ReplicaContext:
             devices = (devices[int(self._id)],)
         return tuple(device_name(device) for device in devices)
 
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Numeric, options: CommunicationOptions | None = None) -> Any:
         """Reduces `value` over the replicas and gives each the result.
 
         All replicas must call it, in the same order. Small arrays of a nest travel together. It can be
@@ -106,7 +106,7 @@ class ReplicaContext:
         summation = self._strategy.extended.summation(options)
         return tree.unflatten(executor.all_reduce([operand(leaf) for leaf in leaves], op, summation))
 
-    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+    def all_gather(self, value: Numeric, axis: int, options: Any = None) -> Any:
         """Concatenates `value` over the replicas along `axis` and gives each the result.
 
         Args:
@@ -133,7 +133,7 @@ class ReplicaContext:
                 )
         return tree.unflatten(executor.all_gather(leaves, axis))
 
-    def merge_call(self, merge_fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
+    def merge_call(self, merge_fn: Function, args: Nest = (), kwargs: Nest = None) -> Any:
         """Waits for all replicas, then calls `merge_fn(strategy, *args, **kwargs)` once, in cross-replica context.
 
         Args:
@@ -187,13 +187,13 @@ class ReplicaContext:
             return key
         return jax.device_put(key, next(iter(self._id.devices())))
 
-    def update(self, var: Any, fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
+    def update(self, var: Any, fn: Function, args: Nest = (), kwargs: Nest = None) -> Any:
         """Calls `fn(var, *args, **kwargs)` where the variable is, once for all replicas.
 
         See `StrategyExtended.update`.
         """
 
-        def merged(strategy: Strategy, *args: Any, **kwargs: Any) -> Any:
+        def merged(strategy: Strategy, *args: Nest, **kwargs: Nest) -> Any:
             return strategy.extended.update(var, fn, args, kwargs)
 
         return self.merge_call(merged, args, kwargs)

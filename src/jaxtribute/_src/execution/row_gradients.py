@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from jaxtribute._src.execution.frames import Overlay
+from jaxtribute._src.execution.overlay import Overlay
+from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.scatter import IndexedSlices
 from jaxtribute._src.values.variable import Variable
 
@@ -70,7 +71,7 @@ class RowsOverlay(Overlay):
             self.lookups.whole.add(variable)
         return super().get(variable)
 
-    def rows(self, variable: Variable, ids: Any, read: Callable[[Any], Any]) -> Any:
+    def rows(self, variable: Variable, ids: Numeric, read: Callable[[Any], Any]) -> Any:
         """The rows `ids`, which `read` gets from the executor below."""
         self.noted(variable)
         lookups = self.lookups
@@ -84,7 +85,7 @@ class RowsOverlay(Overlay):
         return jax.lax.stop_gradient(read(self.below)) + lookups.moves[place]
 
 
-def overlaid_rows(executor: Overlay, variable: Variable, ids: Any, read: Callable[[Any], Any]) -> Any:
+def overlaid_rows(executor: Overlay, variable: Variable, ids: Numeric, read: Callable[[Any], Any]) -> Any:
     """Rows that are looked up while a function is differentiated.
 
     Raises:

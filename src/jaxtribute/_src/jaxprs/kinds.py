@@ -16,7 +16,6 @@ import sys
 from jaxtribute._src.jaxprs.core import Jaxpr, JaxprEqn, Primitive, aval, opened, primitives, user_line
 from jaxtribute._src.jaxprs.making import Own
 from jaxtribute._src.jaxprs.walking import STRUCTURES, any_in, programs_in
-from jaxtribute._src.values.mesh import AXIS
 
 _EQUALISING = frozenset({"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant", "jd_whole"})
 _ASKING = frozenset({"axis_index", "pvary"})
@@ -116,21 +115,22 @@ def _meets_devices(eqn: JaxprEqn) -> bool:
 _UNKNOWN = "an unknown line"
 
 
-def listed(jaxpr: Jaxpr, caller: str = _UNKNOWN) -> list[str]:
-    """The collectives of a program in order: kind, dtypes and shapes, and the line that calls each.
+def list_collectives(jaxpr: Jaxpr, axis: str, caller: str = _UNKNOWN) -> list[str]:
+    """Lists the collectives of a program in order: kind, dtypes and shapes, and the line that calls each.
 
     Args:
       jaxpr: the program; those inside it (of `scan`, `cond`, `shard_map`, ...) count too.
+      axis: the name of the axis over which they meet.
       caller: the line that calls the program, for what says none of its own, as inside a function with a custom
         gradient.
     """
     found: list[str] = []
     for eqn in jaxpr.eqns:
         line = user_line(eqn, but="/jaxtribute/") or caller
-        if is_collective(eqn, AXIS):
+        if is_collective(eqn, axis):
             arrays = [aval(var) for var in eqn.invars if hasattr(var.aval, "shape")]
             shapes = ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
             found.append(f"{eqn.primitive.name} of {shapes} at {line}")
         for inner in programs_in(eqn):
-            found += listed(opened(inner), line)
+            found += list_collectives(opened(inner), axis, line)
     return found

@@ -6,7 +6,6 @@ what an operation is need not know their names.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,17 +13,18 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 from jaxtribute._src.jaxprs.core import Primitive, ShapedArray
+from jaxtribute._src.types import Function, Nest, Numeric
 
 
 class Own(Primitive):
     """A primitive that this library defines."""
 
 
-def _unchanged(cotangent: Any, **_: Any) -> Any:
+def _unchanged(cotangent: Numeric, **_: Nest) -> Any:
     return cotangent
 
 
-def identity(name: str, transpose: Callable[..., Any] = _unchanged) -> Own:
+def identity(name: str, transpose: Function = _unchanged) -> Own:
     """Makes an operation that returns its one operand.
 
     Args:
@@ -54,7 +54,7 @@ def placeholder(name: str) -> Own:
     return primitive
 
 
-def linear_with_probe(name: str, compute: Callable[..., Any], transpose: Callable[..., Any]) -> Own:
+def linear_with_probe(name: str, compute: Function, transpose: Function) -> Own:
     """Makes a linear operation of one operand, with a second that adds nothing and gets the result's cotangent.
 
     Args:
@@ -64,10 +64,10 @@ def linear_with_probe(name: str, compute: Callable[..., Any], transpose: Callabl
     """
     primitive = Own(name)
 
-    def aval(operand: Any, *_: Any, shape: tuple[int, ...], **_params: Any) -> ShapedArray:
+    def aval(operand: Any, *_: Nest, shape: tuple[int, ...], **_params: Nest) -> ShapedArray:
         return ShapedArray(shape, operand.dtype)
 
-    def jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    def jvp(primals: Any, tangents: Any, **params: Nest) -> tuple[Any, Any]:
         if type(tangents[0]) is ad.Zero:
             tangent: Any = ad.Zero(ShapedArray(params["shape"], primals[0].dtype))
         else:
@@ -76,7 +76,7 @@ def linear_with_probe(name: str, compute: Callable[..., Any], transpose: Callabl
             tangent = ad.add_tangents(tangent, tangents[1])
         return primitive.bind(*primals, **params), tangent
 
-    def lowered(operand: Any, *_: Any, **params: Any) -> Any:
+    def lowered(operand: Any, *_: Nest, **params: Nest) -> Any:
         return compute(operand, **params)
 
     primitive.def_abstract_eval(aval)
@@ -92,6 +92,6 @@ state_p = identity("jd_state")
 """Marks a value as a central variable's new one, which belongs on the parameter device."""
 
 
-def equal(value: Any) -> jax.Array:
+def equal(value: Numeric) -> jax.Array:
     """`value`, which the caller knows to be the same on every replica where that cannot be inferred."""
     return equal_p.bind(value)

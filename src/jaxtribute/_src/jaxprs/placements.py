@@ -26,6 +26,7 @@ from jaxtribute._src.jaxprs.core import (
     opened,
 )
 from jaxtribute._src.jaxprs.walking import programs_in
+from jaxtribute._src.types import Numeric
 
 Known = dict[int, tuple[Any, Any]]
 """By the id of a captured array, the array and its copy that is bound to no device."""
@@ -64,12 +65,12 @@ def _freed(program: Any, known: Known) -> Any:
     jaxpr = opened(program)
     new: dict[Any, Any] = {}
 
-    def var(old: Any) -> Any:
+    def var(old: Numeric) -> Any:
         if old not in new:
             new[old] = Var(_type(old.aval))
         return new[old]
 
-    def atom(old: Any) -> Any:
+    def atom(old: Numeric) -> Any:
         return old if isinstance(old, Literal) else new[old]
 
     constvars, invars = [var(one) for one in jaxpr.constvars], [var(one) for one in jaxpr.invars]
@@ -88,13 +89,13 @@ def _freed(program: Any, known: Known) -> Any:
     return closed(freed, [_known(value, known) for value in constants(program)])
 
 
-def _known(value: Any, known: Known) -> Any:
+def _known(value: Numeric, known: Known) -> Any:
     if id(value) not in known:
         known[id(value)] = value, _loose(value)
     return known[id(value)][1]
 
 
-def _parameter(value: Any, known: Known) -> Any:
+def _parameter(value: Numeric, known: Known) -> Any:
     if is_program(value):
         return _freed(value, known)
     if isinstance(value, (tuple, list)) and any(is_program(one) for one in value):
@@ -108,7 +109,7 @@ def _type(aval: Any) -> Any:
     return aval
 
 
-def _loose(value: Any) -> Any:
+def _loose(value: Numeric) -> Any:
     """An array as JAX may move it, bound to no device."""
     if not isinstance(value, jax.Array) or isinstance(value, Tracer) or not value.committed:
         return value

@@ -15,6 +15,7 @@ from jax import lax
 from jaxtribute._src.collectives.manual import all_reduce, contributions, divided, kept
 from jaxtribute._src.context import Context
 from jaxtribute._src.optimizer.slicing import Slice
+from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import ReduceOp, VariableAggregation, VariableSynchronization
 from jaxtribute._src.values.mesh import AXIS
@@ -165,7 +166,7 @@ def _dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if half else dtype
 
 
-def _given_here(variable: Variable, grad: Any, op: ReduceOp | None, kind: Kind, context: Context) -> Any:
+def _given_here(variable: Variable, grad: Numeric, op: ReduceOp | None, kind: Kind, context: Context) -> Any:
     """The share of one replica of a compiled program in its part of a sum."""
     mesh = context.strategy.extended.mesh
     if mesh.size == 1 or kind is Kind.WHOLE:
@@ -189,14 +190,14 @@ def _reduced_here(grads: Sequence[Any], op: ReduceOp | None, context: Context) -
     return all_reduce([array for array, _, _ in triples], triples[0][1], mesh.size, summation, triples[0][2])
 
 
-def _contribution(grad: Any, op: ReduceOp | None, context: Context) -> tuple[Any, ReduceOp | None, tuple[int, ...]]:
+def _contribution(grad: Numeric, op: ReduceOp | None, context: Context) -> tuple[Any, ReduceOp | None, tuple[int, ...]]:
     """A replica's array, how it is reduced, and which replicas are idle; in a `merge_call` plain arrays are alike."""
     if context.replica is not None:
         return jnp.asarray(grad), op, context.executor.idle
     return (grad.data, op, grad.idle) if isinstance(grad, PerReplica) else (jnp.asarray(grad), None, ())
 
 
-def _given_by_all(variable: Variable, grad: Any, op: ReduceOp | None, kind: Kind, context: Context) -> Any:
+def _given_by_all(variable: Variable, grad: Numeric, op: ReduceOp | None, kind: Kind, context: Context) -> Any:
     """The share of all replicas together in a sum, as the array of its variable."""
     mesh = context.strategy.extended.mesh
     if kind is not Kind.ROWS:
@@ -225,7 +226,7 @@ def _component_shape(grad: PerReplica, replicas: int) -> tuple[int, ...]:
     return () if grad.scalar else (grad.data.shape[0] // replicas, *grad.data.shape[1:])
 
 
-def _whole(variable: Variable, array: Any, kind: Kind) -> Any:
+def _whole(variable: Variable, array: Numeric, kind: Kind) -> Any:
     """The sum over the replicas, of the shape of the variable, from the stored array; rows as what is to be summed."""
     if kind is Kind.ROWS:
         mesh, shape = variable.policy.mesh, variable.shape

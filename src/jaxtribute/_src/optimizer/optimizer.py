@@ -21,6 +21,7 @@ from jaxtribute._src.optimizer.slicing import Slice
 from jaxtribute._src.optimizer.slots import Slots, make_slots
 from jaxtribute._src.optimizer.updates import guarded_update, sliced_update, whole_update
 from jaxtribute._src.traced_reads import traced_reads
+from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.operators import operand
@@ -251,7 +252,7 @@ class Optimizer:
         else:
             self._accumulate(self._accumulation, grads, op, context)
 
-    def _joined(self, grad: Any, op: ReduceOp | None) -> Any:
+    def _joined(self, grad: Numeric, op: ReduceOp | None) -> Any:
         """One gradient out of what a `merge_call` makes of all replicas' gradients, which are equal."""
         if isinstance(grad, PerReplica):
             copies = list(grad.values)
@@ -348,7 +349,7 @@ class Optimizer:
             return self._eager_update(grads, list(held[count:]), list(held[:count]))
 
 
-def _is_pair(value: Any) -> bool:
+def _is_pair(value: Numeric) -> bool:
     return isinstance(value, (tuple, list)) and len(cast("Any", value)) == 2 and isinstance(value[1], Variable)
 
 
@@ -365,7 +366,7 @@ def _check_elsewhere(strategy: Strategy, cycle: int, loss_scale: LossScale | Non
         )
 
 
-def _checked(grad: Any, variable: Variable) -> Any:
+def _checked(grad: Numeric, variable: Variable) -> Any:
     if grad is None:
         raise ArgumentError(f"the gradient of {variable.name} is None. HINT: pass zeros, or leave the variable out.")
     grad = operand(grad)

@@ -20,6 +20,7 @@ from jax import lax
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, JaxprEqn, aval, bind
 from jaxtribute._src.jaxprs.kinds import ELEMENTWISE
 from jaxtribute._src.jaxprs.walking import Handler, called, evaluate
+from jaxtribute._src.types import DType, Numeric
 from jaxtribute._src.values.mesh import AXIS
 from jaxtribute._src.values.slices import joined, slice_of
 
@@ -43,7 +44,7 @@ class Slice:
     shape: tuple[int, ...]
 
 
-def own_slice(array: Any, replicas: int) -> Slice:
+def own_slice(array: Numeric, replicas: int) -> Slice:
     """This replica's slice of an array that every replica holds."""
     return Slice(slice_of(array, replicas), array.shape)
 
@@ -122,7 +123,7 @@ def _reduce(eqn: JaxprEqn, piece: Slice, replicas: int) -> Any:
     return _COLLECTIVES[name](local)
 
 
-def _neutral(name: str, dtype: Any) -> jax.Array:
+def _neutral(name: str, dtype: DType) -> jax.Array:
     if name == "reduce_sum":
         return jnp.zeros((), dtype)
     info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import optax
 
+from jaxtribute._src.types import Leaf
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.mesh import own, put
 from jaxtribute._src.values.policies.base import Policy
@@ -45,7 +46,7 @@ def leaves_of(state: Any) -> list[Any]:
     return [jax.random.key_data(leaf) if _key_kind(leaf) is not None else leaf for leaf in jax.tree.leaves(state)]
 
 
-def _key_kind(leaf: Any) -> Any:
+def _key_kind(leaf: Leaf) -> Any:
     is_key = jax.numpy.issubdtype(jax.numpy.result_type(leaf), jax.dtypes.prng_key)
     return jax.random.key_impl(leaf) if is_key else None
 

@@ -13,6 +13,7 @@ from jax import lax
 from jaxtribute._src.collectives.manual import all_reduce, contributions, divided
 from jaxtribute._src.optimizer.slicing import NotSliceable, Slice, own_slice, run_on_slices, whole
 from jaxtribute._src.optimizer.slots import Slots, leaves_of, optax_rules
+from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.slices import scattered
 
@@ -55,7 +56,7 @@ def guarded_update(update: Update, scale: LossScale) -> Update:
     return guarded
 
 
-def all_finite(nest: Any) -> jax.Array:
+def all_finite(nest: Nest) -> jax.Array:
     """True if no element of a nest of arrays is infinite or NaN: a boolean scalar."""
     bad = jnp.zeros((), jnp.int32)
     for array in jax.tree.leaves(nest):
@@ -100,14 +101,14 @@ def sliced_update(
     return [_as_given(x, given, replicas) for x, given in zip(results, [*params, *pieces], strict=True)]
 
 
-def _as_given(value: Any, given: Any, replicas: int) -> Any:
+def _as_given(value: Numeric, given: Any, replicas: int) -> Any:
     """A result in the form that its old value has."""
     if not isinstance(given, Slice):
         return whole(value) if isinstance(value, Slice) else value
     return (value if isinstance(value, Slice) else own_slice(value, replicas)).data
 
 
-def _dtype(value: Any) -> Any:
+def _dtype(value: Numeric) -> Any:
     return value.data.dtype if isinstance(value, Slice) else value.dtype
 
 

@@ -15,6 +15,7 @@ from jaxtribute._src.execution.nests import flatten, is_distributed, map_leaves
 from jaxtribute._src.execution.step_loops import StepLoops
 from jaxtribute._src.strategies.legacy import LegacyMethods
 from jaxtribute._src.strategies.scope import Scope, require_cross_replica
+from jaxtribute._src.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.numbers import check_cut
@@ -114,7 +115,7 @@ class Strategy(LegacyMethods):
         """
         return Scope(self)
 
-    def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: RunOptions | None = None) -> Any:
+    def run(self, fn: Function, args: Nest = (), kwargs: Nest = None, options: RunOptions | None = None) -> Any:
         """Calls `fn` on every replica, in replica context.
 
         Inside a `jd.function`, or if `fn` is one, it becomes part of a compiled program; otherwise each replica
@@ -182,7 +183,7 @@ class Strategy(LegacyMethods):
         require_cross_replica(self, "run_steps")
         return self._step_loops.run(step, iterator, n, steps_per_call)
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | None) -> Any:
+    def reduce(self, reduce_op: ReduceOp | str, value: Numeric, axis: int | tuple[int, ...] | None) -> Any:
         """Reduces distributed values over the replicas, and along `axis` within each.
 
         Args:
@@ -207,7 +208,7 @@ class Strategy(LegacyMethods):
         leaves = [self._distributed(leaf) for leaf in leaves]
         return tree.unflatten(context.executor.reduce(self, leaves, op, axis))
 
-    def gather(self, value: Any, axis: int) -> Any:
+    def gather(self, value: Numeric, axis: int) -> Any:
         """Concatenates distributed values over the replicas along `axis`.
 
         Args:
@@ -226,7 +227,7 @@ class Strategy(LegacyMethods):
         executor = require_cross_replica(self, "gather").executor
         return map_leaves(lambda leaf: executor.gather(self._distributed(leaf), axis), value)
 
-    def place(self, nest: Any) -> Any:
+    def place(self, nest: Nest) -> Any:
         """Puts a nest of arrays where this strategy puts variables: a copy on every replica's device.
 
         For functional code: `run` takes such nests and returns them, so a training state can be passed from
@@ -240,7 +241,7 @@ class Strategy(LegacyMethods):
         """
         mesh = self._extended.mesh
 
-        def one(leaf: Any) -> Any:
+        def one(leaf: Leaf) -> Any:
             leaf = np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else operand(leaf)
             if isinstance(leaf, (np.ndarray, np.generic)):
                 check_cut(leaf, "an array to place")
@@ -249,7 +250,7 @@ class Strategy(LegacyMethods):
 
         return map_leaves(one, nest)
 
-    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+    def experimental_local_results(self, value: Numeric) -> tuple[Any, ...]:
         """Returns the components of `value` on this worker, in replica order.
 
         Args:
@@ -335,7 +336,7 @@ class Strategy(LegacyMethods):
         del session  # of TensorFlow 1
         return make_numpy_dataset(numpy_input)
 
-    def visualize(self, what: Any, *, limit: int = 40) -> Picture:
+    def visualize(self, what: Leaf, *, limit: int = 40) -> Picture:
         """Draws which device holds which part of which array, or which replica reads which examples.
 
         Args:
@@ -359,7 +360,7 @@ class Strategy(LegacyMethods):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} with {self.num_replicas_in_sync} replica(s)>"
 
-    def _distributed(self, value: Any) -> Any:
+    def _distributed(self, value: Numeric) -> Any:
         """`value`, variables as what they hold on each replica, once it is known to belong to these replicas."""
         mesh = self._extended.mesh
         if isinstance(value, Variable):

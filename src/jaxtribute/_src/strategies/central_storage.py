@@ -9,7 +9,7 @@ import jax
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
-from jaxtribute._src.config import prepare_cpu_backend
+from jaxtribute._src.backend import prepare_cpu_backend
 from jaxtribute._src.devices import default_devices, device_name, resolve_device
 from jaxtribute._src.execution import compiled
 from jaxtribute._src.execution.function import Function
@@ -18,6 +18,7 @@ from jaxtribute._src.jaxprs.core import is_traced
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.strategies.extended import StrategyExtended
 from jaxtribute._src.strategies.mirrored import distinct_devices
+from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.mesh import ReplicaMesh
@@ -106,7 +107,7 @@ def _parameter_device(compute: Sequence[jax.Device], given: str | jax.Device | N
     return compute[0] if len(compute) == 1 and compute[0].platform != "cpu" else resolve_device("CPU:0")
 
 
-def _alone(value: Any) -> Any:
+def _alone(value: Numeric) -> Any:
     """The one component of a distributed value."""
     if isinstance(value, PerReplica) and not value.is_ragged:
         return value.data.reshape(()) if value.scalar else value.data

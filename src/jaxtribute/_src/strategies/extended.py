@@ -12,14 +12,15 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute._src.devices import device_name
 from jaxtribute._src.execution import compiled, lockstep
-from jaxtribute._src.execution.compiled import TracedFunction
 from jaxtribute._src.execution.eager import Eager, stepping
 from jaxtribute._src.execution.function import Function
 from jaxtribute._src.execution.nests import flatten, map_leaves
 from jaxtribute._src.execution.replica_context import ReplicaContext
+from jaxtribute._src.execution.traced import TracedFunction
 from jaxtribute._src.jaxprs.core import is_traced
 from jaxtribute._src.strategies.legacy import LegacyExtended
 from jaxtribute._src.strategies.operations import ExtendedOperations
+from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.mesh import ReplicaMesh, unbound
@@ -113,7 +114,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         """Updater of variables that other processes hold, with its slots; None where `Optimizer` updates them."""
         del transform, variables
 
-    def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Nest = None) -> Any:
         """Calls `fn` on each replica; what `Strategy.run` does once its checks are passed.
 
         Source: `tf.distribute.StrategyExtended.call_for_each_replica`.
@@ -192,7 +193,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
             )
 
 
-def _check_values(extended: StrategyExtended, nest: Any) -> None:
+def _check_values(extended: StrategyExtended, nest: Nest) -> None:
     """Checks that a replica function may be given these values."""
     for leaf in flatten(nest)[0]:
         if isinstance(leaf, (PerReplica, Mirrored)) and leaf.mesh != extended.mesh:
@@ -204,7 +205,7 @@ def _check_values(extended: StrategyExtended, nest: Any) -> None:
             extended.check_variable(leaf)
 
 
-def _only(value: Any) -> Any:
+def _only(value: Numeric) -> Any:
     """The component of a value that one replica sees."""
     return value.values[0] if isinstance(value, (PerReplica, Mirrored)) else value
 

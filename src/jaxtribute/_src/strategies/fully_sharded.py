@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxtribute._src import settings
+from jaxtribute._src.backend import prepare_cpu_backend
 from jaxtribute._src.collectives.options import CommunicationOptions
-from jaxtribute._src.config import prepare_cpu_backend
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.strategies.mirrored import local_mesh
 from jaxtribute._src.strategies.multi_worker import MultiWorkerExtended, join, worker_mesh

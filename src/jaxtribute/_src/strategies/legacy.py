@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
 from jaxtribute._src import context as contexts
+from jaxtribute._src.types import Function, Leaf, Numeric
 from jaxtribute._src.values.distributed import ReplicaValues
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError
@@ -39,11 +40,11 @@ class LegacyMethods:
         """Older name of `extended.colocate_vars_with`. Source: `tf.distribute.Strategy.colocate_vars_with`."""
         return self._extended.colocate_vars_with(colocate_with_variable)
 
-    def unwrap(self, value: Any) -> tuple[Any, ...]:
+    def unwrap(self, value: Numeric) -> tuple[Any, ...]:
         """Older name of `experimental_local_results`. Source: `tf.distribute.Strategy.unwrap`."""
         return self._extended.strategy.experimental_local_results(value)
 
-    def group(self, value: Any, name: str | None = None) -> None:
+    def group(self, value: Numeric, name: str | None = None) -> None:
         """Waits until all components of `value` are computed.
 
         Args:
@@ -57,7 +58,7 @@ class LegacyMethods:
         local = self._extended.strategy.experimental_local_results
         jax.block_until_ready([part for leaf in leaves for part in local(leaf)])
 
-    def experimental_run(self, fn: Callable[..., Any], input_iterator: InputIterator | None = None) -> Any:
+    def experimental_run(self, fn: Function, input_iterator: InputIterator | None = None) -> Any:
         """Calls `fn` on every replica with the next element of an iterator; deprecated, see `run`.
 
         Args:
@@ -93,7 +94,7 @@ class LegacyMethods:
         return InputIterator(self._extended.strategy.experimental_distribute_dataset(dataset))
 
     def make_input_fn_iterator(
-        self, input_fn: Callable[..., Any], replication_mode: InputReplicationMode | None = None
+        self, input_fn: Function, replication_mode: InputReplicationMode | None = None
     ) -> InputIterator:
         """Distributes the datasets that a function makes, batched by the replicas' batch size; deprecated.
 
@@ -162,7 +163,7 @@ class StepContext:
         self.last_step_outputs: dict[str, Any] = {}
         self.non_tensor_outputs: dict[str, Any] = {}
 
-    def set_last_step_output(self, name: str, output: Any, reduce_op: Any = None) -> None:
+    def set_last_step_output(self, name: str, output: Leaf, reduce_op: Any = None) -> None:
         """Keeps an output of the step; that of the last step stays.
 
         Args:
@@ -173,7 +174,7 @@ class StepContext:
         strategy = contexts.current().strategy
         self.last_step_outputs[name] = output if reduce_op is None else strategy.reduce(reduce_op, output, axis=None)
 
-    def set_non_tensor_output(self, name: str, output: Any) -> None:
+    def set_non_tensor_output(self, name: str, output: Leaf) -> None:
         """Keeps an output that is no array."""
         self.non_tensor_outputs[name] = output
 
@@ -216,7 +217,7 @@ class LegacyExtended:
 
     def experimental_run_steps_on_iterator(
         self,
-        fn: Callable[..., Any],
+        fn: Function,
         iterator: InputIterator,
         iterations: int = 1,
         initial_loop_values: dict[str, Any] | None = None,
@@ -244,7 +245,7 @@ class LegacyExtended:
     def update_non_slot(
         self,
         colocate_with: Any,
-        fn: Callable[..., Any],
+        fn: Function,
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
         group: bool = True,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import jax
 
 from jaxtribute._src import settings
+from jaxtribute._src.backend import prepare_cpu_backend
 from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps
-from jaxtribute._src.config import prepare_cpu_backend
 from jaxtribute._src.devices import default_devices, strategy_devices
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.strategies.extended import StrategyExtended

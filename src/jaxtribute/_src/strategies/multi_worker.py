@@ -11,11 +11,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from jaxtribute._src.backend import prepare_cpu_backend
 from jaxtribute._src.cluster import runtime
 from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute._src.collectives.options import CommunicationImplementation, CommunicationOptions
 from jaxtribute._src.collectives.summation import AutoSum, ExchangeSum, Summation
-from jaxtribute._src.config import prepare_cpu_backend
 from jaxtribute._src.devices import default_devices
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.strategies.extended import StrategyExtended

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from jaxtribute._src.config import prepare_cpu_backend
+from jaxtribute._src.backend import prepare_cpu_backend
 from jaxtribute._src.devices import strategy_devices
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.strategies.extended import StrategyExtended

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from jaxtribute._src.collectives.destinations import parse_destinations, put
 from jaxtribute._src.execution.executor import LocalPerReplica
 from jaxtribute._src.execution.nests import flatten, map_leaves
 from jaxtribute._src.execution.replica_context import ReplicaContext
+from jaxtribute._src.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import AXIS
@@ -47,7 +48,7 @@ class ExtendedOperations(ABC):
         """The strategy that this object serves."""
 
     @abstractmethod
-    def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def call_for_each_replica(self, fn: Function, args: Sequence[Any] = (), kwargs: Nest = None) -> Any:
         """Calls `fn` on each replica."""
 
     @property
@@ -68,7 +69,7 @@ class ExtendedOperations(ABC):
         return False
 
     def reduce_to(
-        self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: CommunicationOptions | None = None
+        self, reduce_op: ReduceOp | str, value: Numeric, destinations: Leaf, options: CommunicationOptions | None = None
     ) -> Any:
         """Reduces a value over the replicas and puts the result where it is wanted, in cross-replica context.
 
@@ -131,7 +132,7 @@ class ExtendedOperations(ABC):
                 results[place] = result
         return results
 
-    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+    def broadcast_to(self, tensor: Numeric, destinations: Leaf) -> Any:
         """Copies an array to the destinations, in cross-replica context.
 
         Args:
@@ -149,7 +150,7 @@ class ExtendedOperations(ABC):
         return put(jax.numpy.asarray(operand(tensor)), parse_destinations(destinations, self.mesh))
 
     def update(
-        self, var: Variable, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None, group: bool = True
+        self, var: Variable, fn: Function, args: Sequence[Any] = (), kwargs: Nest = None, group: bool = True
     ) -> Any:
         """Calls `fn(var, *args, **kwargs)` where the variable is.
 
@@ -176,7 +177,7 @@ class ExtendedOperations(ABC):
         context = contexts.current()
         if context.replica is not None and context.strategy is self.strategy:
 
-            def merged(_: Strategy, *args: Any, **kwargs: Any) -> Any:
+            def merged(_: Strategy, *args: Nest, **kwargs: Nest) -> Any:
                 return self._update(var, fn, args, kwargs)
 
             result = context.replica.merge_call(merged, tuple(args), kwargs)
@@ -215,7 +216,7 @@ class ExtendedOperations(ABC):
         """
         return v.distribute_strategy is self.strategy
 
-    def value_container(self, value: Any) -> Any:
+    def value_container(self, value: Numeric) -> Any:
         """Returns what a component belongs to: `value` itself, as components here are plain arrays.
 
         Source: `tf.distribute.StrategyExtended.value_container`.
@@ -241,7 +242,7 @@ class ExtendedOperations(ABC):
         """
         return v.read_value()
 
-    def _update(self, var: Variable, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _update(self, var: Variable, fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`update` in cross-replica context."""
         if var.policy.mesh is not None and not self.variable_created_in_scope(var):
             raise StrategyMixError(
@@ -257,7 +258,7 @@ class ExtendedOperations(ABC):
         with contexts.entered(context), nullcontext() if device is None else jax.default_device(device):
             return fn(var, *args, **kwargs)
 
-    def _update_each(self, var: Variable, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _update_each(self, var: Variable, fn: Function, args: Nest, kwargs: Nest) -> Any:
         """`update` of each replica's component."""
         if var.policy.shared:
             raise VariableError(
@@ -279,7 +280,7 @@ class ExtendedOperations(ABC):
         values = [value.data for value, _ in pairs]
         return manual.all_reduce(values, op, self.mesh.size, self.summation(options), pairs[0][0].idle)
 
-    def _value(self, value: Any) -> Any:
+    def _value(self, value: Numeric) -> Any:
         """`value`, variables as what they hold on each replica."""
         if isinstance(value, Variable):
             value = value.distributed()
@@ -294,7 +295,7 @@ class ExtendedOperations(ABC):
 _TO_ONE_DEVICE = ReductionToOneDevice()
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: Numeric) -> Any:
     """The array of a value that is the same on all replicas, or this one's component."""
     if isinstance(value, Mirrored):
         return value.data
@@ -303,7 +304,7 @@ def _whole(value: Any) -> Any:
     return value.values[0] if isinstance(value, PerReplica) else value
 
 
-def _same(value: Any, op: ReduceOp, replicas: int) -> Any:
+def _same(value: Numeric, op: ReduceOp, replicas: int) -> Any:
     """The reduction of a value that is the same on all replicas."""
     if op is ReduceOp.SUM and replicas > 1:
         raise ArgumentError(

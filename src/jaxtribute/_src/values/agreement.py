@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from jaxtribute._src.types import Numeric
 from jaxtribute.errors import ShapeError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ Signature = tuple[tuple[int, ...], str]
 """Shape and dtype."""
 
 
-def first_workers(value: Any, what: str, mesh: ReplicaMesh, peers: Peers) -> Any:
+def first_workers(value: Numeric, what: str, mesh: ReplicaMesh, peers: Peers) -> Any:
     """The value of worker 0. It travels only if another worker's differs.
 
     Args:
@@ -78,7 +79,7 @@ def all_signatures(columns: Sequence[Sequence[Any]], what: str, mesh: ReplicaMes
     return result
 
 
-def _signature(part: Any) -> Signature | None:
+def _signature(part: Numeric) -> Signature | None:
     return (tuple(part.shape), str(part.dtype)) if isinstance(part, jax.Array) else None
 
 
@@ -93,11 +94,11 @@ def _broadcast(host: np.ndarray[Any, Any], mesh: ReplicaMesh) -> np.ndarray[Any,
 
 
 @partial(jax.jit, static_argnums=1)
-def _first_row(rows: Any, mesh: ReplicaMesh) -> Any:
+def _first_row(rows: Numeric, mesh: ReplicaMesh) -> Any:
     """The row of replica 0, on every device; as a sum, it needs no room for the others' rows."""
     axis, spec = mesh.mesh.axis_names[0], PartitionSpec(*mesh.mesh.axis_names)
 
-    def local(row: Any) -> Any:
+    def local(row: Numeric) -> Any:
         return lax.psum(jnp.where(lax.axis_index(axis) == 0, row, jnp.zeros_like(row)), axis)
 
     return jax.shard_map(local, mesh=mesh.mesh, in_specs=spec, out_specs=PartitionSpec(), check_vma=False)(rows)

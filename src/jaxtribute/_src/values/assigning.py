@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.policies.base import Update
 
 if TYPE_CHECKING:
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
 class AssignMethods:
     """Mixin of `Variable`: assignments, with TensorFlow's arguments. Of them only `value` has a meaning here."""
 
-    def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Self:
+    def assign(
+        self, value: Numeric, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Self:
         """Replaces the value; in replica context what the replicas give is aggregated first. Returns the variable.
 
         Args:
@@ -34,14 +37,14 @@ class AssignMethods:
         return self._update(value, Update.ASSIGN)
 
     def assign_add(
-        self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+        self, value: Numeric, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Self:
         """Adds `value` to the value; otherwise as `assign`. Source: `tf.Variable.assign_add`."""
         del use_locking, name, read_value
         return self._update(value, Update.ADD)
 
     def assign_sub(
-        self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+        self, value: Numeric, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Self:
         """Subtracts `value` from the value; otherwise as `assign`. Source: `tf.Variable.assign_sub`."""
         del use_locking, name, read_value
@@ -64,5 +67,5 @@ class AssignMethods:
         """The variable itself. Source: the `handle` of TensorFlow's variables."""
         return self
 
-    def _update(self, value: Any, update: Update) -> Self:
+    def _update(self, value: Numeric, update: Update) -> Self:
         raise NotImplementedError

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from jaxtribute._src.jaxprs.core import ShapedArray
+from jaxtribute._src.types import DType, Nest
 from jaxtribute.errors import DeviceError
 
 
@@ -32,7 +33,7 @@ class DescribedArray(jax.Array):
     weak_type = False  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
     committed = True  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any, sharding: Sharding) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: DType, sharding: Sharding) -> None:
         self._shape, self._dtype, self._sharding = tuple(shape), np.dtype(dtype), sharding
 
     @property
@@ -112,7 +113,7 @@ class DescribedArray(jax.Array):
     def __repr__(self) -> str:
         return f"DescribedArray({self._dtype}{list(self._shape)}, no values: its program was compiled, not run)"
 
-    def _no_value(self, *_: Any, **__: Any) -> NoReturn:
+    def _no_value(self, *_: Nest, **__: Nest) -> NoReturn:
         raise DeviceError(
             f"an array of shape {self._shape} and dtype {self._dtype} has no values: it lies on "
             f"{len(self.devices())} device(s) that programs are compiled for, and nothing runs. "

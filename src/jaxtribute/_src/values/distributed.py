@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.types import DType, Leaf, Nest, Numeric
 from jaxtribute._src.values.agreement import Signature, all_signatures
 from jaxtribute._src.values.mesh import ReplicaMesh, own
 from jaxtribute._src.values.numbers import check_cut
@@ -80,7 +81,7 @@ class PerReplica(ReplicaValues):
     """The sum over the replicas, where a program knows it already; it is not part of the pytree."""
 
     @classmethod
-    def from_split(cls, array: Any, mesh: ReplicaMesh) -> PerReplica:
+    def from_split(cls, array: Numeric, mesh: ReplicaMesh) -> PerReplica:
         """Wraps a global array of rank 1 or more whose axis 0 holds the replicas' equal slices in order."""
         return cls(array, mesh)
 
@@ -164,7 +165,7 @@ class PerReplica(ReplicaValues):
     def _replica_ids(self) -> Sequence[int]:
         return self.mesh.local_ids
 
-    def _no_operand(self, *_: Any) -> Any:
+    def _no_operand(self, *_: Nest) -> Any:
         raise ArgumentTypeError(
             f"a PerReplica value of {self.mesh.size} replicas is no single array to compute with here. "
             "HINT: compute in the function passed to strategy.run, or reduce the value first."
@@ -193,7 +194,7 @@ class PerReplica(ReplicaValues):
 
     __hash__ = object.__hash__
 
-    def _compared(self, function: Callable[[Any, Any], Any], other: Any) -> Any:
+    def _compared(self, function: Callable[[Any, Any], Any], other: Numeric) -> Any:
         """`function` of each component and of `other`, or of its component."""
         if not isinstance(other, (PerReplica, ArrayOperators, *COMPARABLE, *((str,) if self.is_tuple else ()))):
             return NotImplemented
@@ -210,7 +211,7 @@ class PerReplica(ReplicaValues):
         theirs = other.data if isinstance(other, PerReplica) else self._repeated(operand(other))
         return PerReplica(function(self.data, theirs), self.mesh, self.scalar, self.shapes, self.idle)
 
-    def _repeated(self, other: Any) -> Any:
+    def _repeated(self, other: Numeric) -> Any:
         """`other`, which broadcasts to the shape of each component, as broadcasts to the global array."""
         if np.ndim(other) < self.component_ndim or not self.component_ndim:
             return other
@@ -224,7 +225,7 @@ class PerReplica(ReplicaValues):
     __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __floordiv__ = __mod__ = __neg__ = _no_operand
     __lt__ = __le__ = __gt__ = __ge__ = __float__ = __int__ = __bool__ = __getitem__ = _no_operand
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: DType = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         raise ArgumentTypeError(
             f"a PerReplica value holds one component for each of {self.mesh.size} replicas and is no single array. "
             "HINT: use strategy.reduce(...), strategy.gather(value, axis=0) or "
@@ -283,11 +284,11 @@ def _on_host(value: PerReplica | Mirrored) -> np.ndarray[Any, Any]:
     return np.asarray(value.data)
 
 
-def _split_again(data: Any, mesh: ReplicaMesh, *layout: Any) -> PerReplica:
+def _split_again(data: Leaf, mesh: ReplicaMesh, *layout: Nest) -> PerReplica:
     return PerReplica(jax.device_put(data, mesh.split), mesh, *layout)
 
 
-def _mirrored_again(data: Any, mesh: ReplicaMesh) -> Mirrored:
+def _mirrored_again(data: Leaf, mesh: ReplicaMesh) -> Mirrored:
     return Mirrored(mesh.replicate(data), mesh)
 
 
@@ -316,12 +317,12 @@ def _padded(part: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jax.device_put(np.pad(np.asarray(part), widths), part.sharding)
 
 
-def _cut(part: Any, shape: tuple[int, ...]) -> Any:
+def _cut(part: Numeric, shape: tuple[int, ...]) -> Any:
     """The component without its padding."""
     return part if part.shape == shape else part[tuple(slice(0, size) for size in shape)]
 
 
-def _on_device(value: Any, device: jax.Device) -> Any:
+def _on_device(value: Numeric, device: jax.Device) -> Any:
     """`value` on `device` if it is an array, else as it is."""
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "OSUMm":
         check_cut(value, "a component of a distributed value")

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
+from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.agreement import first_workers
 from jaxtribute._src.values.described import DescribedArray, is_described
 from jaxtribute.errors import DeviceError, VariableError
@@ -27,7 +28,7 @@ _ALIGNED = 64
 """The multiple of bytes at which an array on the host must begin for JAX to use its memory as it is."""
 
 
-def own(value: Any, where: Sharding | jax.Device | None = None) -> jax.Array:
+def own(value: Numeric, where: Sharding | jax.Device | None = None) -> jax.Array:
     """A copy of an array or number in device memory of its own, so that it can be donated.
 
     Neither `jax.device_put` alone does it (it keeps what is in place already, and may use a host array's memory,
@@ -46,7 +47,7 @@ def own(value: Any, where: Sharding | jax.Device | None = None) -> jax.Array:
     return array if isinstance(value, jax.Array) else jax.block_until_ready(array)
 
 
-def _small_host(value: Any, where: Sharding | jax.Device | None) -> np.ndarray[Any, Any] | None:
+def _small_host(value: Numeric, where: Sharding | jax.Device | None) -> np.ndarray[Any, Any] | None:
     """A copy of `value` at an address whose memory JAX cannot use; None for what is large or has to be cut.
 
     What JAX copies by itself needs no program: many small variables of many shapes would compile one for each.
@@ -79,7 +80,7 @@ def _platform(array: jax.Array) -> str:
     return next(iter(array.devices())).platform
 
 
-def put(value: Any, where: Sharding | jax.Device) -> jax.Array:
+def put(value: Numeric, where: Sharding | jax.Device) -> jax.Array:
     """`value` on the devices of `where`, of which other processes may have some; it may share memory with `value`.
 
     Every process gives the same value, and puts its own part. `jax.device_put` would compare them over all
@@ -100,7 +101,7 @@ def _only_described(where: Sharding | jax.Device) -> bool:
     return is_described(where if isinstance(where, jax.Device) else next(iter(where.device_set)))
 
 
-def unbound(array: Any) -> Any:
+def unbound(array: Numeric) -> Any:
     """The array where it is, but so that JAX may move it to meet another; only one on one device can be."""
     if isinstance(array, Tracer) or not isinstance(array, jax.Array) or not array.committed:
         return array
@@ -127,7 +128,7 @@ class Peers(Protocol):
         """Called before a program is handed to the devices of all processes."""
         ...
 
-    def dispatched(self, result: Any, /) -> None:
+    def dispatched(self, result: Nest, /) -> None:
         """Called when it was handed over."""
         ...
 
@@ -233,7 +234,7 @@ class ReplicaMesh:
             jax.device_put(np.int32(i), device) for i, device in zip(self.local_ids, self.local_devices, strict=True)
         )
 
-    def agreed(self, value: Any, what: str) -> Any:
+    def agreed(self, value: Numeric, what: str) -> Any:
         """The first worker's `value`, which others may have computed differently; all must call it.
 
         Args:
@@ -247,7 +248,7 @@ class ReplicaMesh:
             return value
         return first_workers(value, what, self, self.peers)
 
-    def replicate(self, value: Any) -> jax.Array:
+    def replicate(self, value: Numeric) -> jax.Array:
         """Returns a fresh copy of `value` on every device, sharing memory with nothing."""
         return own(value, self.replicated)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.types import DType, Numeric
 from jaxtribute._src.values.operators import ArrayOperators, operand
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, VariableError
 
@@ -19,7 +20,7 @@ _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 _LONG = (np.dtype(np.int64), np.dtype(np.uint64))
 
 
-def initial_array(value: Any, dtype: Any) -> Any:
+def initial_array(value: Numeric, dtype: DType) -> Any:
     """The initial value of a variable as a strongly typed array on the host or a device.
 
     Args:
@@ -48,7 +49,7 @@ def initial_array(value: Any, dtype: Any) -> Any:
         return converted(array, jax.dtypes.canonicalize_dtype(array.dtype), "the initial value")
 
 
-def initial_shape(value: Any, dtype: Any) -> Any:
+def initial_shape(value: Numeric, dtype: DType) -> Any:
     """The initial value of a variable as `initial_array` has it, or its shape alone where a function returns it.
 
     Args:
@@ -66,7 +67,7 @@ def initial_shape(value: Any, dtype: Any) -> Any:
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype if dtype is None else known_dtype(dtype))
 
 
-def known_dtype(dtype: Any) -> np.dtype[Any]:
+def known_dtype(dtype: DType) -> np.dtype[Any]:
     """The dtype that is meant, as JAX has it.
 
     Raises:
@@ -81,7 +82,7 @@ def known_dtype(dtype: Any) -> np.dtype[Any]:
     return known
 
 
-def converted(array: Any, dtype: np.dtype[Any], what: str) -> Any:
+def converted(array: Numeric, dtype: np.dtype[Any], what: str) -> Any:
     """`array` with the dtype, of numbers that it can hold; floats are rounded to floats.
 
     Args:
@@ -125,7 +126,7 @@ def check_range(array: Host, dtype: np.dtype[Any], what: str) -> None:
         )
 
 
-def check_cut(array: Any, what: str) -> None:
+def check_cut(array: Numeric, what: str) -> None:
     """Checks that JAX, which has no 64 bits unless it is told to, does not cut an array's integers off.
 
     Raises:
@@ -146,7 +147,7 @@ def out_of_range(array: Host, dtype: np.dtype[Any]) -> int | None:
     return least if least < limits.min else most if most > limits.max else None
 
 
-def row_ids(ids: Any, rows: int, what: str) -> Any:
+def row_ids(ids: Numeric, rows: int, what: str) -> Any:
     """The ids of rows, of which those that are negative or too large name none.
 
     Args:
@@ -175,7 +176,7 @@ def row_ids(ids: Any, rows: int, what: str) -> Any:
     return ids
 
 
-def _host(value: Any) -> Host:
+def _host(value: Numeric) -> Host:
     """`value` on the host."""
     try:
         array = np.asarray(value)
@@ -191,7 +192,7 @@ def _host(value: Any) -> Host:
     return array
 
 
-def _kind(dtype: Any) -> int:
+def _kind(dtype: DType) -> int:
     return next((place for place, kind in enumerate(_KINDS) if jnp.issubdtype(dtype, kind)), len(_KINDS))
 
 

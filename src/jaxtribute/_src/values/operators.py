@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtribute._src.types import DType, Numeric
+
 # The functions here are the mixin's own.
 # pyright: reportPrivateUsage=false
 
@@ -22,14 +24,14 @@ COMPARABLE = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, list
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def method(self: ArrayOperators, other: Any) -> Any:
+    def method(self: ArrayOperators, other: Numeric) -> Any:
         return function(self._operand(), operand(other))
 
     return method
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def method(self: ArrayOperators, other: Any) -> Any:
+    def method(self: ArrayOperators, other: Numeric) -> Any:
         return function(operand(other), self._operand())
 
     return method
@@ -45,7 +47,7 @@ def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def _compared(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """`==` or `!=`, element by element; a search for another variable or value goes by identity instead."""
 
-    def method(self: ArrayOperators, other: Any) -> Any:
+    def method(self: ArrayOperators, other: Numeric) -> Any:
         if isinstance(other, ArrayOperators):
             asking = Asking(sys._getframe(1))
             if asking.wants_identity():
@@ -59,7 +61,7 @@ def _compared(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return method
 
 
-def operand(value: Any) -> Any:
+def operand(value: Numeric) -> Any:
     """The array that `value` stands for, if it stands for one, else `value` itself."""
     return value._operand() if isinstance(value, ArrayOperators) else value
 
@@ -107,7 +109,7 @@ class ArrayOperators:
     def __jax_array__(self) -> jax.Array:
         return jnp.asarray(self._operand())
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: DType = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self._operand(), dtype=dtype)
 
     def __float__(self) -> float:
@@ -138,7 +140,7 @@ class ArrayOperators:
     def __iter__(self) -> Iterator[Any]:
         return iter(self._operand())
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Numeric) -> Any:
         return self._operand()[key]
 
     def __format__(self, spec: str) -> str:

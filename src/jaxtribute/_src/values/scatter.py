@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import jax.numpy as jnp
 
 from jaxtribute._src import context as contexts
+from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.enums import VariableAggregation
 from jaxtribute._src.values.numbers import row_ids
 from jaxtribute._src.values.operators import operand
@@ -49,7 +50,7 @@ class Scatter(Enum):
     MAX = "scatter_max"
     UPDATE = "scatter_update"
 
-    def apply(self, old: Any, indices: Any, values: Any) -> Any:
+    def apply(self, old: Numeric, indices: Numeric, values: Nest) -> Any:
         """The new array."""
         rows = old.at[indices]
         if self is Scatter.SUB:
@@ -146,7 +147,7 @@ def checked_rows(variable: Variable, delta: IndexedSlices) -> tuple[Any, Any]:
     return row_ids(indices, variable.shape[0] if variable.shape else 0, variable.name), values
 
 
-def _scatter_own(variable: Variable, indices: Any, values: Any, how: Scatter, context: Context) -> None:
+def _scatter_own(variable: Variable, indices: Numeric, values: Nest, how: Scatter, context: Context) -> None:
     """One replica's write to its own value."""
     executor = context.executor
     if context.replica is None or not executor.local:
@@ -162,7 +163,9 @@ def _scatter_own(variable: Variable, indices: Any, values: Any, how: Scatter, co
     executor.together(write)
 
 
-def _joined(variable: Variable, indices: Any, values: Any, how: Scatter, replica: ReplicaContext) -> tuple[Any, Any]:
+def _joined(
+    variable: Variable, indices: Numeric, values: Nest, how: Scatter, replica: ReplicaContext
+) -> tuple[Any, Any]:
     """Combines the replicas' rows, on every replica."""
     aggregation = variable.aggregation
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:

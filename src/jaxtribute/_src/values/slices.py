@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from jaxtribute._src.jaxprs.making import identity, linear_with_probe
+from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.mesh import AXIS
 
 alike_p = identity("jd_alike")
@@ -22,7 +23,7 @@ def slice_size(size: int, replicas: int) -> int:
     return -(-size // replicas)
 
 
-def flat(array: Any, replicas: int) -> Any:
+def flat(array: Numeric, replicas: int) -> Any:
     """The array as a vector, padded with zeros to a multiple of `replicas`."""
     vector = array.reshape(-1)
     missing = -vector.size % replicas
@@ -38,7 +39,7 @@ def by_rows(shape: tuple[int, ...], replicas: int) -> bool:
     return len(shape) > 1 and shape[0] % replicas == 0
 
 
-def slice_of(array: Any, replicas: int) -> Any:
+def slice_of(array: Numeric, replicas: int) -> Any:
     """This replica's slice of an array that every replica holds: a vector."""
     if by_rows(array.shape, replicas):
         rows = array.shape[0] // replicas
@@ -48,7 +49,7 @@ def slice_of(array: Any, replicas: int) -> Any:
     return lax.dynamic_slice_in_dim(flat(array, replicas), start, size)
 
 
-def scattered(array: Any, replicas: int) -> Any:
+def scattered(array: Numeric, replicas: int) -> Any:
     """This replica's slice of the sum of the replicas' arrays: a vector.
 
     Between processes on CPU the replicas send each other their slices, and each adds up its own. Gloo's reduce-scatter
@@ -64,7 +65,7 @@ def scattered(array: Any, replicas: int) -> Any:
     return jnp.sum(rows, axis=0, dtype=array.dtype)
 
 
-def joined(piece: Any, shape: tuple[int, ...]) -> Any:
+def joined(piece: Numeric, shape: tuple[int, ...]) -> Any:
     """The array of shape `shape` whose slices the replicas hold, on every replica."""
     replicas = lax.axis_size(AXIS)
     if by_rows(shape, replicas):
@@ -74,7 +75,7 @@ def joined(piece: Any, shape: tuple[int, ...]) -> Any:
     return (gathered if gathered.size == size else gathered[:size]).reshape(shape)
 
 
-def whole(piece: Any, shape: tuple[int, ...], replicas: int, probe: Any = None) -> Any:
+def whole(piece: Numeric, shape: tuple[int, ...], replicas: int, probe: Numeric = None) -> Any:
     """Puts slices together like `joined`, as one operation of the program.
 
     Args:
@@ -88,16 +89,16 @@ def whole(piece: Any, shape: tuple[int, ...], replicas: int, probe: Any = None) 
     return whole_p.bind(*operands, shape=shape, replicas=replicas, axis_name=AXIS)
 
 
-def alike(value: Any, name: str) -> Any:
+def alike(value: Numeric, name: str) -> Any:
     """`value`, which variable `name` takes as the same on all replicas."""
     return alike_p.bind(value, name=name)
 
 
-def _whole(piece: Any, *, shape: tuple[int, ...], **_: Any) -> Any:
+def _whole(piece: Numeric, *, shape: tuple[int, ...], **_: Nest) -> Any:
     return joined(piece, shape)
 
 
-def _transposed(cotangent: Any, *, replicas: int, **_: Any) -> Any:
+def _transposed(cotangent: Numeric, *, replicas: int, **_: Nest) -> Any:
     return scattered(cotangent, replicas)
 
 

@@ -11,6 +11,7 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.context import Context
 from jaxtribute._src.devices import device_name
+from jaxtribute._src.types import DType, Nest, Numeric
 from jaxtribute._src.values.assigning import AssignMethods
 from jaxtribute._src.values.distributed import DistributedValues, ReplicaValues
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
@@ -25,7 +26,7 @@ from jaxtribute.errors import ArgumentError, VariableError
 class _Creation(type):
     """Lets the current context make the variable: replicas that create one in step must share it."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: Nest, **kwargs: Nest) -> Any:
         context = contexts.current()
         kind = context.strategy.extended.variable_kind if cls is Variable else cls
 
@@ -58,10 +59,10 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
 
     def __init__(
         self,
-        initial_value: Any,
+        initial_value: Numeric,
         trainable: bool | None = None,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DType = None,
         *,
         synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
@@ -94,7 +95,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
     @classmethod
     def with_policy(
         cls,
-        value: Any,
+        value: Numeric,
         policy: Policy,
         *,
         name: str,
@@ -208,7 +209,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         """The variable as a `Mirrored` or `PerReplica` value, or as an array where there is one copy."""
         return self._policy.distributed(self, self._context())
 
-    def _update(self, value: Any, update: Update) -> Self:
+    def _update(self, value: Numeric, update: Update) -> Self:
         context = self._context()
         context.strategy.extended.check_variable(self)
         self._policy.write(self, value, update, context)
@@ -262,12 +263,12 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
 
 
 def _made_again(
-    kind: type[Variable], value: Any, trainable: bool, name: str, synchronization: str, aggregation: str
+    kind: type[Variable], value: Numeric, trainable: bool, name: str, synchronization: str, aggregation: str
 ) -> Variable:
     return kind(value, trainable, name, synchronization=synchronization, aggregation=aggregation)
 
 
-def _shown(variable: Variable, suffix: str, value: Any) -> str:
+def _shown(variable: Variable, suffix: str, value: Numeric) -> str:
     text = np.array2string(np.asarray(value), separator=", ")
     name = variable.name.removesuffix(":0")
     return f"<jd.Variable '{name}{suffix}:0' shape={variable.shape} dtype={variable.dtype.name}, numpy={text}>"

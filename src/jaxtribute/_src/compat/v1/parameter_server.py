@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jaxtribute._src.compat.v1.strategy import Strategy
-from jaxtribute._src.strategies import parameter_server
+from jaxtribute._src.parameter_servers import strategy as parameter_server
 
 if TYPE_CHECKING:
     from jaxtribute._src.cluster.resolvers.base import ClusterResolver

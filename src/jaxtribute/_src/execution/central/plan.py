@@ -14,6 +14,7 @@ from jaxtribute._src.execution.central.placing import Stage, place
 from jaxtribute._src.execution.interrupts import Guard
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, Literal, as_function, opened
 from jaxtribute._src.jaxprs.walking import piece, variables
+from jaxtribute._src.types import Leaf, Nest, Numeric
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.policies.central import on_device
 from jaxtribute._src.values.variable import Variable
@@ -59,7 +60,7 @@ class _Upload:
             self._sent = jax.device_put(self._packed, self._mesh.replicated)
         return self._sent
 
-    def remember(self, arrays: list[Any], packed: Any) -> None:
+    def remember(self, arrays: list[Any], packed: Leaf) -> None:
         """Notes the variables' arrays and how they look packed."""
         self._known, self._packed, self._sent = arrays, packed, None
 
@@ -94,7 +95,7 @@ class Plan:
         stages: Sequence[Stage],
         central: Sequence[bool],
         count: int,
-        tree: Any,
+        tree: Nest,
         mesh: ReplicaMesh,
         device: jax.Device,
     ) -> None:
@@ -131,7 +132,7 @@ class Plan:
             upload.remember(known, values[upload, "next"] if upload.packed else known[0])
         return [*outputs[: self._count], self._tree.unflatten(outputs[self._count :])]
 
-    def _moved(self, value: Any, up: bool) -> Any:
+    def _moved(self, value: Numeric, up: bool) -> Any:
         return jax.device_put(value, self._mesh.replicated) if up else on_device(value, self._device)
 
     def _make_uploads(self, stages: Sequence[Stage]) -> list[_Upload]:
@@ -153,7 +154,7 @@ class Plan:
         outputs = stage.outputs
         body = as_function(piece(self._closed, stage.inputs, stage.eqns, outputs))
 
-        def run(*arguments: Any) -> Sequence[Any]:
+        def run(*arguments: Nest) -> Sequence[Any]:
             values = dict(zip(keys, arguments, strict=True))
             for upload in carried:
                 values.update(((v, True), a) for v, a in zip(upload.sources, _unpacked(upload, values), strict=True))
@@ -186,7 +187,7 @@ class Plan:
         packed = [up for up in self._next if up.packed]
         body = as_function(piece(self._closed, stage.inputs, stage.eqns, [jaxpr.outvars[i] for i in fresh]))
 
-        def run(*arguments: Any) -> Sequence[Any]:
+        def run(*arguments: Nest) -> Sequence[Any]:
             results = body(*arguments)
             new = dict(zip(fresh, results, strict=True))
             return [*results, *(pack([new[place] for place in up.places]) for up in packed)]
@@ -263,5 +264,5 @@ class CentralProgram:
         return Plan(closed, stages, central, self._count, tree, self._mesh, self._device)
 
 
-def _is_split(leaf: Any) -> bool:
+def _is_split(leaf: Leaf) -> bool:
     return isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1 and not leaf.is_fully_replicated

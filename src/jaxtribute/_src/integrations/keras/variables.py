@@ -126,7 +126,7 @@ def new_variable(_: Any, cls: type[Any], *__: Any, **___: Any) -> Any:
 
 def on_servers(strategy: Strategy) -> bool:
     """True if a strategy is a `ParameterServerStrategy`."""
-    module = sys.modules.get("jaxtribute._src.strategies.parameter_server")
+    module = sys.modules.get("jaxtribute._src.parameter_servers.strategy")
     return module is not None and isinstance(strategy, module.ParameterServerStrategy)
 
 

@@ -139,7 +139,7 @@ class WorkerTask:
 
     def run(self) -> None:
         """Serves until `stop`."""
-        from jaxtribute._src.strategies.parameter_server import ParameterServerStrategy
+        from jaxtribute._src.parameter_servers.strategy import ParameterServerStrategy
 
         self._link = Link(self._coordinator, self._settings.keys)
         self._client = Client(self._settings.keys, self._timeout_s, self._check)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxtribute._src.execution.frames import TracedProgram, escape_error, variable_p
+from jaxtribute._src.execution.traced import TracedProgram, escape_error, variable_p
 from jaxtribute._src.jaxprs.core import Tracer, current_trace, recorded_in
 from jaxtribute._src.parameter_servers.server.client import Exchange
 from jaxtribute.errors import TraceError

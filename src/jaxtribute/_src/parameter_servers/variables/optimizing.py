@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.execution.frames import Overlay, TracedProgram, check_untraced
+from jaxtribute._src.execution.overlay import Overlay
+from jaxtribute._src.execution.traced import TracedProgram, check_untraced
 from jaxtribute._src.jaxprs.core import JaxprEqn, opened
 from jaxtribute._src.jaxprs.flow import Flow
 from jaxtribute._src.jaxprs.kinds import ELEMENTWISE

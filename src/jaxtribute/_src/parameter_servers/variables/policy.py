@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src.context import Context
-from jaxtribute._src.execution.frames import Overlay, TracedProgram, check_untraced
+from jaxtribute._src.execution.overlay import Overlay
 from jaxtribute._src.execution.row_gradients import overlaid_rows
+from jaxtribute._src.execution.traced import TracedProgram, check_untraced
 from jaxtribute._src.parameter_servers.server.operations import Operation, changed_in, read_rows, record, updated_in
 from jaxtribute._src.parameter_servers.variables.program import ServerProgram
 from jaxtribute._src.values.mesh import ReplicaMesh

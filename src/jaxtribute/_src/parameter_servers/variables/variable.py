@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.execution.frames import Overlay, TracedProgram, check_untraced
+from jaxtribute._src.execution.overlay import Overlay
+from jaxtribute._src.execution.traced import TracedProgram, check_untraced
 from jaxtribute._src.parameter_servers.server.operations import Operation, record
 from jaxtribute._src.parameter_servers.variables.layout import Layout, Shard
 from jaxtribute._src.parameter_servers.variables.policy import ServerPolicy

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.described import DescribedArray
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import ReduceOp, VariableAggregation
@@ -32,7 +33,7 @@ class Update(Enum):
     ADD = "assign_add"
     SUB = "assign_sub"
 
-    def apply(self, old: Any, value: Any) -> Any:
+    def apply(self, old: Numeric, value: Numeric) -> Any:
         """Returns the new value."""
         if self is Update.ASSIGN:
             return value
@@ -72,7 +73,7 @@ class Policy(ABC):
     def mesh(self) -> ReplicaMesh | None:
         """The replicas' devices; None for a variable that no strategy placed."""
 
-    def stored(self, value: Any) -> jax.Array:
+    def stored(self, value: Numeric) -> jax.Array:
         """Returns what `place` does; on devices that are only described, the array's shape and placement alone."""
         mesh = self.mesh
         if mesh is None or not mesh.described:
@@ -85,7 +86,7 @@ class Policy(ABC):
         return DescribedArray(shapes[self.form], value.dtype, mesh.split if self.split else mesh.replicated)
 
     @abstractmethod
-    def place(self, value: Any) -> jax.Array:
+    def place(self, value: Numeric) -> jax.Array:
         """Returns the global array that stores `value`, of the variable's shape, in memory of its own."""
 
     @abstractmethod
@@ -93,18 +94,18 @@ class Policy(ABC):
         """Returns the variable's value, of the variable's shape, as `context` sees it."""
 
     @abstractmethod
-    def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+    def write(self, variable: Variable, value: Numeric, update: Update, context: Context) -> None:
         """Applies a write made in `context`; `value` is what the user gave."""
 
-    def store(self, variable: Variable, value: Any, context: Context) -> None:
+    def store(self, variable: Variable, value: Numeric, context: Context) -> None:
         """Replaces the whole value by one of the variable's shape, already checked, the same on all replicas."""
         context.executor.set(variable, value)
 
-    def changed(self, executor: Any, variable: Variable, value: Any) -> None:
+    def changed(self, executor: Any, variable: Variable, value: Numeric) -> None:
         """Takes the new value that a program being traced gives a `remote` variable."""
         raise NotImplementedError
 
-    def lookup(self, variable: Any, ids: Any, context: Context) -> Any:
+    def lookup(self, variable: Any, ids: Numeric, context: Context) -> Any:
         """The rows `ids` of the value, of shape `(*ids.shape, *variable.shape[1:])`."""
         ids = row_ids(ids, variable.shape[0], variable.name)
         return jnp.take(self.read(variable, context), ids, axis=0)
@@ -113,7 +114,7 @@ class Policy(ABC):
         """The shape of the piece that one replica holds."""
         return variable.shape
 
-    def gradient(self, variable: Variable, gradient: Any, context: Context) -> Any:
+    def gradient(self, variable: Variable, gradient: Numeric, context: Context) -> Any:
         """The gradient for the value that `read` gives, from that for the stored array."""
         return gradient
 
@@ -121,11 +122,11 @@ class Policy(ABC):
         """The value where it is stored, of the variable's shape, for an update."""
         return context.executor.get(variable)
 
-    def admit(self, value: Any) -> Any:
+    def admit(self, value: Numeric) -> Any:
         """`value`, which may lie on the replicas' devices, where an update of the stored array can use it."""
         return value
 
-    def value(self, array: Any) -> Any:
+    def value(self, array: Numeric) -> Any:
         """The value that the stored `array` holds, as part of a program."""
         return array
 
@@ -151,7 +152,7 @@ class Policy(ABC):
         return context.executor.get(variable)
 
 
-def combined(variable: Variable, value: Any, update: Update, context: Context, replicas: int) -> Any:
+def combined(variable: Variable, value: Numeric, update: Update, context: Context, replicas: int) -> Any:
     """Returns the value that a write amounts to: as it is, or combined with what the other replicas write.
 
     Raises:
@@ -166,7 +167,7 @@ def combined(variable: Variable, value: Any, update: Update, context: Context, r
     return context.replica.all_reduce(ReduceOp.from_variable_aggregation(variable.aggregation), value)
 
 
-def check_aggregation(variable: Variable, value: Any, update: Update, replicas: int) -> None:
+def check_aggregation(variable: Variable, value: Numeric, update: Update, replicas: int) -> None:
     """Checks that the variable says how to combine the values that several replicas write.
 
     Raises:
@@ -186,7 +187,7 @@ def check_aggregation(variable: Variable, value: Any, update: Update, replicas: 
         )
 
 
-def coerce(variable: Variable, value: Any) -> Any:
+def coerce(variable: Variable, value: Numeric) -> Any:
     """Checks that `value` fits the variable and gives it the variable's dtype.
 
     Python numbers, NumPy arrays and weakly typed arrays are cast within their kind; other arrays must have
@@ -219,7 +220,7 @@ def coerce(variable: Variable, value: Any) -> Any:
     return value
 
 
-def _host_array(variable: Variable, value: Any) -> np.ndarray[Any, Any]:
+def _host_array(variable: Variable, value: Numeric) -> np.ndarray[Any, Any]:
     array = np.asarray(value)
     scalar = isinstance(value, (bool, int, float, complex))
     if array.dtype == object or not (

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtribute._src import context as contexts
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.jaxprs.making import equal
+from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import ReplicaValues
 from jaxtribute._src.values.enums import ReduceOp, VariableAggregation
 from jaxtribute._src.values.mesh import own
@@ -40,7 +41,7 @@ class CentralPolicy(Policy):
         """The replicas' devices."""
         return self._mesh
 
-    def place(self, value: Any) -> jax.Array:
+    def place(self, value: Numeric) -> jax.Array:
         """One array on the parameter device."""
         return own(value, self.parameter_device)
 
@@ -48,7 +49,7 @@ class CentralPolicy(Policy):
         """A copy on each replica's device."""
         return jax.device_put(array, self.mesh.replicated)
 
-    def admit(self, value: Any) -> Any:
+    def admit(self, value: Numeric) -> Any:
         """The first component of a value of replicas, on the parameter device."""
         value = value.values[0] if isinstance(value, ReplicaValues) else value
         if isinstance(value, Tracer) and self.mesh.size == 1:
@@ -64,7 +65,7 @@ class CentralPolicy(Policy):
         with jax.default_device(self.parameter_device):
             return jnp.asarray(np.asarray(value))
 
-    def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+    def write(self, variable: Variable, value: Numeric, update: Update, context: Context) -> None:
         """Updates the array on the parameter device; what several replicas write is combined there first."""
         executor = context.executor
         several = self.mesh.size > 1
@@ -80,7 +81,7 @@ class CentralPolicy(Policy):
         executor.together(lambda executor: executor.set(variable, update.apply(executor.get(variable), value)))
 
 
-def on_device(value: Any, device: jax.Device | None) -> Any:
+def on_device(value: Numeric, device: jax.Device | None) -> Any:
     """`value` on `device` if it is an array of other devices, else as it is."""
     if not isinstance(value, jax.Array) or isinstance(value, Tracer):
         return value
@@ -89,7 +90,7 @@ def on_device(value: Any, device: jax.Device | None) -> Any:
     return value if value.devices() == {device} else jax.device_put(value, device)
 
 
-def _merged(strategy: Strategy, variable: Variable, value: Any, update: Update) -> None:
+def _merged(strategy: Strategy, variable: Variable, value: Numeric, update: Update) -> None:
     """One write of what all replicas gave, in cross-replica context."""
     how = variable.aggregation
     if how is VariableAggregation.ONLY_FIRST_REPLICA:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import Mirrored
 from jaxtribute._src.values.policies.base import Policy, Update, combined
 
@@ -32,7 +33,7 @@ class MirroredPolicy(Policy):
         """The replicas' devices."""
         return self._mesh
 
-    def place(self, value: Any) -> jax.Array:
+    def place(self, value: Numeric) -> jax.Array:
         """A copy on each device."""
         return self.mesh.replicate(value)
 
@@ -40,7 +41,7 @@ class MirroredPolicy(Policy):
         """The copy that the context sees."""
         return context.executor.get(variable)
 
-    def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+    def write(self, variable: Variable, value: Numeric, update: Update, context: Context) -> None:
         """Updates all copies alike, with what the replicas write combined."""
         value = combined(variable, value, update, context, self.mesh.size)
         executor = context.executor

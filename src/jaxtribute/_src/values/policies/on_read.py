@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import VariableAggregation
 from jaxtribute._src.values.mesh import own
@@ -40,7 +41,7 @@ class OnReadPolicy(Policy):
         """The replicas' devices."""
         return self._mesh
 
-    def place(self, value: Any) -> jax.Array:
+    def place(self, value: Numeric) -> jax.Array:
         """A row of its own for each replica, all equal at first."""
         rows = jnp.broadcast_to(jnp.asarray(value), (self.mesh.size, *jnp.shape(value)))
         return own(rows, self.mesh.split)
@@ -66,7 +67,7 @@ class OnReadPolicy(Policy):
             return rows[0]
         return rows.sum(0, dtype=rows.dtype) if how is VariableAggregation.SUM else rows.mean(0)
 
-    def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+    def write(self, variable: Variable, value: Numeric, update: Update, context: Context) -> None:
         """Updates a replica's own row; elsewhere all rows, so that a read gives the new value."""
         executor = context.executor
         if executor.local and context.replica is not None:
@@ -75,7 +76,7 @@ class OnReadPolicy(Policy):
             value = self._spread(variable, value, update, executor.get(variable).shape)
         executor.together(lambda executor: executor.set(variable, update.apply(executor.get(variable), value)))
 
-    def gradient(self, variable: Variable, gradient: Any, context: Context) -> Any:
+    def gradient(self, variable: Variable, gradient: Numeric, context: Context) -> Any:
         """That for the combined value, from those for the rows."""
         if context.executor.local:
             return gradient.reshape(variable.shape)
@@ -88,7 +89,7 @@ class OnReadPolicy(Policy):
         whole = rows.reshape(rows.shape[0] * shape[0], *shape[1:]) if shape else rows
         return context.executor.component(whole, self.mesh, scalar=not shape)
 
-    def _spread(self, variable: Variable, value: Any, update: Update, rows: tuple[int, ...]) -> Any:
+    def _spread(self, variable: Variable, value: Numeric, update: Update, rows: tuple[int, ...]) -> Any:
         """Value that a cross-replica write gives each replica, so that the next read returns `value`."""
         how = variable.aggregation
         if isinstance(value, PerReplica) and not value.is_ragged:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import own, unbound
 from jaxtribute._src.values.policies.base import Policy, Update, coerce
@@ -35,7 +36,7 @@ class PlainPolicy(Policy):
         """The replicas' devices, if a strategy placed the variable."""
         return self._mesh
 
-    def place(self, value: Any) -> jax.Array:
+    def place(self, value: Numeric) -> jax.Array:
         """One array on its one device."""
         if self.mesh is None:
             return own(value)
@@ -50,7 +51,7 @@ class PlainPolicy(Policy):
         """The array as it is read."""
         return self.read(variable, context), lambda value: (value, None)
 
-    def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+    def write(self, variable: Variable, value: Numeric, update: Update, context: Context) -> None:
         """Updates the array; several replicas write one after the other."""
         value = coerce(variable, value)
         executor = context.executor

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Sharding
 
+from jaxtribute._src.types import Numeric
 from jaxtribute._src.values import slices
 from jaxtribute._src.values.distributed import Mirrored
 from jaxtribute._src.values.mesh import own
@@ -75,7 +76,7 @@ class ShardedPolicy(Policy):
             return MirroredPolicy(self.mesh)
         return ShardedPolicy(self.mesh, min_bytes=self._min_bytes, regather=self.regathers, shape=shape)
 
-    def place(self, value: Any) -> jax.Array:
+    def place(self, value: Numeric) -> jax.Array:
         """A slice of the flat value on each device."""
         if isinstance(value, jax.Array):
             return self.collected(value)
@@ -90,7 +91,7 @@ class ShardedPolicy(Policy):
         """The whole value, gathered."""
         return self.whole(variable, context)
 
-    def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+    def write(self, variable: Variable, value: Numeric, update: Update, context: Context) -> None:
         """Updates the slices, with what the replicas write combined."""
         value = combined(variable, value, update, context, self.mesh.size)
 
@@ -111,7 +112,7 @@ class ShardedPolicy(Policy):
             return executor.get(variable)
         return executor.derive(variable, lambda piece: slices.whole(piece, self._shape, self.mesh.size))
 
-    def store(self, variable: Variable, value: Any, context: Context) -> None:
+    def store(self, variable: Variable, value: Numeric, context: Context) -> None:
         """Cuts the value into slices; each device keeps its own."""
         executor = context.executor
         if executor.local and executor.traced:
@@ -133,11 +134,11 @@ class ShardedPolicy(Policy):
         probe = jnp.zeros(self._shape, variable.dtype)
         return probe, lambda value: (piece, slices.whole(piece, self._shape, self.mesh.size, value))
 
-    def gradient(self, variable: Variable, gradient: Any, context: Context) -> Any:
+    def gradient(self, variable: Variable, gradient: Numeric, context: Context) -> Any:
         """Of the value's shape, without the padding."""
         return gradient if context.executor.local else self.value(gradient)
 
-    def value(self, array: Any) -> Any:
+    def value(self, array: Numeric) -> Any:
         """The flat array without its padding, in the value's shape."""
         return array[: math.prod(self._shape)].reshape(self._shape)
 

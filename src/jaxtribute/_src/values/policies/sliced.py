@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.mesh import own
 from jaxtribute._src.values.policies.base import Policy, Update, coerce
 
@@ -34,7 +35,7 @@ class SlicedPolicy(Policy):
         """The replicas' devices."""
         return self._mesh
 
-    def place(self, value: Any) -> jax.Array:
+    def place(self, value: Numeric) -> jax.Array:
         """A slice of the flat value on each device."""
         return own(self._flatten(jnp.asarray(value)), self.mesh.split)
 
@@ -49,7 +50,7 @@ class SlicedPolicy(Policy):
             return flat
         return flat[: variable.size].reshape(variable.shape)
 
-    def write(self, variable: Variable, value: Any, update: Update, context: Context) -> None:
+    def write(self, variable: Variable, value: Numeric, update: Update, context: Context) -> None:
         """Updates a replica's own slice; elsewhere the whole value."""
         executor = context.executor
         value = value if executor.local else self._flatten(coerce(variable, value))
@@ -59,7 +60,7 @@ class SlicedPolicy(Policy):
         """Reads like `read`: an update of slices needs no other slice."""
         return self.read(variable, context)
 
-    def store(self, variable: Variable, value: Any, context: Context) -> None:
+    def store(self, variable: Variable, value: Numeric, context: Context) -> None:
         """Cuts the value into slices."""
         context.executor.set(variable, self._flatten(value))
 
@@ -68,6 +69,6 @@ class SlicedPolicy(Policy):
         flat = context.executor.get(variable)
         return context.executor.component(flat, self.mesh, scalar=False)
 
-    def _flatten(self, value: Any) -> Any:
+    def _flatten(self, value: Numeric) -> Any:
         flat = jnp.ravel(value)
         return jnp.pad(flat, (0, -flat.size % self.mesh.size))

@@ -63,7 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _strategy(devices: int | None) -> Strategy:
     """All devices: of the cluster that the environment describes, else of this machine."""
-    from jaxtribute import MirroredStrategy, MultiWorkerMirroredStrategy, config
+    from jaxtribute._src import config
+    from jaxtribute._src.strategies.mirrored import MirroredStrategy
+    from jaxtribute._src.strategies.multi_worker import MultiWorkerMirroredStrategy
 
     if devices is not None:
         config.set_logical_cpu_devices(devices)

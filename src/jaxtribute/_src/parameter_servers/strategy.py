@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxtribute._src import settings
-from jaxtribute._src.config import prepare_cpu_backend
+from jaxtribute._src.backend import prepare_cpu_backend
 from jaxtribute._src.parameter_servers.variables.access import Access
 from jaxtribute._src.parameter_servers.variables.policy import ServerPolicy
 from jaxtribute._src.parameter_servers.variables.variable import ServerVariable
 from jaxtribute._src.partitioners import Partitioner
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.strategies.extended import StrategyExtended
+from jaxtribute._src.types import DType, Leaf
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.policies.base import Policy
@@ -55,7 +56,7 @@ class ParameterServerExtended(StrategyExtended):
         """On servers, whatever the synchronization."""
         return self.server_policy, synchronization
 
-    def create_on_servers(self, initial: Any, dtype: Any) -> tuple[int, Layout]:
+    def create_on_servers(self, initial: Leaf, dtype: DType) -> tuple[int, Layout]:
         """Makes a variable there; returns its number and where it is.
 
         Raises:

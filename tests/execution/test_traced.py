@@ -9,7 +9,8 @@ from replicas import mirrored, one_device, variable
 import jaxtribute as jd
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.eager import Eager
-from jaxtribute._src.execution.frames import Overlay, TracedProgram, lift
+from jaxtribute._src.execution.overlay import Overlay
+from jaxtribute._src.execution.traced import TracedProgram, lift
 from jaxtribute._src.jaxprs.core import current_trace
 from jaxtribute.errors import TraceError
 

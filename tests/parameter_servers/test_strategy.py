@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.strategies.parameter_server import ParameterServerStrategy
+from jaxtribute._src.parameter_servers.strategy import ParameterServerStrategy
 from jaxtribute.errors import ArgumentError
 from parameter_servers.clusters import coordinated, threads
 

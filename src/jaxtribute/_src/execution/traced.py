@@ -1,0 +1,370 @@
+"""Executors of code that is being traced: a whole function, one replica of it, a `merge_call` among replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src.collectives import manual
+from jaxtribute._src.collectives.cross_replica import check_axes
+from jaxtribute._src.collectives.manual import all_reduce, guarded
+from jaxtribute._src.collectives.summation import Summation
+from jaxtribute._src.context import Context, entered
+from jaxtribute._src.execution.executor import Executor, LocalPerReplica
+from jaxtribute._src.execution.nests import flatten, is_array
+from jaxtribute._src.jaxprs.core import (
+    ClosedJaxpr,
+    current_trace,
+    is_traced,
+    kept_beyond,
+    opened,
+    recorded_in,
+)
+from jaxtribute._src.jaxprs.making import placeholder, state_p
+from jaxtribute._src.jaxprs.walking import with_inputs
+from jaxtribute._src.traced_reads import traced_reads
+from jaxtribute._src.types import Array, Function, Leaf, Nest, Numeric
+from jaxtribute._src.values.distributed import Mirrored, PerReplica
+from jaxtribute._src.values.enums import ReduceOp
+from jaxtribute._src.values.mesh import ReplicaMesh
+from jaxtribute._src.values.variable import Variable
+from jaxtribute.errors import StrategyMixError, TraceError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.collectives.summation import Summation
+    from jaxtribute._src.strategies.base import Strategy
+    from jaxtribute._src.types import Array, Leaf
+    from jaxtribute._src.values.distributed import PerReplica
+    from jaxtribute._src.values.enums import ReduceOp
+    from jaxtribute._src.values.mesh import ReplicaMesh
+
+variable_p = placeholder("jd_variable")
+"""Stands for a variable's value in a traced program, until `lift` turns it into an input."""
+feed_p = placeholder("jd_feed")
+"""Stands for an array of a batch that a traced program draws, until `lift` turns it into an input."""
+
+
+def escape_error(variable: Variable) -> TraceError:
+    """The error of a write from inside a JAX transformation."""
+    return TraceError(
+        f"{variable.name} is assigned inside a JAX transformation (jax.jit, jax.grad, jax.vmap, lax.scan, lax.cond, "
+        "...), which its new value cannot leave. HINT: use jd.function in place of jax.jit, jd.value_and_grad in place "
+        "of jax.value_and_grad, or return the value and assign it outside."
+    )
+
+
+def check_untraced(variable: Variable) -> None:
+    """Checks that no JAX transformation is under way, from which an eager write could not get out.
+
+    Raises:
+      TraceError: one is.
+    """
+    if is_traced():
+        raise escape_error(variable)
+
+
+class Viewed:
+    """An executor that gives variables values of its own.
+
+    Functions that JAX keeps, such as the bodies of loops, may have read such values. Once one has, the executor has a
+    view of its own, and a new one when such a value changes.
+    """
+
+    trace: Any = None
+    """The trace that the executor's values are of; None for arrays."""
+
+    def __init__(self) -> None:
+        self._view: int | None = None
+
+    def noted(self, variable: Variable) -> None:
+        """Called before a read of a value of the executor's own."""
+        if not kept_beyond(self.trace):
+            return
+        traced_reads.read.add(id(variable))
+        if self._view is None:
+            self._view = traced_reads.fresh()
+        if contexts.show():  # the function that reads is being kept under a view that others share
+            traced_reads.renew(variable)
+
+    def changed(self, variable: Variable) -> None:
+        """Called after a write."""
+        if id(variable) in traced_reads.read:
+            self._view = traced_reads.fresh()
+            contexts.show()
+
+
+class InTrace(Viewed, Executor):
+    """An executor whose values are of one JAX trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._derived: dict[Variable, tuple[Any, Any]] = {}
+
+    def once(self, variable: Variable, array: Numeric, make: Callable[[Any], Any]) -> Any:
+        """`make(array)`, computed once in the executor's own trace, or what it was before."""
+        known = self._derived.get(variable)
+        if known is None or known[0] is not array:
+            with recorded_in(self.trace):
+                known = self._derived[variable] = (array, make(array))
+        return known[1]
+
+
+class TracedProgram(InTrace):
+    """Keeps the variables' values of a program being traced; the variables themselves stay as they are.
+
+    The first read of a variable records a `jd_variable` in this executor's own trace, whatever inner trace
+    (`jax.grad`, `lax.scan`, ...) the read happens in.
+    """
+
+    traced = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trace = current_trace()
+        # Variables, and what else a program takes and gives: rows of variables, arrays of operations on them.
+        self.values: dict[Any, Any] = {}
+        self.inputs: list[Any] = []
+        self.written: dict[Any, None] = {}
+        self.created: list[Variable] = []
+        self.operations: list[Any] = []
+        """Operations that the program sends to other processes that hold variables."""
+        if traced_reads.read:
+            self._view = traced_reads.fresh()
+
+    @property
+    def view(self) -> Hashable:
+        """Its own, or as long as no kept function has read a variable that of all programs."""
+        return self._view or traced_reads.generation or None
+
+    def get(self, variable: Variable) -> Any:
+        """The variable's value so far: a tracer."""
+        self.noted(variable)
+        if variable not in self.values:
+            contexts.current().strategy.extended.check_variable(variable)
+            shape = variable.policy.local_shape(variable) if self.local else variable.stored.shape
+            with recorded_in(self.trace):
+                self.values[variable] = variable_p.bind(shape=shape, dtype=variable.dtype, key=len(self.inputs))
+            self.inputs.append(variable)
+        return self.values[variable]
+
+    def set(self, variable: Variable, value: Numeric) -> None:
+        """Makes `value` the variable's value for what follows in the trace."""
+        if current_trace() is not self.trace:
+            raise escape_error(variable)
+        self.get(variable)
+        if variable.policy.remote:
+            variable.policy.changed(self, variable, value)
+            return
+        if not self.local and variable.policy.parameter_device is not None:
+            value = state_p.bind(value)
+        self.values[variable] = value
+        self.written[variable] = None
+        self.changed(variable)
+
+    def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
+        """`make` of the variable's value so far."""
+        return self.once(variable, self.get(variable), make)
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        """Makes the variable, outside the traced program."""
+        variable = make()
+        self.created.append(variable)
+        return variable
+
+
+_DTYPES = ("float32", "float64")
+"""Shorter ones are summed in float32 where they go alone."""
+
+
+class TravellingLosses:
+    """The losses of one replica of a traced program: those that wait for gradients, and the totals of the others."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Array] = []
+        self._totals: list[tuple[Array, Array]] = []
+
+    def add(self, loss: Leaf) -> None:
+        """Adds a loss, which the next gradients that are summed take along."""
+        if isinstance(loss, jax.Array) and loss.dtype in _DTYPES:
+            self._waiting.append(loss)
+
+    def sum_with(self, grads: Sequence[Array], replicas: int, summation: Summation) -> list[Array]:
+        """Returns the sums of gradients over the replicas; small ones take the losses of their dtype along."""
+        arrays = [jnp.asarray(grad) for grad in grads]
+        # Large gradients travel alone, and a loss beside one would need a collective after all.
+        shared = {array.dtype for array in arrays if 0 < array.size * array.dtype.itemsize < summation.shared_bytes}
+        losses, self._waiting = [loss for loss in self._waiting if loss.dtype in shared], []
+        # Made strong: the totals are no numbers that yield to the dtype of what they meet.
+        strong = [jnp.asarray(loss, loss.dtype) for loss in losses]
+        totals = all_reduce([*arrays, *strong], ReduceOp.SUM, replicas, summation)
+        self._totals.extend(zip(losses, totals[len(arrays) :], strict=True))
+        return totals[: len(arrays)]
+
+    def total_of(self, value: Leaf) -> Array | None:
+        """Returns the sum over the replicas of a loss that has travelled; None for any other value."""
+        for loss, total in self._totals:
+            if loss is value:
+                return total
+        return None
+
+
+class TracedFunction(TracedProgram):
+    """A whole `jd.function` that is being traced: it sees whole values, on all replicas."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mesh: ReplicaMesh | None = None
+        """The replicas' devices, once the function runs something on several."""
+        self.home: ReplicaMesh | None = None
+        """The one device of a strategy that the function runs something on."""
+        self.fed = 0
+        """Number of arrays of batches that the function has drawn from iterators."""
+
+    def enter(self, mesh: ReplicaMesh) -> None:
+        """Notes the devices that `strategy.run` uses.
+
+        Raises:
+          StrategyMixError: those of another strategy are used already.
+        """
+        present = self.mesh or self.home or mesh
+        if present != mesh:
+            raise StrategyMixError(
+                f"one jd.function runs on {present!r} and on {mesh!r}, but a program has one set of devices. "
+                "HINT: make one jd.function for each strategy."
+            )
+        if mesh.size > 1:
+            self.mesh = mesh
+        else:
+            self.home = mesh
+
+
+class TracedReplica(TracedProgram):
+    """One replica of a program that is being traced: what it sees is local, and meetings are collectives.
+
+    Args:
+      mesh: the replicas' devices.
+      idle: the replicas that got no data.
+      uneven: whether the replicas' arrays may differ in shape.
+    """
+
+    local = True
+
+    def __init__(self, mesh: ReplicaMesh, idle: tuple[int, ...], *, uneven: bool) -> None:
+        super().__init__()
+        self._mesh, self._idle, self._uneven = mesh, idle, uneven
+        self.losses = TravellingLosses()
+        """The losses that travel with gradients."""
+        self.guesses = False
+        """True if the function has seen a gathered array, whose length another replica's shapes may belie."""
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """The replicas that got no data."""
+        return self._idle
+
+    def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
+        """Returns each array reduced over the replicas, small ones in one collective."""
+        return manual.all_reduce(values, op, self._mesh.size, summation, self.idle)
+
+    def all_gather(self, values: list[Any], axis: int) -> list[Any]:
+        """Returns each array concatenated over the replicas."""
+        self.guesses = self._uneven
+        gathered = [manual.all_gather(value, axis) for value in values]
+        return [guarded(one, ReduceOp.SUM, self.idle, self._mesh.size) for one in gathered] if self.idle else gathered
+
+    def select(self, value: Numeric, replica: int) -> Any:
+        """Returns the array of replica `replica`."""
+        return manual.from_replica(value, replica)
+
+    def merge(self, fn: Function, args: Nest, kwargs: Nest) -> Any:
+        """Runs `fn(strategy, ...)` once for all replicas: here, the same program on each of them."""
+        strategy = contexts.current().strategy
+        merged = MergedReplicas(self)
+        leaves, tree = flatten((args, kwargs))
+        args, kwargs = tree.unflatten([self._wrapped(leaf) if is_array(leaf) else leaf for leaf in leaves])
+        with entered(Context(strategy, None, merged)):
+            result = fn(strategy, *args, **kwargs)
+        leaves, tree = flatten(result)
+        return tree.unflatten([x.data if isinstance(x, (PerReplica, Mirrored)) else x for x in leaves])
+
+    def queue_loss(self, loss: Numeric) -> None:
+        """Adds the loss to the next gradients that are summed; from a loop or a branch it could not get out."""
+        if current_trace() is self.trace:
+            self.losses.add(loss)
+
+    def sum_gradients(self, grads: Sequence[Any], replicas: int, summation: Summation) -> list[Any]:
+        """Returns the sums of gradients over the replicas, which take losses along."""
+        if current_trace() is not self.trace:
+            return super().sum_gradients(grads, replicas, summation)
+        return self.losses.sum_with(grads, replicas, summation)
+
+    def _wrapped(self, leaf: Leaf) -> LocalPerReplica:
+        return LocalPerReplica(jnp.asarray(leaf), self._mesh, jnp.ndim(leaf) == 0, idle=self.idle, uneven=self._uneven)
+
+
+class MergedReplicas(Executor):
+    """A `merge_call` in a program that is being traced: code of all replicas, which each of them computes.
+
+    Args:
+      replica: the executor of the replica function; variables are read and written there.
+    """
+
+    local = True
+    traced = True
+
+    def __init__(self, replica: TracedReplica) -> None:
+        self.replica = replica
+
+    @property
+    def view(self) -> Hashable:
+        """That of the replica."""
+        return self.replica.view
+
+    def get(self, variable: Variable) -> Any:
+        """Returns what the replica holds of the variable."""
+        return self.replica.get(variable)
+
+    def set(self, variable: Variable, value: Numeric) -> None:
+        """Sets what the replica holds of the variable."""
+        self.replica.set(variable, value)
+
+    def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
+        """Returns `make` of what the replica holds of the variable."""
+        return self.replica.derive(variable, make)
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        """Makes the variable, outside the traced program."""
+        return self.replica.create(make)
+
+    def reduce(
+        self, strategy: Strategy, values: Sequence[Any], op: ReduceOp, axis: int | tuple[int, ...] | None
+    ) -> list[Any]:
+        """Returns each value reduced, of which this replica has its component."""
+        return [self._reduced(strategy, value, op, axis) for value in values]
+
+    def _reduced(self, strategy: Strategy, value: Numeric, op: ReduceOp, axis: int | tuple[int, ...] | None) -> Any:
+        if not isinstance(value, LocalPerReplica):
+            return super().reduce(strategy, [value], op, axis)[0]
+        axes = check_axes(axis, value.data.ndim)
+        return manual.reduce_local(value.data, op, axes, value.mesh.size, value.idle, value.uneven)
+
+    def gather(self, value: Numeric, axis: int) -> Any:
+        """Returns a value concatenated over the replicas, of which this one has its component."""
+        return (
+            manual.all_gather(value.data, axis) if isinstance(value, LocalPerReplica) else super().gather(value, axis)
+        )
+
+    def rows_of_all(self, rows: Numeric) -> Any:
+        """Returns the rows of all replicas."""
+        return manual.all_gather(rows, 0)
+
+
+def lift(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Turns what a traced program reads into inputs behind its own: variables by first read, then batches drawn."""
+    read = [eqn for eqn in opened(closed).eqns if eqn.primitive in (variable_p, feed_p)]
+    read.sort(key=lambda eqn: (eqn.primitive is feed_p, eqn.params["key"]))
+    return with_inputs(closed, read)
