@@ -98,6 +98,7 @@ def rows(value: Numeric) -> Any:
 def from_replica(value: Numeric, replica: int) -> Any:
     """The array of one replica, on every replica."""
     array = jnp.asarray(value)
+    # A sum in which all others give zero: XLA has no broadcast from one replica, and a gather would bring all arrays.
     kept = jnp.where(lax.axis_index(AXIS) == replica, array, jnp.zeros_like(array))
     if array.dtype == jnp.bool_:
         return lax.psum(kept.astype(jnp.int8), AXIS).astype(jnp.bool_)

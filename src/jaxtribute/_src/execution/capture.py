@@ -80,6 +80,7 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
         seen.extend((executor, tree, constants))
         return [*arrays, *(executor.values[variable] for variable in executor.written)]
 
+    # The variables keep their values: what the function wrote is in the executor, and comes out as further outputs.
     closed = jax.make_jaxpr(program)(*leaves)
     return Capture(lift(closed), *seen)
 

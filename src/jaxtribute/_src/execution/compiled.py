@@ -149,6 +149,7 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
     traces = [_trace(strategy, mesh, fn, arguments, replica, captured) for replica in arguments.samples]
     plan = _plan_classes(arguments, traces, mesh) if len(traces) > 1 else _plan_one(arguments, traces[0])
     results, written = len(traces[0].places), len(plan.written)
+    # A mirrored variable keeps one array for all replicas: values that may differ would silently become replica 0's.
     for variable, varies in zip(plan.written, plan.varying[results : results + written], strict=True):
         if varies and not variable.policy.split:
             raise VariableError(
@@ -160,6 +161,8 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
         *(variable.policy.split for variable in plan.written),
         *(False for _ in traces[0].summed),
     ]
+    # Everything inside is local to a replica and every collective is written out, so JAX need not follow which values
+    # vary: it would refuse programs that the library has checked itself.
     mapped = jax.shard_map(
         _with_vectors(plan, arguments, split),
         mesh=mesh.mesh,
@@ -177,6 +180,7 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
     else:
         places = [*(False for _ in plan.consts), *(one.split for one in arguments.inputs)]
         inputs = [_put(value, mesh, split) for value, split in zip(inputs, places, strict=True)]
+        # Not traced, but differentiated or transformed around: the program is called at once, on the variables' values.
         held = [_put(outer.get(variable), mesh, variable.policy.split) for variable in plan.variables]
         outputs = jax.jit(mapped)(*inputs, *held)
     for variable, value in zip(plan.written, outputs[results : results + written], strict=True):
@@ -236,6 +240,7 @@ def _trace(
         places = [place for place, leaf in enumerate(leaves) if is_array(leaf)]
         arrays = [leaves[place] for place in places]
         alike = len(arguments.samples) == 1
+        # Replicas of several shapes are several programs, whose totals would be outputs of one of them alone.
         found = {result: executor.losses.total_of(array) for result, array in enumerate(arrays) if alike}
         totals = {result: total for result, total in found.items() if total is not None}
         seen.extend((executor, leaves, tree, places, list(totals)))

@@ -164,6 +164,8 @@ class EagerStep(Viewed, Eager):
 
     def commit(self) -> None:
         """Gives the variables what the step has written."""
+        # What other threads have written meanwhile is not overwritten: the step is done again on their values, which
+        # may take several turns. User code is not run again, only the operations on variables that it made.
         while not self._committed():
             operations, self._operations = self._operations, []
             self._slots, self._bases = {}, {}
@@ -184,6 +186,7 @@ class EagerStep(Viewed, Eager):
         for variable in slots:
             if variable.stored is not self._bases[variable]:
                 return False
+        # A value that was read while the step ran may be in the user's hands: the variable takes over that it is lent.
         held = [variable for variable, slot in slots.items() if id(slot) in lent]
         for variable in held:
             stored.lend(id(variable))

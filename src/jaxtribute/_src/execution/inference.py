@@ -47,13 +47,16 @@ class _Varying(Flow[bool]):
     def equation(self, eqn: JaxprEqn, given: list[bool]) -> list[bool]:
         """Results differ if operands do, unless replicas exchange them; and where they come from elsewhere."""
         count = len(eqn.outvars)
+        # Reductions and gathers over all replicas give each of them the same, whatever they were given.
         if eqn.primitive is equal_p or equalises(eqn, AXIS):
             return [False] * count
         if eqn.primitive is alike_p:
             _check_alike(eqn.params["name"], given[0])
             return given
+        # What is computed of values that differ may differ, even where it happens not to: the careful case.
         if any(given) or not count:
             return [any(given)] * count
+        # Operands are the same, but the operation itself may tell replicas apart (`axis_index`).
         if names_axis(eqn, AXIS):
             return [not keeps_equality(eqn)] * count
         if repeatable(eqn):

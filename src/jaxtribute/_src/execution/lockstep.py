@@ -185,6 +185,7 @@ class LockstepRun:
 
     def _replica(self, index: int, fn: Function, args: Nest, kwargs: Nest) -> Any:
         device = self.mesh.local_devices[index]
+        # Numbers and arrays of a replica lie on its device, but bound to none, so that they meet arrays from around.
         ident = _movable(self.mesh.local_numbers[index], self.mesh)
         op_by_op = jax.disable_jit() if self._op_by_op else nullcontext()
         with jax.default_device(device), op_by_op:
@@ -285,6 +286,8 @@ class LockstepRun:
             # The replica may hold what it wrote, so the array counts as lent.
             self._parts[variable] = (self.step.get(variable), parts)
             return
+        # Copies of a mirrored variable must not differ for anybody to see: a replica sees what it has written, the
+        # variable changes when the last replica has.
         pending = self._writes.setdefault(variable, {})
         pending[index] = value
         self.step.changed(variable)

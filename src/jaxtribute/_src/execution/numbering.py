@@ -53,6 +53,7 @@ class Numbering:
         key = tuple((name, self._value(params[name])) for name in sorted(params))
         if rule is None or self._order == _HIGHEST_ORDER:
             return key
+        # Rules are compared as programs, as functions of two traces are never the same object.
         self._order += 1  # a rule usually calls its own function again
         try:
             return *key, self._value(_rule(eqn, rule))
@@ -69,6 +70,7 @@ class Numbering:
         if isinstance(value, dict):
             items = cast("dict[Any, Any]", value).items()
             return kind, tuple((self._value(key), self._value(item)) for key, item in items)
+        # By content: two traces of one function make constants anew, which are equal but not the same objects.
         if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
             return kind, str(value.dtype), value.shape, value.tobytes()
         if isinstance(value, (float, complex)):

@@ -89,6 +89,8 @@ class Program:
         self._grow(first)
 
     def _grow(self, capture: Capture) -> None:
+        # Until the last line an interrupt may come anywhere: a program that is still marked as growing is made again by
+        # the next step, from the same capture, before it runs.
         self._growing, self._special = capture, True
         written = dict.fromkeys([*self.donated, *capture.executor.written])
         read = dict.fromkeys([*self.kept, *capture.executor.inputs])
@@ -102,10 +104,13 @@ class Program:
         bound = any(variable.stored.committed for variable in (*self.donated, *self.kept))
         self._needs_home = self._home is not None and not bound
         target = self._target()  # once: it may look at every variable
+        # The new values must come out where the variables lie: left to itself the compiler may choose another place,
+        # and the next call would be compiled for that one.
         state = [self._placement(variable, target) for variable in self.donated]
         self._shardings = None if any(sharding is None for sharding in state) else [*state, None]
         self._donated_ids = frozenset(id(variable) for variable in self.donated)
         self._targets: list[Slot] = [*self.donated, self._outcome]
+        # The first call traces `_body` for the very shapes that `capture` has: it is used instead of tracing once more.
         self._pending = capture
         self._closed = capture.closed
         central = next((v.policy for v in (*self.donated, *self.kept) if v.policy.parameter_device is not None), None)
@@ -167,6 +172,8 @@ class Program:
             leaves = [next(gifts if i in self._given else rest) for i in range(len(leaves) + len(given))]
         capture = self._pending or self._traced(leaves)
         self._pending = None
+        # JAX asks for the program of new shapes in the middle of a call, when the variables that go in are fixed. A
+        # trace that touches others cannot go on: `Grow` carries it out of the call, which is then made again with all.
         known = dict(zip((*self.donated, *self.kept), (*donated, *kept), strict=True))
         executor = capture.executor
         spreads = self.mesh is None and executor.mesh is not None
@@ -246,6 +253,8 @@ class Program:
 
         Every step passes here: each operation counts, and the underscores save a call a variable.
         """
+        # Taken out of the common path by one flag: only programs in the making, and those with variables of no
+        # strategy.
         if self._special:
             self._prepare(donated, kept)
         if lent and (donated is not self.donated or not lent.isdisjoint(self._donated_ids)):
@@ -268,6 +277,8 @@ class Program:
                 replace(map(set_slot, targets, _flattened(calls)))
             else:
                 replace_many(targets, calls)
+        # JAX refuses arrays of other devices before anything is given up. Asking each argument first would cost every
+        # step what only the first one, or a wrong one, needs.
         except ValueError:
             guard.release()
             moved = self._brought_home(leaves, self._loose_of(donated, kept))

@@ -195,6 +195,8 @@ class Merged:
                     value = value[tuple(slice(0, size) for size in one.shapes[source])]
                 self._bind(one, own, var, value)
         count = len(self._classes[0].segments)
+        # All replicas come to a collective together, whichever their class: so segments are run one by one, each
+        # replica in its class's branch, and the collectives stand between the branches, outside every condition.
         for place in range(count):
             self._advance()
             last = place == count - 1
@@ -231,6 +233,8 @@ class Merged:
         results: list[Any] = [None] * len(shapes)
         switched: list[int] = []
         for slot in range(len(shapes)):
+            # A value with one number in all classes is computed once, outside: gradients that have been reduced, and
+            # with them the whole update.
             numbers = {one.number(atoms[slot]) for one, atoms in zip(self._classes, wanted, strict=True)}
             if len(numbers) == 1:
                 atom = wanted[0][slot]
@@ -238,6 +242,8 @@ class Merged:
                 results[slot] = jnp.asarray(atom.val, aval(atom).dtype) if literal else self._shared[numbers.pop()]
             else:
                 switched.append(slot)
+        # A branch ends at the collective, but later segments of its class may need what it has computed. These values
+        # come out as further results: zeros in the branches of other classes, which nobody reads.
         carried = [self._carried(index, place) for index in range(len(self._classes))]
         acts = any(eqn.effects for one in self._classes for eqn in one.segments[place])
         if not switched and not any(carried) and not acts:
@@ -248,6 +254,7 @@ class Merged:
             )
             for index in range(len(self._classes))
         ]
+        # The class is looked up by the replica's number rather than told by a shape: one program serves all replicas.
         chosen = jnp.asarray(np.asarray(self._table, np.int32))[lax.axis_index(AXIS)]
         outputs = lax.switch(chosen, branches)
         for slot, output in zip(switched, outputs, strict=False):

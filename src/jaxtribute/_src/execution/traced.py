@@ -143,6 +143,8 @@ class TracedProgram(InTrace):
     def get(self, variable: Variable) -> Any:
         """The variable's value so far: a tracer."""
         self.noted(variable)
+        # The first read may come within a loop's body or inside `jax.grad`. Recorded there, the value could not leave
+        # it, so it is recorded in the trace of the whole program, which encloses them all.
         if variable not in self.values:
             contexts.current().strategy.extended.check_variable(variable)
             shape = variable.policy.local_shape(variable) if self.local else variable.stored.shape
@@ -153,6 +155,7 @@ class TracedProgram(InTrace):
 
     def set(self, variable: Variable, value: Numeric) -> None:
         """Makes `value` the variable's value for what follows in the trace."""
+        # A value of an inner trace is dead once that trace ends; kept as the variable's, it would be used after that.
         if current_trace() is not self.trace:
             raise escape_error(variable)
         self.get(variable)

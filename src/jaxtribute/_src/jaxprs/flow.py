@@ -81,6 +81,7 @@ class Flow(ABC, Generic[T]):
         body = opened(eqn.params["jaxpr"])
         fixed, carry, rows = given[:consts], given[consts:end], [self.row(one) for one in given[end:]]
         while True:
+            # What is carried may change its property from one turn to the next: turned until nothing changes any more.
             outs = self.outputs(body, [*fixed, *carry, *rows])
             after = [self.merged(*pair) for pair in zip(carry, outs[:carries], strict=True)]
             if after == carry:

@@ -195,6 +195,7 @@ class Lease:
         """Locks all, and sorts those in the host's memory into what nobody reads and what a save does."""
         for lease in leases:
             held.enter_context(lease._lock)
+            # An accelerator's array is copied by the step itself, on the device, which is faster than bringing it home.
             if lease._array is not None and all(device.platform == "cpu" for device in lease._array.devices()):
                 if lease._taken:
                     read.append(lease)
