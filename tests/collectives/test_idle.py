@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from replicas import mirrored
 
 import jaxtribute as jd
-from jaxtribute._src.collectives.manual import guarded, is_idle, kept
+from jaxtribute._src.collectives.in_replica import guarded, is_idle, kept
 from jaxtribute._src.values.enums import ReduceOp
 
 THREE = mirrored(3)

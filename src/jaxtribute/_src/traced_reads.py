@@ -60,16 +60,16 @@ class TracedReads:
         self._views(view).__enter__()  # never left: the next call says what comes after it
         return True
 
-    def note_stored(self, variable: object, *, elsewhere: bool) -> None:
+    def note_stored(self, variable: object, *, remote: bool) -> None:
         """Notes a read of a stored value in a kept function; to be called before the read.
 
         Args:
           variable: the variable.
-          elsewhere: whether other processes may change its value at any time.
+          remote: whether other processes may change its value at any time.
         """
         self.active = True
         self.read.add(id(variable))
-        if elsewhere:
+        if remote:
             self.renew(variable)
         else:
             self.stored.add(id(variable))

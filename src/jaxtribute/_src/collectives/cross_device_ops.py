@@ -12,7 +12,7 @@ import jax
 from jaxtribute._src import settings
 from jaxtribute._src.collectives.cross_replica import as_array, reduce_many, reduce_value
 from jaxtribute._src.collectives.destinations import parse_destinations, put
-from jaxtribute._src.collectives.manual import divided, summable
+from jaxtribute._src.collectives.in_replica import divided, summable
 from jaxtribute._src.collectives.options import CommunicationOptions
 from jaxtribute._src.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum
 from jaxtribute._src.devices import resolve_device

@@ -14,8 +14,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
-from jaxtribute._src.collectives import manual
-from jaxtribute._src.collectives.manual import divided, summable
+from jaxtribute._src.collectives import in_replica
+from jaxtribute._src.collectives.in_replica import divided, summable
 from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.types import Leaf, Nest, Numeric
@@ -257,7 +257,7 @@ def _reduce_mapped(
 ) -> list[Any]:
     def reduce(*parts: Nest) -> list[Any]:
         local = [part.reshape(()) if scalar else part for part, scalar in zip(parts, scalars, strict=True)]
-        return manual.all_reduce(local, op, mesh.size, summation, idle)
+        return in_replica.all_reduce(local, op, mesh.size, summation, idle)
 
     mapped = jax.shard_map(
         reduce, mesh=mesh.mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False
@@ -277,7 +277,7 @@ def _reduce_split(data: Leaf, layout: _Layout, op: ReduceOp, axes: Axes, mesh: R
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _pick(data: Leaf, scalar: bool, replica: int, mesh: ReplicaMesh) -> Any:
     def pick(part: Numeric) -> Any:
-        return manual.from_replica(part.reshape(()) if scalar else part, replica)
+        return in_replica.from_replica(part.reshape(()) if scalar else part, replica)
 
     spec = PartitionSpec(AXIS)
     return jax.shard_map(pick, mesh=mesh.mesh, in_specs=spec, out_specs=PartitionSpec(), check_vma=False)(data)

@@ -53,7 +53,7 @@ class Eager(Executor):
     def noted_stored(self, variable: Variable) -> None:
         """Called before a read of the stored array."""
         if kept_beyond(None):
-            traced_reads.note_stored(variable, elsewhere=variable.policy.remote)
+            traced_reads.note_stored(variable, remote=variable.policy.remote)
 
     def set(self, variable: Variable, value: Numeric) -> None:
         """Stores a copy of `value`, placed as the variable is."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 import jax
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.collectives import manual
+from jaxtribute._src.collectives import in_replica
 from jaxtribute._src.collectives.cross_replica import gather_value, reduce_leaves, reduce_value
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import ReduceOp
@@ -54,7 +54,7 @@ class LocalPerReplica(PerReplica):
     @property
     def values(self) -> tuple[Array, ...]:
         """All replicas' components, gathered."""
-        return tuple(manual.rows(self.data))
+        return tuple(in_replica.rows(self.data))
 
 
 class Executor(ABC):
@@ -128,7 +128,7 @@ class Executor(ABC):
 
     def sum_gradients(self, grads: Sequence[Array], replicas: int, summation: Summation) -> list[Array]:
         """Returns the sums of gradients over the replicas of a program."""
-        return manual.all_reduce(grads, ReduceOp.SUM, replicas, summation)
+        return in_replica.all_reduce(grads, ReduceOp.SUM, replicas, summation)
 
     # All replicas.
 
@@ -163,7 +163,7 @@ def _known_total(value: Leaf, op: ReduceOp) -> Array | None:
     """The reduced value, where the sum over the replicas is known already: a loss that went along with gradients."""
     if not isinstance(value, PerReplica) or value.total is None:
         return None
-    return value.total if op is ReduceOp.SUM else manual.divided(value.total, value.mesh.size)
+    return value.total if op is ReduceOp.SUM else in_replica.divided(value.total, value.mesh.size)
 
 
 def _check_alone() -> None:

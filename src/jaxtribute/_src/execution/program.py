@@ -41,7 +41,7 @@ _MANY = 32
 _flattened = chain.from_iterable
 """Looked up once: every step calls it."""
 
-spread: set[int] = set()
+copied_to_all: set[int] = set()
 """Ids of variables of no strategy that a program on several devices has copied to all of them."""
 
 
@@ -64,13 +64,13 @@ class Program:
         first: Capture,
         retrace: Callable[[Sequence[Any]], Capture],
         home: ReplicaMesh | None,
-        given: Sequence[int] = (),
+        donated_leaves: Sequence[int] = (),
     ) -> None:
         self._retrace = retrace
         self.name = ""
         """Name of the program in messages."""
         self._home = home
-        self._given = frozenset(given)
+        self._donated_leaves = frozenset(donated_leaves)
         """The places among the leaves of arguments whose memory the program may take over."""
         self._pending: Capture | None = None
         self.mesh: ReplicaMesh | None = None
@@ -98,8 +98,8 @@ class Program:
         self.mesh = capture.executor.mesh or self.mesh
         self._home = self._home or capture.executor.home
         self._constants |= capture.constants
-        self._loose = [i for i, v in enumerate((*self.donated, *self.kept)) if v.policy.mesh is None]
-        self._settle(self._loose_of(self.donated, self.kept))
+        self._unplaced = [i for i, v in enumerate((*self.donated, *self.kept)) if v.policy.mesh is None]
+        self._move_unplaced(self._unplaced_of(self.donated, self.kept))
         # Without an argument that is bound to a device, JAX would run on its default one.
         bound = any(variable.stored.committed for variable in (*self.donated, *self.kept))
         self._needs_home = self._home is not None and not bound
@@ -117,7 +117,7 @@ class Program:
         if central is not None and central.mesh is not None and central.parameter_device is not None:
             from jaxtribute._src.execution.central.plan import CentralProgram  # for one strategy alone
 
-            self.mesh, self._given = self.mesh or central.mesh, frozenset()
+            self.mesh, self._donated_leaves = self.mesh or central.mesh, frozenset()
             self._central = True
             self._jitted: Any = CentralProgram(
                 self._body, self.donated, self.kept, central.mesh, central.parameter_device
@@ -125,7 +125,7 @@ class Program:
         else:
             self._central = False
             self._compile_anew()
-        self._growing, self._special = None, bool(self._loose)
+        self._growing, self._special = None, bool(self._unplaced)
 
     def _compile_anew(self) -> None:
         """Makes a `jax.jit` that knows no program yet."""
@@ -133,7 +133,7 @@ class Program:
         def step(*inputs: Nest) -> list[Any]:  # of its own: equal functions would share what JAX knows of them
             return self._body(*inputs)
 
-        donated = (0, 4) if self._given else 0
+        donated = (0, 4) if self._donated_leaves else 0
         self._jitted = jax.jit(step, donate_argnums=donated, out_shardings=self._shardings)
         home = self.mesh or self._home
         if home is not None and home.described:
@@ -159,7 +159,7 @@ class Program:
         kept: Sequence[Any],
         leaves: Sequence[Any],
         _: Any = None,
-        given: Sequence[Any] = (),
+        donated_leaves: Sequence[Any] = (),
     ) -> list[Any]:
         """The written variables' new arrays, and behind them the results, in a tuple.
 
@@ -167,9 +167,11 @@ class Program:
         as their arrays, under the number of their structure, and they are put together later: a signal would be heard
         in between, and the new arrays lost.
         """
-        if given:
-            rest, gifts = iter(leaves), iter(given)
-            leaves = [next(gifts if i in self._given else rest) for i in range(len(leaves) + len(given))]
+        if donated_leaves:
+            rest, gifts = iter(leaves), iter(donated_leaves)
+            leaves = [
+                next(gifts if i in self._donated_leaves else rest) for i in range(len(leaves) + len(donated_leaves))
+            ]
         capture = self._pending or self._traced(leaves)
         self._pending = None
         # JAX asks for the program of new shapes in the middle of a call, when the variables that go in are fixed. A
@@ -262,7 +264,7 @@ class Program:
         old = [slot._data for slot in donated]  # pyright: ignore[reportPrivateUsage]
         read = [slot._data for slot in kept]  # pyright: ignore[reportPrivateUsage]
         guard, outcome = self._guard, self._outcome
-        inputs = self._divided(old, read, leaves) if self._given else (old, read, leaves, guard)
+        inputs = self._divided(old, read, leaves) if self._donated_leaves else (old, read, leaves, guard)
         guard.seen = False
         # The program is called by `replace`, as it takes the first array: nothing may come between the two.
         calls = starmap(self._jitted, (inputs,))
@@ -281,7 +283,7 @@ class Program:
         # step what only the first one, or a wrong one, needs.
         except ValueError:
             guard.release()
-            moved = self._brought_home(leaves, self._loose_of(donated, kept))
+            moved = self._moved_to_program_devices(leaves, self._unplaced_of(donated, kept))
             if moved is None:
                 raise
             return self._run(moved, donated, kept, targets)
@@ -298,25 +300,25 @@ class Program:
         """Prepares a step of a program that is being made for more variables, or that has some of no strategy."""
         if self._growing is not None:
             raise Grow(self._growing)  # an interrupt came while the program was made for more variables
-        if self.mesh is not None or spread:
-            self._settle(self._loose_of(donated, kept))
+        if self.mesh is not None or copied_to_all:
+            self._move_unplaced(self._unplaced_of(donated, kept))
 
     def _divided(self, old: list[Any], read: list[Any], leaves: Sequence[Any]) -> tuple[Any, ...]:
         """The program's inputs where it takes over the memory of some arguments."""
-        rest = [leaf for i, leaf in enumerate(leaves) if i not in self._given]
-        return old, read, rest, self._guard, [leaf for i, leaf in enumerate(leaves) if i in self._given]
+        rest = [leaf for i, leaf in enumerate(leaves) if i not in self._donated_leaves]
+        return old, read, rest, self._guard, [leaf for i, leaf in enumerate(leaves) if i in self._donated_leaves]
 
     def _check_eager(self) -> None:
         """Checks that new values can get out: not if this was called inside jax.jit, without a traced argument."""
         if self.donated:
             check_untraced(self.donated[0])
 
-    def _loose_of(self, donated: Sequence[StoredArray], kept: Sequence[StoredArray]) -> list[StoredArray]:
+    def _unplaced_of(self, donated: Sequence[StoredArray], kept: Sequence[StoredArray]) -> list[StoredArray]:
         """Those of variables that belong to no strategy."""
         both = (*donated, *kept)
-        return [both[place] for place in self._loose]
+        return [both[place] for place in self._unplaced]
 
-    def _brought_home(self, leaves: Sequence[Any], loose: Sequence[StoredArray]) -> list[Any] | None:
+    def _moved_to_program_devices(self, leaves: Sequence[Any], unplaced: Sequence[StoredArray]) -> list[Any] | None:
         """Brings arguments and variables of no strategy from other devices to the program's; None if none is away."""
         target = self._target()
         if target is None:
@@ -325,25 +327,25 @@ class Program:
         def away(array: Numeric) -> bool:
             return isinstance(array, jax.Array) and array.committed and array.sharding.device_set != target.device_set
 
-        stray = [slot for slot in loose if away(slot.stored)]
+        stray = [slot for slot in unplaced if away(slot.stored)]
         if not stray and not any(away(leaf) for leaf in leaves):
             return None
         for slot in stray:
             slot.bind(own(slot.stored, target))
         return [put(leaf, target) if away(leaf) else leaf for leaf in leaves]
 
-    def _settle(self, loose: Sequence[StoredArray]) -> None:
+    def _move_unplaced(self, unplaced: Sequence[StoredArray]) -> None:
         """Brings variables that belong to no strategy to the devices of this program."""
         target = self._target()
-        for slot in loose:
+        for slot in unplaced:
             array = slot.stored
             if target is not None and len(target.device_set) > 1:
                 if array.sharding != target:
                     slot.bind(own(array, target))
-                    spread.add(id(slot))
+                    copied_to_all.add(id(slot))
             elif len(array.devices()) > 1:
                 slot.bind(array.addressable_shards[0].data.copy())
-                spread.discard(id(slot))
+                copied_to_all.discard(id(slot))
 
     @property
     def jitted(self) -> Any:
@@ -351,9 +353,9 @@ class Program:
         return self._jitted
 
     @property
-    def given(self) -> frozenset[int]:
+    def donated_leaves(self) -> frozenset[int]:
         """The places among the leaves of arguments whose memory the program takes over."""
-        return self._given
+        return self._donated_leaves
 
     def lower(self, leaves: Sequence[Any]) -> Any:
         """The program lowered for `leaves`, for looking at; runs nothing."""
@@ -365,7 +367,7 @@ def program_of(
     first: Capture,
     retrace: Callable[[Sequence[Any]], Capture],
     home: ReplicaMesh | None,
-    given: Sequence[int] = (),
+    donated_leaves: Sequence[int] = (),
     name: str = "",
 ) -> Callable[[Sequence[Any]], Any]:
     """The program of a traced function: a `Program`, unless it touches variables that other processes hold."""
@@ -373,7 +375,7 @@ def program_of(
     owners = (getattr(entry, "variable", entry) for entry in touched)
     kinds = (variable.policy.program for variable in owners if isinstance(variable, Variable))
     kind = next((kind for kind in kinds if kind is not None), None) or Program
-    program = kind(first, retrace, home, given)
+    program = kind(first, retrace, home, donated_leaves)
     if isinstance(program, Program):
         program.name = name
     return program

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.collectives import manual
+from jaxtribute._src.collectives import in_replica
 from jaxtribute._src.collectives.cross_replica import check_axes
-from jaxtribute._src.collectives.manual import all_reduce, guarded
+from jaxtribute._src.collectives.in_replica import all_reduce, guarded
 from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context, entered
 from jaxtribute._src.execution.executor import Executor, LocalPerReplica
@@ -271,17 +271,17 @@ class TracedReplica(TracedProgram):
 
     def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
         """Returns each array reduced over the replicas, small ones in one collective."""
-        return manual.all_reduce(values, op, self._mesh.size, summation, self.idle)
+        return in_replica.all_reduce(values, op, self._mesh.size, summation, self.idle)
 
     def all_gather(self, values: list[Any], axis: int) -> list[Any]:
         """Returns each array concatenated over the replicas."""
         self.guesses = self._uneven
-        gathered = [manual.all_gather(value, axis) for value in values]
+        gathered = [in_replica.all_gather(value, axis) for value in values]
         return [guarded(one, ReduceOp.SUM, self.idle, self._mesh.size) for one in gathered] if self.idle else gathered
 
     def select(self, value: Numeric, replica: int) -> Any:
         """Returns the array of replica `replica`."""
-        return manual.from_replica(value, replica)
+        return in_replica.from_replica(value, replica)
 
     def merge(self, fn: Function, args: Nest, kwargs: Nest) -> Any:
         """Runs `fn(strategy, ...)` once for all replicas: here, the same program on each of them."""
@@ -353,17 +353,19 @@ class MergedReplicas(Executor):
         if not isinstance(value, LocalPerReplica):
             return super().reduce(strategy, [value], op, axis)[0]
         axes = check_axes(axis, value.data.ndim)
-        return manual.reduce_local(value.data, op, axes, value.mesh.size, value.idle, value.uneven)
+        return in_replica.reduce_local(value.data, op, axes, value.mesh.size, value.idle, value.uneven)
 
     def gather(self, value: Numeric, axis: int) -> Any:
         """Returns a value concatenated over the replicas, of which this one has its component."""
         return (
-            manual.all_gather(value.data, axis) if isinstance(value, LocalPerReplica) else super().gather(value, axis)
+            in_replica.all_gather(value.data, axis)
+            if isinstance(value, LocalPerReplica)
+            else super().gather(value, axis)
         )
 
     def rows_of_all(self, rows: Numeric) -> Any:
         """Returns the rows of all replicas."""
-        return manual.all_gather(rows, 0)
+        return in_replica.all_gather(rows, 0)
 
 
 def lift(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtribute._src.collectives.manual import all_reduce, contributions, divided, kept
+from jaxtribute._src.collectives.in_replica import all_reduce, contributions, divided, kept
 from jaxtribute._src.context import Context
 from jaxtribute._src.optimizer.slicing import Slice
 from jaxtribute._src.types import Numeric

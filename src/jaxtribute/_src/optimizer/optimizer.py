@@ -14,7 +14,7 @@ from jax import lax
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
-from jaxtribute._src.collectives.manual import all_reduce
+from jaxtribute._src.collectives.in_replica import all_reduce
 from jaxtribute._src.execution.nests import opened
 from jaxtribute._src.optimizer.accumulation import Accumulation, Kind, make_accumulation
 from jaxtribute._src.optimizer.slicing import Slice
@@ -96,12 +96,12 @@ class Optimizer:
         self._sliced: frozenset[int]
         self._accumulation: Accumulation | None = None
         cycle = _checked_cycle(accumulate_steps, accumulate_op)
-        self.elsewhere = self._strategy.extended.optimizer_elsewhere(transform, self._variables)
+        self.remote = self._strategy.extended.remote_optimizer(transform, self._variables)
         """The updater of variables of other processes; None where this object updates the variables."""
-        if self.elsewhere is not None:
-            self._slots, self._sliced = self.elsewhere.slots, frozenset()
+        if self.remote is not None:
+            self._slots, self._sliced = self.remote.slots, frozenset()
             self._state = self._slots.variables
-            _check_elsewhere(self._strategy, cycle, loss_scale)
+            _check_remote(self._strategy, cycle, loss_scale)
             return
         stored = {i for i, variable in enumerate(self._variables) if isinstance(variable.policy, ShardedPolicy)}
         chosen = self._choose(shard_update)
@@ -165,8 +165,8 @@ class Optimizer:
         op = None if reduce_op is None else ReduceOp.parse(reduce_op)
         grads = self._ordered(grads_and_vars)
         context = self._context()
-        if self.elsewhere is not None:
-            self.elsewhere.apply(grads, context)
+        if self.remote is not None:
+            self.remote.apply(grads, context)
             return
         replica = context.replica
         alone = self._mesh.size == 1 and (context.executor.traced or not context.executor.local)
@@ -358,7 +358,7 @@ def _checked_cycle(steps: Any, op: Any) -> int:
     return settings.whole("accumulate_steps", steps, 1)
 
 
-def _check_elsewhere(strategy: Strategy, cycle: int, loss_scale: LossScale | None) -> None:
+def _check_remote(strategy: Strategy, cycle: int, loss_scale: LossScale | None) -> None:
     if cycle > 1 or loss_scale is not None:
         raise ArgumentError(
             f"{strategy!r} applies the gradients of each call where its variables are: accumulate_steps={cycle} and "

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxtribute._src.collectives.manual import all_reduce, contributions, divided
+from jaxtribute._src.collectives.in_replica import all_reduce, contributions, divided
 from jaxtribute._src.optimizer.slicing import NotSliceable, Slice, own_slice, run_on_slices, whole
 from jaxtribute._src.optimizer.slots import Slots, leaves_of, optax_rules
 from jaxtribute._src.types import Nest, Numeric

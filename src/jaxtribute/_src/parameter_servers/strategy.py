@@ -69,7 +69,7 @@ class ParameterServerExtended(StrategyExtended):
             )
         return self.cluster.create(initial, dtype)
 
-    def optimizer_elsewhere(self, transform: Any, variables: Sequence[Variable]) -> RemoteOptimizer | None:
+    def remote_optimizer(self, transform: Any, variables: Sequence[Variable]) -> RemoteOptimizer | None:
         """The optimizer's work on servers."""
         if self.cluster is None:
             found, self.known_optimizer = self.known_optimizer, None

@@ -110,7 +110,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
             return OnReadPolicy(self.mesh), synchronization
         return MirroredPolicy(self.mesh), VariableSynchronization.ON_WRITE
 
-    def optimizer_elsewhere(self, transform: Any, variables: Sequence[Variable]) -> Any:
+    def remote_optimizer(self, transform: Any, variables: Sequence[Variable]) -> Any:
         """Updater of variables that other processes hold, with its slots; None where `Optimizer` updates them."""
         del transform, variables
 

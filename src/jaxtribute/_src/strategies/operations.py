@@ -11,7 +11,7 @@ import jax
 from jax import lax
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.collectives import manual
+from jaxtribute._src.collectives import in_replica
 from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps, DefaultCrossDeviceOps, ReductionToOneDevice
 from jaxtribute._src.collectives.destinations import parse_destinations, put
 from jaxtribute._src.execution.executor import LocalPerReplica
@@ -278,7 +278,7 @@ class ExtendedOperations(ABC):
     ) -> list[Any]:
         """`batch_reduce_to` in a compiled `merge_call`, where values are this replica's components."""
         values = [value.data for value, _ in pairs]
-        return manual.all_reduce(values, op, self.mesh.size, self.summation(options), pairs[0][0].idle)
+        return in_replica.all_reduce(values, op, self.mesh.size, self.summation(options), pairs[0][0].idle)
 
     def _value(self, value: Numeric) -> Any:
         """`value`, variables as what they hold on each replica."""

@@ -154,8 +154,8 @@ class Pickler(cloudpickle.Pickler):
             return obj.reference()
         if isinstance(obj, Function):
             return _function(obj)
-        if kind is Optimizer and obj.elsewhere is not None:
-            return find_optimizer, (obj.elsewhere, obj.transform, obj.trainable_variables)
+        if kind is Optimizer and obj.remote is not None:
+            return find_optimizer, (obj.remote, obj.transform, obj.trainable_variables)
         inherited = cast("Any", super())
         if isinstance(obj, FunctionType) and _of_user(obj.__module__):
             return cast("Any", self)._dynamic_function_reduce(obj)

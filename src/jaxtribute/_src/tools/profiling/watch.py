@@ -42,7 +42,7 @@ def watched(watcher: Watcher) -> Generator[None]:
     advance: Any = vars(DistributedIterator)["_advance"]
 
     def step(program: Program, leaves: Sequence[Any], within: Any = None) -> Any:
-        if not program.donated and not program.given:
+        if not program.donated and not program.donated_leaves:
             return run(program, leaves, within)
         return watcher.step(program, leaves, lambda: run(program, leaves, within))
 

@@ -1,4 +1,4 @@
-"""Collectives inside one replica's program, where the replicas' mesh axis is manual."""
+"""Collectives as one replica of a program calls them."""
 
 from __future__ import annotations
 
