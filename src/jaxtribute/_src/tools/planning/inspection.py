@@ -38,8 +38,8 @@ class Step:
     def __init__(self, program: Program, leaves: Sequence[Any], drawn: Sequence[Any]) -> None:
         if program.donated_leaves:
             raise ArgumentError(
-                f"the step takes over {len(program.donated_leaves)} array(s) of its arguments (donate_argnums), and cannot be "
-                "called again and again. HINT: plan it without donate_argnums, or with its state in jd.Variable."
+                f"the step takes over {len(program.donated_leaves)} array(s) of its arguments (donate_argnums), and "
+                "cannot be called again and again. HINT: plan it without donate_argnums, or keep its state in jd.Variable."
             )
         self.program, self.leaves = program, list(leaves)
         self.replicas = program.mesh.size if program.mesh is not None else 1
