@@ -39,7 +39,7 @@ class Step:
         if program.donated_leaves:
             raise ArgumentError(
                 f"the step takes over {len(program.donated_leaves)} array(s) of its arguments (donate_argnums), and "
-                "cannot be called again and again. HINT: plan it without donate_argnums, or keep its state in jd.Variable."
+                "cannot be called again and again. HINT: plan it without donate_argnums, its state in jd.Variable."
             )
         self.program, self.leaves = program, list(leaves)
         self.replicas = program.mesh.size if program.mesh is not None else 1
