@@ -9,6 +9,7 @@
 
 from jaxtribute._src.backend import prepare_cpu_backend
 from jaxtribute._src.cluster.ledger import debug_collectives
+from jaxtribute._src.compilation_cache import enable_compilation_cache
 from jaxtribute._src.config import apply_environment, set_logical_cpu_devices
 from jaxtribute._src.devices import alias_devices
 from jaxtribute._src.public import publish as _publish
@@ -17,6 +18,7 @@ __all__ = [
     "alias_devices",
     "apply_environment",
     "debug_collectives",
+    "enable_compilation_cache",
     "prepare_cpu_backend",
     "set_logical_cpu_devices",
 ]
