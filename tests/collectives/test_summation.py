@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
+from replicas import mirrored
 
 from jaxtribute._src.collectives.marks import equal
 from jaxtribute._src.collectives.summation import (
@@ -22,7 +23,6 @@ from jaxtribute._src.collectives.summation import (
     tree_rounds,
 )
 from jaxtribute._src.values.mesh import AXIS
-from replicas import mirrored
 
 SUMS: list[Summation] = [
     AutoSum(),
