@@ -62,7 +62,7 @@ _LAZY = {
     "DistributedDataset": "input.dataset",
     "DistributedIterator": "input.iterator",
     "FullyShardedStrategy": "strategies.fully_sharded",
-    "InputContext": "input.context",
+    "InputContext": "input.options",
     "InputOptions": "input.options",
     "InputReplicationMode": "input.options",
     "Model": "integrations.model",
@@ -71,7 +71,7 @@ _LAZY = {
     "ParameterServerStrategy": "parameter_servers.strategy",
     "Server": "cluster.server",
     "TPUStrategy": "strategies.tpu",
-    "latest_checkpoint": "checkpoint.latest",
+    "latest_checkpoint": "checkpoint.folder",
     "shard_hint": "input.grain_files",
 }
 """Lazily imported public names, and the private module that defines each."""
@@ -101,16 +101,16 @@ if _TYPE_CHECKING:
     from jaxtribute import summary as summary
     from jaxtribute import testing as testing
     from jaxtribute._src.checkpoint.checkpoint import Checkpoint as Checkpoint
-    from jaxtribute._src.checkpoint.latest import latest_checkpoint as latest_checkpoint
+    from jaxtribute._src.checkpoint.folder import latest_checkpoint as latest_checkpoint
     from jaxtribute._src.checkpoint.manager import CheckpointManager as CheckpointManager
     from jaxtribute._src.cluster.server import Server as Server
     from jaxtribute._src.cluster.spec import ClusterDeviceFilters as ClusterDeviceFilters
     from jaxtribute._src.cluster.spec import ClusterSpec as ClusterSpec
-    from jaxtribute._src.input.context import InputContext as InputContext
     from jaxtribute._src.input.dataset import DistributedDataset as DistributedDataset
     from jaxtribute._src.input.grain_files import shard_hint as shard_hint
     from jaxtribute._src.input.iterator import DistributedIterator as DistributedIterator
     from jaxtribute._src.input.options import AutoShardPolicy as AutoShardPolicy
+    from jaxtribute._src.input.options import InputContext as InputContext
     from jaxtribute._src.input.options import InputOptions as InputOptions
     from jaxtribute._src.input.options import InputReplicationMode as InputReplicationMode
     from jaxtribute._src.integrations.model import Model as Model

@@ -1,7 +1,7 @@
 """The names of `tf.distribute.cluster_resolver`, `detect`, and what a resolver of one's own needs."""
 
-from jaxtribute._src.cluster.resolvers import detect, known
-from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, register
+from jaxtribute._src.cluster.resolvers import detect, known, register
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection
 from jaxtribute._src.cluster.resolvers.gce import GCEClusterResolver
 from jaxtribute._src.cluster.resolvers.kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
 from jaxtribute._src.cluster.resolvers.simple import SimpleClusterResolver

@@ -15,12 +15,12 @@ from jaxtribute._src.strategies.older import MultiWorkerMirroredStrategy as Mult
 from jaxtribute._src.strategies.older import TPUStrategy as TPUStrategy
 
 _LAZY = {
-    "DatasetCreator": "input.creator",
+    "DatasetCreator": "input.options",
     "ParameterServerStrategy": "parameter_servers.strategy",
-    "PreemptionCheckpointHandler": "checkpoint.preemption.handler",
-    "PreemptionWatcher": "checkpoint.preemption.watcher",
+    "PreemptionCheckpointHandler": "checkpoint.preemption",
+    "PreemptionWatcher": "checkpoint.preemption",
     "SidecarEvaluator": "checkpoint.sidecar",
-    "TerminationConfig": "checkpoint.preemption.termination",
+    "TerminationConfig": "checkpoint.preemption",
     "compile_for": "tools.compiling.targets",
 }
 _LAZY_MODULES = {"coordinator", "rpc"}
@@ -28,11 +28,11 @@ _LAZY_MODULES = {"coordinator", "rpc"}
 if _TYPE_CHECKING:
     from jaxtribute import coordinator as coordinator
     from jaxtribute import rpc as rpc
-    from jaxtribute._src.checkpoint.preemption.handler import PreemptionCheckpointHandler as PreemptionCheckpointHandler
-    from jaxtribute._src.checkpoint.preemption.termination import TerminationConfig as TerminationConfig
-    from jaxtribute._src.checkpoint.preemption.watcher import PreemptionWatcher as PreemptionWatcher
+    from jaxtribute._src.checkpoint.preemption import PreemptionCheckpointHandler as PreemptionCheckpointHandler
+    from jaxtribute._src.checkpoint.preemption import PreemptionWatcher as PreemptionWatcher
+    from jaxtribute._src.checkpoint.preemption import TerminationConfig as TerminationConfig
     from jaxtribute._src.checkpoint.sidecar import SidecarEvaluator as SidecarEvaluator
-    from jaxtribute._src.input.creator import DatasetCreator as DatasetCreator
+    from jaxtribute._src.input.options import DatasetCreator as DatasetCreator
     from jaxtribute._src.parameter_servers.strategy import ParameterServerStrategy as ParameterServerStrategy
     from jaxtribute._src.tools.compiling.targets import compile_for as compile_for
 

@@ -4,8 +4,8 @@ from jaxtribute._src.public import publish as _publish
 
 try:
     from jaxtribute._src.rpc.client import Client as Client
-    from jaxtribute._src.rpc.keys import make_keys as make_keys
-    from jaxtribute._src.rpc.result import StatusOrResult as StatusOrResult
+    from jaxtribute._src.rpc.protocol import StatusOrResult as StatusOrResult
+    from jaxtribute._src.rpc.protocol import make_keys as make_keys
     from jaxtribute._src.rpc.server import Server as Server
 except ModuleNotFoundError as _missing:
     if _missing.name not in ("zmq", "msgpack"):

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute._src.checkpoint.forms import Host, Spec, combine, dtype_of, spec_of, to_rows, to_value
+from jaxtribute._src.checkpoint.forms import Spec, combine, dtype_of, spec_of, to_rows, to_value
+from jaxtribute._src.types import ArrayLike, HostArray
 
 AGGREGATIONS = ["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"]
 values = hnp.arrays(
@@ -23,19 +24,19 @@ values = hnp.arrays(
 
 
 @given(values, st.sampled_from(["SUM", "ONLY_FIRST_REPLICA", "NONE"]), st.integers(1, 8))
-def test_rows_read_as_the_value_that_they_are_made_of(value: Host, how: str, replicas: int) -> None:
+def test_rows_read_as_the_value_that_they_are_made_of(value: HostArray, how: str, replicas: int) -> None:
     rows = to_rows(value, replicas, how)
     assert rows.shape == (replicas, *value.shape)
     np.testing.assert_array_equal(combine(rows, how), value)
 
 
 @given(values, st.sampled_from([1, 2, 4]))  # with more, adding them up may round
-def test_a_mean_of_equal_rows_is_their_value(value: Host, replicas: int) -> None:
+def test_a_mean_of_equal_rows_is_their_value(value: HostArray, replicas: int) -> None:
     np.testing.assert_array_equal(combine(to_rows(value, replicas, "MEAN"), "MEAN"), value)
 
 
 @given(values, st.integers(1, 8))
-def test_a_flat_value_has_its_shape_again(value: Host, replicas: int) -> None:
+def test_a_flat_value_has_its_shape_again(value: HostArray, replicas: int) -> None:
     flat = np.pad(value.ravel(), (0, -value.size % replicas))
     spec = Spec(value.shape, "float32", "flat")
     np.testing.assert_array_equal(to_value(flat, spec), value)
@@ -73,7 +74,7 @@ def test_a_spec_says_no_more_than_is_special() -> None:
         (jax.random.key(0), "random key (threefry2x32) of data uint32[2]", None),
     ],
 )
-def test_the_spec_of_a_value(value: object, text: str, python: str | None) -> None:
+def test_the_spec_of_a_value(value: ArrayLike, text: str, python: str | None) -> None:
     spec = spec_of(value)
     assert str(spec) == text
     assert spec.python == python

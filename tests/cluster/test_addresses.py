@@ -1,10 +1,12 @@
 """Addresses of tasks, taken apart."""
 
+import socket
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute._src.cluster.addresses import Address, all_loopback
+from jaxtribute._src.cluster.addresses import Address, all_loopback, can_connect
 from jaxtribute.errors import ClusterSpecError
 
 hosts = st.one_of(
@@ -42,3 +44,12 @@ def test_what_is_no_address_is_quoted(text: str) -> None:
 def test_loopback_is_what_no_other_machine_reaches(host: str, local: bool) -> None:
     assert Address(host, 1).is_loopback() == local
     assert all_loopback([f"localhost:{1}", str(Address(host, 1))]) == local
+
+
+def test_whether_something_listens() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert not can_connect(address, 1.0)
+        server.listen()
+        assert can_connect(address, 5.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,3 +37,11 @@ def test_a_failure_ends_the_wait() -> None:
 
     with pytest.raises(ValueError, match="broken"):
         waiting.await_workers(Roster.of(JOBS, "worker", 0), lambda: [1], "for the start", 30.0, check)
+
+
+def test_a_clock_stands_still_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([100.0, 101.0, 104.0, 134.0, 135.0, 200.0])
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    clock = waiting.RunningClock(5.0)
+    assert [clock.now() for _ in range(5)] == [101.0, 104.0, 104.0, 105.0, 105.0]
+    assert clock.stopped_s == 95.0

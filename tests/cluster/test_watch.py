@@ -14,7 +14,7 @@ import pytest
 
 from jaxtribute._src.cluster.failures import Failure
 from jaxtribute._src.cluster.roster import Roster
-from jaxtribute._src.cluster.steps import StepLog
+from jaxtribute._src.cluster.step_log import StepLog
 from jaxtribute._src.cluster.watch import ROOT, Watch
 
 

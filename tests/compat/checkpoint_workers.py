@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-import jaxtribute.compat.tf as tf
 from worker_programs import rank, strategy
+
+import jaxtribute.compat.tf as tf
 
 
 def save_as_the_guide_does(folder: str) -> tuple[str | None, float]:

@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-import jaxtribute as jd
-from jaxtribute.errors import ContextError, StrategyMixError, TraceError, VariableError
 from replicas import (
     components,
     each_executor,
@@ -21,6 +18,9 @@ from replicas import (
     per_replica,
     variable,
 )
+
+import jaxtribute as jd
+from jaxtribute.errors import ContextError, StrategyMixError, TraceError, VariableError
 
 
 def leaves(strategy: jd.Strategy, kind: str) -> Any:

@@ -336,10 +336,10 @@ def test_an_interrupt_of_a_save(tmp_path: Path) -> None:
 
 GUARDED = """
     checkpoint/background checkpoint/checkpoint checkpoint/committing checkpoint/files checkpoint/leaves
-    checkpoint/manager checkpoint/owner checkpoint/preemption/handler checkpoint/preemption/rounds
-    checkpoint/restoring checkpoint/sidecar cluster/runtime cluster/server cluster/steps execution/eager
-    execution/interrupts execution/rendezvous folders integrations/keras/servers launcher/family launcher/ports
-    launcher/run parameter_servers/engines/engines parameter_servers/engines/ray_engine
+    checkpoint/manager checkpoint/owner checkpoint/preemption checkpoint/preemption_agreement
+    checkpoint/restoring checkpoint/sidecar cluster/runtime cluster/server cluster/waiting execution/eager
+    execution/interrupts execution/rendezvous folders integrations/keras/servers launcher/family launcher/launch
+    launcher/node parameter_servers/engines/engines parameter_servers/engines/ray_engine
     parameter_servers/engines/ray_node parameter_servers/engines/starting parameter_servers/messaging/transport
     parameter_servers/scheduling/closure_queue parameter_servers/scheduling/closures
     parameter_servers/scheduling/coordinator parameter_servers/scheduling/remote_value parameter_servers/server/client
@@ -347,8 +347,8 @@ GUARDED = """
     values/stored
 """
 """Files whose functions hold locks, or leave something half done, in the main thread, where signals raise."""
-ELSEWHERE = {"ClosureQueue._serve", "ClosureQueue._turn", "ClosureQueue._settle_unread"}
-"""Functions of them that run in a thread of their own alone, where no signal raises."""
+ELSEWHERE = {"ClosureQueue._serve", "ClosureQueue._turn", "ClosureQueue._settle_unread", "LocalNode.run"}
+"""Functions of them that run in a thread of their own alone, or in a loop that takes signals: there none raises."""
 
 
 @pytest.mark.parametrize("file", GUARDED.split())

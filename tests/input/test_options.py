@@ -1,11 +1,13 @@
-"""Options: what they read back as, and what they refuse."""
+"""Options of distributed datasets, the input context, and what makes datasets on each worker."""
 
 from typing import Any
 
 import pytest
 
-from jaxtribute.errors import ArgumentError, ArgumentTypeError
-from jaxtribute.input import AutoShardPolicy, InputOptions, InputReplicationMode
+import jaxtribute as jd
+from jaxtribute._src.input.options import DatasetCreator
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, InputError
+from jaxtribute.input import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
 
 
 def test_the_defaults_are_those_of_tensorflow() -> None:
@@ -61,3 +63,50 @@ def test_the_policies_have_tensorflows_values() -> None:
 def test_options_are_values() -> None:
     assert InputOptions() == InputOptions(experimental_fetch_to_device=True)
     assert len({InputOptions(), InputOptions(), InputOptions(experimental_fetch_to_device=False)}) == 2
+
+
+def test_defaults() -> None:
+    context = InputContext()
+    assert (context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync) == (1, 0, 1)
+
+
+def test_the_per_replica_batch_size() -> None:
+    assert InputContext(2, 1, 4).get_per_replica_batch_size(32) == 8
+
+
+def test_a_batch_that_the_replicas_do_not_divide() -> None:
+    with pytest.raises(
+        ValueError, match=r"The `global_batch_size` 10 is not divisible by `num_replicas_in_sync` 4.*use 12"
+    ) as caught:
+        InputContext(1, 0, 4).get_per_replica_batch_size(10)
+    assert isinstance(caught.value, InputError)
+
+
+@pytest.mark.parametrize("arguments", [(0, 0, 1), (1, 1, 1), (2, -1, 2), (1, 0, 0)])
+def test_impossible_places(arguments: tuple[int, int, int]) -> None:
+    with pytest.raises(ArgumentError, match="HINT"):
+        InputContext(*arguments)
+
+
+def test_it_prints_its_place() -> None:
+    assert str(InputContext(2, 1, 4)) == "jaxtribute.InputContext(input pipeline id 1, total: 2, replicas: 4)"
+
+
+def test_it_is_the_function_that_it_was_given() -> None:
+    options = jd.InputOptions()
+    creator = DatasetCreator(lambda context: [context.num_input_pipelines], options)
+    assert creator(jd.InputContext(3)) == [3]
+    assert creator.input_options is options
+    assert jd.experimental.DatasetCreator is DatasetCreator
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1, 2],), r"dataset_fn is \[1, 2\] of type list. HINT"),
+        ((list, "options"), "input_options is 'options'.*HINT"),
+    ],
+)
+def test_anything_else_is_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=message):
+        DatasetCreator(*arguments)

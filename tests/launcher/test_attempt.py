@@ -1,17 +1,17 @@
-"""One start of a machine's ranks: what each way to end comes to, and that nobody stays."""
+"""One start of a machine's ranks, and how it ended."""
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from jaxtribute._src.launcher.attempt import Attempt, Program, Signal
-from jaxtribute._src.launcher.outcome import Kind, Outcome
-from jaxtribute._src.launcher.output import RankOutput
 from processes import await_end
+
+from jaxtribute._src.launcher.attempt import Attempt, Kind, Outcome, Program, Signal, exit_code, in_words
+from jaxtribute._src.launcher.output import RankOutput
 
 pytestmark = pytest.mark.slow
 
@@ -134,3 +134,22 @@ def test_a_program_that_does_not_exist(tmp_path: Path) -> None:
 
 async def _run(programs: dict[int, Program]) -> Outcome:
     return await Attempt(programs, 1, 1).run()
+
+
+def test_an_outcome_travels() -> None:
+    outcome = Outcome(Kind.FAILED, 3, 1, "ended", "Traceback", 2)
+    assert Outcome.from_json(json.loads(json.dumps(outcome.as_json()))) == outcome
+
+
+@pytest.mark.parametrize(
+    ("returncode", "code", "words"),
+    [
+        (0, 0, "ended with exit code 0"),
+        (3, 3, "ended with exit code 3"),
+        (-9, 137, "was killed by SIGKILL"),
+        (-33, 161, "was killed by signal 33"),
+    ],
+)
+def test_return_codes(returncode: int, code: int, words: str) -> None:
+    assert exit_code(returncode) == code
+    assert in_words(returncode) == words

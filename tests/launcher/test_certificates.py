@@ -13,8 +13,8 @@ import pytest
 
 from jaxtribute._src.launcher import certificates
 from jaxtribute._src.launcher.certificates import AUTHORITY, CERTIFICATE, KEY, PREFIX, secret_of_run, write_certificates
+from jaxtribute._src.launcher.launch import launch
 from jaxtribute._src.launcher.options import Options
-from jaxtribute._src.launcher.run import launch
 
 pytest.importorskip("cryptography")
 

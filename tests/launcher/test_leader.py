@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxtribute._src.launcher import leader, remote
-from jaxtribute._src.launcher.attempt import Signal
+from jaxtribute._src.launcher.attempt import Kind, Outcome, Signal
 from jaxtribute._src.launcher.follower import Follower
 from jaxtribute._src.launcher.leader import Leader, worst
+from jaxtribute._src.launcher.node import ReservedPorts
 from jaxtribute._src.launcher.options import Options
-from jaxtribute._src.launcher.outcome import Kind, Outcome
-from jaxtribute._src.launcher.ports import ReservedPorts
 from jaxtribute.errors import ClusterError, DeadlineError
 
 # Each start of each rank leaves a line: restart, rank, number of workers.

@@ -1,15 +1,16 @@
-"""What each rank of a machine gets: its addresses, its share of the GPUs, its place on the terminal."""
+"""A machine's part of a job: its ports and its ranks."""
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute._src.launcher.node import LocalNode, Start, gpus_of
+from jaxtribute._src.launcher.attempt import Kind
+from jaxtribute._src.launcher.node import LocalNode, ReservedPorts, Start, gpus_of
 from jaxtribute._src.launcher.options import Options
-from jaxtribute._src.launcher.outcome import Kind
 from jaxtribute.errors import ArgumentError
 
 
@@ -64,3 +65,31 @@ def test_gpus_are_shared_out_once_each(workers: int, each: int, more: int) -> No
     shares = [gpus_of(index, each, workers, environment) for index in range(workers)]
     assert all(len(share) == each for share in shares)
     assert [gpu for share in shares for gpu in share] == present[: workers * each]
+
+
+def test_nobody_else_can_take_a_reserved_port() -> None:
+    with ReservedPorts(3) as ports:
+        assert len(set(ports.numbers)) == 3
+        for number in ports.numbers:
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", number))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", ports.numbers[0]))
+    ports.close()
+
+
+def test_a_process_of_the_job_can_listen_there() -> None:
+    with ReservedPorts(1) as ports, socket.socket() as service:
+        service.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        service.bind(("127.0.0.1", ports.numbers[0]))
+        service.listen()
+        with socket.create_connection(("127.0.0.1", ports.numbers[0]), timeout=5):
+            service.accept()[0].close()
+
+
+def test_ports_of_the_newer_protocol() -> None:
+    try:
+        with ReservedPorts(1, "::1") as ports:
+            assert ports.numbers[0] > 0
+    except OSError as error:
+        pytest.skip(f"this machine has no IPv6: {error}")

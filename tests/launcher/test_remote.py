@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from jaxtribute._src.cluster.addresses import Address
-from jaxtribute._src.launcher import follower, remote, wire
+from jaxtribute._src.launcher import connection, follower, remote
 from jaxtribute._src.launcher.attempt import Signal
 from jaxtribute._src.launcher.follower import Follower
+from jaxtribute._src.launcher.node import ReservedPorts
 from jaxtribute._src.launcher.options import Options
-from jaxtribute._src.launcher.ports import ReservedPorts
 from jaxtribute._src.launcher.remote import Meeting
 from jaxtribute.errors import ClusterError, DeadlineError
 
@@ -43,8 +43,8 @@ def with_meeting(nodes: int, job: Callable[[Meeting, Address], Awaitable[Any]], 
 
 @pytest.mark.parametrize("machine", [0, 2, -1, "1", None, True, 1.0])
 def test_only_machines_of_the_job_are_let_in(machine: object, capsys: pytest.CaptureFixture[str]) -> None:
-    async def knock(meeting: Meeting, address: Address) -> wire.Message | None:
-        line = await wire.connect(address.host, address.port)
+    async def knock(meeting: Meeting, address: Address) -> connection.Message | None:
+        line = await connection.connect(address.host, address.port)
         line.send({"machine": machine})
         answer = await line.receive()
         await line.close()
@@ -62,7 +62,7 @@ def test_only_machines_of_the_job_are_let_in(machine: object, capsys: pytest.Cap
         b"GET / HTTP/1.1\r\n\r\n",
         b"[1]\n",
         b"\x80\x04.\n",
-        b"x" * (2 * wire.LONGEST),
+        b"x" * (2 * connection.LONGEST),
         b"",
         b"[" * 100_000 + b"\n",
         b'{"machine":' * 50_000 + b"\n",
@@ -100,11 +100,11 @@ def test_strangers_fill_neither_the_terminal_nor_the_memory(
         for _, writer in silent:
             writer.close()
         await asyncio.gather(*ended, return_exceptions=True)
-        line = await wire.connect(address.host, address.port, key)
+        line = await connection.connect(address.host, address.port, key)
         line.send({"machine": 1})
         while await line.receive() != {"welcome": True}:  # its place may still be taken by a stranger
             await line.close()
-            line = await wire.connect(address.host, address.port, key)
+            line = await connection.connect(address.host, address.port, key)
             line.send({"machine": 1})
         assert set(meeting.present) == {1}
         await line.close()
@@ -156,7 +156,7 @@ def test_a_message_counts_once_in_its_place(change: str) -> None:
         heard: list[Any] = []
 
         async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            line = wire.Line(reader, writer, KEY)
+            line = connection.Line(reader, writer, KEY)
             heard.extend([await line.receive(), await line.receive()])
             line.send({"answer": 1})
             await line.close()
@@ -181,7 +181,7 @@ def test_a_message_counts_once_in_its_place(change: str) -> None:
         server = await asyncio.start_server(listen, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         middle = await asyncio.start_server(between, "127.0.0.1", 0)
-        line = await wire.connect("127.0.0.1", middle.sockets[0].getsockname()[1], KEY)
+        line = await connection.connect("127.0.0.1", middle.sockets[0].getsockname()[1], KEY)
         line.send({"n": 1})
         line.send({"n": 2})
         answer = await line.receive()
@@ -232,7 +232,7 @@ def test_who_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "HELLO_S", 0.05)
 
     async def be_silent(meeting: Meeting, address: Address) -> None:
-        line = await wire.connect(address.host, address.port)
+        line = await connection.connect(address.host, address.port)
         assert "refused" in (await line.receive() or {})
         await line.close()
 
@@ -284,7 +284,7 @@ def test_messages_are_lines_of_json() -> None:
 
         server = await asyncio.start_server(listen, address.host, 0)
         port = server.sockets[0].getsockname()[1]
-        line = await wire.connect(address.host, port)
+        line = await connection.connect(address.host, port)
         assert (line.own_host, line.peer_host) == ("127.0.0.1", "127.0.0.1")
         line.send({"a": [1, "b"]})
         assert await line.receive() is None
@@ -298,7 +298,7 @@ def test_messages_are_lines_of_json() -> None:
 
 def test_a_machine_that_talks_nonsense_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     async def babble(meeting: Meeting, address: Address) -> None:
-        line = await wire.connect(address.host, address.port)
+        line = await connection.connect(address.host, address.port)
         line.send({"machine": 1})
         assert await line.receive() == {"welcome": True}
         line.send({"ended": {"kind": "nonsense"}})

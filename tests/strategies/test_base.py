@@ -4,9 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import jaxtribute as jd
-from jaxtribute.errors import ArgumentTypeError
 from replicas import (
     components,
     each_executor,
@@ -19,6 +16,9 @@ from replicas import (
     per_replica,
     variable,
 )
+
+import jaxtribute as jd
+from jaxtribute.errors import ArgumentTypeError
 
 STRATEGIES = ["default", "one device", "mirrored 1", "mirrored 2", "mirrored 4"]
 

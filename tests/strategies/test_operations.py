@@ -6,9 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import jaxtribute as jd
-from jaxtribute.errors import ArgumentError, ArgumentTypeError, ContextError, StrategyMixError, VariableError
 from replicas import (
     components,
     each_executor,
@@ -21,6 +18,9 @@ from replicas import (
     per_replica,
     variable,
 )
+
+import jaxtribute as jd
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ContextError, StrategyMixError, VariableError
 
 SUM, ON_READ = jd.VariableAggregation.SUM, jd.VariableSynchronization.ON_READ
 

@@ -10,7 +10,7 @@ import jax
 from jaxtribute._src.input.agreement import Agreements, StepRows
 from jaxtribute._src.input.dataset import DistributedDataset
 from jaxtribute._src.input.splitting import Shard
-from jaxtribute._src.input.steps import Step, Steps
+from jaxtribute._src.input.worker_steps import WorkerStep, WorkerSteps
 
 T = TypeVar("T")
 DEADLINE_S = 60.0
@@ -60,18 +60,18 @@ def on_workers(workers: int, work: Callable[[int, Meeting], T]) -> list[T]:
         return [future.result(DEADLINE_S) for future in futures]
 
 
-def steps_of(dataset: DistributedDataset) -> Steps:
-    return dataset._steps()[0]  # pyright: ignore[reportPrivateUsage]
+def steps_of(dataset: DistributedDataset) -> WorkerSteps:
+    return dataset._steps()  # pyright: ignore[reportPrivateUsage]
 
 
-def rows_of(step: Step) -> list[Any]:
+def rows_of(step: WorkerStep) -> list[Any]:
     """The rows of each local replica, as lists; for a tree, those of its first array."""
     return [jax.tree.leaves(part)[0].tolist() for part in step.cut()]
 
 
-def drain(steps: Steps, limit: int = 10_000) -> list[Step]:
+def drain(steps: WorkerSteps, limit: int = 10_000) -> list[WorkerStep]:
     """All steps of a pass."""
-    found: list[Step] = []
+    found: list[WorkerStep] = []
     try:
         while True:
             found.append(next(steps))

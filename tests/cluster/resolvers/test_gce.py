@@ -1,4 +1,4 @@
-"""`GCEClusterResolver` with Google's client, against a Compute API on loopback."""
+"""`GCEClusterResolver` with Google's client, against a Compute API on loopback; and a machine's own metadata."""
 
 import sys
 from typing import Any
@@ -8,6 +8,7 @@ from google.auth.credentials import AnonymousCredentials
 from googleapiclient import discovery  # pyright: ignore[reportMissingTypeStubs]
 
 from cluster.fake_http import Answer, Request, serving
+from jaxtribute._src.cluster.resolvers.gce import metadata
 from jaxtribute.cluster_resolver import GCEClusterResolver
 from jaxtribute.errors import ClusterError, MissingLibraryError
 
@@ -70,3 +71,21 @@ def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
         MissingLibraryError, match=r"the compute API .*pip install 'jaxtribute\[gce\]', or pass service="
     ):
         GCEClusterResolver("p", "z", "g", 2222)
+
+
+@pytest.mark.parametrize("name", ["GCE_METADATA_HOST", "GCE_METADATA_IP"])
+def test_the_server_is_where_the_environment_says(name: str) -> None:
+    with serving(lambda request: (200, "p")) as server:
+        assert metadata("project/project-id", {name: server.host}) == "p"
+    [request] = server.requests
+    assert request.path == "/computeMetadata/v1/project/project-id"
+    assert request.headers["metadata-flavor"] == "Google"
+
+
+@pytest.mark.parametrize("status", [404, 500])
+def test_no_answer_is_an_error_that_says_what_to_do(status: int) -> None:
+    says = rf"did not answer .*project-id: .*{status}.*HINT: outside Google's cloud"
+    with serving(lambda request: (status, "no")) as server, pytest.raises(ClusterError, match=says):
+        metadata("project/project-id", {"GCE_METADATA_HOST": server.host})
+    with pytest.raises(ClusterError, match="refused"):
+        metadata("project/project-id", {"GCE_METADATA_HOST": server.host})

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-
 from processes import run_python
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtribute._src.input.sources import adapt
-from jaxtribute._src.input.sources.base import adapters
+from jaxtribute._src.input.sources import adapt, adapters
 from jaxtribute.errors import ArgumentTypeError
 from jaxtribute.input import ArraySource, make_numpy_dataset
 

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from jaxtribute._src.launcher.ports import ReservedPorts
+from jaxtribute._src.launcher.node import ReservedPorts
 from jaxtribute._src.tools.doctor import network
 from jaxtribute._src.tools.doctor.findings import Finding, Level
 from jaxtribute._src.tools.doctor.situation import look

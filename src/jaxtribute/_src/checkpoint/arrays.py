@@ -18,7 +18,7 @@ from etils import epath
 from jax.sharding import Sharding
 from orbax.checkpoint import type_handlers
 
-from jaxtribute._src.checkpoint.forms import Host
+from jaxtribute._src.types import Foreign, HostArray
 from jaxtribute._src.values.stored import Lease
 
 _BATCH_BYTES = 16 << 20
@@ -60,7 +60,7 @@ class _BorrowedHandler(_handlers.ArrayHandler):
         """Type that plain Orbax sees: an array for the host, whatever devices there are."""
         return "np.ndarray"
 
-    async def serialize(self, values: Sequence[_Borrowed], infos: Sequence[Any], args: Any = None) -> Sequence[Any]:
+    async def serialize(self, values: Sequence[_Borrowed], infos: Sequence[Any], args: Foreign = None) -> Sequence[Any]:
         """Writes all of `values`; nothing is left to wait for."""
         context = _handlers.get_ts_context(
             use_ocdbt=True, file_io_concurrency_limit=_THREADS, data_copy_concurrency_limit=_THREADS
@@ -97,7 +97,7 @@ def batches(sizes: Sequence[int], limit: int = _BATCH_BYTES) -> Generator[slice]
         yield slice(start, len(sizes))
 
 
-def begin(arrays: Mapping[str, Lease | Host]) -> None:
+def begin(arrays: Mapping[str, Lease | HostArray]) -> None:
     """Takes what is written first: a step that comes waits for it and copies the rest, so there is no whole copy ever.
 
     Args:
@@ -118,7 +118,7 @@ def _handler() -> Any:
     return _ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=registry)
 
 
-def write(directory: Path, arrays: Mapping[str, Lease | Host]) -> None:
+def write(directory: Path, arrays: Mapping[str, Lease | HostArray]) -> None:
     """Writes this process's parts of all arrays; those on the host are written by the first process alone.
 
     Args:

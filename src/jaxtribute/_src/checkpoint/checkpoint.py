@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from jaxtribute._src.checkpoint.description import Description, Differences
 from jaxtribute._src.checkpoint.files import FILE, check_name, check_path, check_text, stem
 from jaxtribute._src.checkpoint.owner import Owner
 from jaxtribute._src.checkpoint.restoring import Restore, mismatch
+from jaxtribute._src.types import Foreign, Nest
 from jaxtribute._src.values.stored import updating
 from jaxtribute.errors import ArgumentError, CheckpointError, ContextError
 
@@ -78,7 +80,7 @@ class Checkpoint:
     Source: `tf.train.Checkpoint`.
     """
 
-    def __init__(self, **trackables: Any) -> None:
+    def __init__(self, **trackables: Nest) -> None:
         object.__setattr__(self, "_trackables", {})
         object.__setattr__(self, "_background", Background())
         object.__setattr__(self, "_counts", dict.fromkeys(_COUNTERS, 0))
@@ -91,7 +93,7 @@ class Checkpoint:
     _counts: dict[str, int]
     _channel: Channel | None
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: Nest) -> None:
         if name.startswith("_") or hasattr(type(self), name):
             raise ArgumentError(
                 f"a checkpoint cannot keep anything by the name {name!r}, which it uses itself. HINT: choose another."
@@ -114,7 +116,7 @@ class Checkpoint:
         """Number of calls of `PreemptionCheckpointHandler.run` that have ended, over all runs."""
         return self._counts["run_counter"]
 
-    def save(self, file_prefix: Any, *, block: bool = False, timeout_s: float | None = None) -> str:
+    def save(self, file_prefix: str | PathLike[str], *, block: bool = False, timeout_s: float | None = None) -> str:
         """Saves to `{file_prefix}-{save_counter}`, counting up.
 
         Args:
@@ -145,7 +147,7 @@ class Checkpoint:
 
     def write(
         self,
-        path: Any,
+        path: str | PathLike[str],
         *,
         block: bool = False,
         timeout_s: float | None = None,
@@ -195,7 +197,7 @@ class Checkpoint:
         """
         self._background.wait()
 
-    def restore(self, save_path: Any, *, strict: bool = True) -> RestoreStatus:
+    def restore(self, save_path: str | PathLike[str] | None, *, strict: bool = True) -> RestoreStatus:
         """Restores everything, `save_counter` and `run_counter` included.
 
         The checkpoint may be of another strategy, and of another number of devices or workers.
@@ -222,14 +224,14 @@ class Checkpoint:
         """
         return self._restore(save_path, strict, counters=True)
 
-    def read(self, save_path: Any, *, strict: bool = True) -> RestoreStatus:
+    def read(self, save_path: str | PathLike[str] | None, *, strict: bool = True) -> RestoreStatus:
         """Restores everything but `save_counter` and `run_counter`; otherwise as `restore`.
 
         Source: `tf.train.Checkpoint.read`.
         """
         return self._restore(save_path, strict, counters=False)
 
-    def _restore(self, save_path: Any, strict: bool, *, counters: bool) -> RestoreStatus:
+    def _restore(self, save_path: str | PathLike[str] | None, strict: bool, *, counters: bool) -> RestoreStatus:
         _check_context("restore")
         self._background.wait()
         if save_path is None:
@@ -265,7 +267,7 @@ class Checkpoint:
         return f"<jd.Checkpoint of {', '.join(self._trackables)}; saved {self.save_counter} times>"
 
 
-def _position(name: str, iterator: Any) -> str:
+def _position(name: str, iterator: Foreign) -> str:
     state = iterator.get_state()
     try:
         return json.dumps(state)

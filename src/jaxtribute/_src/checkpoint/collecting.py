@@ -10,12 +10,12 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from jaxtribute._src.checkpoint.forms import Host, Spec
+from jaxtribute._src.checkpoint.forms import Spec
 from jaxtribute._src.checkpoint.leaves import CellLeaf, Leaf, VariableLeaf
-from jaxtribute._src.checkpoint.models import adapter_of
-from jaxtribute._src.checkpoint.models.base import Key
+from jaxtribute._src.checkpoint.models import Key, adapter_of, slot_key
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.optimizer.optimizer import Optimizer
+from jaxtribute._src.types import Foreign, HostArray, Nest
 from jaxtribute._src.values.stored import Lease
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
@@ -38,10 +38,10 @@ class Found:
     iterators: dict[str, Any] = field(default_factory=dict[str, Any])
     rebuilds: list[Callable[[], Callable[[], None]]] = field(default_factory=list[Callable[[], Callable[[], None]]])
 
-    def snapshots(self) -> tuple[dict[str, Spec], dict[str, Lease | Host]]:
+    def snapshots(self) -> tuple[dict[str, Spec], dict[str, Lease | HostArray]]:
         """The specs of all values, and the values of those with elements; call it while no step can write them."""
         specs: dict[str, Spec] = {}
-        values: dict[str, Lease | Host] = {}
+        values: dict[str, Lease | HostArray] = {}
         for name, leaf in self.leaves.items():
             specs[name] = leaf.spec
             if leaf.spec.size:
@@ -81,7 +81,7 @@ class _Walk:
         self.count = 0
         self._seen: dict[int, Any] = {}
 
-    def trackable(self, name: str, value: Any, replace: Callable[[str, Any], None]) -> None:
+    def trackable(self, name: str, value: Nest, replace: Callable[[str, Any], None]) -> None:
         """A named value; of nests the plain arrays count, too."""
         if self._stateful((name,), value):
             return
@@ -103,7 +103,7 @@ class _Walk:
 
             self.found.rebuilds.append(rebuild)
 
-    def _stateful(self, key: Key, value: Any) -> bool:
+    def _stateful(self, key: Key, value: Nest) -> bool:
         """Takes a value that is known to have state; returns whether it is one."""
         if isinstance(value, Variable):
             if self._first_time(value):
@@ -111,7 +111,7 @@ class _Walk:
         elif isinstance(value, Optimizer):
             if self._first_time(value):
                 for slot in value.variables:
-                    self._add((*key, *slot.name.removesuffix(":0").split("/")), VariableLeaf(slot))
+                    self._add((*key, *slot_key(slot.name)), VariableLeaf(slot))
         elif callable(getattr(value, "get_state", None)) and callable(getattr(value, "set_state", None)):
             if self._first_time(value):
                 self._add_iterator(key, value)
@@ -123,7 +123,7 @@ class _Walk:
             return False
         return True
 
-    def _attributes(self, key: Key, value: Any) -> None:
+    def _attributes(self, key: Key, value: object) -> None:
         """Looks for variables among the attributes of an object of the user's."""
         attributes = getattr(value, "__dict__", None)
         module = type(value).__module__.partition(".")[0]
@@ -140,11 +140,11 @@ class _Walk:
                     self._attributes(below, leaf)
 
     @staticmethod
-    def _whole(value: Any) -> bool:
+    def _whole(value: object) -> bool:
         """True if a value is not to be taken apart as a nest, though JAX could."""
         return isinstance(value, Variable) or adapter_of(value) is not None
 
-    def _first_time(self, value: Any) -> bool:
+    def _first_time(self, value: object) -> bool:
         self.count += 1
         if id(value) in self._seen:
             return False
@@ -156,7 +156,7 @@ class _Walk:
         self._check(".".join(key))
         self.found.leaves[".".join(key)] = leaf
 
-    def _add_iterator(self, key: Key, value: Any) -> None:
+    def _add_iterator(self, key: Key, value: Foreign) -> None:
         self._check(".".join(key))
         self.found.iterators[".".join(key)] = value
 
@@ -176,12 +176,12 @@ def cell(cells: Any, place: Any) -> CellLeaf:
     return CellLeaf(lambda: cells[place], lambda value: cells.__setitem__(place, value))
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     kinds = (jax.Array, np.ndarray, np.generic, *_NUMBERS)
     return isinstance(value, kinds) and not isinstance(value, Tracer) and str(getattr(value, "dtype", "")) != "object"
 
 
-def _part(key: Any) -> str:
+def _part(key: object) -> str:
     """One step of a path into a nest, as a name."""
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):

@@ -18,11 +18,12 @@ from jaxtribute._src import checksums
 from jaxtribute._src.checkpoint import arrays
 from jaxtribute._src.checkpoint.description import Description
 from jaxtribute._src.checkpoint.files import REPLACED, UNFINISHED, standing, sync, write_text
-from jaxtribute._src.checkpoint.forms import Host
 from jaxtribute._src.checkpoint.owner import Owner
 from jaxtribute._src.checksums import Mark
 from jaxtribute._src.cluster import runtime
 from jaxtribute._src.cluster.runtime import Cluster
+from jaxtribute._src.input.iterator import position_file
+from jaxtribute._src.types import HostArray
 from jaxtribute._src.values.stored import Lease
 from jaxtribute.errors import CheckpointError, ConfigError
 
@@ -95,7 +96,7 @@ class Save:
     """
 
     path: Path
-    arrays: Mapping[str, Lease | Host]
+    arrays: Mapping[str, Lease | HostArray]
     positions: Mapping[str, str]
     description: Description
     committed: Callable[[], None]
@@ -221,12 +222,6 @@ class Save:
         sync(self.path.parent)
         shutil.rmtree(replaced, ignore_errors=True)
         self.committed()
-
-
-def position_file(process: int | None = None, processes: int | None = None) -> str:
-    """The name of a process's file in an iterator's folder; as `DistributedIterator.save` names it."""
-    process = jax.process_index() if process is None else process
-    return f"process_{process}-of-{processes or jax.process_count()}.json"
 
 
 def _outcome(action: Callable[[], Any]) -> str:

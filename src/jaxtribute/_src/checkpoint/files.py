@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
@@ -26,7 +25,7 @@ _NUMBER = "(0|[1-9][0-9]*)"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-def check_name(name: Any, what: str) -> str:
+def check_name(name: object, what: str) -> str:
     """Checks that a name can be part of the name of a file, in one folder, on every system.
 
     Args:
@@ -50,7 +49,7 @@ def check_name(name: Any, what: str) -> str:
     return name
 
 
-def check_path(path: Any, what: str) -> Path:
+def check_path(path: object, what: str) -> Path:
     """Checks that a value can be a path, and makes it absolute.
 
     Args:

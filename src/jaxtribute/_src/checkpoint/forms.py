@@ -19,9 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtribute._src.types import ArrayLike, HostArray
 from jaxtribute._src.values.enums import VariableAggregation
-
-Host = np.ndarray[Any, Any]
 
 VALUE, FLAT, ROWS = "value", "flat", "rows"
 
@@ -76,7 +75,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return np.dtype(jnp.dtype(name))
 
 
-def to_value(stored: Host, spec: Spec) -> Host:
+def to_value(stored: HostArray, spec: Spec) -> HostArray:
     """The value, of shape `spec.shape`, from what a checkpoint stores.
 
     Rows are brought together as reading the variable does; without an aggregation the first one stands for all.
@@ -88,7 +87,7 @@ def to_value(stored: Host, spec: Spec) -> Host:
     return stored.reshape(spec.shape)
 
 
-def combine(rows: Host, aggregation: str) -> Host:
+def combine(rows: HostArray, aggregation: str) -> HostArray:
     """One value of the replicas' values."""
     if aggregation == VariableAggregation.SUM.name:
         return rows.sum(0, dtype=rows.dtype)
@@ -98,7 +97,7 @@ def combine(rows: Host, aggregation: str) -> Host:
     return rows[0]
 
 
-def to_rows(value: Host, replicas: int, aggregation: str) -> Host:
+def to_rows(value: HostArray, replicas: int, aggregation: str) -> HostArray:
     """One value a replica, so that reading the variable gives `value` to the bit.
 
     Of a sum the first replica gets everything; otherwise all replicas get the value.
@@ -110,7 +109,7 @@ def to_rows(value: Host, replicas: int, aggregation: str) -> Host:
     return np.broadcast_to(value, (replicas, *value.shape))
 
 
-def spec_of(array: Any) -> Spec:
+def spec_of(array: ArrayLike) -> Spec:
     """The spec of an array or a Python number as it is.
 
     Args:

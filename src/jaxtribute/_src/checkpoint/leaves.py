@@ -10,7 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from jaxtribute._src.checkpoint.forms import ROWS, VALUE, Host, Spec, dtype_of, spec_of, to_rows, to_value
+from jaxtribute._src.checkpoint.forms import ROWS, VALUE, Spec, dtype_of, spec_of, to_rows, to_value
+from jaxtribute._src.types import Array, HostArray
 from jaxtribute._src.values.mesh import own
 from jaxtribute._src.values.stored import Lease, updating
 from jaxtribute._src.values.variable import Variable
@@ -24,7 +25,7 @@ class Leaf(Protocol):
         """The present value."""
         ...
 
-    def snapshot(self) -> Lease | Host:
+    def snapshot(self) -> Lease | HostArray:
         """The value as it is now, which nobody changes any more: on its devices, or on the host if all have it."""
         ...
 
@@ -32,7 +33,7 @@ class Leaf(Protocol):
         """The shape and the placement to read it with, so that each device gets its own part; None for the host."""
         ...
 
-    def put(self, value: Any, saved: Spec) -> None:
+    def put(self, value: Array | HostArray, saved: Spec) -> None:
         """Takes what was read: an array with that placement, or what is stored as an array on the host."""
         ...
 
@@ -56,7 +57,7 @@ class VariableLeaf:
             return spec
         return replace(spec, rows=variable.stored.shape[0], aggregation=variable.aggregation.name)
 
-    def snapshot(self) -> Lease | Host:
+    def snapshot(self) -> Lease | HostArray:
         """Its array, on loan."""
         lease = self._variable.lease()
         array = self._variable.stored
@@ -72,7 +73,7 @@ class VariableLeaf:
         same = saved.form == form and (form != ROWS or saved.rows == stored.shape[0])
         return (stored.shape, stored.sharding) if same and stored.committed else None
 
-    def put(self, value: Any, saved: Spec) -> None:
+    def put(self, value: Array | HostArray, saved: Spec) -> None:
         """Binds the variable to the value."""
         variable, policy = self._variable, self._variable.policy
         if isinstance(value, jax.Array):
@@ -112,7 +113,7 @@ class CellLeaf:
         """The value's shape and dtype."""
         return spec_of(self._get())
 
-    def snapshot(self) -> Lease | Host:
+    def snapshot(self) -> Lease | HostArray:
         """A copy: the program may change or donate the original at any time."""
         value = self._get()
         if isinstance(value, jax.Array):
@@ -129,7 +130,7 @@ class CellLeaf:
             return value.shape, value.sharding
         return None
 
-    def put(self, value: Any, saved: Spec) -> None:
+    def put(self, value: Array | HostArray, saved: Spec) -> None:
         """Hands the value over as what was there: an array of JAX or NumPy, a random key, or a number."""
         old = self._get()
         if isinstance(value, jax.Array):

@@ -7,17 +7,18 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
+from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, SupportsInt
 
 from jaxtribute._src import settings
 from jaxtribute._src.checkpoint import committing
 from jaxtribute._src.checkpoint.checkpoint import Checkpoint
 from jaxtribute._src.checkpoint.description import Description
 from jaxtribute._src.checkpoint.files import UNFINISHED, check_name, check_path, complete, left_over, numbered, standing
-from jaxtribute._src.checkpoint.latest import Identity, identity_of, leave_out, newest_whole, nothing_whole
+from jaxtribute._src.checkpoint.folder import Identity, Preserved, identity_of, leave_out, newest_whole, nothing_whole
 from jaxtribute._src.checkpoint.owner import Owner
-from jaxtribute._src.checkpoint.preserved import Preserved
+from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, CheckpointDamagedError, CheckpointError
 
 _LOG = logging.getLogger(__name__)
@@ -54,11 +55,11 @@ class CheckpointManager:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        directory: Any,
+        directory: str | PathLike[str],
         max_to_keep: int | None = 5,
         keep_checkpoint_every_n_hours: float | None = None,
         checkpoint_name: str = "ckpt",
-        step_counter: Any = None,
+        step_counter: SupportsInt | Callable[[], SupportsInt] | None = None,
         checkpoint_interval: int | None = None,
         init_fn: Callable[[], Any] | None = None,
         *,
@@ -129,7 +130,7 @@ class CheckpointManager:
         """
         return newest_whole(self._newest_first(), self._directory, self._known)
 
-    def save(self, checkpoint_number: Any = None, check_interval: bool = True) -> str | None:
+    def save(self, checkpoint_number: SupportsInt | None = None, check_interval: bool = True) -> str | None:
         """Saves a checkpoint, in the background unless `block` was given.
 
         Args:
@@ -217,7 +218,7 @@ class CheckpointManager:
         counter = self._step_counter
         if counter is None:
             return None
-        return int(cast("Any", counter() if callable(counter) else counter))
+        return int(counter() if callable(counter) else counter)
 
     def _too_soon(self, step: int | None) -> bool:
         if self._interval is None or step is None or self._last_step is None:
@@ -289,7 +290,7 @@ class CheckpointManager:
         return True
 
 
-def _number(value: Any) -> int:
+def _number(value: Foreign) -> int:
     """A checkpoint's number.
 
     Raises:

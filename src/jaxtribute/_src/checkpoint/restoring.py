@@ -20,11 +20,12 @@ import numpy as np
 from jaxtribute._src import checksums
 from jaxtribute._src.checkpoint import arrays
 from jaxtribute._src.checkpoint.collecting import Found
-from jaxtribute._src.checkpoint.committing import STATE, position_file
+from jaxtribute._src.checkpoint.committing import STATE
 from jaxtribute._src.checkpoint.description import Description, Differences
 from jaxtribute._src.checkpoint.files import standing
 from jaxtribute._src.checkpoint.forms import Spec, dtype_of
 from jaxtribute._src.cluster.runtime import Cluster
+from jaxtribute._src.input.iterator import position_file
 from jaxtribute._src.values.stored import updating
 from jaxtribute.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError
 

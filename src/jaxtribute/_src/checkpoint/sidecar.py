@@ -98,7 +98,7 @@ class SidecarEvaluator:
     def _next(self, seen: str | None) -> str | None:
         """The newest checkpoint, once it is another than `seen`; None after `stop`."""
         from jaxtribute._src.checkpoint.files import check_path, complete
-        from jaxtribute._src.checkpoint.latest import latest_checkpoint
+        from jaxtribute._src.checkpoint.folder import latest_checkpoint
 
         directory = check_path(self._directory, "directory")
         left = deadline(self._timeout_s if self._timeout_s is not None else float("inf"))

@@ -1,8 +1,9 @@
-"""The network address of a task, `"host:port"`, taken apart."""
+"""The network address of a task, `"host:port"`: taken apart, and tried."""
 
 from __future__ import annotations
 
 import ipaddress
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -57,3 +58,13 @@ def all_loopback(addresses: Iterable[str]) -> bool:
       ClusterSpecError: one is malformed.
     """
     return all(Address.parse(address).is_loopback() for address in addresses)
+
+
+def can_connect(address: str, timeout_s: float) -> bool:
+    """True if something listens at an address; waits at most `timeout_s` for an answer."""
+    where = Address.parse(address)
+    try:
+        with socket.create_connection((where.host, where.port), timeout=timeout_s):
+            return True
+    except OSError:
+        return False

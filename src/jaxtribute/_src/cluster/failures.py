@@ -1,10 +1,13 @@
-"""Messages that the workers of a cluster send each other when one of them fails."""
+"""Failures of workers: told to the other workers, recognized in an error, and said on stderr."""
 
 from __future__ import annotations
 
 import json
+import sys
 import traceback
 from dataclasses import asdict, dataclass
+
+import jax
 
 
 @dataclass(frozen=True)
@@ -45,3 +48,23 @@ class Failure:
         if self.reporter != self.rank:
             text += f", as {names[self.reporter]} noticed"
         return text
+
+
+def may_be_broken_collective(error: BaseException | None) -> bool:
+    """True if an error may come of a collective that lost a peer: Gloo's is a ValueError."""
+    if error is None:
+        return False
+    return (
+        isinstance(error, jax.errors.JaxRuntimeError)
+        or (isinstance(error, ValueError) and "Gloo" in str(error))
+        or may_be_broken_collective(error.__cause__ or error.__context__)
+    )
+
+
+def say(text: str) -> None:
+    """A line on stderr about the cluster; never raises."""
+    try:
+        sys.stderr.write(f"jaxtribute: {text}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return

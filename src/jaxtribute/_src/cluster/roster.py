@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -78,13 +77,3 @@ class Roster:
     def named(self, ranks: Sequence[int]) -> str:
         """A list of members for a message."""
         return ", ".join(self.names[rank] for rank in ranks)
-
-
-def can_connect(address: str, timeout_s: float) -> bool:
-    """True if something listens at an address; waits at most `timeout_s` for an answer."""
-    where = Address.parse(address)
-    try:
-        with socket.create_connection((where.host, where.port), timeout=timeout_s):
-            return True
-    except OSError:
-        return False

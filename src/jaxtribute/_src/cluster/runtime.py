@@ -28,13 +28,15 @@ from jax._src.lib import _jax  # pyright: ignore[reportPrivateUsage, reportPriva
 from jaxtribute._src import allocator, backend, exit_codes
 from jaxtribute._src.callers import caller
 from jaxtribute._src.cluster import ledger
-from jaxtribute._src.cluster.addresses import Address
-from jaxtribute._src.cluster.failures import Failure
-from jaxtribute._src.cluster.keys import KeyValues
-from jaxtribute._src.cluster.roster import Roster, can_connect
-from jaxtribute._src.cluster.steps import RunningClock, StepLog
-from jaxtribute._src.cluster.waiting import await_workers
-from jaxtribute._src.cluster.watch import Watch, say
+from jaxtribute._src.cluster.addresses import Address, can_connect
+from jaxtribute._src.cluster.failures import Failure, say
+from jaxtribute._src.cluster.key_values import KeyValues
+from jaxtribute._src.cluster.roster import Roster
+from jaxtribute._src.cluster.spec import ClusterSpec
+from jaxtribute._src.cluster.step_log import StepLog
+from jaxtribute._src.cluster.waiting import RunningClock, await_workers
+from jaxtribute._src.cluster.watch import Watch
+from jaxtribute._src.types import Foreign, Nest
 from jaxtribute.errors import ClusterError, ConfigError, DeadlineError
 
 BIND = "JAXTRIBUTE_BIND_ADDRESS"
@@ -49,7 +51,7 @@ _config = cast(Any, jax.config)
 class Cluster(KeyValues):
     """The cluster that this process belongs to: its members, a key-value store and barriers. Made by `connect`."""
 
-    def __init__(self, roster: Roster, store: Any, silence_s: float, timeout_s: float) -> None:
+    def __init__(self, roster: Roster, store: Foreign, silence_s: float, timeout_s: float) -> None:
         steps = StepLog(RunningClock(min(5.0, silence_s / 2)))
         super().__init__(roster, store, Watch(store, roster, silence_s, self._end, steps), steps)
         self.timeout_s = timeout_s
@@ -145,7 +147,7 @@ class Cluster(KeyValues):
         self.steps.entering(name, caller())
         ledger.compare(self, name, collectives())
 
-    def dispatched(self, result: Any) -> None:
+    def dispatched(self, result: Nest) -> None:
         """Notes that the program was handed over, to be watched until `result` is there."""
         self.steps.dispatched(result)
 
@@ -192,7 +194,9 @@ def current() -> Cluster | None:
     return _current
 
 
-def connect(spec: Any, task_type: str, task_id: int, *, timeout_s: float = 300.0) -> Cluster:
+def connect(
+    spec: ClusterSpec | Mapping[str, Any], task_type: str, task_id: int, *, timeout_s: float = 300.0
+) -> Cluster:
     """Joins the cluster; the same call again gives the same cluster.
 
     The chief, or worker 0 where there is none, hosts the coordination service at its own address of the spec.

@@ -121,7 +121,11 @@ class Server:
 
 
 def _make_def(
-    described: Any, job_name: str | None, task_index: int | None, protocol: str | None, config: Any
+    described: ServerDef | ClusterSpec | ClusterDef | Mapping[str, Tasks],
+    job_name: str | None,
+    task_index: int | None,
+    protocol: str | None,
+    config: Any,
 ) -> ServerDef:
     if isinstance(described, ServerDef):
         given = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, SupportsIndex
 
 from jaxtribute._src import settings
+from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ArgumentTypeError, ClusterSpecError
 
 Tasks = Sequence[str] | Mapping[int, str]
@@ -151,7 +152,7 @@ class ClusterSpec:
         return f"ClusterSpec({{{jobs}}})"
 
 
-def _jobs_of(cluster: Any) -> Iterable[tuple[Any, Any]]:
+def _jobs_of(cluster: Foreign) -> Iterable[tuple[Any, Any]]:
     if isinstance(cluster, ClusterSpec):
         return cluster.as_dict().items()
     if isinstance(cluster, Mapping):
@@ -164,7 +165,7 @@ def _jobs_of(cluster: Any) -> Iterable[tuple[Any, Any]]:
     )
 
 
-def _tasks_of(job: str, tasks: Any) -> dict[int, str]:
+def _tasks_of(job: str, tasks: object) -> dict[int, str]:
     if isinstance(tasks, (list, tuple)):
         tasks = dict(enumerate(tasks))
     if not isinstance(tasks, Mapping):
@@ -183,7 +184,7 @@ def _tasks_of(job: str, tasks: Any) -> dict[int, str]:
     return found
 
 
-def task_number(value: Any) -> int | None:
+def task_number(value: object) -> int | None:
     """The number of a task: a whole number from 0 on, or one in digits, as JSON has keys; None for anything else."""
     if isinstance(value, str) and value.isascii() and value.isdigit():
         return int(value)
@@ -193,7 +194,7 @@ def task_number(value: Any) -> int | None:
     return number if number >= 0 else None
 
 
-def _index(job: str, key: Any) -> int:
+def _index(job: str, key: object) -> int:
     index = task_number(key)
     if index is None:
         raise ClusterSpecError(
@@ -202,7 +203,7 @@ def _index(job: str, key: Any) -> int:
     return index
 
 
-def _text(value: Any, what: str) -> str:
+def _text(value: object, what: str) -> str:
     if isinstance(value, bytes):
         return value.decode()
     if not isinstance(value, str):

@@ -1,17 +1,45 @@
-"""Waiting for workers, with a deadline, and saying for whom."""
+"""Waiting for workers with a deadline, on a clock that stands still while this process does."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 
+from jaxtribute._src.cluster.failures import say
 from jaxtribute._src.cluster.roster import Roster
-from jaxtribute._src.cluster.steps import RunningClock
-from jaxtribute._src.cluster.watch import say
 from jaxtribute.errors import DeadlineError
 
 _SPEAK_EVERY_S = 10.0
 _POLL_S = 0.05
+_STOPPED_S = 5.0
+
+
+class RunningClock:
+    """A clock that stands still while this process does: stopped by a signal, or on a machine that sleeps.
+
+    It can tell only where somebody looks at it often. Between two looks that are further apart than that, the process
+    has not run.
+
+    Args:
+      most_s: seconds between two looks at most.
+    """
+
+    def __init__(self, most_s: float = _STOPPED_S) -> None:
+        self._most_s = most_s
+        self._lock = threading.Lock()
+        self._seen = time.monotonic()
+        self.stopped_s = 0.0
+        """Seconds for which the process has not run."""
+
+    def now(self) -> float:
+        """Seconds of `time.monotonic`, less those for which the process has not run."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._seen > self._most_s:
+                self.stopped_s += now - self._seen
+            self._seen = now
+            return now - self.stopped_s
 
 
 def await_workers(

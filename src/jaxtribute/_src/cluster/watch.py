@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-import jax
-
 from jaxtribute._src.callers import main_thread, stack
 from jaxtribute._src.cluster import stragglers
-from jaxtribute._src.cluster.failures import Failure
-from jaxtribute._src.cluster.steps import StepLog, described
+from jaxtribute._src.cluster.failures import Failure, may_be_broken_collective, say
+from jaxtribute._src.cluster.step_log import StepLog, described
 
 if TYPE_CHECKING:
     from jaxtribute._src.cluster.roster import Roster
@@ -140,7 +137,7 @@ class Watch:
           error: what was raised here.
         """
         own = Failure.raised(self._rank, error)
-        if _broken_collective(error):
+        if may_be_broken_collective(error):
             self._silence_s = min(self._silence_s, _SUSPICIOUS_S)
             deadline = time.monotonic() + 2 * _SUSPICIOUS_S
             while self.failure is None and time.monotonic() < deadline:
@@ -281,23 +278,3 @@ class Watch:
         if self.failure is None:
             self.failure = failure
             self._on_failure(failure)
-
-
-def _broken_collective(error: BaseException | None) -> bool:
-    """True if an error may come of a collective that lost a peer: Gloo's is a ValueError."""
-    if error is None:
-        return False
-    return (
-        isinstance(error, jax.errors.JaxRuntimeError)
-        or (isinstance(error, ValueError) and "Gloo" in str(error))
-        or _broken_collective(error.__cause__ or error.__context__)
-    )
-
-
-def say(text: str) -> None:
-    """A line on stderr about the cluster; never raises."""
-    try:
-        sys.stderr.write(f"jaxtribute: {text}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        return

@@ -9,7 +9,8 @@ import grain
 import jax
 import numpy as np
 
-from jaxtribute._src.input.batches import Tree, as_array, is_sparse, path_name
+from jaxtribute._src.input.batches import as_array, is_sparse, path_name
+from jaxtribute._src.types import Foreign, Leaf, Nest
 from jaxtribute.errors import InputError
 
 _ALIGNMENT = 64
@@ -29,7 +30,7 @@ class ArraySource:
       InputError: for a scalar, for no arrays at all, for different numbers of rows, or for sparse or masked arrays.
     """
 
-    def __init__(self, arrays: Tree) -> None:
+    def __init__(self, arrays: Nest) -> None:
         tree = jax.tree.map(_dense, arrays, is_leaf=lambda node: isinstance(node, list) or is_sparse(node))
         paths = jax.tree.leaves_with_path(tree)
         lengths = {len(leaf) if leaf.ndim else None for _, leaf in paths}
@@ -45,19 +46,19 @@ class ArraySource:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: Any) -> Tree:
+    def __getitem__(self, index: Foreign) -> Nest:
         return self.take(index)
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{leaf.shape} {leaf.dtype}" for leaf in self.leaves)
         return f"ArraySource({shapes})"
 
-    def take(self, indices: Any) -> Tree:
+    def take(self, indices: Foreign) -> Nest:
         """The records at the given positions, as one tree of arrays; a single position gives one record."""
         return self.structure.unflatten([_rows(leaf, indices) for leaf in self.leaves])
 
 
-def _dense(array: Any) -> Any:
+def _dense(array: Leaf) -> Any:
     if is_sparse(array):
         raise InputError(
             f"a sparse matrix of shape {array.shape} as a dataset, whose rows cannot be read one by one. HINT: pass "
@@ -66,7 +67,7 @@ def _dense(array: Any) -> Any:
     return as_array(array)
 
 
-def _rows(array: np.ndarray[Any, Any], indices: Any) -> Any:
+def _rows(array: np.ndarray[Any, Any], indices: Foreign) -> Any:
     """The rows at the given positions. Where there is much to copy, into memory that a CPU device can use as it is."""
     if not isinstance(indices, np.ndarray) or array.dtype.hasobject:
         return array[indices]
@@ -80,7 +81,7 @@ def _rows(array: np.ndarray[Any, Any], indices: Any) -> Any:
     return np.take(array, indices, axis=0, out=out, mode="clip")
 
 
-def make_numpy_dataset(numpy_input: Tree) -> grain.MapDataset[Any]:
+def make_numpy_dataset(numpy_input: Nest) -> grain.MapDataset[Any]:
     """Makes a Grain dataset of the rows of arrays.
 
     Args:

@@ -1,19 +1,19 @@
-"""Batches on the host: trees of arrays with a common first axis."""
+"""Batches on the host: trees of arrays with a common first axis, and their shapes."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
 
+from jaxtribute._src.input.splitting import Shard
+from jaxtribute._src.types import Leaf, Nest
+from jaxtribute._src.values.spec import ArraySpec, PerReplicaSpec
 from jaxtribute.errors import InputError
-
-Tree: TypeAlias = Any
-"""A pytree of arrays."""
 
 _BATCH_FIRST = (
     "HINT: batch the dataset by the global batch size first, e.g. dataset.batch(256); "
@@ -31,18 +31,18 @@ class Batch:
       start: where the rows of `tree` begin in it.
     """
 
-    tree: Tree
+    tree: Nest
     total: int | None
     start: int = 0
 
 
-def is_sparse(value: Any) -> bool:
+def is_sparse(value: object) -> bool:
     """True for sparse matrices of JAX (BCOO and its like) and of SciPy."""
     ours, scipys = sys.modules.get("jax.experimental.sparse"), sys.modules.get("scipy.sparse")
     return (ours is not None and isinstance(value, ours.JAXSparse)) or (scipys is not None and scipys.issparse(value))
 
 
-def as_array(leaf: Any) -> Any:
+def as_array(leaf: Leaf) -> Any:
     """Returns the leaf as an array: JAX and NumPy arrays as they are, sparse matrices dense, others through NumPy.
 
     Raises:
@@ -60,7 +60,7 @@ def as_array(leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
-def as_batch(element: Tree) -> Batch:
+def as_batch(element: Nest) -> Batch:
     """Returns a dataset's element as a batch.
 
     Raises:
@@ -96,15 +96,15 @@ def check_splittable(batch: Batch, replicas: int) -> int:
     raise InputError(f"{scalars}: a scalar cannot be split over {replicas} replicas. {_BATCH_FIRST}")
 
 
-def rows(tree: Tree, start: int, stop: int) -> Tree:
+def rows(tree: Nest, start: int, stop: int) -> Nest:
     """The rows `[start, stop)` of every array of a tree, as views where the arrays allow it."""
     return jax.tree.map(lambda leaf: leaf[start:stop], tree)
 
 
-def split(tree: Tree, sizes: Sequence[int]) -> list[Tree]:
+def split(tree: Nest, sizes: Sequence[int]) -> list[Nest]:
     """Cuts every array of a tree into consecutive pieces of the given sizes."""
     leaves, structure = jax.tree.flatten(tree)
-    pieces: list[Tree] = []
+    pieces: list[Nest] = []
     start = 0
     for size in sizes:
         pieces.append(structure.unflatten([leaf[start : start + size] for leaf in leaves]))
@@ -112,11 +112,56 @@ def split(tree: Tree, sizes: Sequence[int]) -> list[Tree]:
     return pieces
 
 
-def empty_like(tree: Tree) -> Tree:
+def empty_like(tree: Nest) -> Nest:
     """The tree with no rows: arrays, or anything with shape and dtype, become arrays of shape `(0, ...)`."""
     return jax.tree.map(lambda leaf: np.empty((0, *(size or 0 for size in leaf.shape[1:])), leaf.dtype), tree)
 
 
-def own(tree: Tree) -> Tree:
+def own(tree: Nest) -> Nest:
     """Copies the NumPy arrays of a tree, for a producer that may write into them again."""
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tree)
+
+
+def array_spec(array: Leaf) -> ArraySpec:
+    """Shape and dtype of an array as JAX would hold it; strings and objects keep their NumPy dtype."""
+    dtype = np.dtype(array.dtype)
+    if dtype.kind not in "OSU":
+        dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    return ArraySpec(tuple(array.shape), dtype)
+
+
+def tree_spec(tree: Nest, *, static: bool) -> Nest:
+    """The spec of a global batch: its arrays' shapes and dtypes, with None for the rows unless they are static."""
+
+    def spec(leaf: Leaf) -> ArraySpec:
+        found = array_spec(leaf)
+        if static or not found.shape:
+            return found
+        return ArraySpec((None, *found.shape[1:]), found.dtype)
+
+    return jax.tree.map(spec, tree)
+
+
+def replica_spec(spec: Nest, shard: Shard, *, split: bool) -> Nest:
+    """The spec of a distributed element.
+
+    Args:
+      spec: of the dataset's own elements: `ArraySpec` leaves, None for rows that vary.
+      shard: how many replicas share an element.
+      split: whether the rows are cut for the replicas, or each replica gets an element of its own.
+
+    Returns:
+      The tree with `PerReplicaSpec` leaves, or unchanged for one replica.
+    """
+    if shard.replicas == 1:
+        return spec
+
+    def cut(leaf: ArraySpec) -> PerReplicaSpec:
+        shape = leaf.shape
+        if split and shape:
+            size: int | None = shape[0]
+            even = size is not None and size % shard.replicas == 0
+            shape = (size // shard.replicas if size is not None and even else None, *shape[1:])
+        return PerReplicaSpec((ArraySpec(shape, leaf.dtype),) * shard.local)
+
+    return jax.tree.map(cut, spec)

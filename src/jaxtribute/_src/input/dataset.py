@@ -7,18 +7,17 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from jaxtribute._src.input.agreement import Agreements, StepAgreement, StepRows, alone
-from jaxtribute._src.input.batches import Tree
-from jaxtribute._src.input.context import InputContext
+from jaxtribute._src.input.batches import replica_spec
 from jaxtribute._src.input.explain import Explanation, explain
 from jaxtribute._src.input.iterator import DistributedIterator
-from jaxtribute._src.input.options import InputOptions, InputReplicationMode
+from jaxtribute._src.input.options import InputContext, InputOptions, InputReplicationMode
 from jaxtribute._src.input.placement import Placement, check_shard, to_devices, to_host
 from jaxtribute._src.input.policy import Sharding, resolve
 from jaxtribute._src.input.prefetch import Threads
 from jaxtribute._src.input.sources import Source, adapt
-from jaxtribute._src.input.spec import replica_spec
 from jaxtribute._src.input.splitting import Shard
-from jaxtribute._src.input.steps import FunctionSteps, GlobalSteps, LocalSteps, Steps
+from jaxtribute._src.input.worker_steps import FunctionSteps, GlobalSteps, LocalSteps, WorkerSteps
+from jaxtribute._src.types import Foreign, Nest
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute.errors import InputError
 
@@ -44,13 +43,11 @@ class DistributedDataset:
         self._threads = Threads()
 
     def __iter__(self) -> DistributedIterator:
-        steps, kind = self._steps()
         return DistributedIterator(
-            steps,
+            self._steps(),
             self._placement,
             lambda: self.element_spec,
             self._shard,
-            kind=kind,
             buffer=self._options.experimental_per_replica_buffer_size,
             threads=self._threads,
         )
@@ -59,11 +56,11 @@ class DistributedDataset:
     def _placement(self) -> Placement:
         return (to_devices if self._options.experimental_fetch_to_device else to_host)(self._mesh)
 
-    def _steps(self) -> tuple[Steps, str]:
+    def _steps(self) -> WorkerSteps:
         raise NotImplementedError
 
     @cached_property
-    def element_spec(self) -> Tree:
+    def element_spec(self) -> Nest:
         """Shapes and dtypes of an element, usable in `jd.function(input_signature=[...])`.
 
         The tree has the structure of an element, with a `PerReplicaSpec` for each `PerReplica` value, or a
@@ -77,10 +74,10 @@ class DistributedDataset:
         """
         return self._element_spec()
 
-    def _element_spec(self) -> Tree:
+    def _element_spec(self) -> Nest:
         raise NotImplementedError
 
-    def reduce(self, initial_state: S, reduce_func: Callable[[S, Tree], S]) -> S:
+    def reduce(self, initial_state: S, reduce_func: Callable[[S, Nest], S]) -> S:
         """Combines all elements: `state = reduce_func(state, element)`, from `initial_state` on.
 
         Source: `tf.distribute.DistributedDataset.reduce`.
@@ -121,16 +118,16 @@ class _Rebatched(DistributedDataset):
         self._original = source
         self._sharding: Sharding = resolve(source, options, shard)
 
-    def _steps(self) -> tuple[Steps, str]:
+    def _steps(self) -> WorkerSteps:
         source, shard = self._sharding.source, self._shard
         if self._sharding.kind == "global":
             certain = shard.workers == 1 or source.knows_end()
-            return GlobalSteps(source.open(shard), shard, None if certain else self._agree()), "global"
+            return GlobalSteps(source.open(shard), shard, None if certain else self._agree())
         size = self._original.batch_size() or 0
-        return LocalSteps(source.open(Shard()), shard, self._agree(), lambda: self._spec_of_source, size), "local"
+        return LocalSteps(source.open(Shard()), shard, self._agree(), lambda: self._spec_of_source, size)
 
     @cached_property
-    def _spec_of_source(self) -> Tree:
+    def _spec_of_source(self) -> Nest:
         spec = self._original.spec()
         if spec is None:
             raise InputError(
@@ -139,7 +136,7 @@ class _Rebatched(DistributedDataset):
             )
         return spec
 
-    def _element_spec(self) -> Tree:
+    def _element_spec(self) -> Nest:
         return replica_spec(self._spec_of_source, self._shard, split=True)
 
     def explanation(self) -> Explanation:
@@ -168,15 +165,13 @@ class _FromFunction(DistributedDataset):
         ids = range(shard.first, shard.first + shard.local)
         return [InputContext(shard.replicas, replica, shard.replicas) for replica in ids]
 
-    def _steps(self) -> tuple[Steps, str]:
+    def _steps(self) -> WorkerSteps:
         streams = [source.open(Shard()) for source in self._sources]
         static = all(source.static_rows() for source in self._sources)
-        return FunctionSteps(
-            streams, self._shard, self._agree(), lambda: self._spec_of_source, static=static
-        ), "function"
+        return FunctionSteps(streams, self._shard, self._agree(), lambda: self._spec_of_source, static=static)
 
     @cached_property
-    def _spec_of_source(self) -> Tree:
+    def _spec_of_source(self) -> Nest:
         for source in self._sources:
             spec = source.spec()
             if spec is not None:
@@ -186,7 +181,7 @@ class _FromFunction(DistributedDataset):
             "nothing is known of the elements. HINT: give each worker at least one batch."
         )
 
-    def _element_spec(self) -> Tree:
+    def _element_spec(self) -> Nest:
         return replica_spec(self._spec_of_source, self._shard, split=False)
 
     def explanation(self) -> Explanation:
@@ -205,7 +200,7 @@ def _shard_of(mesh: ReplicaMesh, context: InputContext) -> Shard:
 
 
 def distribute_dataset(
-    dataset: Any,
+    dataset: Foreign,
     mesh: ReplicaMesh,
     options: InputOptions | None,
     context: InputContext,

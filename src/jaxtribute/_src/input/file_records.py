@@ -1,4 +1,4 @@
-"""Records of files by number, over all the files."""
+"""Data sources of the records of files, read by their number over all the files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import bisect
 from collections.abc import Callable, Sequence
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, SupportsInt, TypeAlias
 
 import numpy as np
+
+from jaxtribute.errors import ArgumentError
 
 Places: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -29,7 +31,7 @@ class FileRecords:
     def __len__(self) -> int:
         return int(self._ends[-1]) if self._ends else 0
 
-    def _read(self, index: Any) -> bytes:
+    def _read(self, index: SupportsInt) -> bytes:
         """The record of that number."""
         position = int(index)
         file = bisect.bisect_right(self._ends, position)
@@ -41,3 +43,43 @@ class FileRecords:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(paths={self.paths!r})"
+
+
+class TextLineSource(FileRecords):
+    r"""The lines of text files, in order, with random access: `grain.MapDataset.source(TextLineSource(paths))`.
+
+    Files are read once at the start, to find where lines begin; lines are read when asked for. A record is the
+    line as `str`, without its end (`\n` or `\r\n`).
+
+    Args:
+      paths: a file, or several.
+      encoding: of the files.
+
+    Raises:
+      ArgumentError: for no paths.
+
+    Source: `tf.data.TextLineDataset`, with random access.
+    """
+
+    def __init__(self, paths: str | PathLike[str] | Sequence[str | PathLike[str]], *, encoding: str = "utf-8") -> None:
+        listed = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
+        if not listed:
+            raise ArgumentError(f"paths is {paths!r}. HINT: give at least one file.")
+        super().__init__(listed, _lines)
+        self.encoding = encoding
+
+    def __getitem__(self, index: SupportsInt) -> str:
+        return self._read(index).rstrip(b"\n").removesuffix(b"\r").decode(self.encoding)
+
+
+def _lines(path: str) -> tuple[Places, Places]:
+    """Positions where each line begins, and where the next one does."""
+    size, found, offset = Path(path).stat().st_size, [0], 0
+    with Path(path).open("rb") as stream:
+        while block := stream.read(1 << 20):
+            found += (np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + offset + 1).tolist()
+            offset += len(block)
+    if found[-1] != size:
+        found.append(size)
+    places = np.asarray(found, np.int64)
+    return places[:-1], places[1:]

@@ -9,10 +9,12 @@ import numpy as np
 
 from jaxtribute._src.input import grain_inside as inside
 from jaxtribute._src.input import grain_tree
-from jaxtribute._src.input.batches import Batch, Tree, as_batch, rows
-from jaxtribute._src.input.grain_inside import parents
+from jaxtribute._src.input.batches import Batch, as_batch, rows
+from jaxtribute._src.input.grain_inside import Node, parents
+from jaxtribute._src.input.grain_tree import PositionMap
 from jaxtribute._src.input.permutation import Positions
 from jaxtribute._src.input.splitting import Shard, worker_bounds
+from jaxtribute._src.types import Nest
 
 _CHUNK = 1 << 14
 
@@ -20,7 +22,7 @@ _CHUNK = 1 << 14
 class _WorkerBatches(grain.MapDataset[Batch]):
     """The batches of a batching node, cut down to the rows of one worker."""
 
-    def __init__(self, node: Any, shard: Shard) -> None:
+    def __init__(self, node: Node, shard: Shard) -> None:
         self._records = parents(node)[0]
         super().__init__(self._records)
         found = inside.batching(node)
@@ -32,7 +34,7 @@ class _WorkerBatches(grain.MapDataset[Batch]):
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int | slice) -> Any:
         if not isinstance(index, int):
             return self.slice(index)
         epoch, batch = divmod(index, self._length)
@@ -42,14 +44,14 @@ class _WorkerBatches(grain.MapDataset[Batch]):
         first = epoch * records + batch * self._size
         return Batch(self._read(first + start, first + stop), total, start)
 
-    def _read(self, start: int, stop: int) -> Tree:
+    def _read(self, start: int, stop: int) -> Nest:
         raise NotImplementedError
 
 
 class ArrayBatches(_WorkerBatches):
     """Batches taken from arrays, or from a range, by one indexing operation each."""
 
-    def __init__(self, node: Any, shard: Shard, positions: Any, source: Any) -> None:
+    def __init__(self, node: Node, shard: Shard, positions: PositionMap, source: Node) -> None:
         super().__init__(node, shard)
         self._positions = positions
         self._source = grain_tree.array_source(source)
@@ -57,7 +59,7 @@ class ArrayBatches(_WorkerBatches):
         self._chunk_size = min(_CHUNK, max(len(self._records), self._size))
         self._chunks: dict[int, Positions] = {}
 
-    def _read(self, start: int, stop: int) -> Tree:
+    def _read(self, start: int, stop: int) -> Nest:
         indices = self._indices(start, stop)
         if self._source is not None:
             return self._source.take(indices)
@@ -89,14 +91,14 @@ class ArrayBatches(_WorkerBatches):
 class RecordBatches(_WorkerBatches):
     """Batches stacked from records, of which only this worker's are read."""
 
-    def _read(self, start: int, stop: int) -> Tree:
+    def _read(self, start: int, stop: int) -> Nest:
         if stop > start:
             return as_batch(self._stack([self._records[index] for index in range(start, stop)])).tree
         # No rows for this worker: one record tells what they would look like.
         return rows(as_batch(self._stack([self._records[max(start - 1, 0)]])).tree, 0, 0)
 
 
-def for_worker(dataset: Any, shard: Shard) -> tuple[Any, str]:
+def for_worker(dataset: Node, shard: Shard) -> tuple[Any, str]:
     """Rewrites a Grain `MapDataset` so that a worker reads no more than it needs.
 
     Returns:
@@ -124,7 +126,7 @@ def for_worker(dataset: Any, shard: Shard) -> tuple[Any, str]:
     return grain_tree.rewrite(dataset, lambda n: cut if n is node else None), "records"
 
 
-def _first_array_batch(node: Any) -> Any:
+def _first_array_batch(node: Node) -> Any:
     """The batching node over arrays below maps of whole batches, if that is all there is."""
     while inside.is_reordering(node) or inside.is_map(node):
         node = parents(node)[0]
@@ -136,15 +138,15 @@ def _first_array_batch(node: Any) -> Any:
     return node
 
 
-class _Trees(grain.MapDataset[Tree]):
+class _Trees(grain.MapDataset[Nest]):
     """Takes the arrays out of `Batch`es, for the user's functions."""
 
-    def __init__(self, parent: Any) -> None:
+    def __init__(self, parent: Node) -> None:
         super().__init__(parent)
 
     def __len__(self) -> int:
         return len(self.parents[0])
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int | slice) -> Any:
         parent: Any = self.parents[0]
         return parent[index].tree if isinstance(index, int) else self.slice(index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import grain
@@ -64,7 +65,7 @@ def _names_below(node: Node) -> tuple[str, ...]:
     return tuple(name for reader in _readers(node) for name in _names(reader))
 
 
-def _name(node: Node, interleaved: Any, number: int) -> str:
+def _name(node: Node, interleaved: Sequence[Node], number: int) -> str:
     """A name for one of the datasets that a node interleaves. Making it from a `MapDataset` may open the file."""
     if isinstance(interleaved, grain.MapDataset):
         return f"dataset {number} of {node}"
@@ -75,11 +76,11 @@ def _name(node: Node, interleaved: Any, number: int) -> str:
 class ShardHint(SameElements):
     """Marks where `AutoShardPolicy.HINT` shards a pipeline; until then it changes nothing."""
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int | slice) -> Any:
         return self.parents[0][index] if isinstance(index, int) else self.slice(index)
 
 
-def shard_hint(dataset: Any) -> Any:
+def shard_hint(dataset: Node) -> Any:
     """Marks the place in a Grain pipeline where `AutoShardPolicy.HINT` shares it out among the workers.
 
     From that place on, worker `w` of `W` sees the elements `w`, `w + W`, ... only. Under every other policy, and

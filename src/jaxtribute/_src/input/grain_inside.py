@@ -29,6 +29,8 @@ from grain._src.python.dataset.transformations import (
 from grain._src.python.dataset.transformations import source as sources
 from grain.experimental import ParquetIterDataset, TFRecordIterDataset
 
+from jaxtribute._src.types import Foreign
+
 Node: TypeAlias = Any
 """A node of a Grain tree: a `MapDataset` or an `IterDataset`."""
 
@@ -204,7 +206,7 @@ def is_concatenation(node: Node) -> bool:
     return isinstance(node, mix.ConcatenateMapDataset)
 
 
-def over_files(node: Node, own: Any) -> Node:
+def over_files(node: Node, own: Foreign) -> Node:
     """A node that reads files, over the slice `own` of them.
 
     Raises:
@@ -222,7 +224,7 @@ def over_files(node: Node, own: Any) -> Node:
     return grain.MapDataset.source(_source_over(source, own))
 
 
-def _source_over(source: Any, own: Any) -> Any:
+def _source_over(source: Foreign, own: Foreign) -> Any:
     record_files: Any = grain.sources.ArrayRecordDataSource
     files = list(source.paths)
     if len({str(file) for file in files}) < len(files):
@@ -241,11 +243,11 @@ def _source_over(source: Any, own: Any) -> Any:
 # ------------------------------------------------------------------------------------------------- `grain.DataLoader`
 
 
-def loader_shards(loader: Any) -> int:
+def loader_shards(loader: Foreign) -> int:
     """The number of shards of which a `grain.DataLoader` reads one."""
     return loader._shard_options.shard_count
 
 
-def close_loader(iterator: Any) -> None:
+def close_loader(iterator: Foreign) -> None:
     """Ends the threads and processes behind an iterator of a `grain.DataLoader`."""
     iterator._iterator.close()

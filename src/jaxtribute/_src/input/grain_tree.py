@@ -6,7 +6,7 @@ Grain's datasets are immutable; a rewrite copies the nodes from the root to the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from jaxtribute._src.input import grain_inside as inside
 from jaxtribute._src.input.array_source import ArraySource
 from jaxtribute._src.input.grain_inside import Batching, Node, parents
 from jaxtribute._src.input.permutation import Positions, permute, permutes_exactly
+
+PositionMap: TypeAlias = Callable[[Positions], Positions]
+"""Maps positions in a dataset to positions below it."""
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -65,7 +68,7 @@ def as_map_dataset(node: Node) -> Node:
     return node
 
 
-def positions_of(node: Node) -> tuple[Callable[[Positions], Positions], Node] | None:
+def positions_of(node: Node) -> tuple[PositionMap, Node] | None:
     """Finds how positions in a dataset map to records of its source.
 
     Returns:
@@ -83,11 +86,11 @@ def positions_of(node: Node) -> tuple[Callable[[Positions], Positions], Node] | 
     return (lambda positions: inner(step(positions))), source
 
 
-def _within(length: int) -> Callable[[Positions], Positions]:
+def _within(length: int) -> PositionMap:
     return lambda positions: positions % np.uint64(length)
 
 
-def _step(node: Node) -> Callable[[Positions], Positions]:
+def _step(node: Node) -> PositionMap:
     shuffled = inside.shuffling(node)
     if shuffled is not None:
         return _shuffled(shuffled)
@@ -100,7 +103,7 @@ def _step(node: Node) -> Callable[[Positions], Positions]:
     return lambda positions: positions
 
 
-def _shuffled(shuffle: inside.Shuffling) -> Callable[[Positions], Positions]:
+def _shuffled(shuffle: inside.Shuffling) -> PositionMap:
     size = np.uint64(shuffle.window)
 
     def step(positions: Positions) -> Positions:
@@ -115,7 +118,7 @@ def _shuffled(shuffle: inside.Shuffling) -> Callable[[Positions], Positions]:
     return step
 
 
-def _sliced(slicing: inside.Slicing, length: int) -> Callable[[Positions], Positions]:
+def _sliced(slicing: inside.Slicing, length: int) -> PositionMap:
     def step(positions: Positions) -> Positions:
         signed = positions.astype(np.int64)
         return (slicing.start + signed % length * slicing.stride + signed // length * slicing.whole).astype(np.uint64)
@@ -145,7 +148,7 @@ class ExactShuffle(inside.SameElements):
         super().__init__(parent)
         self._step = _shuffled(inside.Shuffling(len(parent), seed))
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int | slice) -> Any:
         if not isinstance(index, int):
             return self.slice(index)
         return self.parents[0][int(self._step(np.array([index], np.uint64))[0])]

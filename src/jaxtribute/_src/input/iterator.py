@@ -6,6 +6,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ import jax
 from jaxtribute._src import context as contexts
 from jaxtribute._src import waits
 from jaxtribute._src.execution.feeds import Drawn, Feed, Optional
-from jaxtribute._src.input.batches import Tree
 from jaxtribute._src.input.placement import Apart, Placement
 from jaxtribute._src.input.prefetch import Prefetcher, Threads
 from jaxtribute._src.input.splitting import Shard
-from jaxtribute._src.input.steps import Steps
+from jaxtribute._src.input.worker_steps import WorkerSteps
+from jaxtribute._src.types import Foreign, Nest
 from jaxtribute.errors import InputError, OutOfRangeError, TraceError
 
 _FORMAT = 1
@@ -34,12 +35,11 @@ class DistributedIterator(Feed):
 
     def __init__(
         self,
-        steps: Steps,
+        steps: WorkerSteps,
         place: Placement,
-        spec: Callable[[], Tree],
+        spec: Callable[[], Nest],
         shard: Shard,
         *,
-        kind: str,
         buffer: int,
         threads: Threads,
     ) -> None:
@@ -47,10 +47,9 @@ class DistributedIterator(Feed):
         self._place = place
         self._spec = spec
         self._shard = shard
-        self._kind = kind
         self._buffer = buffer
         self._threads = threads
-        self._prefetcher: Prefetcher[tuple[Tree, dict[str, Any]]] | None = None
+        self._prefetcher: Prefetcher[tuple[Nest, dict[str, Any]]] | None = None
         self._position: dict[str, Any] | None = None
         self._closed = False
         self._returned: deque[Drawn] = deque()
@@ -58,7 +57,7 @@ class DistributedIterator(Feed):
     def __iter__(self) -> DistributedIterator:
         return self
 
-    def __next__(self) -> Tree:
+    def __next__(self) -> Nest:
         if contexts.current().executor.traced:
             raise TraceError(
                 f"next(iterator) at step {self._step()} in a jd.function to which the iterator was not passed: its "
@@ -66,7 +65,7 @@ class DistributedIterator(Feed):
             )
         return self._advance()
 
-    def _advance(self) -> Tree:
+    def _advance(self) -> Nest:
         if self._closed:
             raise StopIteration
         if self._returned:
@@ -96,7 +95,7 @@ class DistributedIterator(Feed):
             self._returned.extendleft(reversed(batches))
             self._position = batches[0].before
 
-    def get_next(self) -> Tree:
+    def get_next(self) -> Nest:
         """Returns the next element: a tree of `PerReplica` values, or of plain arrays for one replica.
 
         Raises:
@@ -111,7 +110,7 @@ class DistributedIterator(Feed):
                 f"end of the data after step {self._step()}. HINT: use `for`, or get_next_as_optional()."
             ) from None
 
-    def get_next_as_optional(self) -> Optional[Tree]:
+    def get_next_as_optional(self) -> Optional[Nest]:
         """Returns the next element as an `Optional`, without a value at the end of the data.
 
         In a `jd.function` that is given the iterator `has_value()` is True or False, as Python's `if` needs it: the
@@ -122,10 +121,10 @@ class DistributedIterator(Feed):
         try:
             return Optional(next(self))
         except StopIteration:
-            return Optional[Tree]()
+            return Optional[Nest]()
 
     @property
-    def element_spec(self) -> Tree:
+    def element_spec(self) -> Nest:
         """Shapes and dtypes of an element; see `DistributedDataset.element_spec`."""
         return self._spec()
 
@@ -141,7 +140,7 @@ class DistributedIterator(Feed):
         """
         return {
             "format": _FORMAT,
-            "kind": self._kind,
+            "kind": self._steps.kind,
             "workers": self._shard.workers,
             "worker": self._shard.worker,
             "replicas": self._shard.replicas,
@@ -155,7 +154,7 @@ class DistributedIterator(Feed):
           InputError: if the dataset cannot be entered there, or the position belongs to another kind of sharding,
             or to another worker or number of workers where that matters.
         """
-        _check_state(state, self._kind, self._shard)
+        _check_state(state, self._steps.kind, self._shard)
         if self._prefetcher is not None:
             raise InputError(
                 f"a position is set before the first element, and this iterator is at step {self._step()}. "
@@ -173,7 +172,7 @@ class DistributedIterator(Feed):
         else:
             self._steps.close()
 
-    async def save(self, directory: Any) -> Awaitable[None]:
+    async def save(self, directory: Foreign) -> Awaitable[None]:
         """Saves the position into a checkpoint.
 
         Source: Orbax's protocol for objects with a state of their own (`StatefulCheckpointable`), as in Grain.
@@ -181,7 +180,7 @@ class DistributedIterator(Feed):
         text = json.dumps(self.get_state())
         return _write(directory, text)
 
-    async def load(self, directory: Any) -> Awaitable[None]:
+    async def load(self, directory: str | PathLike[str]) -> Awaitable[None]:
         """Restores the position from a checkpoint, also one of another number of workers where that is possible.
 
         Source: Orbax's protocol for objects with a state of their own (`StatefulCheckpointable`), as in Grain.
@@ -189,7 +188,7 @@ class DistributedIterator(Feed):
         return _read(Path(directory), self.set_state)
 
 
-def _make(steps: Steps, place: Placement) -> tuple[Tree, dict[str, Any]]:
+def _make(steps: WorkerSteps, place: Placement) -> tuple[Nest, dict[str, Any]]:
     step = next(steps)
     return place(step), steps.get_state()
 
@@ -213,17 +212,18 @@ def _check_state(state: dict[str, Any], kind: str, shard: Shard) -> None:
         )
 
 
-def _process_file(index: int, count: int) -> str:
-    return f"process_{index}-of-{count}.json"
+def position_file() -> str:
+    """The name of this process's file in the folder of an iterator that is saved."""
+    return f"process_{jax.process_index()}-of-{jax.process_count()}.json"
 
 
-async def _write(directory: Any, text: str) -> None:
+async def _write(directory: Foreign, text: str) -> None:
     path = Path(await directory.await_creation())
-    (path / _process_file(jax.process_index(), jax.process_count())).write_text(text)
+    (path / position_file()).write_text(text)
 
 
 async def _read(directory: Path, set_state: Callable[[dict[str, Any]], None]) -> None:
-    own = directory / _process_file(jax.process_index(), jax.process_count())
+    own = directory / position_file()
     found = own if own.exists() else next(iter(sorted(directory.glob("process_*.json"))), None)
     if found is None:
         raise InputError(

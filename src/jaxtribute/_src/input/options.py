@@ -1,12 +1,14 @@
-"""Options of distributed datasets: buffer, placement, replication and the sharding over workers."""
+"""Options of distributed datasets, and the functions that make one on each worker."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtribute._src import settings
-from jaxtribute.errors import ArgumentError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, InputError
 
 
 class InputReplicationMode(enum.Enum):
@@ -90,3 +92,96 @@ class InputOptions:
         if self.auto_shard_policy is not None:
             policy = settings.member("auto_shard_policy", self.auto_shard_policy, AutoShardPolicy)
             object.__setattr__(self, "auto_shard_policy", policy)
+
+
+@dataclass(frozen=True, slots=True)
+class InputContext:
+    """Number of this input pipeline, of all pipelines, and of the replicas.
+
+    Args:
+      num_input_pipelines: pipelines over all workers: one a worker, or one a replica under `PER_REPLICA`.
+      input_pipeline_id: this pipeline, in `[0, num_input_pipelines)`.
+      num_replicas_in_sync: replicas that take part in a step, over all workers.
+
+    Raises:
+      ArgumentError: for an id outside its range, or a count below 1.
+
+    Source: `tf.distribute.InputContext`.
+    """
+
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
+
+    def __post_init__(self) -> None:
+        settings.whole("num_input_pipelines", self.num_input_pipelines, 1)
+        settings.whole("num_replicas_in_sync", self.num_replicas_in_sync, 1)
+        settings.whole("input_pipeline_id", self.input_pipeline_id)
+        if not 0 <= self.input_pipeline_id < self.num_input_pipelines:
+            raise ArgumentError(
+                f"input_pipeline_id={self.input_pipeline_id} is not in [0, {self.num_input_pipelines}). "
+                "HINT: number the pipelines from 0."
+            )
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """Returns the batch size of one replica.
+
+        Args:
+          global_batch_size: examples in a step, over all replicas.
+
+        Raises:
+          InputError: if the replicas do not divide it; a `ValueError`.
+
+        Source: `tf.distribute.InputContext.get_per_replica_batch_size`.
+        """
+        settings.whole("global_batch_size", global_batch_size, 1)
+        if global_batch_size % self.num_replicas_in_sync:
+            lower = global_batch_size - global_batch_size % self.num_replicas_in_sync
+            raise InputError(
+                f"The `global_batch_size` {global_batch_size!r} is not divisible by `num_replicas_in_sync` "
+                f"{self.num_replicas_in_sync!r}. HINT: use {lower + self.num_replicas_in_sync}, or give the dataset to "
+                "experimental_distribute_dataset, which splits batches of any size."
+            )
+        return global_batch_size // self.num_replicas_in_sync
+
+    def __str__(self) -> str:
+        return (
+            f"jaxtribute.InputContext(input pipeline id {self.input_pipeline_id}, total: {self.num_input_pipelines}, "
+            f"replicas: {self.num_replicas_in_sync})"
+        )
+
+
+class DatasetCreator:
+    """Maker of the dataset of a Keras model's `fit` or `evaluate`, called on each worker.
+
+    Under `jd.ParameterServerStrategy` it is the input that `fit` takes, together with `steps_per_epoch`. The other
+    strategies take it as well; there it is what `Strategy.distribute_datasets_from_function` takes.
+
+    Args:
+      dataset_fn: takes a `jd.InputContext` and returns a dataset whose batches are those of one replica.
+      input_options: how the dataset is prefetched.
+
+    Raises:
+      ArgumentTypeError: `dataset_fn` is no function, or `input_options` no `jd.InputOptions`.
+
+    Source: `tf.keras.utils.experimental.DatasetCreator`.
+    """
+
+    def __init__(
+        self, dataset_fn: Callable[[InputContext], Iterable[Any]], input_options: InputOptions | None = None
+    ) -> None:
+        if not callable(dataset_fn):
+            raise ArgumentTypeError(
+                f"dataset_fn is {dataset_fn!r} of type {type(dataset_fn).__name__}. HINT: pass a function that takes "
+                "a jd.InputContext and returns a dataset."
+            )
+        if input_options is not None and not isinstance(input_options, InputOptions):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentTypeError(
+                f"input_options is {input_options!r} of type {type(input_options).__name__}. "
+                "HINT: pass a jd.InputOptions, or leave it out."
+            )
+        self.dataset_fn, self.input_options = dataset_fn, input_options
+
+    def __call__(self, input_context: InputContext) -> Iterable[Any]:
+        """Returns the dataset of one worker."""
+        return self.dataset_fn(input_context)

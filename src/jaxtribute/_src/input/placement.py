@@ -9,16 +9,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtribute._src.input.batches import Tree, path_name
+from jaxtribute._src.input.batches import path_name
 from jaxtribute._src.input.splitting import Shard
-from jaxtribute._src.input.steps import Step
+from jaxtribute._src.input.worker_steps import WorkerStep
+from jaxtribute._src.types import Array, Foreign, Leaf, Nest
 from jaxtribute._src.values.described import DescribedArray
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.numbers import out_of_range
 from jaxtribute.errors import InputError
 
-Placement = Callable[[Step], Tree]
+Placement = Callable[[WorkerStep], Nest]
 """Turns a step into the element that the user gets."""
 
 
@@ -43,13 +44,13 @@ class _Watched:
     def __init__(self, place: Placement) -> None:
         self._place, self._said = place, False
 
-    def __call__(self, step: Step) -> Tree:
+    def __call__(self, step: WorkerStep) -> Nest:
         """Places the step's data."""
         if not self._said and not jax.config.read("jax_enable_x64"):
             self._look(step.tree if step.parts is None else step.parts)
         return self._place(step)
 
-    def _look(self, tree: Tree) -> None:
+    def _look(self, tree: Nest) -> None:
         for path, leaf in jax.tree.leaves_with_path(tree):
             if not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype.itemsize < np.dtype(np.int64).itemsize:
                 continue
@@ -68,7 +69,7 @@ class _Watched:
 def to_host(mesh: ReplicaMesh) -> Placement:
     """Elements left on the host: `PerReplica` leaves of NumPy arrays, or plain NumPy arrays for one replica."""
 
-    def place(step: Step) -> Tree:
+    def place(step: WorkerStep) -> Nest:
         parts = step.cut() if mesh.size > 1 or step.parts is not None else [step.tree]
         parts = [jax.tree.map(np.asarray, part) for part in parts]
         return parts[0] if mesh.size == 1 else _join(parts, mesh)
@@ -76,7 +77,7 @@ def to_host(mesh: ReplicaMesh) -> Placement:
     return place
 
 
-def _place(step: Step, mesh: ReplicaMesh, put: Callable[[Tree, ReplicaMesh], Tree]) -> Tree:
+def _place(step: WorkerStep, mesh: ReplicaMesh, put: Callable[[Nest, ReplicaMesh], Nest]) -> Nest:
     if step.even and step.parts is None:
         leaves, structure = jax.tree.flatten(put(step.tree, mesh))
         return structure.unflatten([PerReplica.from_split(leaf, mesh) for leaf in leaves])
@@ -89,7 +90,7 @@ def _place(step: Step, mesh: ReplicaMesh, put: Callable[[Tree, ReplicaMesh], Tre
         return jax.tree.map(lambda *leaves: PerReplica.from_parts(leaves, mesh), *parts)
     rows = step.rows
 
-    def whole(*leaves: Any) -> PerReplica:
+    def whole(*leaves: Array) -> PerReplica:
         first = leaves[0]
         signatures = [((count, *first.shape[1:]) if first.ndim else (), str(first.dtype)) for count in rows]
         return PerReplica.from_parts(leaves, mesh, signatures)
@@ -97,11 +98,11 @@ def _place(step: Step, mesh: ReplicaMesh, put: Callable[[Tree, ReplicaMesh], Tre
     return jax.tree.map(whole, *parts)
 
 
-def _describe(step: Step, mesh: ReplicaMesh) -> Tree:
+def _describe(step: WorkerStep, mesh: ReplicaMesh) -> Nest:
     """Shapes on devices that are only described: every replica has as many rows as the one with most, at least 1."""
     rows = max(1, *step.sizes)
 
-    def one(leaf: Any) -> Any:
+    def one(leaf: Leaf) -> Any:
         _check_numeric(leaf, ())
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
         if mesh.size == 1:
@@ -117,28 +118,28 @@ class Apart:
     That takes an exchange of all workers, which a thread that prefetches cannot hold.
     """
 
-    def __init__(self, parts: Sequence[Tree], mesh: ReplicaMesh) -> None:
+    def __init__(self, parts: Sequence[Nest], mesh: ReplicaMesh) -> None:
         self._parts, self._mesh = parts, mesh
 
-    def join(self) -> Tree:
+    def join(self) -> Nest:
         """The element; all workers must call it."""
         return jax.tree.map(lambda *leaves: PerReplica.from_parts(leaves, self._mesh), *self._parts)
 
 
-def _join(parts: Sequence[Tree], mesh: ReplicaMesh) -> Tree:
+def _join(parts: Sequence[Nest], mesh: ReplicaMesh) -> Nest:
     """Ragged values. Replicas of another worker may differ where the local ones agree, so nobody looks at shapes."""
     return jax.tree.map(lambda *leaves: PerReplica(leaves, mesh), *parts)
 
 
-def _put_whole(tree: Tree, mesh: ReplicaMesh) -> Tree:
+def _put_whole(tree: Nest, mesh: ReplicaMesh) -> Nest:
     return _put(tree, mesh.split)
 
 
-def _put_share(tree: Tree, mesh: ReplicaMesh) -> Tree:
+def _put_share(tree: Nest, mesh: ReplicaMesh) -> Nest:
     """This worker's rows as its part of an array over all workers."""
     workers = mesh.size // len(mesh.local_ids)
 
-    def put(leaf: Any) -> jax.Array:
+    def put(leaf: Leaf) -> jax.Array:
         _check_numeric(leaf, ())
         whole = (leaf.shape[0] * workers, *leaf.shape[1:])
         return jax.make_array_from_process_local_data(mesh.split, np.asarray(leaf), whole)
@@ -146,7 +147,7 @@ def _put_share(tree: Tree, mesh: ReplicaMesh) -> Tree:
     return jax.tree.map(put, tree)
 
 
-def _put(tree: Tree, where: Any) -> Tree:
+def _put(tree: Nest, where: Foreign) -> Nest:
     try:
         return jax.device_put(tree, where)
     except TypeError:
@@ -155,13 +156,13 @@ def _put(tree: Tree, where: Any) -> Tree:
         raise
 
 
-def _numeric(tree: Tree) -> Tree:
+def _numeric(tree: Nest) -> Nest:
     for path, leaf in jax.tree.leaves_with_path(tree):
         _check_numeric(leaf, path)
     return jax.tree.map(np.asarray, tree)
 
 
-def _check_numeric(leaf: Any, path: Sequence[Any]) -> None:
+def _check_numeric(leaf: Leaf, path: Sequence[Any]) -> None:
     if leaf.dtype.kind in "OSU":
         raise InputError(
             f"{path_name(path)} has dtype {leaf.dtype}, which no device can hold. HINT: turn it into numbers in the "

@@ -7,12 +7,11 @@ import time
 
 from jaxtribute._src.cluster.addresses import Address
 from jaxtribute._src.exit_codes import ELSEWHERE
-from jaxtribute._src.launcher.attempt import Signal
+from jaxtribute._src.launcher.attempt import Outcome, Signal
+from jaxtribute._src.launcher.connection import Line, Message, connect
 from jaxtribute._src.launcher.node import LocalNode, Start
 from jaxtribute._src.launcher.options import Options
-from jaxtribute._src.launcher.outcome import Outcome
 from jaxtribute._src.launcher.output import say
-from jaxtribute._src.launcher.wire import Line, Message, connect
 from jaxtribute.errors import ClusterError, DeadlineError
 
 SPEAK_EVERY_S = 10.0

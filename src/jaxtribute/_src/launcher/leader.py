@@ -9,12 +9,10 @@ from collections.abc import Sequence
 
 from jaxtribute._src.cluster.addresses import Address
 from jaxtribute._src.exit_codes import ELSEWHERE
-from jaxtribute._src.launcher.attempt import CAUSE_S, Signal
-from jaxtribute._src.launcher.node import LocalNode, Start
+from jaxtribute._src.launcher.attempt import CAUSE_S, Kind, Outcome, Signal
+from jaxtribute._src.launcher.node import LOOPBACK, LocalNode, Start
 from jaxtribute._src.launcher.options import Options
-from jaxtribute._src.launcher.outcome import Kind, Outcome
 from jaxtribute._src.launcher.output import say
-from jaxtribute._src.launcher.ports import LOOPBACK
 from jaxtribute._src.launcher.remote import Meeting, RemoteNode
 from jaxtribute.errors import DeadlineError
 

@@ -1,9 +1,15 @@
-"""Options of a launch."""
+"""Options of a launch, completed by what Slurm or Kubernetes says of the machines."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from jaxtribute._src.cluster.addresses import Address
+from jaxtribute._src.cluster.resolvers.slurm import HOSTS, RANK, TASKS, expand_hosts
+from jaxtribute.errors import ArgumentError, ClusterSpecError
 
 PREEMPTIONS = 100
 """Starts after preemptions; a program that always asks to be started again must end some time."""
@@ -58,3 +64,70 @@ class Options:
         if self.max_preemptions is not None:
             return self.max_preemptions
         return PREEMPTIONS if self.max_restarts else 0
+
+
+_JOB = "SLURM_JOB_ID"
+POD_INDEX = "JOB_COMPLETION_INDEX"
+"""The pod's number, which Kubernetes sets in an indexed Job."""
+_FIRST_PORT, _PORTS = 20000, 20000
+
+
+def complete(
+    options: Options, nodes: int | None, node_rank: int | None, environment: Mapping[str, str] | None = None
+) -> Options:
+    """The options with what the surroundings say about other machines.
+
+    Args:
+        options: What was asked for, apart from the machines.
+        nodes: Machines, where that was asked for.
+        node_rank: This machine, where that was asked for.
+        environment: Where Slurm and Kubernetes leave their word; this process's environment by default.
+
+    Raises:
+        ArgumentError: The machines do not fit each other.
+        ClusterSpecError: Slurm's variables are malformed.
+    """
+    environment = os.environ if environment is None else environment
+    if nodes is None and environment.get(TASKS):
+        return _in_slurm(options, environment)
+    nodes = nodes or 1
+    if node_rank is None:
+        node_rank = _pod_index(environment, nodes) if nodes > 1 else 0
+    if not 0 <= node_rank < nodes:
+        raise ArgumentError(
+            f"--node-rank {node_rank} of --nodes {nodes}. HINT: machines are numbered from 0 to {nodes - 1}."
+        )
+    if nodes > 1:
+        if options.coordinator is None:
+            raise ArgumentError(
+                f"--nodes {nodes} without --coordinator. HINT: give host:port of machine 0, the same on all machines."
+            )
+        Address.parse(options.coordinator)
+    return replace(options, nodes=nodes, node_rank=node_rank)
+
+
+def _in_slurm(options: Options, environment: Mapping[str, str]) -> Options:
+    missing = [name for name in (HOSTS, RANK) if not environment.get(name)]
+    if missing:
+        raise ClusterSpecError(
+            f"{TASKS}={environment[TASKS]!r} says that this is a step of Slurm, and {', '.join(missing)} is missing. "
+            "HINT: let a container pass on all SLURM_ variables, or give --nodes 1 to run on this machine alone."
+        )
+    hosts = expand_hosts(environment[HOSTS])
+    rank = int(environment[RANK])
+    if len(hosts) == 1:
+        return options
+    job = environment.get(_JOB, "0")
+    port = _FIRST_PORT + (int(job) if job.isdecimal() else 0) % _PORTS
+    coordinator = options.coordinator or f"{hosts[0]}:{port}"
+    return replace(options, nodes=len(hosts), node_rank=rank, coordinator=coordinator)
+
+
+def _pod_index(environment: Mapping[str, str], nodes: int) -> int:
+    text = environment.get(POD_INDEX, "")
+    if not text.isdecimal():
+        raise ArgumentError(
+            f"--nodes {nodes} without --node-rank, and {POD_INDEX}={text!r} does not say it either. "
+            "HINT: give --node-rank 0 on one machine, 1 on the next, and so on."
+        )
+    return int(text)

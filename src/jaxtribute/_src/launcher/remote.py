@@ -8,11 +8,10 @@ from collections.abc import Callable
 
 from jaxtribute._src.cluster.addresses import Address
 from jaxtribute._src.exit_codes import ELSEWHERE
-from jaxtribute._src.launcher.attempt import Signal
+from jaxtribute._src.launcher.attempt import Kind, Outcome, Signal
+from jaxtribute._src.launcher.connection import LONGEST, Line, Message
 from jaxtribute._src.launcher.node import Start
-from jaxtribute._src.launcher.outcome import Kind, Outcome
 from jaxtribute._src.launcher.output import say
-from jaxtribute._src.launcher.wire import LONGEST, Line, Message
 from jaxtribute.errors import ClusterError
 
 HELLO_S = 10.0

@@ -18,8 +18,19 @@ from jaxtribute._src.parameter_servers.messaging import wire
 from jaxtribute._src.parameter_servers.messaging.failures import told
 from jaxtribute._src.parameter_servers.messaging.results import NotPlainError, as_jax, decode, encode
 from jaxtribute._src.parameter_servers.messaging.transport import Keys
-from jaxtribute._src.rpc.keys import checked, endpoint, read_keys, tuned
-from jaxtribute._src.rpc.result import CANCELLED, DEADLINE_EXCEEDED, OK, UNAVAILABLE, UNKNOWN, Outcome, StatusOrResult
+from jaxtribute._src.rpc.protocol import (
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    OK,
+    UNAVAILABLE,
+    UNKNOWN,
+    Outcome,
+    StatusOrResult,
+    checked,
+    endpoint,
+    read_keys,
+    tuned,
+)
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError
 
 DEFAULT_TIMEOUT_MS = 60_000

@@ -17,8 +17,8 @@ from jaxtribute._src.parameter_servers.messaging import wire
 from jaxtribute._src.parameter_servers.messaging.failures import told
 from jaxtribute._src.parameter_servers.messaging.results import NotPlainError, as_jax, decode, encode
 from jaxtribute._src.parameter_servers.messaging.transport import Keys, Known
-from jaxtribute._src.rpc.keys import checked, endpoint, read_keys, tuned
-from jaxtribute._src.rpc.result import INVALID_ARGUMENT, NOT_FOUND, UNKNOWN
+from jaxtribute._src.rpc.protocol import INVALID_ARGUMENT, NOT_FOUND, UNKNOWN, checked, endpoint, read_keys, tuned
+from jaxtribute._src.types import Json
 from jaxtribute.errors import ArgumentTypeError, ClusterError
 
 _LOG = logging.getLogger(__name__)
@@ -179,5 +179,5 @@ def _answer(frames: Sequence[bytes], functions: Functions) -> list[Any]:
         return _failed(number, UNKNOWN, f"{method!r} failed: {told(error)}")
 
 
-def _failed(number: Any, code: int, message: str) -> list[Any]:
+def _failed(number: Json, code: int, message: str) -> list[Any]:
     return wire.pack({"id": number, "code": code, "message": message})

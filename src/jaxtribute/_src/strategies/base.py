@@ -24,9 +24,8 @@ from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentTypeError, StrategyMixError
 
 if TYPE_CHECKING:
-    from jaxtribute._src.input.context import InputContext
     from jaxtribute._src.input.dataset import DistributedDataset
-    from jaxtribute._src.input.options import InputOptions
+    from jaxtribute._src.input.options import InputContext, InputOptions
     from jaxtribute._src.strategies.extended import StrategyExtended
     from jaxtribute._src.tools.visualize.picture import Picture
 

@@ -33,7 +33,7 @@ from jaxtribute.errors import ArgumentError, DeviceError, StrategyMixError
 
 if TYPE_CHECKING:
     from jaxtribute._src.input.agreement import Agreements
-    from jaxtribute._src.input.context import InputContext
+    from jaxtribute._src.input.options import InputContext
     from jaxtribute._src.strategies.base import Strategy
 
 
@@ -155,7 +155,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
 
     def input_context(self) -> InputContext:
         """The context that this worker's input pipeline is given."""
-        from jaxtribute._src.input.context import InputContext
+        from jaxtribute._src.input.options import InputContext
 
         return InputContext(num_replicas_in_sync=self.mesh.size)
 

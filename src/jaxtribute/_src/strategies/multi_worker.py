@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jaxtribute._src.cluster.resolvers.base import ClusterResolver
     from jaxtribute._src.cluster.runtime import Cluster
     from jaxtribute._src.input.agreement import Agreements
-    from jaxtribute._src.input.context import InputContext
+    from jaxtribute._src.input.options import InputContext
 
 PACKED_BYTES = 1 << 20
 """Arrays up to this size share a collective between processes, whose every message costs about a millisecond."""
@@ -68,7 +68,7 @@ class MultiWorkerExtended(StrategyExtended):
 
     def input_context(self) -> InputContext:
         """One input pipeline a worker."""
-        from jaxtribute._src.input.context import InputContext
+        from jaxtribute._src.input.options import InputContext
 
         if self._cluster is None:
             return super().input_context()

@@ -24,8 +24,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxtribute._src.launcher.environment import rank_of_this_process
 from jaxtribute._src.launcher.node import RESTART
-from jaxtribute._src.launcher.settings import rank_of_this_process
 from jaxtribute._src.testing import points
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ConfigError

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from jaxtribute._src import settings
+from jaxtribute._src.launcher.environment import rank_environment
 from jaxtribute._src.launcher.family import Family, Process
-from jaxtribute._src.launcher.ports import LOOPBACK, ReservedPorts
-from jaxtribute._src.launcher.settings import rank_environment
+from jaxtribute._src.launcher.node import LOOPBACK, ReservedPorts
 from jaxtribute._src.testing.messages import Answer, encode_call
 from jaxtribute.errors import DeadlineError, ProcessFailedError
 

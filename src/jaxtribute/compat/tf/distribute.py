@@ -25,9 +25,9 @@ from jaxtribute import has_strategy as has_strategy
 from jaxtribute import in_cross_replica_context as in_cross_replica_context
 from jaxtribute._src.compat.absent import explain_absent
 from jaxtribute._src.compat.catalog.distribute import MODULES
-from jaxtribute._src.input.context import InputContext as InputContext
 from jaxtribute._src.input.dataset import DistributedDataset as DistributedDataset
 from jaxtribute._src.input.iterator import DistributedIterator as DistributedIterator
+from jaxtribute._src.input.options import InputContext as InputContext
 from jaxtribute._src.input.options import InputOptions as InputOptions
 from jaxtribute._src.input.options import InputReplicationMode as InputReplicationMode
 from jaxtribute._src.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy

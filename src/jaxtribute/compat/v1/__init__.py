@@ -18,7 +18,7 @@ from jaxtribute._src.compat.v1.strategy import OneDeviceStrategy as OneDeviceStr
 from jaxtribute._src.compat.v1.strategy import Strategy as Strategy
 from jaxtribute._src.compat.v1.strategy import get_loss_reduction as get_loss_reduction
 from jaxtribute._src.execution.replica_context import ReplicaContext as ReplicaContext
-from jaxtribute._src.input.context import InputContext as InputContext
+from jaxtribute._src.input.options import InputContext as InputContext
 from jaxtribute._src.input.options import InputReplicationMode as InputReplicationMode
 from jaxtribute._src.strategies.base import RunOptions as RunOptions
 from jaxtribute._src.strategies.extended import StrategyExtended as StrategyExtended

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+from replicas import components
+from tfrecords import write_tfrecord
 
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
@@ -10,8 +12,6 @@ from jaxtribute._src.compat.tf.data.records import TFRecordSource
 from jaxtribute._src.input.sources import adapt
 from jaxtribute._src.input.splitting import Shard
 from jaxtribute.errors import ArgumentError, InputError
-from replicas import components
-from tfrecords import write_tfrecord
 
 
 @pytest.fixture

@@ -5,12 +5,26 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
+from typing import TypeVar
 
-from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, registered
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection
 
-__all__ = ["detect", "known"]
+__all__ = ["detect", "known", "register"]
+
+_R = TypeVar("_R", bound=type[ClusterResolver])
+_registry: list[tuple[int, type[ClusterResolver]]] = []
+
+
+def register(rank: int) -> Callable[[_R], _R]:
+    """A decorator that lets `detect` ask a resolver's class; those of a lower rank are asked first."""
+
+    def add(cls: _R) -> _R:
+        _registry.append((rank, cls))
+        return cls
+
+    return add
 
 
 @cache
@@ -22,7 +36,7 @@ def _load() -> None:
 def known() -> list[type[ClusterResolver]]:
     """The resolvers that `detect` asks, in order."""
     _load()
-    return registered()
+    return [cls for _, cls in sorted(_registry, key=lambda entry: entry[0])]
 
 
 def detect(environ: Mapping[str, str] | None = None) -> Detection | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from jaxtribute._src import settings
 from jaxtribute._src.cluster.accelerators import local_accelerators
@@ -192,22 +192,3 @@ def integer(environ: Mapping[str, str], name: str) -> int:
             f"{name} is {text!r}: expected a whole number from 0 on. HINT: leave it to the scheduler, or correct it."
         )
     return int(text)
-
-
-_R = TypeVar("_R", bound=type[ClusterResolver])
-_registry: list[tuple[int, type[ClusterResolver]]] = []
-
-
-def register(rank: int) -> Callable[[_R], _R]:
-    """A decorator that lets `detect` ask a resolver's class; those of a lower rank are asked first."""
-
-    def add(cls: _R) -> _R:
-        _registry.append((rank, cls))
-        return cls
-
-    return add
-
-
-def registered() -> list[type[ClusterResolver]]:
-    """The classes that `detect` asks, in order."""
-    return [cls for _, cls in sorted(_registry, key=lambda entry: entry[0])]

@@ -1,14 +1,60 @@
-"""The machines of an instance group of Google Compute Engine."""
+"""Google Compute Engine: its APIs, a machine's own metadata, and the machines of an instance group."""
 
 from __future__ import annotations
 
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
 from typing import Any
 
 from jaxtribute._src import settings
-from jaxtribute._src.cluster.google_cloud import make_service
 from jaxtribute._src.cluster.resolvers.base import ClusterResolver
 from jaxtribute._src.cluster.spec import ClusterSpec
-from jaxtribute.errors import ClusterError
+from jaxtribute._src.types import Foreign
+from jaxtribute.errors import ClusterError, MissingLibraryError
+
+_TIMEOUT_S = 5.0
+
+
+def make_service(api: str, version: str, credentials: Foreign, discovery_url: str | None = None) -> Any:
+    """A client of one of Google's APIs.
+
+    Args:
+      api: its name, such as `"compute"`.
+      version: its version, such as `"v1"`.
+      credentials: `"default"` for those of the environment, or what the client library takes.
+      discovery_url: where the API's description is; the library's own copy by default.
+
+    Raises:
+      MissingLibraryError: the client library is not installed.
+    """
+    try:
+        from googleapiclient import discovery  # pyright: ignore[reportMissingTypeStubs]
+    except ImportError as error:
+        raise MissingLibraryError(
+            f"the {api} API needs Google's client library. HINT: pip install 'jaxtribute[gce]', or pass service=."
+        ) from error
+    used = None if credentials == "default" else credentials
+    return discovery.build(api, version, credentials=used, cache_discovery=False, discoveryServiceUrl=discovery_url)
+
+
+def metadata(path: str, environ: Mapping[str, str]) -> str:
+    """Asks this virtual machine's metadata server, for instance for `project/project-id`.
+
+    Raises:
+      ClusterError: it does not answer, as on any machine outside that cloud.
+    """
+    host = environ.get("GCE_METADATA_HOST") or environ.get("GCE_METADATA_IP") or "metadata.google.internal"
+    url = f"http://{host}/computeMetadata/v1/{path}"
+    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+            return response.read().decode()
+    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+        raise ClusterError(
+            f"the metadata server did not answer {url}: {error}. HINT: outside Google's cloud, say everything in the "
+            "constructor: project and zone too."
+        ) from error
 
 
 class GCEClusterResolver(ClusterResolver):
@@ -42,8 +88,8 @@ class GCEClusterResolver(ClusterResolver):
         task_type: str = "worker",
         task_id: int | None = 0,
         rpc_layer: str = "grpc",
-        credentials: Any = "default",
-        service: Any = None,
+        credentials: Foreign = "default",
+        service: Foreign = None,
     ) -> None:
         super().__init__(settings.text("task_type", task_type), task_id, rpc_layer)
         self._job = task_type

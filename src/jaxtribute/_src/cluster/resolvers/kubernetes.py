@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxtribute._src import settings
-from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, integer, register
+from jaxtribute._src.cluster.resolvers import register
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, integer
 from jaxtribute._src.cluster.spec import ClusterSpec
+from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ClusterError, ClusterSpecError, MissingLibraryError
 
 if TYPE_CHECKING:
@@ -161,7 +163,7 @@ class KubernetesClusterResolver(ClusterResolver):
         return "pass timeout_s= to wait for pods, and num_tasks= for those that are yet to be made."
 
 
-def _place(pod: Any) -> tuple[int, str]:
+def _place(pod: Foreign) -> tuple[int, str]:
     labels = getattr(pod.metadata, "labels", None)
     index = labels.get(_INDEX_OF_POD) if isinstance(labels, dict) else None
     return (int(index) if index is not None else -1, pod.metadata.name)

@@ -1,19 +1,22 @@
-"""A step of the Slurm workload manager."""
+"""A step of the Slurm workload manager, and the two short forms in which Slurm writes lists."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+import itertools
+import math
+import re
+from collections.abc import Generator, Mapping, MutableMapping
 from typing import Any
 
 from jaxtribute._src import settings
 from jaxtribute._src.cluster.accelerators import VISIBLE, visible_gpus
-from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, integer, register
-from jaxtribute._src.cluster.slurm_lists import expand_counts, expand_hosts
+from jaxtribute._src.cluster.resolvers import register
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, integer
 from jaxtribute._src.cluster.spec import ClusterSpec
 from jaxtribute.errors import ClusterSpecError
 
-_RANK, _TASKS, _HOSTS = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"
-_COUNTS = "SLURM_STEP_TASKS_PER_NODE"
+RANK, TASKS, HOSTS = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"
+COUNTS = "SLURM_STEP_TASKS_PER_NODE"
 _NODE = "SLURMD_NODENAME"
 # Other variables of Slurm may hold secrets, such as SLURM_JWT.
 _SHOWN = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_")
@@ -62,10 +65,10 @@ class SlurmClusterResolver(ClusterResolver):
     ) -> None:
         super().__init__(rpc_layer=rpc_layer, environ=environ)
         self._check_present(jobs is None, tasks_per_node)
-        self._rank = integer(self.environ, _RANK)
+        self._rank = integer(self.environ, RANK)
         self._nodes = self._tasks_by_node(tasks_per_node)
         counts = {job: settings.whole(f"jobs[{job!r}]", count) for job, count in (jobs or {}).items()}
-        self._jobs = dict(sorted((counts or {"worker": integer(self.environ, _TASKS)}).items()))
+        self._jobs = dict(sorted((counts or {"worker": integer(self.environ, TASKS)}).items()))
         self._check_counts()
         self._places = [(node, local) for node, count in self._nodes.items() for local in range(count)]
         self._check_places()
@@ -78,7 +81,7 @@ class SlurmClusterResolver(ClusterResolver):
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> Detection | None:
         """Finds a step: `salloc` and `sbatch` alone set none of a step's variables."""
-        seen = [name for name in (_TASKS, _HOSTS, _COUNTS) if name in environ]
+        seen = [name for name in (TASKS, HOSTS, COUNTS) if name in environ]
         return Detection(cls(environ=environ), f"{seen[0]} is {environ[seen[0]]}") if seen else None
 
     def cluster_spec(self) -> ClusterSpec:
@@ -102,10 +105,10 @@ class SlurmClusterResolver(ClusterResolver):
         return self.task_type, self.task_id
 
     def _check_present(self, needs_total: bool, tasks_per_node: int | Mapping[str, int] | None) -> None:
-        needed = [_RANK]
-        needed += [_TASKS] if needs_total else []
-        needed += [_HOSTS] if not isinstance(tasks_per_node, Mapping) else []
-        needed += [_COUNTS] if tasks_per_node is None else []
+        needed = [RANK]
+        needed += [TASKS] if needs_total else []
+        needed += [HOSTS] if not isinstance(tasks_per_node, Mapping) else []
+        needed += [COUNTS] if tasks_per_node is None else []
         missing = [name for name in needed if not self.environ.get(name)]
         if missing:
             seen = [f"{name}={value}" for name, value in sorted(self.environ.items()) if name.startswith(_SHOWN)]
@@ -118,13 +121,13 @@ class SlurmClusterResolver(ClusterResolver):
     def _tasks_by_node(self, tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
         if isinstance(tasks_per_node, Mapping):
             return {node: settings.whole(f"tasks_per_node[{node!r}]", n) for node, n in tasks_per_node.items()}
-        nodes = expand_hosts(self.environ[_HOSTS])
+        nodes = expand_hosts(self.environ[HOSTS])
         if tasks_per_node is not None:
             return dict.fromkeys(nodes, settings.whole("tasks_per_node", tasks_per_node))
-        counts = expand_counts(self.environ[_COUNTS])
+        counts = expand_counts(self.environ[COUNTS])
         if len(counts) != len(nodes):
             raise ClusterSpecError(
-                f"{_HOSTS}={self.environ[_HOSTS]!r} has {len(nodes)} nodes, {_COUNTS}={self.environ[_COUNTS]!r} "
+                f"{HOSTS}={self.environ[HOSTS]!r} has {len(nodes)} nodes, {COUNTS}={self.environ[COUNTS]!r} "
                 f"counts the tasks of {len(counts)}. HINT: let nothing but srun set them."
             )
         return dict(zip(nodes, counts, strict=True))
@@ -141,7 +144,7 @@ class SlurmClusterResolver(ClusterResolver):
         assigned = len(self._places)
         if self._rank >= assigned:
             raise ClusterSpecError(
-                f"{_RANK} is {self._rank}: expected 0 to {assigned - 1}, because {self._nodes} has {assigned} tasks. "
+                f"{RANK} is {self._rank}: expected 0 to {assigned - 1}, because {self._nodes} has {assigned} tasks. "
                 "HINT: let nothing but srun set it."
             )
         expected, here = self._places[self._rank][0], self.environ.get(_NODE)
@@ -185,3 +188,90 @@ def _node_gpus(environ: Mapping[str, str], count: int | None) -> list[str]:
     if count is None or count <= len(ids):
         return ids[:count]
     return [str(number) for number in range(count)]
+
+
+_GROUP = re.compile(r"\[([^\[\]]*)\]")
+_ENTRY = re.compile(r"(?:[^,\s\[\]]|\[[^\[\]]*\])+")
+_LIST = re.compile(rf"{_ENTRY.pattern}(?:,{_ENTRY.pattern})*")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
+
+
+_DIGITS = 18
+_MOST = 1 << 17
+"""Hosts or tasks that a list may have; the largest machines have a tenth of that."""
+
+
+def expand_hosts(text: str) -> list[str]:
+    """The hosts of a list such as `n[01-03,7],login,rack[0-1]n[1-2]`, in its order and with its repetitions.
+
+    A range keeps the leading zeros of its first number.
+
+    Raises:
+      ClusterSpecError: the list is malformed, or has more hosts than any machine.
+    """
+    if not _LIST.fullmatch(text):
+        raise _malformed_hosts(text, "as a whole")
+    count = sum(
+        math.prod(_count_ranges(text, piece) for piece in _GROUP.split(entry)[1::2]) for entry in _ENTRY.findall(text)
+    )
+    if count > _MOST:
+        raise _malformed_hosts(text, f"with its {count} hosts, of which {_MOST} are expected at most")
+    return [host for entry in _ENTRY.findall(text) for host in _expand_entry(text, entry)]
+
+
+def _expand_entry(text: str, entry: str) -> list[str]:
+    # Every second piece is what stood in brackets.
+    pieces = [
+        _expand_ranges(text, piece) if number % 2 else [piece] for number, piece in enumerate(_GROUP.split(entry))
+    ]
+    return ["".join(combination) for combination in itertools.product(*pieces)]
+
+
+def _expand_ranges(text: str, ranges: str) -> list[str]:
+    numbers: list[str] = []
+    for first, last in _ranges(text, ranges):
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return numbers
+
+
+def _count_ranges(text: str, ranges: str) -> int:
+    return sum(int(last) - int(first) + 1 for first, last in _ranges(text, ranges))
+
+
+def _ranges(text: str, ranges: str) -> Generator[tuple[str, str]]:
+    for part in ranges.split(","):
+        found = _RANGE.fullmatch(part)
+        if found is None or max(map(len, part.split("-"))) > _DIGITS or int(found[2] or found[1]) < int(found[1]):
+            raise _malformed_hosts(text, f"at {part!r}, which is no number and no range of rising numbers")
+        yield found[1], found[2] or found[1]
+
+
+def _malformed_hosts(text: str, where: str) -> ClusterSpecError:
+    return ClusterSpecError(
+        f"{text!r} is no list of Slurm's hosts {where}. HINT: expected names and ranges, such as 'n[01-03,7],login'."
+    )
+
+
+def expand_counts(text: str) -> list[int]:
+    """The tasks of each node from a list such as `3(x2),2,1`, which is 3, 3, 2, 1.
+
+    Raises:
+      ClusterSpecError: the list is malformed.
+    """
+    counts: list[int] = []
+    total = 0
+    for part in text.split(","):
+        found = _COUNT.fullmatch(part)
+        if found is None:
+            raise ClusterSpecError(
+                f"{text!r} is no list of Slurm's tasks per node at {part!r}. HINT: expected counts and repetitions, "
+                "such as '3(x2),2,1'."
+            )
+        too_long = max(len(found[1]), len(found[2] or "")) > _DIGITS
+        tasks, more = (_MOST, 2) if too_long else (int(found[1]), int(found[2] or 1))
+        total += max(tasks, 1) * more
+        if total > _MOST:
+            raise ClusterSpecError(f"{text!r} counts more than {_MOST} tasks. HINT: let nothing but srun set it.")
+        counts += [tasks] * more
+    return counts

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxtribute._src import settings
-from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, register, with_protocol
+from jaxtribute._src.cluster.resolvers import register
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, with_protocol
 from jaxtribute._src.cluster.spec import ClusterSpec, task_number
 from jaxtribute.errors import ArgumentTypeError, ClusterSpecError
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import jax
 
-from jaxtribute._src.cluster.google_cloud import make_service, metadata
-from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, integer, register
+from jaxtribute._src.cluster.resolvers import register
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, integer
+from jaxtribute._src.cluster.resolvers.gce import make_service, metadata
 from jaxtribute._src.cluster.spec import ClusterSpec
+from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ArgumentError, ClusterError, ClusterSpecError
 
 _ENDPOINTS, _NAME, _CONFIG = "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME", "TPU_CONFIG"
@@ -76,8 +78,8 @@ class TPUClusterResolver(ClusterResolver):
         job_name: str = "worker",
         coordinator_name: str | None = None,
         coordinator_address: str | None = None,
-        credentials: Any = "default",
-        service: Any = None,
+        credentials: Foreign = "default",
+        service: Foreign = None,
         discovery_url: str | None = None,
         *,
         environ: Mapping[str, str] | None = None,

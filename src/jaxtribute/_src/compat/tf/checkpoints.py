@@ -13,7 +13,7 @@ from jaxtribute._src.checkpoint import manager as managers
 from jaxtribute._src.checkpoint.checkpoint import RestoreStatus
 from jaxtribute._src.checkpoint.description import Description
 from jaxtribute._src.checkpoint.files import FILE, check_path
-from jaxtribute._src.checkpoint.latest import newest_whole
+from jaxtribute._src.checkpoint.folder import newest_whole
 from jaxtribute._src.checkpoint.owner import Owner
 from jaxtribute.errors import CheckpointError
 

@@ -15,9 +15,8 @@ from jaxtribute._src.values.variable import Variable
 
 if TYPE_CHECKING:
     from jaxtribute._src.cluster.resolvers.base import ClusterResolver
-    from jaxtribute._src.input.context import InputContext
     from jaxtribute._src.input.dataset import DistributedDataset
-    from jaxtribute._src.input.options import InputOptions
+    from jaxtribute._src.input.options import InputContext, InputOptions
 
 
 class Strategy(base.Strategy):

@@ -7,13 +7,38 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
-from jaxtribute._src.input.sources.base import Adapter, Source, Stream, adapters
+from jaxtribute._src.input.sources.base import Source, Stream
+from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ArgumentTypeError
 
-__all__ = ["Adapter", "Source", "Stream", "adapt"]
+__all__ = ["Adapter", "Source", "Stream", "adapt", "adapters", "register"]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An entry of the registry: which datasets it takes, and how it makes a source of one.
+
+    Attributes:
+      rank: adapters are asked in this order, so that the general ones come last.
+    """
+
+    name: str
+    accepts: Callable[[Foreign], bool]
+    make: Callable[[Foreign], Source]
+    rank: int = 0
+
+
+adapters: list[Adapter] = []
+"""All that have registered themselves."""
+
+
+def register(name: str, accepts: Callable[[Foreign], bool], make: Callable[[Foreign], Source], rank: int = 0) -> None:
+    """Adds an adapter."""
+    adapters.append(Adapter(name, accepts, make, rank))
 
 
 @lru_cache(maxsize=1)
@@ -22,7 +47,7 @@ def _load() -> None:
         importlib.import_module(f"{__name__}.{module.name}")
 
 
-def adapt(dataset: Any) -> Source:
+def adapt(dataset: Foreign) -> Source:
     """Returns the source for a dataset.
 
     Raises:
@@ -31,10 +56,11 @@ def adapt(dataset: Any) -> Source:
     _load()
     if isinstance(dataset, Source):
         return dataset
-    for adapter in sorted(adapters, key=lambda adapter: adapter.rank):
+    in_order = sorted(adapters, key=lambda adapter: adapter.rank)
+    for adapter in in_order:
         if adapter.accepts(dataset):
             return adapter.make(dataset)
-    names = ", ".join(adapter.name for adapter in sorted(adapters, key=lambda adapter: adapter.rank))
+    names = ", ".join(adapter.name for adapter in in_order)
     raise ArgumentTypeError(
         f"a {type(dataset).__module__}.{type(dataset).__qualname__} cannot be distributed. HINT: give one of: {names}."
     )

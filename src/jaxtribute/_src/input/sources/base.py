@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
 
-from jaxtribute._src.input.batches import Batch, Tree
+from jaxtribute._src.input.batches import Batch, tree_spec
 from jaxtribute._src.input.options import AutoShardPolicy
-from jaxtribute._src.input.spec import tree_spec
 from jaxtribute._src.input.splitting import Shard
+from jaxtribute._src.types import Json, Nest
 from jaxtribute.errors import InputError
 
 
@@ -27,7 +25,7 @@ class Stream(Protocol):
         """The position, as values that JSON can hold, or None where the source cannot say it."""
         ...
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Json) -> None:
         """Goes to a position. Raises `InputError` where the source cannot."""
         ...
 
@@ -52,7 +50,7 @@ class Source(ABC):
     def open(self, shard: Shard) -> Stream:
         """Starts a pass. A source may leave out the rows that are not the shard's."""
 
-    def first(self) -> Tree | None:
+    def first(self) -> Nest | None:
         """The first element, for its shapes and dtypes; None if there is none."""
         stream = self.open(Shard())
         try:
@@ -66,7 +64,7 @@ class Source(ABC):
         """True if all batches are sure to have as many rows as the first."""
         return False
 
-    def spec(self) -> Tree | None:
+    def spec(self) -> Nest | None:
         """Shapes and dtypes of an element, as `ArraySpec`s with None for rows that vary; None if empty."""
         element = self.first()
         return None if element is None else tree_spec(element, static=self.static_rows())
@@ -113,30 +111,7 @@ def _cannot(source: Source, policy: AutoShardPolicy, why: str) -> InputError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """An entry of the registry: which datasets it takes, and how it makes a source of one.
-
-    Attributes:
-      rank: adapters are asked in this order, so that the general ones come last.
-    """
-
-    name: str
-    accepts: Callable[[Any], bool]
-    make: Callable[[Any], Source]
-    rank: int = 0
-
-
-adapters: list[Adapter] = []
-"""All that have registered themselves."""
-
-
-def register(name: str, accepts: Callable[[Any], bool], make: Callable[[Any], Source], rank: int = 0) -> None:
-    """Adds an adapter."""
-    adapters.append(Adapter(name, accepts, make, rank))
-
-
-def has_arrays_only(tree: Tree) -> bool:
+def has_arrays_only(tree: Nest) -> bool:
     """True if a tree has leaves, and all of them are arrays."""
     leaves = jax.tree.leaves(tree)
     return bool(leaves) and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves)

@@ -1,17 +1,23 @@
-"""`grain.IterDataset`: sequential, with a position that Grain itself saves."""
+"""`grain.IterDataset` and `grain.DataLoader`: sequential, with a position that Grain itself saves."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import grain
 
 from jaxtribute._src.input import grain_files, grain_tree
+from jaxtribute._src.input import grain_inside as inside
 from jaxtribute._src.input.batches import Batch, as_batch
 from jaxtribute._src.input.grain_batches import for_worker
-from jaxtribute._src.input.sources.base import Source, register
+from jaxtribute._src.input.grain_inside import Node
+from jaxtribute._src.input.sources import register
+from jaxtribute._src.input.sources.base import Source
 from jaxtribute._src.input.sources.grain_map import MapSource
 from jaxtribute._src.input.splitting import Shard
+from jaxtribute._src.types import Foreign, Json
+from jaxtribute.errors import InputError
 
 
 class IterSource(Source):
@@ -19,7 +25,7 @@ class IterSource(Source):
 
     name = "grain.IterDataset"
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Node) -> None:
         self._dataset = dataset
 
     def open(self, shard: Shard) -> GrainStream:
@@ -53,7 +59,7 @@ class IterSource(Source):
 class GrainStream:
     """A Grain iterator."""
 
-    def __init__(self, iterator: Any) -> None:
+    def __init__(self, iterator: Foreign) -> None:
         self._iterator = iterator
 
     def __next__(self) -> Batch:
@@ -63,7 +69,7 @@ class GrainStream:
         """The position."""
         return self._iterator.get_state()
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Json) -> None:
         """Goes to a position."""
         self._iterator.set_state(state)
 
@@ -72,7 +78,7 @@ class GrainStream:
         self._iterator.close()
 
 
-def make(dataset: Any) -> Source:
+def make(dataset: Node) -> Source:
     """Reads a dataset by whole batches if it is one over arrays that only batches sequentially."""
     mapped = grain_tree.as_map_dataset(dataset)
     if isinstance(mapped, grain.MapDataset) and for_worker(mapped, Shard())[1] == "arrays":
@@ -81,3 +87,46 @@ def make(dataset: Any) -> Source:
 
 
 register("grain.IterDataset", lambda dataset: isinstance(dataset, grain.IterDataset), make)
+
+
+class LoaderSource(Source):
+    """A Grain data loader. Its position is what its iterator says."""
+
+    name = "grain.DataLoader"
+
+    def __init__(self, loader: Foreign) -> None:
+        self._loader = loader
+
+    def open(self, shard: Shard) -> _LoaderStream:
+        """Starts a pass."""
+        shards = inside.loader_shards(self._loader)
+        if shard.workers > 1 and shards > 1:
+            raise InputError(
+                f"this DataLoader reads one of {shards} shards already, and its batches would be shared out among "
+                f"{shard.workers} workers once more. HINT: give it grain.sharding.NoSharding(), or distribute it with "
+                "AutoShardPolicy.OFF."
+            )
+        return _LoaderStream(iter(self._loader))
+
+
+class _LoaderStream:
+    def __init__(self, iterator: Foreign) -> None:
+        self._iterator = iterator
+
+    def __next__(self) -> Batch:
+        return as_batch(next(self._iterator))
+
+    def get_state(self) -> Any:
+        """The position."""
+        return json.loads(self._iterator.get_state())
+
+    def set_state(self, state: Json) -> None:
+        """Goes to a position."""
+        self._iterator.set_state(json.dumps(state).encode())
+
+    def close(self) -> None:
+        """Closes what is read from."""
+        inside.close_loader(self._iterator)
+
+
+register("grain.DataLoader", lambda dataset: isinstance(dataset, grain.DataLoader), LoaderSource)

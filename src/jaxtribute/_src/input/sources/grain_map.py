@@ -1,4 +1,7 @@
-"""`grain.MapDataset`: random access, known length; read by whole batches where it can be."""
+"""`grain.MapDataset`, and arrays, which become one: random access and a known length.
+
+A dataset is read by whole batches where its transformations allow it.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,18 @@ import sys
 from typing import Any
 
 import grain
+import jax
+import numpy as np
 
 from jaxtribute._src.input import grain_files, grain_tree
+from jaxtribute._src.input.array_source import make_numpy_dataset
 from jaxtribute._src.input.batches import Batch, as_batch
 from jaxtribute._src.input.grain_batches import for_worker
-from jaxtribute._src.input.grain_inside import parents
-from jaxtribute._src.input.sources.base import Source, register
+from jaxtribute._src.input.grain_inside import Node, parents
+from jaxtribute._src.input.sources import register
+from jaxtribute._src.input.sources.base import Source, has_arrays_only
 from jaxtribute._src.input.splitting import Shard
+from jaxtribute._src.types import Json, Nest
 from jaxtribute.errors import InputError
 
 _READ_AHEAD = 32
@@ -27,7 +35,7 @@ class MapSource(Source):
 
     name = "grain.MapDataset"
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Node) -> None:
         self._dataset = dataset
         node = grain_tree.outer_batch(dataset)
         self._batch = None if node is None else grain_tree.stacking(node)
@@ -81,7 +89,7 @@ class MapSource(Source):
         return MapSource(grain_files.at_hint(self._dataset, shard))
 
 
-def to_batch(element: Any) -> Batch:
+def to_batch(element: Nest) -> Batch:
     """A dataset's element as a batch; this package's own nodes give one already."""
     return element if isinstance(element, Batch) else as_batch(element)
 
@@ -97,7 +105,7 @@ class _Positions:
         """The position before the batch of this index."""
         return {"next": index, "batch_size": self._batch_size, "length": self._length}
 
-    def index(self, state: Any) -> int:
+    def index(self, state: Json) -> int:
         """The index that a saved position means here, also if the batch size has changed since."""
         index, size = int(state["next"]), state.get("batch_size")
         if size != self._batch_size:
@@ -120,7 +128,7 @@ class _Positions:
 class _IndexStream:
     """Reads batches by index, in the thread that asks."""
 
-    def __init__(self, dataset: Any, batch_size: int | None) -> None:
+    def __init__(self, dataset: Node, batch_size: int | None) -> None:
         self._dataset = dataset
         self._length = len(dataset)
         self._positions = _Positions(self._length, batch_size)
@@ -137,7 +145,7 @@ class _IndexStream:
         """The position."""
         return self._positions.state(self._next)
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Json) -> None:
         """Goes to a position."""
         self._next = self._positions.index(state)
 
@@ -148,7 +156,7 @@ class _IndexStream:
 class _ThreadedStream:
     """Reads records through Grain's own threads."""
 
-    def __init__(self, dataset: Any, batch_size: int | None) -> None:
+    def __init__(self, dataset: Node, batch_size: int | None) -> None:
         threads = _THREADS_IN_MEMORY if grain_tree.is_in_memory(dataset) else _THREADS
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=_READ_AHEAD)
         self._iterator: Any = iter(dataset.to_iter_dataset(options))
@@ -161,7 +169,7 @@ class _ThreadedStream:
         """The position."""
         return self._positions.state(self._iterator.get_state()["next_index"])
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Json) -> None:
         """Goes to a position."""
         self._iterator.set_state({"next_index": self._positions.index(state)})
 
@@ -171,3 +179,17 @@ class _ThreadedStream:
 
 
 register("grain.MapDataset", lambda dataset: isinstance(dataset, grain.MapDataset), MapSource)
+
+
+def _accepts(dataset: object) -> bool:
+    """An array, or a tuple or mapping of them. A list is an iterable of batches instead."""
+    if isinstance(dataset, (jax.Array, np.ndarray)):
+        return bool(dataset.ndim)
+    return isinstance(dataset, (tuple, dict)) and has_arrays_only(dataset)
+
+
+def _make(dataset: Nest) -> Source:
+    return MapSource(make_numpy_dataset(dataset))
+
+
+register("NumPy or JAX arrays in a tuple or dict", _accepts, _make, rank=10)

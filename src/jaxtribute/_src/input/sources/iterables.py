@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
-from jaxtribute._src.input.batches import Batch, Tree, as_batch, own
-from jaxtribute._src.input.sources.base import Source, register
+from jaxtribute._src.input.batches import Batch, as_batch, own
+from jaxtribute._src.input.sources import register
+from jaxtribute._src.input.sources.base import Source
 from jaxtribute._src.input.splitting import Shard
+from jaxtribute._src.types import Json, Nest
 from jaxtribute.errors import InputError
 
 
@@ -17,9 +18,9 @@ class IterableSource(Source):
 
     name = "iterable of batches"
 
-    def __init__(self, iterable: Iterable[Tree]) -> None:
+    def __init__(self, iterable: Iterable[Nest]) -> None:
         self._iterable = iterable
-        self._peeked: Iterator[Tree] | None = None
+        self._peeked: Iterator[Nest] | None = None
 
     def open(self, shard: Shard) -> CountingStream:
         """Starts a pass; a worker reads all of it, and its share is cut from each batch."""
@@ -32,12 +33,12 @@ class IterableSource(Source):
             return CountingStream(itertools.chain(self._iterable if peeked is None else peeked))
         return CountingStream(iter(self._iterable), reiterable=True)
 
-    def first(self) -> Tree | None:
+    def first(self) -> Nest | None:
         """The first element, put back where it was taken from a one-shot iterator."""
         if not isinstance(self._iterable, Iterator):
             return super().first()
         # The element goes back in front of a one-shot iterator.
-        iterator: Iterator[Tree] = self._iterable if self._peeked is None else self._peeked
+        iterator: Iterator[Nest] = self._iterable if self._peeked is None else self._peeked
         try:
             element = own(as_batch(next(iterator)).tree)
         except StopIteration:
@@ -69,8 +70,8 @@ class CountingStream:
 
     def __init__(
         self,
-        iterator: Iterator[Tree],
-        sequence: Sequence[Tree] | None = None,
+        iterator: Iterator[Nest],
+        sequence: Sequence[Nest] | None = None,
         *,
         reiterable: bool = False,
         why_not: str = "a one-shot iterator cannot be entered again",
@@ -91,7 +92,7 @@ class CountingStream:
         """The position."""
         return {"batches": self._count}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Json) -> None:
         """Goes to a position."""
         count = int(state["batches"])
         if self._sequence is not None:

@@ -10,10 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtribute._src.input.batches import Batch, Tree, as_batch
+from jaxtribute._src.input.batches import Batch, as_batch
 from jaxtribute._src.input.options import AutoShardPolicy
-from jaxtribute._src.input.sources.base import Source, register
+from jaxtribute._src.input.sources import register
+from jaxtribute._src.input.sources.base import Source
 from jaxtribute._src.input.splitting import Shard
+from jaxtribute._src.types import Foreign, Json, Nest
 from jaxtribute._src.values.spec import ArraySpec
 from jaxtribute.errors import InputError
 
@@ -24,7 +26,7 @@ def _tf() -> Any:
     return sys.modules.get("tensorflow")
 
 
-def _accepts(dataset: Any) -> bool:
+def _accepts(dataset: object) -> bool:
     tf = _tf()
     data = getattr(tf, "data", None)
     return data is not None and isinstance(dataset, data.Dataset)
@@ -36,7 +38,7 @@ class TfSource(Source):
     name = "tf.data.Dataset"
     finds_files = True
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Foreign) -> None:
         self._dataset = dataset
         self.shuffled_anew = any(_shuffles_anew(node) for node in _walk(dataset))
 
@@ -45,10 +47,10 @@ class TfSource(Source):
         del shard
         return _TfStream(self._dataset, self.shuffled_anew)
 
-    def spec(self) -> Tree | None:
+    def spec(self) -> Nest | None:
         """Shapes and dtypes, as TensorFlow states them."""
 
-        def leaf(spec: Any) -> ArraySpec:
+        def leaf(spec: Foreign) -> ArraySpec:
             if not isinstance(spec, _tf().TensorSpec) or spec.shape.rank is None:
                 raise InputError(
                     f"{spec} has no shape that arrays could have. HINT: make dense tensors of a known rank, e.g. with "
@@ -94,13 +96,13 @@ class TfSource(Source):
         return AutoShardPolicy(int(self._dataset.options().experimental_distribute.auto_shard_policy))
 
 
-def _walk(node: Any) -> Iterator[Any]:
+def _walk(node: Foreign) -> Iterator[Any]:
     yield node
     for below in node._inputs():
         yield from _walk(below)
 
 
-def _shuffles_anew(node: Any) -> bool:
+def _shuffles_anew(node: Foreign) -> bool:
     """True if a node shuffles in another order each time: without a seed, or with one for each iteration."""
     if "Shuffle" not in type(node).__name__:
         return False
@@ -109,7 +111,7 @@ def _shuffles_anew(node: Any) -> bool:
     return not seeded or getattr(node, "_reshuffle_each_iteration", True) is not False
 
 
-def _auto_shard(dataset: Any, shard: Shard, policy: AutoShardPolicy) -> Any:
+def _auto_shard(dataset: Foreign, shard: Shard, policy: AutoShardPolicy) -> Any:
     """TensorFlow's own sharding rewrite of a dataset's graph."""
     tf = _tf()
     options = tf.data.Options()
@@ -126,7 +128,7 @@ def _auto_shard(dataset: Any, shard: Shard, policy: AutoShardPolicy) -> Any:
         ) from error
 
 
-def _names_below(node: Any) -> list[str]:
+def _names_below(node: Foreign) -> list[str]:
     """The strings that an interleaving starts from, which are the names of files that its function opens."""
     source = [*_walk(node)][-1]
     spec = source.element_spec
@@ -134,7 +136,7 @@ def _names_below(node: Any) -> list[str]:
     return _strings(source) if is_names else []
 
 
-def _strings(names: Any) -> list[str]:
+def _strings(names: Foreign) -> list[str]:
     """File names, from a tensor of them or a dataset of such."""
     if hasattr(names, "as_numpy_iterator"):
         return [name for piece in names.as_numpy_iterator() for name in _strings(piece)]
@@ -142,7 +144,7 @@ def _strings(names: Any) -> list[str]:
 
 
 class _TfStream:
-    def __init__(self, dataset: Any, shuffled_anew: bool) -> None:
+    def __init__(self, dataset: Foreign, shuffled_anew: bool) -> None:
         self._dataset = dataset
         self._iterator: Any = iter(dataset.as_numpy_iterator())
         self._shuffled_anew = shuffled_anew
@@ -157,7 +159,7 @@ class _TfStream:
         """The position."""
         return {"batches": self._count}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Json) -> None:
         """Goes to a position."""
         count = int(state["batches"])
         if self._shuffled_anew:

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute._src.input.batches import Batch, Tree, as_batch, own
-from jaxtribute._src.input.sources.base import Source, register
+from jaxtribute._src.input.batches import Batch, as_batch, own
+from jaxtribute._src.input.sources import register
+from jaxtribute._src.input.sources.base import Source
 from jaxtribute._src.input.sources.iterables import CountingStream
 from jaxtribute._src.input.splitting import Shard
+from jaxtribute._src.types import Foreign, Json, Nest
 from jaxtribute.errors import InputError
 
 
@@ -19,12 +21,12 @@ def _torch() -> Any:
     return sys.modules.get("torch")
 
 
-def _accepts(dataset: Any) -> bool:
+def _accepts(dataset: object) -> bool:
     data = sys.modules.get("torch.utils.data")
     return data is not None and isinstance(dataset, data.DataLoader)
 
 
-def _to_numpy(node: Any) -> Tree:
+def _to_numpy(node: Nest) -> Nest:
     if isinstance(node, _torch().Tensor):
         return node.detach().cpu().numpy()
     if isinstance(node, dict):
@@ -46,7 +48,7 @@ class TorchSource(Source):
 
     name = "torch.utils.data.DataLoader"
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Foreign) -> None:
         self._loader = loader
         sampler = type(getattr(loader, "sampler", None)).__name__
         self.shuffled_anew = sampler == "RandomSampler" and loader.sampler.generator is None
@@ -64,7 +66,7 @@ class TorchSource(Source):
             "StatefulDataLoader keeps its position)",
         )
 
-    def _batches(self) -> Iterator[Tree]:
+    def _batches(self) -> Iterator[Nest]:
         for batch in self._loader:
             yield _to_numpy(batch)
 
@@ -91,7 +93,7 @@ class TorchSource(Source):
 
 
 class _StatefulStream:
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Foreign) -> None:
         self._loader = loader
         self._iterator: Any = None
 
@@ -105,7 +107,7 @@ class _StatefulStream:
         """The position."""
         return self._loader.state_dict()
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Json) -> None:
         """Goes to a position."""
         if self._iterator is not None:
             raise InputError(

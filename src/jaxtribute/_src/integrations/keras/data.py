@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 
 from jaxtribute._src.input.batches import as_batch
-from jaxtribute._src.input.creator import DatasetCreator
 from jaxtribute._src.input.dataset import DistributedDataset
 from jaxtribute._src.input.iterator import DistributedIterator
+from jaxtribute._src.input.options import DatasetCreator
 from jaxtribute._src.input.placement import to_devices
 from jaxtribute._src.input.splitting import Shard
-from jaxtribute._src.input.steps import cut
+from jaxtribute._src.input.worker_steps import worker_step
 from jaxtribute._src.integrations.keras import workers
 from jaxtribute._src.integrations.keras.inside import DataAdapter
 from jaxtribute._src.integrations.keras.variables import on_servers
@@ -135,7 +135,7 @@ class Placer:
         if leaves and isinstance(leaves[0], Placed):
             return jax.tree.map(lambda leaf: leaf.value, batch), leaves[0].rows
         whole = as_batch(batch)
-        return self._place(cut(whole, self._shard)), whole.total or 0
+        return self._place(worker_step(whole, self._shard)), whole.total or 0
 
 
 def _is_split(value: Any) -> bool:

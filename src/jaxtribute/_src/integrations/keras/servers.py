@@ -25,7 +25,7 @@ from jaxtribute._src.parameter_servers.scheduling.coordinator import ClusterCoor
 from jaxtribute._src.parameter_servers.scheduling.dataset import PerWorkerDataset
 
 if TYPE_CHECKING:
-    from jaxtribute._src.input.creator import DatasetCreator
+    from jaxtribute._src.input.options import DatasetCreator
     from jaxtribute._src.parameter_servers.scheduling.remote_value import RemoteValue
     from jaxtribute._src.strategies.base import Strategy
 

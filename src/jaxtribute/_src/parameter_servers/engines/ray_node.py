@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxtribute._src.folders import Folder
+from jaxtribute._src.launcher.environment import LOCAL_CLUSTER
 from jaxtribute._src.launcher.family import Family
-from jaxtribute._src.launcher.settings import LOCAL_CLUSTER
 from jaxtribute._src.parameter_servers.messaging.transport import deadline
 from jaxtribute.errors import ClusterError, DeadlineError
 

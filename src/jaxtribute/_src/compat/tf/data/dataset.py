@@ -18,11 +18,12 @@ from jaxtribute._src.compat.tf.data.pipelines import Indexed, Pipeline, Streamed
 from jaxtribute._src.compat.tf.data.transformations import Transformations, to_host
 from jaxtribute._src.compat.tf.specs import TensorSpec
 from jaxtribute._src.input.array_source import make_numpy_dataset
-from jaxtribute._src.input.batches import Tree
 from jaxtribute._src.input.options import AutoShardPolicy
-from jaxtribute._src.input.sources.base import Source, register
+from jaxtribute._src.input.sources import register
+from jaxtribute._src.input.sources.base import Source
 from jaxtribute._src.input.sources.grain_map import MapSource
 from jaxtribute._src.input.sources.iterables import IterableSource
+from jaxtribute._src.types import Nest
 from jaxtribute.errors import ArgumentError, InputError
 
 
@@ -76,7 +77,7 @@ class Sources:
         if output_signature is not None:
             types = jax.tree.map(lambda spec: spec.dtype, output_signature, is_leaf=_is_spec)
 
-        def elements() -> Iterator[Tree]:
+        def elements() -> Iterator[Nest]:
             for element in generator(*args):
                 host = to_host(element)
                 yield host if types is None else jax.tree.map(lambda kind, leaf: leaf.astype(kind), types, host)

@@ -11,7 +11,7 @@ import grain
 import jax
 import numpy as np
 
-from jaxtribute._src.input.batches import Tree
+from jaxtribute._src.types import Nest
 
 _MOST_RECORDS = 2**31
 """More records than these are infinitely many: Grain numbers a dataset that repeats for ever so."""
@@ -25,7 +25,7 @@ class Indexed:
     rows_vary: bool = False
     """True if records are batches of which the last may be smaller."""
 
-    def __iter__(self) -> Iterator[Tree]:
+    def __iter__(self) -> Iterator[Nest]:
         return (self.dataset[index] for index in range(len(self.dataset)))
 
     def length(self) -> int | None:
@@ -33,7 +33,7 @@ class Indexed:
         count = len(self.dataset)
         return None if count >= _MOST_RECORDS else count
 
-    def map(self, function: Callable[[Tree], Tree]) -> Indexed:
+    def map(self, function: Callable[[Nest], Nest]) -> Indexed:
         """Each record changed."""
         return Indexed(self.dataset.map(function), self.rows_vary)
 
@@ -68,29 +68,29 @@ class Indexed:
 class Streamed:
     """Records one after the other; `open` starts again."""
 
-    open: Callable[[], Iterator[Tree]]
+    open: Callable[[], Iterator[Nest]]
     rows_vary: bool = False
     """True if records are batches of which the last may be smaller."""
 
-    def __iter__(self) -> Iterator[Tree]:
+    def __iter__(self) -> Iterator[Nest]:
         return self.open()
 
     def length(self) -> int | None:
         """Not known."""
         return None
 
-    def map(self, function: Callable[[Tree], Tree]) -> Streamed:
+    def map(self, function: Callable[[Nest], Nest]) -> Streamed:
         """Each record changed."""
         return Streamed(lambda: map(function, self.open()), self.rows_vary)
 
-    def filter(self, predicate: Callable[[Tree], bool]) -> Streamed:
+    def filter(self, predicate: Callable[[Nest], bool]) -> Streamed:
         """The records for which it holds."""
         return Streamed(lambda: filter(predicate, self.open()), self.rows_vary)
 
     def batch(self, size: int, drop_remainder: bool) -> Streamed:
         """Records joined along a new first axis."""
 
-        def batches() -> Iterator[Tree]:
+        def batches() -> Iterator[Nest]:
             records = self.open()
             while rows := list(itertools.islice(records, size)):
                 if len(rows) < size and drop_remainder:
@@ -102,7 +102,7 @@ class Streamed:
     def repeat(self, count: int | None) -> Streamed:
         """All records several times; None for ever. A stream without records ends at once."""
 
-        def repeated() -> Iterator[Tree]:
+        def repeated() -> Iterator[Nest]:
             for _ in itertools.count() if count is None else range(count):
                 empty = True
                 for record in self.open():
@@ -120,9 +120,9 @@ class Streamed:
     def shuffle(self, buffer: int, seed: int) -> Streamed:
         """The records in an order drawn within a buffer that moves along."""
 
-        def shuffled() -> Iterator[Tree]:
+        def shuffled() -> Iterator[Nest]:
             generator = np.random.default_rng(seed)
-            held: list[Tree] = []
+            held: list[Nest] = []
             for record in self.open():
                 held.append(record)
                 if len(held) >= buffer:
@@ -134,13 +134,13 @@ class Streamed:
 
     def cache(self) -> Streamed:
         """The records, kept by the first pass that reads all of them."""
-        kept: list[list[Tree]] = []
+        kept: list[list[Nest]] = []
 
-        def records() -> Iterator[Tree]:
+        def records() -> Iterator[Nest]:
             if kept:
                 yield from kept[0]
                 return
-            read: list[Tree] = []
+            read: list[Nest] = []
             for record in self.open():
                 read.append(record)
                 yield record
@@ -156,7 +156,7 @@ class Streamed:
 Pipeline = Indexed | Streamed
 
 
-def take_turns(streams: Iterator[Iterator[Tree]], width: int, block: int) -> Iterator[Tree]:
+def take_turns(streams: Iterator[Iterator[Nest]], width: int, block: int) -> Iterator[Nest]:
     """The records of `width` streams at a time, `block` from each in turn; where one ends the next takes its place."""
     turns = list(itertools.islice(streams, width))
     while turns:
@@ -173,12 +173,12 @@ class _Kept:
 
     def __init__(self, dataset: grain.MapDataset[Any]) -> None:
         self._dataset = dataset
-        self._records: dict[int, Tree] = {}
+        self._records: dict[int, Nest] = {}
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, index: Any) -> Tree:
+    def __getitem__(self, index: Any) -> Nest:
         number = int(index)
         if number not in self._records:
             self._records[number] = self._dataset[number]

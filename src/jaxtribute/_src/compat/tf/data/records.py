@@ -13,8 +13,7 @@ import numpy as np
 
 from jaxtribute._src.compat.tf.data.dataset import Dataset
 from jaxtribute._src.compat.tf.data.pipelines import Indexed
-from jaxtribute._src.input.file_records import FileRecords, Places
-from jaxtribute._src.input.text_source import TextLineSource
+from jaxtribute._src.input.file_records import FileRecords, Places, TextLineSource
 from jaxtribute.errors import ArgumentError, InputError
 
 _HEADER, _FOOTER = 12, 4

@@ -11,19 +11,20 @@ import numpy as np
 
 from jaxtribute._src.compat.tf.convert import host_array
 from jaxtribute._src.compat.tf.data.pipelines import Pipeline, Streamed, take_turns
-from jaxtribute._src.input.batches import Tree
+from jaxtribute._src.types import Nest
+from jaxtribute.compat.tf.random import data_seed
 from jaxtribute.errors import ArgumentError
 
 if TYPE_CHECKING:
     from jaxtribute._src.compat.tf.data.dataset import Dataset
 
 
-def to_host(element: Any) -> Tree:
+def to_host(element: Any) -> Nest:
     """An element with NumPy leaves. Lists are arrays, as in TensorFlow; tuples and dictionaries are structure."""
     return jax.tree.map(host_array, element, is_leaf=lambda node: isinstance(node, list) or node is None)
 
 
-def apply(function: Callable[..., Any], element: Tree) -> Any:
+def apply(function: Callable[..., Any], element: Nest) -> Any:
     """Calls a user's function on an element; a tuple's parts become its arguments. It computes on the CPU."""
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         return function(*element) if isinstance(element, tuple) else function(element)
@@ -103,7 +104,6 @@ class Transformations:
         """
         del reshuffle_each_iteration, name
         size = _count("buffer_size", buffer_size, least=1)
-        from jaxtribute.compat.tf.random import data_seed
 
         return self._derive(self._pipeline.shuffle(size, data_seed() if seed is None else int(seed)))
 
@@ -138,7 +138,7 @@ class Transformations:
         pipeline = self._pipeline
         width = 8 if cycle_length is None or cycle_length < 1 else cycle_length
 
-        def elements() -> Iterator[Tree]:
+        def elements() -> Iterator[Nest]:
             made = (iter(apply(map_func, element).pipeline) for element in pipeline)
             return take_turns(made, width, block_length)
 

@@ -60,16 +60,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Starts the processes and waits for them."""
-    from jaxtribute._src.launcher import run as runner
-    from jaxtribute._src.launcher import surroundings
+    from jaxtribute._src.launcher.launch import become, launch, rank_set_by_slurm, slurm_environment
+    from jaxtribute._src.launcher.options import complete
     from jaxtribute.errors import ClusterSpecError, JaxtributeError
 
     try:
         options = _options(arguments)
-        if arguments.nodes is None and surroundings.rank_set_by_slurm():
+        if arguments.nodes is None and rank_set_by_slurm():
             _refuse_for_slurm(arguments)
-            runner.become(options.command, surroundings.slurm_environment())
-        return runner.launch(surroundings.complete(options, arguments.nodes, arguments.node_rank))
+            become(options.command, slurm_environment())
+        return launch(complete(options, arguments.nodes, arguments.node_rank))
     except JaxtributeError as error:
         sys.stderr.write(f"jaxtribute launch: {error}\n")
         return WRONG if isinstance(error, (ValueError, ClusterSpecError)) else UNREACHABLE

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
 from jaxtribute._src.cluster.roster import Roster
-from jaxtribute._src.cluster.steps import RunningClock, StepLog
+from jaxtribute._src.cluster.step_log import StepLog
+from jaxtribute._src.cluster.waiting import RunningClock
 from jaxtribute._src.cluster.watch import Watch
+from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ClusterError, DeadlineError
 
 
@@ -22,7 +22,7 @@ class KeyValues:
       steps: what this worker does.
     """
 
-    def __init__(self, roster: Roster, store: Any, watch: Watch, steps: StepLog) -> None:
+    def __init__(self, roster: Roster, store: Foreign, watch: Watch, steps: StepLog) -> None:
         self.roster, self.store, self.watch, self.steps = roster, store, watch, steps
 
     @property

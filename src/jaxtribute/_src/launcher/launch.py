@@ -1,12 +1,15 @@
-"""A launch from its start to its exit code, with the signals that come meanwhile."""
+"""Ways to start a program: as a job from its start to its exit code, or in place of this process."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from jaxtribute._src.cluster.resolvers.slurm import COUNTS, TASKS, SlurmClusterResolver, expand_counts
 from jaxtribute._src.launcher.attempt import Signal
+from jaxtribute._src.launcher.environment import LAUNCHER, TF_CONFIG
 from jaxtribute._src.launcher.follower import Follower
 from jaxtribute._src.launcher.leader import Leader
 from jaxtribute._src.launcher.options import Options
@@ -41,3 +44,22 @@ async def _launch(options: Options) -> int:
 def become(command: tuple[str, ...], environment: dict[str, str]) -> None:
     """Turns this process into the program; does not return."""
     os.execvpe(command[0], command, environment)
+
+
+def rank_set_by_slurm(environment: Mapping[str, str] | None = None) -> bool:
+    """True if Slurm has started several tasks on a machine, so that each of them is a rank already."""
+    environment = os.environ if environment is None else environment
+    return bool(environment.get(TASKS)) and max(expand_counts(environment.get(COUNTS, "1"))) > 1
+
+
+def slurm_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for the program of a task that Slurm has started as a rank.
+
+    Raises:
+        ClusterSpecError: Slurm's variables are incomplete or contradict each other.
+    """
+    found = dict(os.environ if environment is None else environment)
+    resolver = SlurmClusterResolver(environ=found)
+    spec = resolver.cluster_spec()  # which also sets the GPUs of this task in `found`
+    task = {"type": resolver.task_type, "index": resolver.task_id}
+    return found | {TF_CONFIG: json.dumps({"cluster": spec.as_dict(), "task": task}), LAUNCHER: "1"}

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import jax.numpy as jnp
-import pytest
 
 from jaxtribute._src import waits
-from jaxtribute._src.cluster import steps
-from jaxtribute._src.cluster.steps import Flight, RunningClock, StepLog, described
+from jaxtribute._src.cluster.step_log import Flight, StepLog, described
 
 
 def test_a_step_is_in_flight_until_its_result_is_there() -> None:
@@ -51,11 +47,3 @@ def test_the_report() -> None:
     assert __file__ in report["where"]
     assert described(report).startswith("last seen in step 1 of train_step, at ")
     assert described({}) == "nothing is known of it"
-
-
-def test_a_clock_stands_still_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([100.0, 101.0, 104.0, 134.0, 135.0, 200.0])
-    monkeypatch.setattr(steps, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    clock = RunningClock(5.0)
-    assert [clock.now() for _ in range(5)] == [101.0, 104.0, 104.0, 105.0, 105.0]
-    assert clock.stopped_s == 95.0

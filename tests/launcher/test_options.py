@@ -1,11 +1,8 @@
-"""What Slurm and Kubernetes say of the machines."""
-
-import json
+"""Options of a launch, and what Slurm and Kubernetes say of the machines."""
 
 import pytest
 
-from jaxtribute._src.launcher.options import Options
-from jaxtribute._src.launcher.surroundings import complete, rank_set_by_slurm, slurm_environment
+from jaxtribute._src.launcher.options import Options, complete
 from jaxtribute.errors import ArgumentError, ClusterSpecError
 
 OPTIONS = Options(command=("true",))
@@ -53,21 +50,9 @@ def test_machines_that_do_not_fit(
 
 
 def test_a_step_of_slurm_with_one_task_a_machine() -> None:
-    assert not rank_set_by_slurm(STEP)
     assert found(complete(OPTIONS, None, None, STEP)) == (2, 1, "n1:20007")
     one = {**STEP, "SLURM_STEP_NODELIST": "n1", "SLURM_PROCID": "0"}
     assert found(complete(OPTIONS, None, None, one)) == (1, 0, None)
     assert complete(OPTIONS, None, None, {**STEP, "SLURM_JOB_ID": "123456"}).coordinator == "n1:23456"
     with pytest.raises(ClusterSpecError, match="SLURM_PROCID is missing"):
         complete(OPTIONS, None, None, {**STEP, "SLURM_PROCID": ""})
-
-
-def test_a_step_of_slurm_whose_tasks_are_the_ranks() -> None:
-    several = {**STEP, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_PROCID": "3"}
-    assert rank_set_by_slurm(several)
-    assert not rank_set_by_slurm({})
-    environment = slurm_environment({**several, "CUDA_VISIBLE_DEVICES": ""})
-    config = json.loads(environment["TF_CONFIG"])
-    assert config["task"] == {"type": "worker", "index": 3}
-    assert config["cluster"]["worker"] == ["n1:8888", "n1:8889", "n2:8888", "n2:8889"]
-    assert environment["JAXTRIBUTE_LAUNCHER"] == "1"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxtribute._src.launcher.settings import rank_environment, rank_of_this_process
+from jaxtribute._src.launcher.environment import rank_environment, rank_of_this_process
 
 
 def test_a_rank_is_described() -> None:

@@ -10,14 +10,15 @@ from zlib import crc32
 import jax
 
 from jaxtribute._src.input.agreement import StepAgreement, StepRows
-from jaxtribute._src.input.batches import Batch, Tree, check_splittable, empty_like, rows, split
+from jaxtribute._src.input.batches import Batch, check_splittable, empty_like, rows, split
 from jaxtribute._src.input.sources.base import Stream
 from jaxtribute._src.input.splitting import Shard, cycle_sizes, fill, slice_sizes
+from jaxtribute._src.types import Nest
 from jaxtribute.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class WorkerStep:
     """The data of one step for this worker.
 
     Attributes:
@@ -28,21 +29,24 @@ class Step:
       rows: rows of each replica of all workers, where that is known and rows are all in which they differ.
     """
 
-    tree: Tree
-    parts: list[Tree] | None
+    tree: Nest
+    parts: list[Nest] | None
     sizes: tuple[int, ...]
     even: bool
     rows: tuple[int, ...] | None = None
 
-    def cut(self) -> list[Tree]:
+    def cut(self) -> list[Nest]:
         """A tree for each local replica."""
         return split(self.tree, self.sizes) if self.parts is None else self.parts
 
 
-class Steps(Protocol):
+class WorkerSteps(Protocol):
     """The steps of one pass. Used by one thread at a time."""
 
-    def __next__(self) -> Step:
+    kind: str
+    """Kind of sharding, which a saved position names: `"global"`, `"local"` or `"function"`."""
+
+    def __next__(self) -> WorkerStep:
         """Makes the next step; raises `StopIteration` when no worker has data."""
         ...
 
@@ -59,20 +63,20 @@ class Steps(Protocol):
         ...
 
 
-def cut(batch: Batch, shard: Shard) -> Step:
+def worker_step(batch: Batch, shard: Shard) -> WorkerStep:
     """The slices of a batch that all workers go through for this worker's replicas.
 
     Raises:
       InputError: an unbatched scalar, which cannot be cut for more than one replica.
     """
     if shard.replicas == 1:
-        return Step(batch.tree, None, (batch.total or 0,), even=True)
+        return WorkerStep(batch.tree, None, (batch.total or 0,), even=True)
     total = check_splittable(batch, shard.replicas)
     sizes = slice_sizes(total, shard.replicas)
     start = sum(sizes[: shard.first]) - batch.start
     own = sizes[shard.first : shard.first + shard.local]
     tree = batch.tree if shard.local == shard.replicas else rows(batch.tree, start, start + sum(own))
-    return Step(tree, None, own, even=total % shard.replicas == 0, rows=tuple(sizes))
+    return WorkerStep(tree, None, own, even=total % shard.replicas == 0, rows=tuple(sizes))
 
 
 class GlobalSteps:
@@ -86,14 +90,14 @@ class GlobalSteps:
         self._agree = agree
         self._step = 0
 
-    def __next__(self) -> Step:
+    def __next__(self) -> WorkerStep:
         try:
             batch = next(self._stream)
         except StopIteration:
             if self._agree is not None:
                 self._check(None)
             raise
-        step = cut(batch, self._shard)
+        step = worker_step(batch, self._shard)
         if self._agree is not None:
             self._check(step.sizes)
         self._step += 1
@@ -139,7 +143,7 @@ class LocalSteps:
     kind = "local"
 
     def __init__(
-        self, stream: Stream, shard: Shard, agree: StepAgreement, template: Callable[[], Tree], batch_size: int
+        self, stream: Stream, shard: Shard, agree: StepAgreement, template: Callable[[], Nest], batch_size: int
     ) -> None:
         self._stream = stream
         self._shard = shard
@@ -152,7 +156,7 @@ class LocalSteps:
         self._largest = batch_size
         self._step = 0
 
-    def __next__(self) -> Step:
+    def __next__(self) -> WorkerStep:
         sizes, tree = self._take()
         others = self._agree(self._step, sizes)
         if all(other is None for other in others):
@@ -160,10 +164,10 @@ class LocalSteps:
         self._step += 1
         counts = tuple(count for other in others for count in other or (0,) * self._shard.local)
         if sizes is None:
-            return Step(empty_like(self._template()), None, (0,) * self._shard.local, even=False, rows=counts)
-        return Step(tree, None, sizes, even=len(set(counts)) == 1, rows=counts)
+            return WorkerStep(empty_like(self._template()), None, (0,) * self._shard.local, even=False, rows=counts)
+        return WorkerStep(tree, None, sizes, even=len(set(counts)) == 1, rows=counts)
 
-    def _take(self) -> tuple[tuple[int, ...] | None, Tree]:
+    def _take(self) -> tuple[tuple[int, ...] | None, Nest]:
         """The next rows of this worker's own batches."""
         while self._batch is None:
             self._before = self._stream.get_state()
@@ -237,7 +241,7 @@ class FunctionSteps:
         streams: Sequence[Stream],
         shard: Shard,
         agree: StepAgreement,
-        template: Callable[[], Tree],
+        template: Callable[[], Nest],
         *,
         static: bool,
     ) -> None:
@@ -248,7 +252,7 @@ class FunctionSteps:
         self._static = static
         self._step = 0
 
-    def __next__(self) -> Step:
+    def __next__(self) -> WorkerStep:
         parts = [self._next(replica) for replica in range(self._shard.local)]
         sizes: StepRows = None
         if self._complete(parts):
@@ -263,9 +267,9 @@ class FunctionSteps:
         alike = len(forms) == 1 and forms != {0}
         even = len(set(counts)) == 1 and alike
         trees = trees or self._trees([None] * self._shard.local)
-        return Step(None, trees, sizes or (0,) * self._shard.local, even=even, rows=counts if alike else None)
+        return WorkerStep(None, trees, sizes or (0,) * self._shard.local, even=even, rows=counts if alike else None)
 
-    def _trees(self, parts: Sequence[Batch | None]) -> list[Tree]:
+    def _trees(self, parts: Sequence[Batch | None]) -> list[Nest]:
         return [self._empty() if part is None else part.tree for part in parts]
 
     def _next(self, replica: int) -> Batch | None:
@@ -278,7 +282,7 @@ class FunctionSteps:
         missing = [part is None for part in parts]
         return not (any(missing) if self._static else all(missing))
 
-    def _empty(self) -> Tree:
+    def _empty(self) -> Nest:
         if any(not leaf.shape for leaf in jax.tree.leaves(self._template())):
             raise InputError(
                 f"the data ended for some of {self._shard.local} replicas, and an unbatched scalar cannot be left "
@@ -302,7 +306,7 @@ class FunctionSteps:
             stream.close()
 
 
-def _form(trees: Sequence[Tree]) -> int:
+def _form(trees: Sequence[Nest]) -> int:
     """A number for the shapes, but for their rows, and dtypes that all trees have; 0 where they differ."""
     forms = {str([(leaf.shape[1:], str(leaf.dtype)) for leaf in jax.tree.leaves(tree)]) for tree in trees}
     return crc32(forms.pop().encode()) or 1 if len(forms) == 1 else 0

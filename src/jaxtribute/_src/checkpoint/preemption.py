@@ -1,23 +1,63 @@
-"""`PreemptionCheckpointHandler`: a training that saves when a machine is taken away, and goes on where it was."""
+"""Preemption: all workers save once, at one step, and end so that they are started again."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
+from jaxtribute._src import settings
 from jaxtribute._src.checkpoint import committing
 from jaxtribute._src.checkpoint.checkpoint import Checkpoint
 from jaxtribute._src.checkpoint.manager import CheckpointManager
-from jaxtribute._src.checkpoint.preemption.notice import Notice
-from jaxtribute._src.checkpoint.preemption.rounds import Rounds
-from jaxtribute._src.checkpoint.preemption.termination import TerminationConfig, exit_to_resume
-from jaxtribute._src.cluster.watch import say
-from jaxtribute.errors import ArgumentError, ArgumentTypeError
+from jaxtribute._src.checkpoint.preemption_agreement import Notice, Rounds, read_notice
+from jaxtribute._src.cluster.failures import say
+from jaxtribute._src.exit_codes import RESUME as RESUME_CODE
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeadlineError
+
+
+def exit_to_resume() -> NoReturn:
+    """Ends the program with the exit code that asks the launcher to start it again."""
+    sys.exit(RESUME_CODE)
+
+
+@dataclass(frozen=True)
+class TerminationConfig:
+    """Settings of a `PreemptionCheckpointHandler`.
+
+    Args:
+      termination_watcher_fn: asked every second, in a thread of its own, whether this machine is about to be taken
+        away; for platforms that say so by other means than SIGTERM, which always counts.
+      exit_fn: called on every worker once the checkpoint is complete. By default the program ends with exit code 75,
+        on which `jaxtribute launch --max-restarts` starts it again.
+      grace_period: seconds from the notice to the end of the machine. With more than 0 the workers save at once, train
+        on as long as time allows, and save again; by default they save once.
+      save_fn: called instead of the manager's `save`, with the arguments of `save_checkpoint_if_preempted`.
+
+    Raises:
+      ArgumentError: a negative grace period.
+      ArgumentTypeError: a grace period that is no number, or a function that is none.
+
+    Source: `tf.distribute.experimental.TerminationConfig`.
+    """
+
+    termination_watcher_fn: Callable[[], bool] | None = None
+    exit_fn: Callable[[], Any] | None = None
+    grace_period: float | None = None
+    save_fn: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        settings.amount("grace_period", self.grace_period, optional=True)
+        for name in ("termination_watcher_fn", "exit_fn", "save_fn"):
+            settings.function(name, getattr(self, name), optional=True)
+
 
 REPORT = "JAXTRIBUTE_PREEMPTION_REPORT"
 """Names a file where the first worker notes each start and each save at a preemption; for rehearsals."""
@@ -55,9 +95,9 @@ class PreemptionCheckpointHandler:
 
     def __init__(
         self,
-        cluster_resolver: Any,
+        cluster_resolver: object,
         checkpoint_or_checkpoint_manager: Checkpoint | CheckpointManager,
-        checkpoint_dir: Any = None,
+        checkpoint_dir: str | PathLike[str] | None = None,
         termination_config: TerminationConfig | None = None,
     ) -> None:
         del cluster_resolver  # the strategy has joined the cluster that it describes
@@ -176,7 +216,7 @@ class PreemptionCheckpointHandler:
             return more
         return int(self._cluster.exchange("rounds after a notice", str(more))[0])
 
-    def _report(self, event: str, path: Any) -> None:
+    def _report(self, event: str, path: object) -> None:
         target = os.environ.get(REPORT)
         if target and (self._cluster is None or self._cluster.rank == 0):
             entry = {"event": event, "checkpoint": path and str(path), "runs": self.total_run_calls}
@@ -184,7 +224,7 @@ class PreemptionCheckpointHandler:
                 file.write(json.dumps(entry) + "\n")
 
 
-def _manager(given: Any, directory: Any) -> CheckpointManager:
+def _manager(given: object, directory: str | PathLike[str] | None) -> CheckpointManager:
     if isinstance(given, CheckpointManager):
         if directory is not None:
             raise ArgumentError(
@@ -200,3 +240,51 @@ def _manager(given: Any, directory: Any) -> CheckpointManager:
     if directory is None:
         raise ArgumentError(f"{given!r} has no folder. HINT: pass checkpoint_dir, or a jd.CheckpointManager.")
     return CheckpointManager(given, directory, max_to_keep=1)
+
+
+_POLL_S = 0.1
+
+
+class PreemptionWatcher:
+    """Knows of a preemption that any worker has announced; some worker must have a `PreemptionCheckpointHandler`.
+
+    Source: `tf.distribute.experimental.PreemptionWatcher`.
+    """
+
+    def __init__(self) -> None:
+        self._cluster = committing.cluster()
+
+    @property
+    def preemption_message(self) -> str | None:
+        """The worker that is to go and the reason, or None as long as nobody is.
+
+        Source: `tf.distribute.experimental.PreemptionWatcher.preemption_message`.
+        """
+        known = self._known()
+        return None if known is None or self._cluster is None else f"{self._cluster.names[known[0]]} {known[1]}"
+
+    def block_until_worker_exit(self, timeout_s: float = 600.0) -> None:
+        """Waits until the worker that is to go has gone; returns at once if there is none.
+
+        Args:
+          timeout_s: seconds to wait.
+
+        Raises:
+          DeadlineError: it is still there.
+
+        Source: `tf.distribute.experimental.PreemptionWatcher.block_until_worker_exit`.
+        """
+        known, cluster = self._known(), self._cluster
+        if known is None or cluster is None or known[0] == cluster.rank:
+            return
+        deadline = time.monotonic() + timeout_s
+        while known[0] not in cluster.watch.left and cluster.watch.failure is None:
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"waited {timeout_s:g} s for {cluster.names[known[0]]}, which {known[1]}, to end. "
+                    "HINT: see what it does; its program should end after its last checkpoint."
+                )
+            time.sleep(_POLL_S)
+
+    def _known(self) -> tuple[int, str] | None:
+        return None if self._cluster is None else read_notice(self._cluster)

@@ -1,13 +1,15 @@
-"""Finds the newest checkpoint of a folder whose files are as they were written."""
+"""A folder of checkpoints: the newest whole one, and those that stay for good."""
 
 from __future__ import annotations
 
+import json
 import logging
+import time
 from collections.abc import Iterable, Sequence
+from os import PathLike
 from pathlib import Path
-from typing import Any
 
-from jaxtribute._src.checkpoint.files import FILE, check_name, check_path, numbered, standing
+from jaxtribute._src.checkpoint.files import FILE, check_name, check_path, complete, numbered, standing, write_text
 from jaxtribute._src.checkpoint.restoring import verify
 from jaxtribute.errors import CheckpointDamagedError, CheckpointError
 
@@ -17,7 +19,7 @@ Identity = tuple[int, int]
 """Tells a checkpoint from a later one of the same name."""
 
 
-def latest_checkpoint(directory: Any, checkpoint_name: str = "ckpt") -> str | None:
+def latest_checkpoint(directory: str | PathLike[str], checkpoint_name: str = "ckpt") -> str | None:
     """Finds the whole checkpoint of the highest number in a folder; None where there is none at all.
 
     Its files are read and compared with their checksums. Of one that is damaged a warning says so, and the one before
@@ -92,3 +94,42 @@ def nothing_whole(directory: Path, reasons: Sequence[str]) -> CheckpointDamagedE
         f"none of the {len(reasons)} checkpoints in {directory} is whole:\n{listed}\nHINT: bring one back from a "
         "backup, or move them away to begin anew."
     )
+
+
+class Preserved:
+    """Records the checkpoints of one name that stay, and their times of writing.
+
+    Args:
+      directory: the folder.
+      name: what the checkpoints' names start with.
+    """
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._directory, self._name = directory, name
+        self._file = directory / f".{name}.kept.json"
+
+    def entries(self) -> dict[int, float]:
+        """The numbers of those that stay, with their times in seconds since 1970.
+
+        A file that cannot be read says nothing of what may be deleted, so all that is there now stays.
+        """
+        try:
+            found = json.loads(self._file.read_text(encoding="utf-8"))
+            return {int(number): float(at) for number, at in found}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError) as error:
+            numbers = complete(self._directory, self._name)
+            _LOG.warning(
+                "%s cannot be read: %s. All checkpoints that are there stay: %s. HINT: delete what is not needed.",
+                self._file,
+                f"{type(error).__name__}: {error}",  # a log that kept the error would keep all its traceback knows
+                sorted(numbers),
+            )
+            return dict.fromkeys(numbers, time.time())
+
+    def write(self, entries: dict[int, float]) -> None:
+        """Writes the file anew, so that there is never half of it."""
+        fresh = self._file.with_suffix(".new")
+        write_text(fresh, json.dumps(list(entries.items())) + "\n")
+        fresh.replace(self._file)

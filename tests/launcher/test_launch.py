@@ -1,5 +1,6 @@
-"""Signals that come to a launcher."""
+"""Signals that come to a launcher, and ranks that Slurm has started."""
 
+import json
 import os
 import signal
 import threading
@@ -8,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxtribute._src.launcher.launch import become, launch, rank_set_by_slurm, slurm_environment
 from jaxtribute._src.launcher.options import Options
-from jaxtribute._src.launcher.run import become, launch
 
 # Two ranks that note their starts, and save when they are told to go, which may be right after their note.
 SAVES = """
@@ -73,3 +74,20 @@ def test_a_process_becomes_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "execvpe", lambda *args: called.append(args))
     become(("prog", "x"), {"A": "1"})
     assert called == [("prog", ("prog", "x"), {"A": "1"})]
+
+
+def test_a_step_of_slurm_whose_tasks_are_the_ranks() -> None:
+    several = {
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_NODELIST": "n[1-2]",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "SLURM_PROCID": "3",
+    }
+    assert rank_set_by_slurm(several)
+    assert not rank_set_by_slurm({**several, "SLURM_STEP_TASKS_PER_NODE": "1(x2)"})
+    assert not rank_set_by_slurm({})
+    environment = slurm_environment({**several, "CUDA_VISIBLE_DEVICES": ""})
+    config = json.loads(environment["TF_CONFIG"])
+    assert config["task"] == {"type": "worker", "index": 3}
+    assert config["cluster"]["worker"] == ["n1:8888", "n1:8889", "n2:8888", "n2:8889"]
+    assert environment["JAXTRIBUTE_LAUNCHER"] == "1"

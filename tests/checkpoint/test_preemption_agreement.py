@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxtribute._src.checkpoint.preemption.rounds import Rounds
+from jaxtribute._src.checkpoint.preemption_agreement import Rounds
 from jaxtribute.errors import ClusterError, DeadlineError
 
 PLACES = 12

@@ -1,4 +1,4 @@
-"""One process that is told to end: it saves once and goes on where it was."""
+"""One process that is told to end: it saves once and goes on where it was, and tells who is to go."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.checkpoint.preemption import handler as module
-from jaxtribute._src.checkpoint.preemption import notice
-from jaxtribute.errors import ArgumentError, ArgumentTypeError, ContextError
+from jaxtribute._src.checkpoint import committing, preemption
+from jaxtribute._src.checkpoint import preemption_agreement as agreement
+from jaxtribute._src.checkpoint.preemption_agreement import Notice
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError, ContextError, DeadlineError
 
 Handler = jd.experimental.PreemptionCheckpointHandler
 Config = jd.experimental.TerminationConfig
@@ -57,7 +59,7 @@ def await_notice(handler: Any) -> None:
 def test_a_training_is_saved_and_goes_on(
     tmp_path: Path, made: list[Any], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(module.REPORT, str(tmp_path / "report"))
+    monkeypatch.setenv(preemption.REPORT, str(tmp_path / "report"))
     handler, step = start(made, tmp_path / "folder")
     assert (handler.total_run_calls, handler.preempted) == (0, False)
 
@@ -132,7 +134,7 @@ def test_a_grace_period_is_used_for_more_steps(tmp_path: Path, made: list[Any]) 
 def test_a_platform_that_says_it_by_other_means(
     tmp_path: Path, made: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notice, "_ASK_S", 0.01)
+    monkeypatch.setattr(agreement, "_ASK_S", 0.01)
     leaving = threading.Event()
     handler, _ = start(made, tmp_path, Config(termination_watcher_fn=leaving.is_set))
     handler.run(lambda: None)
@@ -166,3 +168,88 @@ def test_what_makes_no_sense(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert "in the thread 'other'" in str(errors[0])
+
+
+class Peers:
+    """A cluster of two, as its first worker sees it."""
+
+    def __init__(self) -> None:
+        self.rank, self.workers, self.names = 0, 2, ("worker 0", "worker 1")
+        self.watch = SimpleNamespace(left={}, failure=None)
+        self.store: dict[str, str] = {}
+        self.error: Exception | None = None
+
+    def try_get(self, key: str) -> str | None:
+        if self.error is not None:
+            raise self.error
+        return self.store.get(key)
+
+    def set(self, key: str, value: str) -> None:
+        self.store[key] = value
+
+
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch) -> Peers:
+    found = Peers()
+    monkeypatch.setattr(committing, "cluster", lambda: found)
+    return found
+
+
+def test_a_process_alone_has_nobody_to_watch() -> None:
+    watcher = jd.experimental.PreemptionWatcher()
+    assert watcher.preemption_message is None
+    watcher.block_until_worker_exit()
+
+
+def test_the_worker_that_is_to_go(peers: Peers) -> None:
+    watcher = jd.experimental.PreemptionWatcher()
+    assert watcher.preemption_message is None
+    watcher.block_until_worker_exit()
+    peers.store[agreement.KEY] = json.dumps([1, "got SIGTERM"])
+    assert watcher.preemption_message == "worker 1 got SIGTERM"
+    with pytest.raises(DeadlineError, match=r"waited 0\.01 s for worker 1, which got SIGTERM, to end\. HINT"):
+        watcher.block_until_worker_exit(timeout_s=0.01)
+    threading.Timer(0.02, lambda: peers.watch.left.update({1: "its last step"})).start()
+    watcher.block_until_worker_exit(timeout_s=20)
+    peers.store[agreement.KEY] = json.dumps([0, "got SIGTERM"])
+    watcher.block_until_worker_exit(timeout_s=0)
+
+
+def listen(peers: Peers, watcher: Any = None) -> tuple[Any, list[str], threading.Event]:
+    whom: list[str] = []
+    heard = threading.Event()
+
+    def hear(text: str) -> None:
+        whom.append(text)
+        heard.set()
+
+    anyone: Any = peers
+    return Notice(anyone, watcher, hear), whom, heard
+
+
+def test_a_notice_of_another_worker_is_heard(peers: Peers) -> None:
+    listening, whom, heard = listen(peers)
+    peers.store[agreement.KEY] = json.dumps([1, "got SIGTERM"])
+    assert heard.wait(20)
+    assert whom == ["worker 1 got SIGTERM"]
+    listening.close()
+    listening.close()
+
+
+def test_the_first_notice_counts_and_is_spread(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "_ASK_S", 0.0)
+    listening, whom, heard = listen(peers, lambda: True)
+    assert heard.wait(20)
+    assert json.loads(peers.store[agreement.KEY]) == [0, "is about to be taken away"]
+    assert whom == ["worker 0 is about to be taken away"]
+    listening.close()
+
+
+@pytest.mark.parametrize("error", [ClusterError("gone"), RuntimeError("UNAVAILABLE")])
+def test_a_cluster_that_fails_ends_the_listening(peers: Peers, error: Exception) -> None:
+    peers.error = error
+    listening, whom, heard = listen(peers)
+    listening._thread.join(20)
+    assert not heard.is_set()
+    assert whom == []
+    listening.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -12,36 +10,10 @@ import jax
 
 from jaxtribute._src import waits
 from jaxtribute._src.callers import located, main_thread
+from jaxtribute._src.cluster.waiting import RunningClock
+from jaxtribute._src.types import Nest
 
 _KEPT = 64
-_STOPPED_S = 5.0
-
-
-class RunningClock:
-    """A clock that stands still while this process does: stopped by a signal, or on a machine that sleeps.
-
-    It can tell only where somebody looks at it often. Between two looks that are further apart than that, the process
-    has not run.
-
-    Args:
-      most_s: seconds between two looks at most.
-    """
-
-    def __init__(self, most_s: float = _STOPPED_S) -> None:
-        self._most_s = most_s
-        self._lock = threading.Lock()
-        self._seen = time.monotonic()
-        self.stopped_s = 0.0
-        """Seconds for which the process has not run."""
-
-    def now(self) -> float:
-        """Seconds of `time.monotonic`, less those for which the process has not run."""
-        with self._lock:
-            now = time.monotonic()
-            if now - self._seen > self._most_s:
-                self.stopped_s += now - self._seen
-            self._seen = now
-            return now - self.stopped_s
 
 
 @dataclass(frozen=True)
@@ -95,7 +67,7 @@ class StepLog:
         self.last = f"step {self.number} of {name}{line and f', called at {line}'}"
         self._entered = Flight(self.number, name, self.clock.now(), None)
 
-    def dispatched(self, result: Any) -> None:
+    def dispatched(self, result: Nest) -> None:
         """The step was handed over."""
         self._entered = None
         leaf = next((x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)), None)
