@@ -367,6 +367,7 @@ def applies(executor: str, name: str, row: str) -> bool:
 CASES = [(e, name, row) for e in EXECUTORS for name in STRATEGIES for row in ROWS if applies(e, name, row)]
 
 
+@pytest.mark.quick_cases(86)
 @pytest.mark.parametrize(("executor", "name", "row"), CASES)
 def test_behaviour(executor: str, name: str, row: str) -> None:
     strategy, one = strategy_of(name), ROWS[row]

@@ -79,6 +79,7 @@ class TestDeviceSpec:
         with pytest.raises(ArgumentTypeError, match=r"a string or a jax\.Device, not 0 of type int\. HINT"):
             DeviceSpec.parse(cast(str, 0))
 
+    @pytest.mark.slow
     @given(
         job=st.from_regex(r"[a-z]\w*", fullmatch=True),
         numbers=st.tuples(*[st.integers(0, 10**6)] * 3),

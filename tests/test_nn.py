@@ -43,6 +43,7 @@ def compute(row: Row) -> float:
     return components(result)[0]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_tensorflows_table(replicas: int) -> None:
     rows = [row for row in ROWS if row[1] == replicas and difference(row) is None]

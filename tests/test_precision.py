@@ -84,6 +84,7 @@ def step_of(strategy: jd.Strategy, v: jd.Variable, optimizer: jd.Optimizer, scal
     return jd.function(lambda x: strategy.reduce("SUM", strategy.run(replica_step, (x,)), axis=None))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_dynamic_scale_skips_shrinks_and_grows(name: str) -> None:
     strategy = STRATEGIES[name]

@@ -39,6 +39,7 @@ STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("first", STRATEGIES)
 def test_a_checkpoint_of_one_strategy_restores_under_every_other(first: str, tmp_path: Path) -> None:
     program = build(STRATEGIES[first]())

@@ -52,6 +52,7 @@ def expected(replicas: int, op: str) -> dict[str, Any]:
     return values if op == "SUM" else {name: np.asarray(value) / replicas for name, value in values.items()}
 
 
+@pytest.mark.quick_cases(3)
 @each_executor
 @each_algorithm
 def test_all_reduce_agrees(executor: str, algorithm: str) -> None:
@@ -218,6 +219,7 @@ def test_bytes_per_pack_decides_the_number_of_collectives() -> None:
     assert count(jd.experimental.CollectiveHints(bytes_per_pack=1 << 20)) == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(
     replicas=st.integers(2, 6),

@@ -68,6 +68,7 @@ def test_reduce_is_numpys(replicas: int, data: st.DataObject) -> None:
         assert result.dtype == (dtype if dtype in ("float32", "bfloat16") else "float32")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("replicas", [2, 4])
 @settings(max_examples=12)
 @given(counts=st.lists(st.integers(0, 3), min_size=4, max_size=4), axis=st.integers(0, 1))

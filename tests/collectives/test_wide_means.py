@@ -100,6 +100,7 @@ def test_means_are_floats_wherever_the_value_lies() -> None:
     assert (float(compiled), compiled.dtype) == (float(eager), eager.dtype) == (100.0, np.float32)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from(["int8", "uint8", "int16", "float16"]),

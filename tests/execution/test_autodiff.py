@@ -153,6 +153,7 @@ COLLECTIVES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.quick_cases(4)
 @each_executor
 @pytest.mark.parametrize("name", sorted(COLLECTIVES))
 def test_gradients_through_collectives(executor: str, name: str) -> None:

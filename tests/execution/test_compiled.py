@@ -71,6 +71,7 @@ def test_both_executors_split_and_join_any_nest(nest: Any) -> None:
             assert np.shape(left) == np.shape(right)
 
 
+@pytest.mark.quick_cases(4)
 @each_executor
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 8])
 def test_any_number_of_replicas(executor: str, replicas: int) -> None:

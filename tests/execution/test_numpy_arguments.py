@@ -55,6 +55,7 @@ def takers() -> dict[str, Callable[[Any], Any]]:
 TAKERS = takers()
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("name", TAKERS)
 def test_what_is_changed_later_is_not_seen(name: str) -> None:
     for _ in range(TRIES):

@@ -66,6 +66,7 @@ FALLBACKS = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("reason", FALLBACKS)
 def test_fallbacks_are_exact_and_warn_once(reason: str, caplog: pytest.LogCaptureFixture) -> None:
     fn = FALLBACKS[reason]
@@ -158,6 +159,7 @@ def test_gradients_of_gathered_rows() -> None:
             np.testing.assert_allclose(part, value)
 
 
+@pytest.mark.slow
 def test_gradients_of_gathered_rows_beside_integers() -> None:
     def fn(x: Any) -> Any:
         def loss(x: Any) -> Any:

@@ -134,6 +134,7 @@ def debugging(x: Any) -> Any:
 seen: list[float] = []
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", CASES)
 def test_executors_agree(name: str) -> None:
     x = rows(3, 2)

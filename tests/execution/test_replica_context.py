@@ -50,6 +50,7 @@ def test_devices() -> None:
     assert seen[3] == (name + "0", name + "1")
 
 
+@pytest.mark.quick_cases(2)
 @each_executor
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_all_reduce_of_a_nest(executor: str, replicas: int) -> None:

@@ -112,6 +112,7 @@ def test_every_example_once_and_in_the_right_replica(
         assert tuple(map(len, step)) == slice_sizes(size, cluster[1])
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.integers(1, 60), st.integers(1, 20), clusters(), clusters(), st.integers(0, 9))
 def test_a_step_is_the_same_batch_on_any_cluster(
@@ -146,6 +147,7 @@ def test_a_hint_shares_out_once(examples: int, batch: int, cluster: tuple[int, i
     assert sorted(order) == list(range(examples))
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.integers(1, 30), st.integers(1, 8), clusters(), st.integers(1, 3))
 def test_epochs_repeat_every_example(examples: int, batch: int, cluster: tuple[int, int], epochs: int) -> None:

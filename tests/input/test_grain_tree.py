@@ -54,6 +54,7 @@ def reorderings(draw: st.DrawFn, dataset: Any, most: int) -> Any:
     return dataset
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(pipelines())
 def test_batches_by_index_are_grains_batches(dataset: Any) -> None:

@@ -166,6 +166,7 @@ def test_an_error_of_the_pipeline_surfaces_at_its_element() -> None:
 # --- positions -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.sampled_from(KINDS), st.integers(1, 30), st.integers(1, 7), st.data())
 def test_a_restored_iterator_goes_on_where_it_was(kind: str, examples: int, batch: int, data: st.DataObject) -> None:

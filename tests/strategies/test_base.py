@@ -43,6 +43,7 @@ def test_replicas_and_names(name: str) -> None:
     assert strategy.is_default == (name == "default")
 
 
+@pytest.mark.quick_cases(4)
 @each_strategy
 @each_executor
 def test_the_same_step_under_every_strategy(executor: str, name: str) -> None:

@@ -92,6 +92,7 @@ def test_collectives_and_variables_work(executor: str, make: Any) -> None:
     assert components(same)[0] == 3.0
 
 
+@pytest.mark.quick_cases(1)
 @each_executor
 @BOTH
 def test_training_agrees_with_one_device(executor: str, make: Any) -> None:

@@ -24,6 +24,7 @@ def holders(value: Any) -> list[Any]:
     return [jd.Variable(value), variable(strategy, value), strategy.place(value)]
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("function", [*FLOATS, *COMPARISONS])
 def test_binary_operators_from_both_sides(function: Callable[[Any, Any], Any]) -> None:
     expected = function(LEFT, RIGHT)
@@ -32,6 +33,7 @@ def test_binary_operators_from_both_sides(function: Callable[[Any, Any], Any]) -
             np.testing.assert_allclose(np.asarray(operand(result)), expected, rtol=1e-6)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("function", FLOATS)
 def test_python_numbers_on_either_side(function: Callable[[Any, Any], Any]) -> None:
     for value in holders(LEFT):

@@ -530,6 +530,7 @@ def test_variables_are_read_by_other_threads() -> None:
     assert here().num_replicas_in_sync == 1
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "make", [lambda: jd.OneDeviceStrategy("cpu:1"), lambda: jd.MirroredStrategy(["cpu:0", "cpu:1"])]
 )

@@ -66,6 +66,7 @@ def alone() -> dict[str, Any]:
     return Loop(jd.OneDeviceStrategy("CPU:0")).run()
 
 
+@pytest.mark.slow
 def test_compiled_replicas_do_what_one_device_does(four: jd.Strategy, alone: dict[str, Any]) -> None:
     loop = Loop(four)
     same(loop.run(), alone)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.integrations.keras.merging import contributions, merged, start_of_layers, start_of_metrics
@@ -93,6 +94,7 @@ def test_replicas_draw_different_numbers_and_the_first_those_of_one_device(four:
     assert {int(one[1]) for one in found} == {3}
 
 
+@pytest.mark.slow
 def test_generators_go_on_as_on_one_device(four: jd.Strategy) -> None:
     def build() -> Any:
         keras.utils.set_random_seed(0)

@@ -26,6 +26,7 @@ def normalized() -> Any:
     return model
 
 
+@pytest.mark.quick_cases(1)
 def test_normalization_adapts_and_trains_in_a_scope(strategy: jd.Strategy) -> None:
     plain, scoped = both(normalized, trained, strategy)
     assert_same(plain, scoped)

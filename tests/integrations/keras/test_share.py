@@ -36,6 +36,7 @@ def every_reduction() -> Any:
     return model
 
 
+@pytest.mark.slow
 def test_losses_of_every_reduction_with_a_mask(four: jd.Strategy) -> None:
     labels = dict.fromkeys(("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight"), LABELS[:7])
     assert_same(*both(every_reduction, lambda model: trained(model, TOKENS[:7], labels, batch_size=7), four))
@@ -65,6 +66,7 @@ def normalised(synchronized: bool) -> Any:
     return model
 
 
+@pytest.mark.slow
 def test_batch_statistics_over_all_replicas(four: jd.Strategy) -> None:
     def build() -> Any:
         return normalised(jd.has_strategy())  # plain Keras on JAX takes it under TensorFlow only

@@ -11,6 +11,7 @@ from replicas import components, each_executor, execute, fraction, here, mirrore
 Aggregation = jd.VariableAggregation
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("replicas", [2, 3, 8])
 @each_executor
 def test_what_replicas_write_is_aggregated(executor: str, replicas: int) -> None:

@@ -18,6 +18,7 @@ def local(
     return variable(mirrored(replicas), value, name=name, synchronization=ON_READ, aggregation=aggregation)
 
 
+@pytest.mark.quick_cases(2)
 @each_executor
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_replicas_write_and_read_their_own_value(executor: str, replicas: int) -> None:

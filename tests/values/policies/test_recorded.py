@@ -79,6 +79,7 @@ def test_the_table_is_complete() -> None:
     assert len(REFUSED) > 10
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("executor", ["lockstep", "compiled"])
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_writes_in_replicas(executor: str, replicas: int) -> None:

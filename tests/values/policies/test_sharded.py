@@ -99,6 +99,7 @@ ACTIONS: dict[str, tuple[jd.VariableAggregation, Action]] = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @each_executor
 def test_replicas_see_and_do_what_they_would_with_a_mirrored_variable(executor: str) -> None:
     results: list[Any] = []

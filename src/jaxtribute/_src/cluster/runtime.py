@@ -35,6 +35,7 @@ from jaxtribute._src.cluster.roster import Roster, can_connect
 from jaxtribute._src.cluster.steps import RunningClock, StepLog
 from jaxtribute._src.cluster.waiting import await_workers
 from jaxtribute._src.cluster.watch import Watch, say
+from jaxtribute._src.observers import BARRIER, observed
 from jaxtribute.errors import ClusterError, ConfigError, DeadlineError
 
 BIND = "JAXTRIBUTE_BIND_ADDRESS"
@@ -67,6 +68,7 @@ class Cluster(KeyValues):
         """Changes it from now on."""
         self.watch.deadline_s = value
 
+    @observed(BARRIER)
     def barrier(self, name: str, timeout_s: float = 300.0) -> None:
         """Waits until all workers have come to the barrier of this name; it can be used again and again.
 

@@ -24,6 +24,7 @@ from jaxtribute._src.execution.program import program_of
 from jaxtribute._src.execution.signature import InputSignature
 from jaxtribute._src.execution.uncompiled import NotSplittable, uncompiled
 from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
+from jaxtribute._src.observers import STEP, TRACE, observed
 from jaxtribute._src.values.numbers import check_cut
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentTypeError, VariableError
@@ -87,6 +88,8 @@ class Function(Generic[P, R]):
             if not isinstance(frame, EagerStep) or frame.uncompiled:
                 return self._python_function(*args, **kwargs)
             within = frame
+        elif STEP.observers and STEP.due():
+            return STEP.around(self, self, *args, **kwargs)
         given: Any = (args, kwargs) if self._conform is None else (self._conform(args, kwargs), {})
         leaves, tree = tree_flatten(given)
         if self._takes_variables and tree in self._takes_variables:
@@ -201,6 +204,7 @@ class Function(Generic[P, R]):
                 )
             return self._programs[key]
 
+    @observed(TRACE)
     def _traced(
         self, call: Callable[[Sequence[Any]], Any], context: contexts.Context, leaves: Sequence[Any]
     ) -> Capture:

@@ -20,6 +20,7 @@ from jaxtribute._src.execution.eager import EagerStep
 from jaxtribute._src.execution.frames import check_untraced
 from jaxtribute._src.execution.interrupts import Guard, undisturbed
 from jaxtribute._src.jaxprs.core import as_function, opened
+from jaxtribute._src.observers import DISPATCH
 from jaxtribute._src.traced_reads import traced_reads
 from jaxtribute._src.values.lending import lent
 from jaxtribute._src.values.mesh import ReplicaMesh, own, put
@@ -189,6 +190,8 @@ class Program:
           leaves: the arrays of the arguments.
           within: the eager step that it is part of, which keeps what is written.
         """
+        if DISPATCH.observers and DISPATCH.due():
+            return DISPATCH.around(self, self, leaves, within)
         mesh = self.mesh
         if mesh is not None and mesh.peers is not None:
             mesh.entering(self.name, partial(self._collectives, leaves))

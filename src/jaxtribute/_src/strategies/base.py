@@ -16,6 +16,7 @@ from jaxtribute._src.execution.compiled import LocalPerReplica
 from jaxtribute._src.execution.losses import known_total
 from jaxtribute._src.execution.nests import flatten, is_distributed, map_leaves
 from jaxtribute._src.execution.step_loops import StepLoops
+from jaxtribute._src.observers import REDUCE, RUN, observed
 from jaxtribute._src.strategies.legacy import LegacyMethods
 from jaxtribute._src.strategies.scope import Scope, require_cross_replica
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues
@@ -117,6 +118,7 @@ class Strategy(LegacyMethods):
         """
         return Scope(self)
 
+    @observed(RUN)
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: RunOptions | None = None) -> Any:
         """Calls `fn` on every replica, in replica context.
 
@@ -185,6 +187,7 @@ class Strategy(LegacyMethods):
         require_cross_replica(self, "run_steps")
         return self._step_loops.run(step, iterator, n, steps_per_call)
 
+    @observed(REDUCE)
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | None) -> Any:
         """Reduces distributed values over the replicas, and along `axis` within each.
 
