@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -88,17 +88,18 @@ class Kind:
         """True if somebody observes, and this thread is in no event of this kind."""
         return bool(self.observers) and not getattr(self._inside, "event", False)
 
-    def around(self, call: Callable[..., R], subject: object, *args: Any, **kwargs: Any) -> R:
+    def around(self, call: Callable[..., R], subject: object, name: str, *args: Any, **kwargs: Any) -> R:
         """Calls `call` as an event.
 
         Args:
           call: the function to call; it may ask `due` again, or be a method that calls itself: events of one kind do
             not nest.
           subject: the object whose event it is.
-          args: arguments of the call; the first one names the event where `subject` has no name.
+          name: the name of the event.
+          args: arguments of the call.
           kwargs: likewise.
         """
-        event = Event(self.name, _name(subject, args, kwargs), time.monotonic(), subject=subject, arguments=args)
+        event = Event(self.name, name, time.monotonic(), subject=subject, arguments=args)
         with ExitStack() as ends:
             self._inside.event = True
             ends.callback(setattr, self._inside, "event", False)
@@ -178,7 +179,8 @@ def observed(kind: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
             if not kind.observers or not kind.due():
                 return method(*args, **kwargs)
             subject, *rest = args
-            return kind.around(functools.partial(unbound, subject), subject, *rest, **kwargs)
+            bound = functools.partial(unbound, subject)
+            return kind.around(bound, subject, _name(subject, rest, kwargs), *rest, **kwargs)
 
         return call
 
@@ -191,8 +193,8 @@ def _without(observers: tuple[Observer, ...], observer: Observer) -> tuple[Obser
     return (*observers[: places[-1]], *observers[places[-1] + 1 :])
 
 
-def _name(subject: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Name of a function that is called, or text of the first argument of any other call."""
+def _name(subject: object, args: Iterable[Any], kwargs: dict[str, Any]) -> str:
+    """Name of a `jd.function`, or of the first argument of another method."""
     own = getattr(subject, "__name__", None)
     if own is not None:
         return str(own)

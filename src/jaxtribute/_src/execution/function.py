@@ -89,7 +89,7 @@ class Function(Generic[P, R]):
                 return self._python_function(*args, **kwargs)
             within = frame
         elif STEP.observers and STEP.due():
-            return STEP.around(self, self, *args, **kwargs)
+            return STEP.around(self, self, self.__name__, *args, **kwargs)
         given: Any = (args, kwargs) if self._conform is None else (self._conform(args, kwargs), {})
         leaves, tree = tree_flatten(given)
         if self._takes_variables and tree in self._takes_variables:

@@ -191,7 +191,7 @@ class Program:
           within: the eager step that it is part of, which keeps what is written.
         """
         if DISPATCH.observers and DISPATCH.due():
-            return DISPATCH.around(self, self, leaves, within)
+            return DISPATCH.around(self, self, self.name, leaves, within)
         mesh = self.mesh
         if mesh is not None and mesh.peers is not None:
             mesh.entering(self.name, partial(self._collectives, leaves))

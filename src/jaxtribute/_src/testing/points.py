@@ -48,7 +48,7 @@ def point(name: str) -> None:
         name: What faults call it.
     """
     if POINT.observers:
-        POINT.around(_pass, None, name)
+        POINT.around(_pass, None, name, name)
 
 
 def watch(names: set[str], visitor: Visitor) -> ExitStack:
