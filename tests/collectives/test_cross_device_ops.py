@@ -82,6 +82,7 @@ def test_writes_what_it_reduced(executor: str, algorithm: str) -> None:
     assert components(v) == [4.0, 4.0, 4.0]
 
 
+@pytest.mark.quick_cases(6)
 @each_executor
 @each_algorithm
 @pytest.mark.parametrize("op", ["SUM", "MEAN"])

@@ -24,6 +24,7 @@ def label(row: Row) -> str:
     return f"{row[0]}-{row[2]}-{row[3]}-{np.shape(row[1][0])}-{'uneven' if row[1][-1] == [] else 'even'}"
 
 
+@pytest.mark.quick_cases(43)
 @pytest.mark.parametrize("row", ROWS, ids=label)
 def test_as_tensorflow(row: Row) -> None:
     replicas, parts, op, axis, expected = row

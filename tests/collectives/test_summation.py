@@ -59,6 +59,7 @@ def test_every_replica_gets_the_sums(sums: Summation) -> None:
         np.testing.assert_array_equal(result, np.broadcast_to(wanted, result.shape))
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("replicas", [2, 4, 8])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "complex64"])
 def test_exchanged_sums_are_equal_to_the_bit(replicas: int, dtype: str) -> None:

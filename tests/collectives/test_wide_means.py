@@ -20,6 +20,7 @@ def expected_dtype(dtype: str) -> str:
     return dtype if dtype in FLOATS else "float32"
 
 
+@pytest.mark.quick_cases(18)
 @each_dtype
 @each_executor
 @pytest.mark.parametrize("axis", [None, 0])
