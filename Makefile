@@ -6,7 +6,7 @@ PYTHON ?= $(call find_python,14 13 12 11)
 OLDEST ?= $(call find_python,11)
 BIN := .venv/bin
 READY := .venv/.ready
-PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal
+PYTEST := $(BIN)/python -m pytest --numprocesses=3 --dist=worksteal
 # Hundreds of processes of the tests import the library: its byte code is written once.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -69,7 +69,7 @@ lowest:  ## test the core on the oldest Python, at the lowest versions of the de
 	$(OLDEST) -m venv build/lowest
 	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
 	VIRTUAL_ENV=build/lowest build/lowest/bin/uv pip install --quiet --resolution lowest-direct --editable '.[test]'
-	build/lowest/bin/python -m pytest --numprocesses=2 --dist=worksteal -m "not slow" \
+	build/lowest/bin/python -m pytest --numprocesses=3 --dist=worksteal -m "not slow" \
 		tests/values tests/execution tests/strategies tests/optimizer tests/input tests/checkpoint
 
 clean:  ## remove everything that the targets above make

@@ -44,6 +44,23 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_compilation_cache_dir", str(config.rootpath / ".pytest_cache" / "jax"))
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves a few cases of a test with `quick_cases` in the quick suite, evenly spread, the last among them."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("quick_cases") is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for several in cases.values():
+        marker = several[0].get_closest_marker("quick_cases")
+        count = marker.args[0] if marker is not None else 1
+        last = len(several) - 1
+        quick = {round(number * last / count) for number in range(1, count + 1)}
+        for place, item in enumerate(several):
+            if place not in quick:
+                item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def collections_stay_fast() -> Iterator[None]:
     """Sets what is there aside: what JAX keeps of thousands of tests makes each collection of garbage take seconds."""

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from replicas import mirrored
 
 import jaxtribute as jd
 from jaxtribute._src.execution.function import Function
 from jaxtribute._src.testing.runner import MultiProcessRunner
+from replicas import mirrored
 
 NAN = float("nan")
 WRONG: dict[str, list[Any]] = {
@@ -195,6 +195,7 @@ def cases() -> Iterator[Any]:
                 yield pytest.param(name, parameter, value, id=f"{name}({parameter}={value!r})")
 
 
+@pytest.mark.quick_cases(284)
 @pytest.mark.parametrize(("name", "parameter", "value"), list(cases()))
 def test_a_wrong_setting_is_refused_where_it_is_written(name: str, parameter: str, value: Any, tmp_path: Path) -> None:
     function, args, kwargs = TABLE[name](tmp_path)

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from replicas import here, mirrored, one_device, per_replica, variable
 
 import jaxtribute as jd
+from replicas import here, mirrored, one_device, per_replica, variable
 
 AGG, ON_READ = jd.VariableAggregation, jd.VariableSynchronization.ON_READ
 Parts = list[np.ndarray[Any, Any]]
@@ -367,6 +367,7 @@ def applies(executor: str, name: str, row: str) -> bool:
 CASES = [(e, name, row) for e in EXECUTORS for name in STRATEGIES for row in ROWS if applies(e, name, row)]
 
 
+@pytest.mark.quick_cases(86)
 @pytest.mark.parametrize(("executor", "name", "row"), CASES)
 def test_behaviour(executor: str, name: str, row: str) -> None:
     strategy, one = strategy_of(name), ROWS[row]

@@ -26,6 +26,7 @@ from jaxtribute._src.tools.planning.calibration import Comparison as Calibrated 
 from jaxtribute._src.tools.planning.probes import Parts  # noqa: E402
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["4-4", "64-256-256-10", "conv", "transformer", "small-5"])
 def test_the_loss_of_a_batch_is_the_sum_of_its_parts(name: str) -> None:
     problem = problems.make(name, 8)
@@ -88,6 +89,7 @@ def test_calibrations_are_told_by_their_medians() -> None:
     assert not predicted.row("conv", several[2:])["met"]
 
 
+@pytest.mark.slow
 def test_tables_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [Row("jaxtribute", 1e-5, 9e-6, 2e-5), Row("other", 2e-3, 1e-3, 3e-3, ratio=0.005, bar=1.0)]
     show([Comparison("problem", rows, ["a note"])])

@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
-from processes import run_python
 
 import jaxtribute as jd
 from jaxtribute._src.compilation_cache import cache_environment, default_directory
+from processes import run_python
 
 PROGRAM = """
     import json

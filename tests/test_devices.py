@@ -10,12 +10,12 @@ import jax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import run_python
 
 from jaxtribute import config
 from jaxtribute._src import devices
 from jaxtribute._src.devices import DeviceSpec, available_devices, default_devices, device_name, resolve_device
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeviceError
+from processes import run_python
 
 PREFIX = "/job:localhost/replica:0/task:0/device:"
 
@@ -79,6 +79,7 @@ class TestDeviceSpec:
         with pytest.raises(ArgumentTypeError, match=r"a string or a jax\.Device, not 0 of type int\. HINT"):
             DeviceSpec.parse(cast(str, 0))
 
+    @pytest.mark.slow
     @given(
         job=st.from_regex(r"[a-z]\w*", fullmatch=True),
         numbers=st.tuples(*[st.integers(0, 10**6)] * 3),

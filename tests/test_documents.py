@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from documents import blocks, run_page
 from processes import ProcessFailedError, run_python
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged import cut, deal, rows
-from replicas import components, each_executor, execute, mirrored
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ContextError
+from ragged import cut, deal, rows
+from replicas import components, each_executor, execute, mirrored
 
 Row = list[Any]
 ROWS: list[Row] = json.loads((Path(__file__).parent / "oracle" / "losses.json").read_text())
@@ -43,6 +43,7 @@ def compute(row: Row) -> float:
     return components(result)[0]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_tensorflows_table(replicas: int) -> None:
     rows = [row for row in ROWS if row[1] == replicas and difference(row) is None]

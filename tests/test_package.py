@@ -13,6 +13,7 @@ import pytest
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
+
 from processes import run_python
 
 ROOT = Path(__file__).parents[1]

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from replicas import components, mirrored, one_device, per_replica, variable
 
 import jaxtribute as jd
 from jaxtribute import precision
 from jaxtribute.errors import ArgumentError
+from replicas import components, mirrored, one_device, per_replica, variable
 
 MIXED = "params=float32,compute=bfloat16,output=float32"
 STRATEGIES = {
@@ -84,6 +84,7 @@ def step_of(strategy: jd.Strategy, v: jd.Variable, optimizer: jd.Optimizer, scal
     return jd.function(lambda x: strategy.reduce("SUM", strategy.run(replica_step, (x,)), axis=None))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_dynamic_scale_skips_shrinks_and_grows(name: str) -> None:
     strategy = STRATEGIES[name]

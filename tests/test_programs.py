@@ -16,11 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from replicas import mirrored, one_device
 
 import jaxtribute as jd
+from replicas import mirrored, one_device
 
 SIZE = 4
 MODULUS, FEW = np.float32(8), np.float32(4)  # keep the numbers small integers, of which floats are exact
@@ -284,6 +285,7 @@ def differences(results: list[Any], variables: list[Any], numbers: Numbers, prog
     return "" if same else f"results {found}, not {wanted}; variables {now}, not {numbers.values}"
 
 
+@pytest.mark.slow
 @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(programs(), st.sampled_from(STRATEGIES))
 def test_programs_give_what_numpy_gives(program: Program, name: str) -> None:

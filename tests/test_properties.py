@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replicas import EXECUTORS, execute, here, mirrored, per_replica, variable
 
 import jaxtribute as jd
+from replicas import EXECUTORS, execute, here, mirrored, per_replica, variable
 
 DTYPES = ("bfloat16", "float32", "int32", "bool")
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
@@ -100,6 +100,7 @@ def local(strategy: jd.Strategy, value: Any) -> list[Any]:
     return list(parts) if len(parts) > 1 else list(parts) * strategy.num_replicas_in_sync
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @few
 @given(nest=nests(specs), replicas=replica_counts, op=ops, seed=st.integers(0, 99))
@@ -117,6 +118,7 @@ def test_all_reduce(executor: str, nest: Any, replicas: int, op: str, seed: int)
     check_each(results, parts, check)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @few
 @given(data=st.data(), replicas=replica_counts, dtype=dtypes, seed=st.integers(0, 99))
@@ -130,6 +132,7 @@ def test_all_gather(executor: str, data: st.DataObject, replicas: int, dtype: st
         same(part, np.concatenate([wide(one) for one in parts], axis), dtype)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("compiled", [False, True])
 @few
 @given(data=st.data(), nest=nests(specs), replicas=st.sampled_from([2, 3]), op=ops, seed=st.integers(0, 99))
@@ -152,6 +155,7 @@ def test_reduce(compiled: bool, data: st.DataObject, nest: Any, replicas: int, o
     check_each(results, parts, check)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @few
 @given(
@@ -200,6 +204,7 @@ def test_what_goes_in_comes_out(executor: str, nest: Any, replicas: int, seed: i
     check_each(results, parts, check)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("make", ["mirrored", "central"])
 @pytest.mark.parametrize("executor", EXECUTORS)
 @few

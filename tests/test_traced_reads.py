@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import EXECUTORS, components, execute, here, ident, mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute._src.execution.program import Program
 from jaxtribute._src.traced_reads import traced_reads
+from replicas import EXECUTORS, components, execute, here, ident, mirrored, one_device, variable
 
 X = np.float32(1)
 
@@ -94,6 +94,7 @@ def test_a_read_in_one_compiled_step_follows_its_writes(how: str) -> None:
     assert [float(y) for y in step(X)] == [10, 10]
 
 
+@pytest.mark.quick_cases(8)
 @each_strategy
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("how", ["scan", "checkpoint", "jit"])
@@ -233,6 +234,7 @@ def test_many_new_traces_are_explained_once(caplog: pytest.LogCaptureFixture) ->
     assert "jd.function" in told[0]
 
 
+@pytest.mark.quick_cases(3)
 @each_strategy
 @pytest.mark.parametrize("how", ["eager", "compiled"])
 def test_a_gradient_around_run_is_that_of_all_replicas(how: str, name: str) -> None:

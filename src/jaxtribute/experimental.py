@@ -1,4 +1,4 @@
-"""`jd.experimental`: the names of `tf.distribute.experimental`."""
+"""`jd.experimental`: the names of `tf.distribute.experimental`, and what may still change."""
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
@@ -7,6 +7,9 @@ from jaxtribute._src.collectives.options import CollectiveCommunication as Colle
 from jaxtribute._src.collectives.options import CollectiveHints as CollectiveHints
 from jaxtribute._src.collectives.options import CommunicationImplementation as CommunicationImplementation
 from jaxtribute._src.collectives.options import CommunicationOptions as CommunicationOptions
+from jaxtribute._src.observers import Event as Event
+from jaxtribute._src.observers import Observer as Observer
+from jaxtribute._src.observers import observe as observe
 from jaxtribute._src.public import lazy_names as _lazy_names
 from jaxtribute._src.public import publish as _publish
 from jaxtribute._src.strategies.base import ValueContext as ValueContext

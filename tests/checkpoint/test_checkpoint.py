@@ -15,10 +15,10 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from checkpoint_programs import advance, assert_same, build
 from orbax.checkpoint.experimental import v1
 
 import jaxtribute as jd
+from checkpoint_programs import advance, assert_same, build
 from jaxtribute._src.checkpoint import arrays, description
 from jaxtribute._src.values.stored import lent
 from jaxtribute.errors import (
@@ -39,6 +39,7 @@ STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("first", STRATEGIES)
 def test_a_checkpoint_of_one_strategy_restores_under_every_other(first: str, tmp_path: Path) -> None:
     program = build(STRATEGIES[first]())

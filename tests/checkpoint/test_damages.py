@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from damages import DAMAGES, damage
 
 import jaxtribute as jd
+from damages import DAMAGES, damage
 from jaxtribute._src import checksums
 from jaxtribute._src.checkpoint import arrays, committing, restoring
 from jaxtribute._src.checkpoint.description import Description
@@ -84,6 +84,7 @@ def damage_one(kind: str, folder: Path, files: list[str], number: int) -> None:
     damage(kind, path, other, old, random.Random(f"{kind} {number}"))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_every_file_in_every_way(kind: str, saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     program, files = Program(), checksums.names(saved / "ckpt-2")

@@ -78,6 +78,7 @@ def await_turn(turn: threading.Semaphore, checkpoint: jd.Checkpoint) -> None:
 ACTIONS = st.lists(st.sampled_from(["step", "half a step", "assign", "hold"]), max_size=4)
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=12)
 @given(before=ACTIONS, meanwhile=st.lists(ACTIONS, min_size=2, max_size=5))
 def test_a_checkpoint_is_of_the_moment_of_the_call(

@@ -14,6 +14,7 @@ hosts = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(hosts, st.integers(0, 65535), st.sampled_from(["", "grpc://", "ssl://"]))
 def test_an_address_is_its_host_and_its_port(host: str, port: int, protocol: str) -> None:
     address = Address(host, port)

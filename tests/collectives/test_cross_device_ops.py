@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replicas import components, each_executor, execute, here, ident, mirrored, per_replica, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
+from replicas import components, each_executor, execute, here, ident, mirrored, per_replica, variable
 
 ALGORITHMS: dict[str, Any] = {
     "default": lambda: None,
@@ -52,6 +52,7 @@ def expected(replicas: int, op: str) -> dict[str, Any]:
     return values if op == "SUM" else {name: np.asarray(value) / replicas for name, value in values.items()}
 
 
+@pytest.mark.quick_cases(3)
 @each_executor
 @each_algorithm
 def test_all_reduce_agrees(executor: str, algorithm: str) -> None:
@@ -81,6 +82,7 @@ def test_writes_what_it_reduced(executor: str, algorithm: str) -> None:
     assert components(v) == [4.0, 4.0, 4.0]
 
 
+@pytest.mark.quick_cases(6)
 @each_executor
 @each_algorithm
 @pytest.mark.parametrize("op", ["SUM", "MEAN"])
@@ -218,6 +220,7 @@ def test_bytes_per_pack_decides_the_number_of_collectives() -> None:
     assert count(jd.experimental.CollectiveHints(bytes_per_pack=1 << 20)) == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(
     replicas=st.integers(2, 6),

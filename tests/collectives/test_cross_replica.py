@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from replicas import components, fraction, mirrored, per_replica
 
 import jaxtribute as jd
 from jaxtribute._src.collectives.cross_replica import check_axes, reduce_many
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
+from replicas import components, fraction, mirrored, per_replica
 
 Row = list[Any]
 ROWS: list[Row] = json.loads((Path(__file__).parents[1] / "oracle" / "reductions.json").read_text())
@@ -24,6 +24,7 @@ def label(row: Row) -> str:
     return f"{row[0]}-{row[2]}-{row[3]}-{np.shape(row[1][0])}-{'uneven' if row[1][-1] == [] else 'even'}"
 
 
+@pytest.mark.quick_cases(43)
 @pytest.mark.parametrize("row", ROWS, ids=label)
 def test_as_tensorflow(row: Row) -> None:
     replicas, parts, op, axis, expected = row
@@ -68,6 +69,7 @@ def test_reduce_is_numpys(replicas: int, data: st.DataObject) -> None:
         assert result.dtype == (dtype if dtype in ("float32", "bfloat16") else "float32")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("replicas", [2, 4])
 @settings(max_examples=12)
 @given(counts=st.lists(st.integers(0, 3), min_size=4, max_size=4), axis=st.integers(0, 1))

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
-from replicas import mirrored
 
 from jaxtribute._src.collectives.summation import (
     AutoSum,
@@ -23,6 +22,7 @@ from jaxtribute._src.collectives.summation import (
 )
 from jaxtribute._src.jaxprs.making import equal
 from jaxtribute._src.values.mesh import AXIS
+from replicas import mirrored
 
 SUMS: list[Summation] = [
     AutoSum(),
@@ -59,6 +59,7 @@ def test_every_replica_gets_the_sums(sums: Summation) -> None:
         np.testing.assert_array_equal(result, np.broadcast_to(wanted, result.shape))
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("replicas", [2, 4, 8])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "complex64"])
 def test_exchanged_sums_are_equal_to_the_bit(replicas: int, dtype: str) -> None:

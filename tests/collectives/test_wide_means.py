@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replicas import components, each_executor, execute, here, mirrored, per_replica, variable
 
 import jaxtribute as jd
+from replicas import components, each_executor, execute, here, mirrored, per_replica, variable
 
 LARGE = {"int8": 100, "uint8": 200, "int16": 30000, "int32": 2_000_000_000, "float16": 60000.0, "bfloat16": 1e30}
 FLOATS = ("float16", "bfloat16")
@@ -20,6 +20,7 @@ def expected_dtype(dtype: str) -> str:
     return dtype if dtype in FLOATS else "float32"
 
 
+@pytest.mark.quick_cases(18)
 @each_dtype
 @each_executor
 @pytest.mark.parametrize("axis", [None, 0])
@@ -100,6 +101,7 @@ def test_means_are_floats_wherever_the_value_lies() -> None:
     assert (float(compiled), compiled.dtype) == (float(eager), eager.dtype) == (100.0, np.float32)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from(["int8", "uint8", "int16", "float16"]),

@@ -5,11 +5,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import components, each_executor, execute, fraction, here, ident, mirrored, per_replica, variable
 
 import jaxtribute as jd
 from jaxtribute._src import context as contexts
 from jaxtribute.errors import ArgumentTypeError
+from replicas import components, each_executor, execute, fraction, here, ident, mirrored, per_replica, variable
 
 STEP = 1e-2
 
@@ -154,6 +154,7 @@ COLLECTIVES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.quick_cases(4)
 @each_executor
 @pytest.mark.parametrize("name", sorted(COLLECTIVES))
 def test_gradients_through_collectives(executor: str, name: str) -> None:

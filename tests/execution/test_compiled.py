@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import jaxtribute as jd
+from jaxtribute.errors import ContextError, StrategyMixError, TraceError, VariableError
 from replicas import (
     components,
     each_executor,
@@ -18,9 +21,6 @@ from replicas import (
     per_replica,
     variable,
 )
-
-import jaxtribute as jd
-from jaxtribute.errors import ContextError, StrategyMixError, TraceError, VariableError
 
 
 def leaves(strategy: jd.Strategy, kind: str) -> Any:
@@ -71,6 +71,7 @@ def test_both_executors_split_and_join_any_nest(nest: Any) -> None:
             assert np.shape(left) == np.shape(right)
 
 
+@pytest.mark.quick_cases(4)
 @each_executor
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 8])
 def test_any_number_of_replicas(executor: str, replicas: int) -> None:

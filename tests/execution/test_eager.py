@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from replicas import components, ident, mirrored, one_device, variable
 from tests.execution.test_threads import each_executor, each_strategy, step_of, strategies
 
 import jaxtribute as jd
+from replicas import components, ident, mirrored, one_device, variable
 
 SUM, MEAN = jd.VariableAggregation.SUM, jd.VariableAggregation.MEAN
 ON_READ = jd.VariableSynchronization.ON_READ
@@ -24,6 +24,7 @@ def fail() -> None:
     raise BadError
 
 
+@pytest.mark.quick_cases(4)
 @each_strategy
 @each_executor
 def test_a_failed_step_has_changed_nothing(name: str, executor: str) -> None:

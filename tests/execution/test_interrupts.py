@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from replicas import here, mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.interrupts import Deferral, Guard
 from jaxtribute._src.execution.program import Program
 from jaxtribute._src.values.stored import updating
+from replicas import here, mirrored, one_device, variable
 
 SUM, MEAN = jd.VariableAggregation.SUM, jd.VariableAggregation.MEAN
 OWN, JAX = str(Path(jd.__file__).parent), str(Path(jax.__file__).parent)
@@ -241,6 +241,7 @@ def nothing() -> None:
     """No preparation."""
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["one", "mirrored", "central"])
 def test_any_moment_of_a_compiled_step(name: str) -> None:
     assert interrupt_everywhere(Training(strategy_of(name), compiled=True), (OWN,), 20, nothing) > 12
@@ -256,6 +257,7 @@ def test_any_moment_of_a_compiled_step_that_jax_has_no_program_for(name: str) ->
     assert came > 0
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["one", "mirrored", "central"])
 def test_any_moment_of_an_eager_step(name: str) -> None:
     assert interrupt_everywhere(Training(strategy_of(name), compiled=False), (OWN,), 15, nothing) > 10
@@ -436,6 +438,7 @@ def test_jax_flattens_again_before_it_runs_python() -> None:
     assert seen == [False] * 3, "nothing has been given up by then"
 
 
+@pytest.mark.slow
 def test_many_variables_at_any_moment() -> None:
     variables = [jd.Variable(0.0) for _ in range(40)]
 

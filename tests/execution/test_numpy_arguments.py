@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import mirrored, one_device, variable
 
 import jaxtribute as jd
+from replicas import mirrored, one_device, variable
 
 SIZE = 400_000
 TRIES = 3
@@ -55,6 +55,7 @@ def takers() -> dict[str, Callable[[Any], Any]]:
 TAKERS = takers()
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("name", TAKERS)
 def test_what_is_changed_later_is_not_seen(name: str) -> None:
     for _ in range(TRIES):

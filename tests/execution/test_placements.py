@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from replicas import EXECUTORS, execute, here, mirrored, one_device, variable
 
 import jaxtribute as jd
+from replicas import EXECUTORS, execute, here, mirrored, one_device, variable
 
 BASE = np.arange(4, dtype=np.float32)[None]
 STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
@@ -39,6 +39,7 @@ def captured(place: str, strategy: jd.Strategy, v: jd.Variable) -> Any:
     return jax.device_put(BASE, NamedSharding(mesh, PartitionSpec() if place == "copies" else PartitionSpec(None, "z")))
 
 
+@pytest.mark.quick_cases(10)
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("place", [*FEW, *(pytest.param(place, marks=pytest.mark.slow) for place in MORE)])
 @pytest.mark.parametrize("executor", EXECUTORS)

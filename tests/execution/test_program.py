@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import components, fraction, here, mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute._src import context as contexts
@@ -12,6 +11,7 @@ from jaxtribute._src.execution.capture import Constant, capture
 from jaxtribute._src.execution.program import Program
 from jaxtribute._src.execution.traced import TracedFunction
 from jaxtribute.errors import StrategyMixError
+from replicas import components, fraction, here, mirrored, one_device, variable
 
 
 def captured(fn: Any, *leaves: Any) -> Any:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from ragged import UNEVEN, agree, cut, deal, plain, rows
-from replicas import components, each_executor, execute, fraction, here, ident, mirrored, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import ShapeError, VariableError
+from ragged import UNEVEN, agree, cut, deal, plain, rows
+from replicas import components, each_executor, execute, fraction, here, ident, mirrored, variable
 
 FOUR, THREE = mirrored(4), mirrored(3)
 W = rows(2, 2, seed=9)
@@ -30,6 +30,7 @@ def three() -> tuple[np.ndarray[Any, Any], jd.PerReplica]:
     return x, deal(THREE, x, (2, 1, 0))
 
 
+@pytest.mark.slow
 @settings(max_examples=3, derandomize=True)
 @given(st.sampled_from([2, 3, 4, 8]).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, 3 * n))))
 @example((4, 1)).via("one example in all")
@@ -85,6 +86,7 @@ def test_a_training_step_is_one_devices() -> None:
     assert isinstance(grad, jd.Mirrored)
 
 
+@pytest.mark.slow
 def test_several_ragged_inputs_make_one_class_for_each_combination() -> None:
     x, y = rows(6, 2), rows(4, 3, seed=2)
 
@@ -101,6 +103,7 @@ def test_several_ragged_inputs_make_one_class_for_each_combination() -> None:
     assert [part.shape for part in cuts.values] == [(1, 1), (2, 1), (1, 1), (0, 1)]
 
 
+@pytest.mark.slow
 def test_results_that_do_not_depend_on_the_shapes_are_mirrored() -> None:
     _, split = three()
     w = jnp.asarray(W)
@@ -115,6 +118,7 @@ def test_results_that_do_not_depend_on_the_shapes_are_mirrored() -> None:
     agree(THREE, fn, split)
 
 
+@pytest.mark.slow
 def test_results_of_differing_shapes() -> None:
     _, split = three()
 
@@ -150,6 +154,7 @@ def test_python_results_of_each_shape() -> None:
         assert word.values == ("some", "some", "some", "none")
 
 
+@pytest.mark.quick_cases(1)
 @each_executor
 def test_reductions_of_ragged_results_inside_and_outside(executor: str) -> None:
     x, split = five()
@@ -230,6 +235,7 @@ def test_idle_replicas_stay_idle_in_the_next_run(executor: str) -> None:
     np.testing.assert_allclose(again.data, 2 * np.mean([x[:2].mean(), x[2:4].mean(), x[4:].mean()]), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_through_collectives() -> None:
     x, split = three()
     w = jnp.asarray(W)
@@ -255,6 +261,7 @@ def test_gradients_through_collectives() -> None:
     np.testing.assert_allclose(THREE.reduce("SUM", sum_w, None), grad_w, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_gradients_leave_idle_replicas_out() -> None:
     _, split = three()
     w = jnp.asarray(W)
@@ -271,6 +278,7 @@ def test_gradients_leave_idle_replicas_out() -> None:
     np.testing.assert_allclose(components(grad), [61.5, 123, 180])
 
 
+@pytest.mark.slow
 def test_nested_jit_and_transformations() -> None:
     _, split = three()
 

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ragged import deal, plain, rows
-from replicas import EXECUTORS, execute, here, mirrored, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import ContextError
+from ragged import deal, plain, rows
+from replicas import EXECUTORS, execute, here, mirrored, variable
 
 THREE, PAIR = mirrored(3), mirrored(2)
 UNEVEN = (2, 1, 0)
@@ -66,6 +66,7 @@ FALLBACKS = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("reason", FALLBACKS)
 def test_fallbacks_are_exact_and_warn_once(reason: str, caplog: pytest.LogCaptureFixture) -> None:
     fn = FALLBACKS[reason]
@@ -158,6 +159,7 @@ def test_gradients_of_gathered_rows() -> None:
             np.testing.assert_allclose(part, value)
 
 
+@pytest.mark.slow
 def test_gradients_of_gathered_rows_beside_integers() -> None:
     def fn(x: Any) -> Any:
         def loss(x: Any) -> Any:

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import each_executor, execute, here, mirrored, one_device, per_replica
 
 import jaxtribute as jd
+from replicas import each_executor, execute, here, mirrored, one_device, per_replica
 
 KEYS = {"new": lambda: jax.random.key(3), "old": lambda: jax.random.PRNGKey(3)}
 each_key = pytest.mark.parametrize("kind", KEYS)
@@ -22,6 +22,7 @@ def whole(value: Any) -> Any:
     return np.concatenate([np.asarray(part) for part in getattr(value, "values", (value,))])
 
 
+@pytest.mark.quick_cases(2)
 @each_executor
 @each_key
 @pytest.mark.parametrize("given", ["argument", "from around"])
@@ -54,6 +55,7 @@ def reference(key: Any, count: int) -> Any:
     return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(count))
 
 
+@pytest.mark.quick_cases(2)
 @each_executor
 @pytest.mark.parametrize(("replicas", "kind"), [(1, "new"), (2, "old"), (4, "new")])
 def test_an_example_draws_the_same_wherever_it_is(executor: str, replicas: int, kind: str) -> None:
@@ -68,6 +70,7 @@ def test_an_example_draws_the_same_wherever_it_is(executor: str, replicas: int, 
     np.testing.assert_array_equal(whole(result), np.asarray(draw(reference(key, 8))))
 
 
+@pytest.mark.quick_cases(1)
 @each_executor
 @pytest.mark.parametrize("sizes", [(2, 2, 1), (3, 1, 0), (1, 0, 0)])
 def test_uneven_replicas(executor: str, sizes: tuple[int, ...]) -> None:
@@ -82,6 +85,7 @@ def test_uneven_replicas(executor: str, sizes: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(whole(result), np.asarray(draw(reference(key, sum(sizes)))))
 
 
+@pytest.mark.quick_cases(1)
 @each_executor
 def test_dropout_gives_the_same_loss_for_any_number_of_replicas(executor: str) -> None:
     def loss(replicas: int) -> float:

@@ -4,6 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import jaxtribute as jd
+from jaxtribute.errors import ArgumentError, ContextError, ShapeError
 from replicas import (
     components,
     each_executor,
@@ -16,9 +19,6 @@ from replicas import (
     per_replica,
     variable,
 )
-
-import jaxtribute as jd
-from jaxtribute.errors import ArgumentError, ContextError, ShapeError
 
 
 @each_executor
@@ -50,6 +50,7 @@ def test_devices() -> None:
     assert seen[3] == (name + "0", name + "1")
 
 
+@pytest.mark.quick_cases(2)
 @each_executor
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_all_reduce_of_a_nest(executor: str, replicas: int) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 import pytest
-from replicas import EXECUTORS, here, mirrored, one_device, variable
 
 import jaxtribute as jd
+from replicas import EXECUTORS, here, mirrored, one_device, variable
 
 SUM, MEAN = jd.VariableAggregation.SUM, jd.VariableAggregation.MEAN
 ON_READ = jd.VariableSynchronization.ON_READ
@@ -58,6 +58,7 @@ def step_of(strategy: jd.Strategy, fn: Callable[[], Any], executor: str) -> Call
     return run if executor == "lockstep" else jd.function(run)
 
 
+@pytest.mark.quick_cases(3)
 @each_strategy
 @each_executor
 def test_steps_that_add_to_one_variable(name: str, executor: str) -> None:
@@ -118,6 +119,7 @@ def test_several_strategies_share_a_variable_of_none() -> None:
     assert float(plain.numpy()) == (2 + 1 + 3) * STEPS
 
 
+@pytest.mark.quick_cases(3)
 @each_strategy
 @pytest.mark.parametrize("inside", [True, False])
 def test_an_optimizer_of_several_threads(name: str, inside: bool) -> None:
@@ -133,6 +135,7 @@ def test_an_optimizer_of_several_threads(name: str, inside: bool) -> None:
     assert float(v.numpy()[0]) == THREADS * STEPS
 
 
+@pytest.mark.slow
 def test_rows_that_several_threads_scatter() -> None:
     strategy = mirrored(2)
     table, own = variable(strategy, jnp.zeros((3, 2)), aggregation=SUM), jd.Variable(jnp.zeros((3, 2)))

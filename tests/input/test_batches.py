@@ -57,6 +57,7 @@ SPARSE: dict[str, Any] = {
 MATRIX = np.where(np.random.default_rng(0).random((8, 5)) < 0.3, 1.5, 0).astype(np.float32)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", SPARSE)
 def test_sparse_matrices_are_cut_by_rows(kind: str) -> None:
     batch = as_batch({"x": SPARSE[kind](MATRIX), "y": np.arange(8)})

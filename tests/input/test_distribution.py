@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import Meeting, drain, on_workers, rows_of, steps_of
 
 from jaxtribute._src.input.dataset import DistributedDataset, distribute_from_function
 from jaxtribute._src.input.options import InputContext
@@ -26,6 +25,7 @@ from jaxtribute.input import (
     make_numpy_dataset,
     shard_hint,
 )
+from simulated import Meeting, drain, on_workers, rows_of, steps_of
 
 TABLES = json.loads(Path(__file__).with_name("tf_tables.json").read_text())
 DATA = InputOptions(auto_shard_policy=AutoShardPolicy.DATA)
@@ -112,6 +112,7 @@ def test_every_example_once_and_in_the_right_replica(
         assert tuple(map(len, step)) == slice_sizes(size, cluster[1])
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.integers(1, 60), st.integers(1, 20), clusters(), clusters(), st.integers(0, 9))
 def test_a_step_is_the_same_batch_on_any_cluster(
@@ -146,6 +147,7 @@ def test_a_hint_shares_out_once(examples: int, batch: int, cluster: tuple[int, i
     assert sorted(order) == list(range(examples))
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.integers(1, 30), st.integers(1, 8), clusters(), st.integers(1, 3))
 def test_epochs_repeat_every_example(examples: int, batch: int, cluster: tuple[int, int], epochs: int) -> None:

@@ -15,6 +15,7 @@ LARGEST = 2**20
 """Whole numbers below this add up without rounding, so that sums must be equal to the last bit."""
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(2, 5), st.integers(0, 9))
 def test_sums_and_means_are_exact(examples: int, batch: int, replicas: int, seed: int) -> None:

@@ -114,6 +114,7 @@ kinds = st.sampled_from(["jit", "remat", "scan", "cond", "while"])
 deep = st.recursive(flat, lambda inner: st.builds(nested, kinds, places, inner), max_leaves=2)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(deep, min_size=1, max_size=2).map(chained))
 def test_no_dependence_is_missed(program: Program) -> None:

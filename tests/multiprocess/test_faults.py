@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import worker_programs
 
+import worker_programs
 from jaxtribute.testing import MultiProcessRunner
 
 pytestmark = pytest.mark.slow

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from replicas import mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute._src.execution.program import Program
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
+from replicas import mirrored, one_device, variable
 
 TWO = ["CPU:0", "CPU:1"]
 STRATEGIES = {
@@ -75,6 +75,7 @@ def large() -> list[Any]:
     return Model(one_device(0), 12).train([12, 12])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_cycle_does_what_one_large_batch_does(name: str, large: list[Any]) -> None:
     model = Model(STRATEGIES[name], 6, accumulate_steps=2)
@@ -92,6 +93,7 @@ def test_a_cycle_does_what_one_large_batch_does(name: str, large: list[Any]) -> 
 
 
 # Three examples on two replicas: 2 and 1. One on two: the last replica has none. In sums they count as in one batch.
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["mirrored", "sharded", "central"])
 def test_uneven_batches(name: str, large: list[Any]) -> None:
     model = Model(STRATEGIES[name], 12, accumulate_steps=2, accumulate_op="SUM")
@@ -100,18 +102,21 @@ def test_uneven_batches(name: str, large: list[Any]) -> None:
     assert all(isinstance(one, Program) for one in compiled)  # in lockstep, a last batch would be slow
 
 
+@pytest.mark.slow
 def test_eagerly() -> None:
     sgd = optax.sgd(0.1)
     model = Model(STRATEGIES["central"], 12, "SUM", sgd, accumulate_steps=2, accumulate_op="SUM")
     close(model.train([11, 1], eager=True)[-1], Model(one_device(0), 12, "SUM", sgd).train([12])[-1])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("op", ["MEAN", None])
 def test_means_and_gradients_that_are_reduced_already(op: str | None, large: list[Any]) -> None:
     model = Model(mirrored(3), 6, op, accumulate_steps=2)
     close(model.train([6, 6])[-1], large[0])
 
 
+@pytest.mark.slow
 def test_a_mean_leaves_replicas_without_data_out() -> None:
     sgd = optax.sgd(0.1)
     found = Model(mirrored(2), 1, "MEAN", sgd, accumulate_steps=2).train([1, 1])
@@ -137,6 +142,7 @@ def test_only_the_last_call_of_a_cycle_makes_collectives() -> None:
     assert "all_reduce" not in before
 
 
+@pytest.mark.slow
 def test_across_replicas_and_in_a_merge_call() -> None:
     results: list[Any] = []
     for name in ("mirrored", "sharded", "central"):

@@ -11,12 +11,12 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged import UNEVEN, deal, rows
-from replicas import each_executor, fraction, here, ident, mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute._src.collectives import cross_replica
 from jaxtribute._src.values.policies.sliced import SlicedPolicy
+from ragged import UNEVEN, deal, rows
+from replicas import each_executor, fraction, here, ident, mirrored, one_device, variable
 
 FOUR = mirrored(4)
 SHAPES: list[tuple[tuple[int, ...], Any]] = [((7, 3), np.float32), ((2, 1, 3), jnp.bfloat16)]
@@ -110,6 +110,7 @@ def run_steps(
     return variables, optimizer
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transformations_with_a_sharded_update(name: str) -> None:
     variables, optimizer = run_steps(FOUR, TRANSFORMS[name], SHAPES, shard=True, compiled=True)
@@ -119,6 +120,7 @@ def test_transformations_with_a_sharded_update(name: str) -> None:
     assert all(np.prod(shape) >= 4 for shape in sliced)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", MATRIX_TRANSFORMS)
 @pytest.mark.parametrize("shard", [False, True])
 def test_transformations_of_matrices(name: str, shard: bool) -> None:
@@ -126,18 +128,21 @@ def test_transformations_of_matrices(name: str, shard: bool) -> None:
     check(variables, optax_steps(MATRIX_TRANSFORMS[name], MATRICES, 3))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["clip", "apply_if_finite", "noise"])
 def test_transformations_without_sharding(name: str) -> None:
     variables, _ = run_steps(FOUR, TRANSFORMS[name], SHAPES, shard=False, compiled=True)
     check(variables, optax_steps(TRANSFORMS[name], SHAPES, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", [False, True])
 def test_shapes_of_any_rank(shard: bool) -> None:
     variables, _ = run_steps(FOUR, TRANSFORMS["adam"], MORE_SHAPES, shard=shard, compiled=True, steps=2)
     check(variables, optax_steps(TRANSFORMS["adam"], MORE_SHAPES, 2))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("replicas", "shard"), [(1, True), (2, True), (3, True), (3, False)])
 def test_any_number_of_replicas(replicas: int, shard: bool) -> None:
     strategy = one_device(1) if replicas == 1 else mirrored(replicas)
@@ -145,6 +150,7 @@ def test_any_number_of_replicas(replicas: int, shard: bool) -> None:
     check(variables, optax_steps(TRANSFORMS["clip"], SHAPES, 2))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_lockstep_with_a_sharded_update(replicas: int) -> None:
     strategy = one_device(1) if replicas == 1 else mirrored(replicas)
@@ -214,6 +220,7 @@ def test_variables_as_a_nest() -> None:
     assert (float(a), float(b)) == (-1, -2)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("shard", [False, True])
 @pytest.mark.parametrize(("op", "factor"), [("SUM", 4), (jd.ReduceOp.MEAN, 1)])
 @each_executor
@@ -254,6 +261,7 @@ def test_gradients_that_differ_are_not_reduced_already() -> None:
     assert pair.moved() == (0, 0)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("scope", "compiled", "shard"), [(False, False, True), (False, True, True), (True, True, False)]
 )
@@ -293,6 +301,7 @@ def test_in_merge_call(executor: str, shard: bool) -> None:
     assert pair.moved() == (1, 2)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("executor", "shard"), [("compiled", False), ("compiled", True), ("lockstep", True)])
 def test_uneven_batches_are_one_devices(executor: str, shard: bool) -> None:
     x, start = rows(5, 3), rows(3, 4, seed=2)
@@ -322,6 +331,7 @@ def test_uneven_batches_are_one_devices(executor: str, shard: bool) -> None:
     np.testing.assert_allclose(v.numpy(), np.asarray(params), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick_cases(1)
 @each_executor
 def test_means_over_uneven_batches_leave_idle_replicas_out(executor: str) -> None:
     for shard in (False, True):
@@ -365,6 +375,7 @@ def test_a_step_that_raises_changes_nothing() -> None:
         np.testing.assert_array_equal(v.numpy(), value)
 
 
+@pytest.mark.slow
 @settings(max_examples=3, derandomize=True)
 @given(st.lists(st.lists(st.integers(1, 5), max_size=3), min_size=1, max_size=2), st.sampled_from([2, 3, 5]))
 def test_slices_of_any_shapes(shapes: list[list[int]], replicas: int) -> None:
@@ -393,6 +404,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", ["mirrored", "fully sharded", "central"])
 @pytest.mark.parametrize("steps", [1, 2])
 def test_eager_gradients_are_reduced_together(steps: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

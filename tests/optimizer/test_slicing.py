@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
-from ragged import rows
-from replicas import mirrored
 
 from jaxtribute._src.jaxprs.core import is_program
 from jaxtribute._src.optimizer.slicing import NotSliceable, Slice, own_slice, run_on_slices, whole
 from jaxtribute._src.values.slices import slice_size
+from ragged import rows
+from replicas import mirrored
 
 Program = Callable[..., Any]
 
@@ -75,6 +75,7 @@ steps = st.one_of(
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple).filter(lambda shape: math.prod(shape) >= 4)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, derandomize=True)
 @given(shapes, st.lists(steps, min_size=2, max_size=8), st.sampled_from([2, 3, 4]))
 def test_random_programs(shape: tuple[int, ...], program: list[Any], replicas: int) -> None:
@@ -126,6 +127,7 @@ REFUSED: dict[str, Program] = {
 }
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("name", ALLOWED)
 def test_what_slices_allow(name: str) -> None:
     check(ALLOWED[name], X)

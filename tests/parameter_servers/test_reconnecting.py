@@ -171,6 +171,7 @@ def test_a_connection_that_breaks_while_nothing_runs() -> None:
         assert fetched(remote) == 3
 
 
+@pytest.mark.slow
 def test_many_breaks_and_exact_counters() -> None:
     rng = random.Random(0)
     with cabled(workers=2) as (coordinator, cable):

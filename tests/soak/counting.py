@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 import psutil
-from damages import DAMAGES, damage
 
 import jaxtribute as jd
+from damages import DAMAGES, damage
 from jaxtribute.errors import ClusterError
 
 STEPS = 12

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import psutil
-from damages import DAMAGES, damage
 
 import jaxtribute as jd
+from damages import DAMAGES, damage
 from jaxtribute._src import checksums
 from jaxtribute.errors import CheckpointDamagedError
 from soak import training

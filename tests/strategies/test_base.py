@@ -4,6 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import jaxtribute as jd
+from jaxtribute.errors import ArgumentTypeError
 from replicas import (
     components,
     each_executor,
@@ -16,9 +19,6 @@ from replicas import (
     per_replica,
     variable,
 )
-
-import jaxtribute as jd
-from jaxtribute.errors import ArgumentTypeError
 
 STRATEGIES = ["default", "one device", "mirrored 1", "mirrored 2", "mirrored 4"]
 
@@ -43,6 +43,7 @@ def test_replicas_and_names(name: str) -> None:
     assert strategy.is_default == (name == "default")
 
 
+@pytest.mark.quick_cases(4)
 @each_strategy
 @each_executor
 def test_the_same_step_under_every_strategy(executor: str, name: str) -> None:

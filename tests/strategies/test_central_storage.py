@@ -8,6 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+
+import jaxtribute as jd
+from jaxtribute.errors import ArgumentTypeError, DeviceError, ShapeError, VariableError
 from replicas import (
     components,
     each_executor,
@@ -20,9 +23,6 @@ from replicas import (
     per_replica,
     variable,
 )
-
-import jaxtribute as jd
-from jaxtribute.errors import ArgumentTypeError, DeviceError, ShapeError, VariableError
 
 AGG = jd.VariableAggregation
 PREFIX = "/job:localhost/replica:0/task:0/device:CPU:"
@@ -70,6 +70,7 @@ class TestDevices:
 
 
 class TestWrites:
+    @pytest.mark.quick_cases(6)
     @each_executor
     @pytest.mark.parametrize(
         ("aggregation", "wanted"), [(AGG.SUM, 6.0), (AGG.MEAN, 2.0), (AGG.ONLY_FIRST_REPLICA, 1.0)]
@@ -247,6 +248,7 @@ def train(strategy: jd.Strategy, executor: str, transform: Any, steps: int = 4, 
 
 
 class TestTraining:
+    @pytest.mark.quick_cases(1)
     @each_executor
     @pytest.mark.parametrize("name", ["sgd", "rmsprop"])
     def test_agrees_with_one_device(self, executor: str, name: str) -> None:

@@ -10,10 +10,10 @@ import optax
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from replicas import mirrored, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeviceError, StrategyMixError
+from replicas import mirrored, variable
 
 DEVICES = [f"CPU:{i}" for i in range(4)]
 SHARDED = jd.FullyShardedStrategy(DEVICES, min_bytes=0)
@@ -64,16 +64,19 @@ def check_same(found: Any, expected: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_the_losses_are_those_of_mirrored_training(name: str) -> None:
     check_same(train(SHARDED, TRANSFORMS[name]), train(mirrored(4), TRANSFORMS[name]))
 
 
+@pytest.mark.slow
 def test_lockstep_does_the_same() -> None:
     two = jd.FullyShardedStrategy(DEVICES[:2], min_bytes=0)
     check_same(train(two, optax.sgd(0.1), "lockstep", (3, 8)), train(mirrored(1), optax.sgd(0.1), sizes=(3, 8)))
 
 
+@pytest.mark.slow
 @settings(max_examples=1)
 @given(size=st.integers(1, 3), replicas=st.integers(3, 4))
 @example(size=3, replicas=4)  # the last replica has nothing
@@ -110,6 +113,7 @@ def test_parameters_and_slots_take_a_quarter_of_the_memory() -> None:
     assert totals[1] <= 0.27 * totals[0]
 
 
+@pytest.mark.slow
 def test_gradients_given_across_replicas_and_in_a_merge_call() -> None:
     results: list[Any] = []
     for strategy in (mirrored(4), SHARDED):
@@ -129,6 +133,7 @@ def test_gradients_given_across_replicas_and_in_a_merge_call() -> None:
     check_same(*results)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_restores_on_another_number_of_devices_and_under_mirrored(tmp_path: Path) -> None:
     step, variables, optimizer = build(SHARDED, optax.adam(1e-2), accumulate_steps=2)
     (x,) = SHARDED.experimental_distribute_dataset([np.ones((8, 6), np.float32)])

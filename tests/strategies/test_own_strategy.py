@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from replicas import components, each_executor, execute, fraction, here, one_device, per_replica, variable
 
 import jaxtribute as jd
+from replicas import components, each_executor, execute, fraction, here, one_device, per_replica, variable
 
 
 class ReversedMirroredExtended(jd.StrategyExtended):
@@ -92,6 +92,7 @@ def test_collectives_and_variables_work(executor: str, make: Any) -> None:
     assert components(same)[0] == 3.0
 
 
+@pytest.mark.quick_cases(1)
 @each_executor
 @BOTH
 def test_training_agrees_with_one_device(executor: str, make: Any) -> None:

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import components, each_executor, execute, here, ident, mirrored, one_device, variable
 
 import jaxtribute as jd
+from replicas import components, each_executor, execute, here, ident, mirrored, one_device, variable
 
 SEVERAL: dict[str, Callable[[], jd.Strategy]] = {
     "mirrored": lambda: mirrored(2),
@@ -130,6 +130,7 @@ def test_variables_of_a_strategy_on_other_devices_are_refused(make: Callable[[],
         assert float(v) == 1.0
 
 
+@pytest.mark.quick_cases(2)
 @each_of_several
 @each_executor
 def test_strategies_on_the_same_devices_share_variables(make: Callable[[], jd.Strategy], executor: str) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import worker_programs
-from checkpoint_programs import Program, advance, build
 
 import jaxtribute as jd
+import worker_programs
+from checkpoint_programs import Program, advance, build
 from jaxtribute._src.checkpoint.description import Description
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 import numpy as np
-import worker_programs
 
+import worker_programs
 from jaxtribute._src.cluster import runtime
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute.input import (

@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from replicas import EXECUTORS, execute
 
 import jaxtribute as jd
+from replicas import EXECUTORS, execute
 
 UNEVEN = (2, 2, 1, 0)
 """Five examples over four replicas, as TensorFlow cuts them: the last one has nothing to do."""

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import components, each_executor, execute, fraction, mirrored, one_device, per_replica, variable
 
 import jaxtribute as jd
 from jaxtribute._src.values.operators import operand
+from replicas import components, each_executor, execute, fraction, mirrored, one_device, per_replica, variable
 
 STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
     "default": jd.get_strategy,
@@ -26,6 +26,7 @@ STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
 each_strategy = pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES.keys())
 
 
+@pytest.mark.quick_cases(4)
 @each_strategy
 @pytest.mark.parametrize("function", [operator.eq, operator.ne])
 def test_equality_is_by_value_from_both_sides(make: Callable[[], jd.Strategy], function: Any) -> None:
@@ -279,6 +280,7 @@ def test_per_replica_values_compare_in_compiled_code() -> None:
     assert components(unequal) == [False, False]
 
 
+@pytest.mark.quick_cases(35)
 @pytest.mark.parametrize("left", [np.array([3.0, 3.0], np.float32), np.float32(2), np.ones(2)])
 @pytest.mark.parametrize(
     "function", [operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.lt, operator.eq]
@@ -293,6 +295,7 @@ def test_numpy_on_the_left_leaves_it_to_jax(make: Callable[[], jd.Strategy], lef
         np.testing.assert_allclose(result, function(left, w.numpy()))
 
 
+@pytest.mark.quick_cases(3)
 @each_strategy
 @each_executor
 def test_numpy_on_the_left_in_gradients_and_replicas(make: Callable[[], jd.Strategy], executor: str) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from replicas import execute, fraction, here, mirrored, one_device, variable
 
 import jaxtribute as jd
+from replicas import execute, fraction, here, mirrored, one_device, variable
 
 Row = list[Any]
 ROWS: list[Row] = json.loads((Path(__file__).parents[1] / "oracle" / "contexts.json").read_text())
@@ -90,6 +90,7 @@ def test_the_table_is_complete() -> None:
     assert sum("error" not in row[5] for row in ROWS) == 254
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize(("name", "where", "compiled"), list(itertools.product(NAMES, WHERE, COMPILED)))
 def test_what_is_written_is_read_in_every_context(name: str, where: str, compiled: bool) -> None:
     strategy = strategy_of(name)

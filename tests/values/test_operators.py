@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import mirrored, variable
 
 import jaxtribute as jd
 from jaxtribute._src.values.operators import operand
+from replicas import mirrored, variable
 
 FLOATS = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow]
 COMPARISONS = [operator.lt, operator.le, operator.gt, operator.ge]
@@ -24,6 +24,7 @@ def holders(value: Any) -> list[Any]:
     return [jd.Variable(value), variable(strategy, value), strategy.place(value)]
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("function", [*FLOATS, *COMPARISONS])
 def test_binary_operators_from_both_sides(function: Callable[[Any, Any], Any]) -> None:
     expected = function(LEFT, RIGHT)
@@ -32,6 +33,7 @@ def test_binary_operators_from_both_sides(function: Callable[[Any, Any], Any]) -
             np.testing.assert_allclose(np.asarray(operand(result)), expected, rtol=1e-6)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("function", FLOATS)
 def test_python_numbers_on_either_side(function: Callable[[Any, Any], Any]) -> None:
     for value in holders(LEFT):

@@ -6,9 +6,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import components, each_executor, each_strategy, variable
 
 import jaxtribute as jd
+from replicas import components, each_executor, each_strategy, variable
 
 IDS = [-5, -1, 0, 3, 4, 99]
 SCATTERED = {
@@ -20,6 +20,7 @@ SCATTERED = {
 }
 
 
+@pytest.mark.quick_cases(5)
 @each_strategy
 @pytest.mark.parametrize("dtype", ["int8", "int32", "uint8"])
 def test_rows_of_a_table_in_compiled_code(make: Callable[[], jd.Strategy], dtype: str) -> None:
@@ -34,6 +35,7 @@ def test_rows_of_a_table_in_compiled_code(make: Callable[[], jd.Strategy], dtype
     np.testing.assert_array_equal(plain, expected)
 
 
+@pytest.mark.quick_cases(8)
 @each_strategy
 @pytest.mark.parametrize("how", SCATTERED)
 def test_writes_of_rows_in_compiled_code(make: Callable[[], jd.Strategy], how: str) -> None:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replicas import components, each_executor, execute, ident, mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
+from replicas import components, each_executor, execute, ident, mirrored, one_device, variable
 
 AGG, ON_READ = jd.VariableAggregation, jd.VariableSynchronization.ON_READ
 METHODS = {
@@ -36,6 +36,7 @@ def written(method: str, start: Any, values: Any, indices: Any) -> Any:
     return result
 
 
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("place", ["plain", "one device", "mirrored", "central"])
 def test_across_replicas(method: str, place: str) -> None:
@@ -60,6 +61,7 @@ def test_across_replicas(method: str, place: str) -> None:
     np.testing.assert_allclose(v.numpy(), written(method, once, delta.values, delta.indices))
 
 
+@pytest.mark.quick_cases(5)
 @each_executor
 @pytest.mark.parametrize("place", ["mirrored", "central"])
 @pytest.mark.parametrize(

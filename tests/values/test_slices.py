@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
-from replicas import mirrored
 
 from jaxtribute._src.execution.inference import varying_outputs
 from jaxtribute._src.values import slices
 from jaxtribute.errors import VariableError
+from replicas import mirrored
 
 
 def local(fn: Any, *arrays: Any, replicas: int = 2) -> list[Any]:
@@ -29,6 +29,7 @@ def local(fn: Any, *arrays: Any, replicas: int = 2) -> list[Any]:
     return jax.tree.leaves(jax.jit(call)(*arrays))
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(shape=st.lists(st.integers(1, 4), max_size=3).map(tuple), replicas=st.sampled_from([2, 3]))
 def test_slices_join_to_the_whole(shape: tuple[int, ...], replicas: int) -> None:

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from replicas import components, execute, here, ident, mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute._src.values.stored import lent
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, StrategyMixError, TraceError, VariableError
+from replicas import components, execute, here, ident, mirrored, one_device, variable
 
 ONES = np.ones(3, np.float32)
 
@@ -530,6 +530,7 @@ def test_variables_are_read_by_other_threads() -> None:
     assert here().num_replicas_in_sync == 1
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "make", [lambda: jd.OneDeviceStrategy("cpu:1"), lambda: jd.MirroredStrategy(["cpu:0", "cpu:1"])]
 )

@@ -94,6 +94,7 @@ def test_a_file_stays_where_its_encoding_lacks_a_letter_of_the_change(tmp_path: 
         document.rewritten(document.text + "y = '\N{SNOWMAN}'\n")
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("depth", [100, 300, 900, 2_000, 5_000, 20_000])
 def test_what_is_deep_is_read_or_refused(tmp_path: Path, depth: int, capsys: pytest.CaptureFixture[str]) -> None:
     for number, text in enumerate(

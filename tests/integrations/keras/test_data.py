@@ -8,12 +8,12 @@ from typing import Any
 import grain
 import numpy as np
 import pytest
-from keras_models import BATCH, X, Y, both, classifier, keras
 
 import jaxtribute as jd
 from jaxtribute._src.integrations.keras.data import DistributedAdapter, Placed, Placer, adapted
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute.errors import ArgumentError
+from keras_models import BATCH, X, Y, both, classifier, keras
 
 BATCHES = [(X[i : i + BATCH], Y[i : i + BATCH]) for i in range(0, len(X), BATCH)]
 
@@ -36,6 +36,7 @@ def model(four: jd.Strategy) -> Any:
         return classifier()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras says so at the end of a source without length
 def test_every_source_gives_the_same(model: Any, four: jd.Strategy) -> None:
     expected = model.evaluate(X, Y, batch_size=BATCH, verbose=0)
@@ -103,6 +104,7 @@ def test_what_is_placed_already_shows_the_shape_of_the_whole(four: jd.Strategy) 
     assert adapted(X, four) is X
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["scipy", "BCOO"])
 def test_sparse_inputs_are_cut_by_rows(kind: str, four: jd.Strategy) -> None:
     import scipy.sparse

@@ -5,10 +5,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from keras_models import keras
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError
+from keras_models import keras
 
 ROWS, BATCH = 13, 8
 X = np.random.default_rng(0).normal(size=(ROWS, 5)).astype(np.float32)
@@ -66,6 +66,7 @@ def alone() -> dict[str, Any]:
     return Loop(jd.OneDeviceStrategy("CPU:0")).run()
 
 
+@pytest.mark.slow
 def test_compiled_replicas_do_what_one_device_does(four: jd.Strategy, alone: dict[str, Any]) -> None:
     loop = Loop(four)
     same(loop.run(), alone)

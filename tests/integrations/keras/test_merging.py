@@ -7,11 +7,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from keras_models import X, Y, crossentropy, keras, under
+import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.integrations.keras.merging import contributions, merged, start_of_layers, start_of_metrics
 from jaxtribute._src.integrations.keras.share import Share
+from keras_models import X, Y, crossentropy, keras, under
 
 ROWS = (3, 3, 2, 0)
 
@@ -93,6 +94,7 @@ def test_replicas_draw_different_numbers_and_the_first_those_of_one_device(four:
     assert {int(one[1]) for one in found} == {3}
 
 
+@pytest.mark.slow
 def test_generators_go_on_as_on_one_device(four: jd.Strategy) -> None:
     def build() -> Any:
         keras.utils.set_random_seed(0)

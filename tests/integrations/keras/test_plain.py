@@ -7,10 +7,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from keras_models import X, Y, classifier, crossentropy, keras
-from processes import run_python
 
 import jaxtribute as jd
+from keras_models import X, Y, classifier, crossentropy, keras
+from processes import run_python
 
 _FIRST = """
     import jax.numpy as jnp
@@ -53,6 +53,7 @@ def test_weights_that_are_set_or_trained_count() -> None:
     assert logits.experimental_get_tracing_count() == 1
 
 
+@pytest.mark.slow
 def test_fit_is_plain_keras_after_a_function_has_read_the_model() -> None:
     def losses(read: bool) -> list[float]:
         model = classifier()
@@ -122,6 +123,7 @@ def expected() -> dict[str, Any]:
     return loop.run(lambda x, y: one.run(loop.step, args=(x, y)))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("built", [True, False])
 @pytest.mark.parametrize("how", ["eager", "compiled", "run", "scope"])
 def test_a_loop_of_ones_own_under_the_default_strategy(expected: dict[str, Any], how: str, built: bool) -> None:
@@ -137,6 +139,7 @@ def test_a_loop_of_ones_own_under_the_default_strategy(expected: dict[str, Any],
     same(loop.run(step), expected)
 
 
+@pytest.mark.slow
 def test_a_model_from_outside_in_a_replica_function(four: jd.Strategy, expected: dict[str, Any]) -> None:
     loop = Loop(built=True)
 

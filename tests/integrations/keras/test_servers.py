@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from keras_models import X, Y, assert_same, classifier, crossentropy, keras
-from processes import run_python
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ContextError, OutOfRangeError
 from jaxtribute.experimental import DatasetCreator
+from keras_models import X, Y, assert_same, classifier, crossentropy, keras
 from parameter_servers.clusters import SHARED, engine_of, threads
+from processes import run_python
 
 BATCHES = [(X[i : i + 4], Y[i : i + 4]) for i in range(0, len(X), 4)]
 STEPS = len(BATCHES)
@@ -30,7 +30,9 @@ class Endless:
 
 def endless(context: Any) -> Any:
     assert (context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync) == (1, 0, 1)
-    clusters = importlib.import_module("coordinator.clusters")  # a name of this module would be copied to the worker
+    clusters = importlib.import_module(
+        "parameter_servers.clusters"
+    )  # a name of this module would be copied to the worker
     clusters.SHARED.setdefault("workers", set()).add(jd.coordinator.experimental_get_current_worker_index())
     return Endless()
 
@@ -161,6 +163,7 @@ def error_of(model: Any) -> float:
     return float(np.mean(np.square(np.eye(3)[Y] - model.predict(X, verbose=0))))
 
 
+@pytest.mark.slow
 def test_several_workers_servers_and_pieces_of_variables() -> None:
     partitioner = jd.experimental.partitioners.FixedShardsPartitioner(2)
     SHARED["workers"] = set()
@@ -197,6 +200,7 @@ def test_several_workers_servers_and_pieces_of_variables() -> None:
             factored.fit(endless, steps_per_epoch=4, verbose=0)
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_on_two_servers_give_what_one_device_gives() -> None:
     def accumulating() -> Any:
         keras.utils.set_random_seed(0)
@@ -257,6 +261,7 @@ def test_what_is_refused_says_what_to_do(simple: Any, name: str) -> None:
         getattr(simple, method)(**arguments, verbose=0)
 
 
+@pytest.mark.slow
 def test_errors_of_workers_and_models(servers: Any) -> None:
     with servers.scope():
         model = classifier(run_eagerly=True)

@@ -7,12 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from keras_models import RNG, X, Y, assert_same, both, crossentropy, keras, trained
 
 import jaxtribute as jd
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.integrations.keras import share as shares
 from jaxtribute._src.integrations.keras.share import Share
+from keras_models import RNG, X, Y, assert_same, both, crossentropy, keras, trained
 
 # Of int64 JAX warns where Keras asks for shapes.
 TOKENS = RNG.integers(0, 5, (16, 3), np.int32)
@@ -36,6 +36,7 @@ def every_reduction() -> Any:
     return model
 
 
+@pytest.mark.slow
 def test_losses_of_every_reduction_with_a_mask(four: jd.Strategy) -> None:
     labels = dict.fromkeys(("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight"), LABELS[:7])
     assert_same(*both(every_reduction, lambda model: trained(model, TOKENS[:7], labels, batch_size=7), four))
@@ -65,6 +66,7 @@ def normalised(synchronized: bool) -> Any:
     return model
 
 
+@pytest.mark.slow
 def test_batch_statistics_over_all_replicas(four: jd.Strategy) -> None:
     def build() -> Any:
         return normalised(jd.has_strategy())  # plain Keras on JAX takes it under TensorFlow only

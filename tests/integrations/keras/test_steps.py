@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from keras_models import X, Y, assert_same, both, classifier, crossentropy, keras, trained
 
 import jaxtribute as jd
 from jaxtribute._src.integrations.keras.steps import Lists, predict_step, rows_of
 from jaxtribute.errors import ContextError
+from keras_models import X, Y, assert_same, both, classifier, crossentropy, keras, trained
 
 
 class OwnStep(keras.Sequential):
@@ -72,6 +72,7 @@ class NestedLogs(keras.Sequential):
         return logs, (trainable, layers, optimizer, updated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eager", [False, True])
 def test_nested_logs_of_a_step(four: jd.Strategy, eager: bool) -> None:
     class Last(keras.callbacks.Callback):
@@ -113,6 +114,7 @@ def test_a_metric_that_a_layer_updates_is_refused(four: jd.Strategy) -> None:
             use(X, Y, verbose=0)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("replicas", [1, 4])
 @pytest.mark.parametrize("eager", [False, True])
 def test_random_states_advance_in_predictions(four: jd.Strategy, replicas: int, eager: bool) -> None:

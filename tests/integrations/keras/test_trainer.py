@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from jax.core import Tracer
-from keras_models import BATCH, WEIGHTS, X, Y, assert_same, both, classifier, crossentropy, devices, keras, trained
 
 import jaxtribute as jd
 from jaxtribute._src.integrations.keras.trainer import strategy_of
 from jaxtribute.errors import StrategyMixError
+from keras_models import BATCH, WEIGHTS, X, Y, assert_same, both, classifier, crossentropy, devices, keras, trained
 
 STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
     "OneDevice": lambda: jd.OneDeviceStrategy("CPU:5"),
@@ -41,6 +41,7 @@ def expected() -> tuple[dict[str, Any], dict[str, Any]]:
     return everything(learner()), trained(learner(), *FEW, sample_weight=WEIGHTS[:12])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_fit_evaluate_and_predict_give_what_one_device_gives(
     name: str, expected: tuple[dict[str, Any], dict[str, Any]]
@@ -76,6 +77,7 @@ def mixed() -> Any:
     return model
 
 
+@pytest.mark.slow
 def test_mixed_precision_overflow_accumulation_and_several_steps_in_one_execution(four: jd.Strategy) -> None:
     def use(model: Any) -> dict[str, Any]:
         ends: list[int] = []
@@ -95,6 +97,7 @@ def test_mixed_precision_overflow_accumulation_and_several_steps_in_one_executio
     assert found["ends"].tolist() == [1, 1]
 
 
+@pytest.mark.slow
 def test_steps_run_as_python_when_asked() -> None:
     seen: list[Any] = []
 
@@ -117,6 +120,7 @@ def test_steps_run_as_python_when_asked() -> None:
     assert (3, 8) in seen
 
 
+@pytest.mark.slow
 def test_single_batches(four: jd.Strategy) -> None:
     def use(model: Any) -> dict[str, Any]:
         return {
@@ -128,6 +132,7 @@ def test_single_batches(four: jd.Strategy) -> None:
     assert_same(*both(classifier, use, four))
 
 
+@pytest.mark.slow
 def test_callbacks_see_and_change_the_training(four: jd.Strategy, tmp_path: Any) -> None:
     def use(model: Any) -> dict[str, Any]:
         path = tmp_path / f"{id(model)}.weights.h5"
@@ -154,6 +159,7 @@ def test_callbacks_see_and_change_the_training(four: jd.Strategy, tmp_path: Any)
     assert len(found["loss"]) == 2
 
 
+@pytest.mark.slow
 def test_a_model_keeps_its_strategy(four: jd.Strategy, tmp_path: Any) -> None:
     with four.scope():
         model = classifier()
@@ -170,6 +176,7 @@ def test_a_model_keeps_its_strategy(four: jd.Strategy, tmp_path: Any) -> None:
         inside.fit(X, Y)
 
 
+@pytest.mark.slow
 def test_what_is_made_outside_the_scope_is_brought_along(four: jd.Strategy) -> None:
     class Lazy(keras.Model):
         def __init__(self) -> None:

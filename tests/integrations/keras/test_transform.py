@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from keras_models import keras
 
 from jaxtribute._src.integrations.keras.transform import KerasTransform, nested
+from keras_models import keras
 
 optimizers: Any = keras.optimizers
 KINDS: dict[str, Callable[[], Any]] = {
@@ -32,6 +32,7 @@ def variables() -> list[Any]:
     return [kernel, keras.Variable(random.normal(size=2).astype(np.float32), name="bias")]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_updates_are_those_of_the_optimizer(kind: str) -> None:
     made, optimizer = variables(), KINDS[kind]()

@@ -14,10 +14,10 @@ import optax
 import pytest
 from flax import nnx
 from numpy.testing import assert_allclose, assert_array_equal
-from replicas import each_executor, execute, mirrored, one_device
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, TraceError, VariableError
+from replicas import each_executor, execute, mirrored, one_device
 
 ONES = np.ones((4, 3), np.float32)
 
@@ -75,6 +75,7 @@ def test_the_arrays_of_a_module_become_variables_by_their_kind() -> None:
     assert model.trainable_variables == (model.parameters["w"],)
 
 
+@pytest.mark.quick_cases(1)
 @each_executor
 @pytest.mark.parametrize("rows", [8, 5])
 def test_statistics_are_the_mean_over_the_replicas_that_have_examples(executor: str, rows: int) -> None:
@@ -127,6 +128,7 @@ def test_attributes_that_are_no_variables_are_as_before_for_the_next_call() -> N
     assert float(model(ONES).sum()) != ONES.sum()
 
 
+@pytest.mark.quick_cases(1)
 @each_executor
 def test_dropout_of_nnx_differs_between_replicas_and_calls(executor: str) -> None:
     strategy = mirrored(2)
@@ -140,6 +142,7 @@ def test_dropout_of_nnx_differs_between_replicas_and_calls(executor: str) -> Non
     assert_array_equal(again, masks[0])
 
 
+@pytest.mark.quick_cases(1)
 @each_executor
 def test_keys_of_examples_do_not_depend_on_the_replicas(executor: str) -> None:
     drawn: list[Any] = []

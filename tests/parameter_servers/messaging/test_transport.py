@@ -91,6 +91,7 @@ def test_over_tcp_with_keys_and_without(folder: str) -> None:
     hub.close()
 
 
+@pytest.mark.slow
 def test_requests_that_a_server_cannot_answer(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_task, "_MIRROR_DEADLINE_S", 0.05)
     nobody = {"path": f"{folder}/nobody", "tcp": ""}

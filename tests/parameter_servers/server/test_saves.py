@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from damages import DAMAGES, damage
 
 import jaxtribute as jd
+from damages import DAMAGES, damage
 from jaxtribute._src.parameter_servers.server import saves
 from jaxtribute._src.parameter_servers.server.store import Store
 from jaxtribute.errors import ClusterError

@@ -49,6 +49,7 @@ def mlp_losses(strategy: Any, run: Any, transform: Any, steps: int = 6) -> list[
     return losses
 
 
+@pytest.mark.slow
 def test_one_step_function_gives_equal_losses_under_every_strategy() -> None:
     transform = optax.sgd(0.1, momentum=0.9)  # Adam would not notice gradients that are too large
 

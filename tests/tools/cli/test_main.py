@@ -6,10 +6,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from processes import run_python
 
 import jaxtribute._src.tools.cli.commands as commands
 from jaxtribute._src.tools.cli.main import find_commands, main
+from processes import run_python
 
 
 def test_there_is_a_command_for_each_file() -> None:

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled_programs import PROGRAMS, train
 
 import jaxtribute as jd
+from compiled_programs import PROGRAMS, train
 from jaxtribute._src.tools.compiling.step import DoesNotFitError
 from jaxtribute.errors import ArgumentError, DeviceError
 

@@ -5,11 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
-from processes import run_python
 
 from jaxtribute._src.tools.cli.main import main
 from jaxtribute._src.tools.profiling.record import record
 from jaxtribute.errors import ArgumentError
+from processes import run_python
 
 SCRIPT = """
 import sys, time

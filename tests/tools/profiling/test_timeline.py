@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jaxtribute._src.tools.profiling.timeline import INPUT, WINDOW, Operation, innermost, timeline
+from jaxtribute._src.tools.profiling.timeline import INPUT_MARK, WINDOW, Operation, innermost, timeline
 
 
 def event(name: str, start: float, stop: float, **stats: Any) -> Any:
@@ -33,7 +33,7 @@ def test_logical_cpu_devices_share_threads() -> None:
         ],
         second=[event("dot.1", 115, 119, hlo_op="dot.1", device_ordinal=1)],
     )
-    found = timeline([host(event(INPUT, 101, 105)), threads])
+    found = timeline([host(event(INPUT_MARK, 101, 105)), threads])
     assert found.window == (100, 200)
     assert found.inputs == [(101, 105)]
     assert found.devices == {

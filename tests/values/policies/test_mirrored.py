@@ -2,15 +2,16 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from replicas import components, each_executor, execute, fraction, here, mirrored, variable
 
 import jaxtribute as jd
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute.errors import VariableError
+from replicas import components, each_executor, execute, fraction, here, mirrored, variable
 
 Aggregation = jd.VariableAggregation
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("replicas", [2, 3, 8])
 @each_executor
 def test_what_replicas_write_is_aggregated(executor: str, replicas: int) -> None:

@@ -3,10 +3,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import components, each_executor, execute, fraction, here, mirrored, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import VariableError
+from replicas import components, each_executor, execute, fraction, here, mirrored, variable
 
 Aggregation = jd.VariableAggregation
 ON_READ = jd.VariableSynchronization.ON_READ
@@ -18,6 +18,7 @@ def local(
     return variable(mirrored(replicas), value, name=name, synchronization=ON_READ, aggregation=aggregation)
 
 
+@pytest.mark.quick_cases(2)
 @each_executor
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_replicas_write_and_read_their_own_value(executor: str, replicas: int) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from replicas import components, execute, fraction, here, mirrored, variable
 
 import jaxtribute as jd
+from replicas import components, execute, fraction, here, mirrored, variable
 
 Row = list[Any]
 ROWS: list[Row] = json.loads((Path(__file__).parents[2] / "oracle" / "variables.json").read_text())
@@ -79,6 +79,7 @@ def test_the_table_is_complete() -> None:
     assert len(REFUSED) > 10
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("executor", ["lockstep", "compiled"])
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_writes_in_replicas(executor: str, replicas: int) -> None:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental import io_callback
-from replicas import components, each_executor, execute, fraction, mirrored, per_replica, variable
 
 import jaxtribute as jd
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.sharded import ShardedPolicy
 from jaxtribute.errors import VariableError
+from replicas import components, each_executor, execute, fraction, mirrored, per_replica, variable
 
 SUM, MEAN, FIRST = (
     jd.VariableAggregation.SUM,
@@ -99,6 +99,7 @@ ACTIONS: dict[str, tuple[jd.VariableAggregation, Action]] = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @each_executor
 def test_replicas_see_and_do_what_they_would_with_a_mirrored_variable(executor: str) -> None:
     results: list[Any] = []

@@ -18,6 +18,7 @@ from jaxtribute._src.checkpoint.description import Description, Differences
 from jaxtribute._src.checkpoint.files import FILE, check_name, check_path, check_text, stem
 from jaxtribute._src.checkpoint.owner import Owner
 from jaxtribute._src.checkpoint.restoring import Restore, mismatch
+from jaxtribute._src.observers import RESTORE, SAVE, observed
 from jaxtribute._src.types import Foreign, Nest
 from jaxtribute._src.values.stored import updating
 from jaxtribute.errors import ArgumentError, CheckpointError, ContextError
@@ -145,6 +146,7 @@ class Checkpoint:
         self._counts[counter] += 1
         return self._counts[counter]
 
+    @observed(SAVE)
     def write(
         self,
         path: str | PathLike[str],
@@ -231,6 +233,7 @@ class Checkpoint:
         """
         return self._restore(save_path, strict, counters=False)
 
+    @observed(RESTORE)
     def _restore(self, save_path: str | PathLike[str] | None, strict: bool, *, counters: bool) -> RestoreStatus:
         _check_context("restore")
         self._background.wait()

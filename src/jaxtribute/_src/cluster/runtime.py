@@ -36,6 +36,7 @@ from jaxtribute._src.cluster.spec import ClusterSpec
 from jaxtribute._src.cluster.step_log import StepLog
 from jaxtribute._src.cluster.waiting import RunningClock, await_workers
 from jaxtribute._src.cluster.watch import Watch
+from jaxtribute._src.observers import BARRIER, observed
 from jaxtribute._src.types import Foreign, Nest
 from jaxtribute.errors import ClusterError, ConfigError, DeadlineError
 
@@ -69,6 +70,7 @@ class Cluster(KeyValues):
         """Changes it from now on."""
         self.watch.deadline_s = value
 
+    @observed(BARRIER)
     def barrier(self, name: str, timeout_s: float = 300.0) -> None:
         """Waits until all workers have come to the barrier of this name; it can be used again and again.
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from jaxtribute._src import waits
 from jaxtribute._src.callers import located, main_thread
 from jaxtribute._src.cluster.waiting import RunningClock
+from jaxtribute._src.observers import Event, Observer
 from jaxtribute._src.types import Nest
 
 _KEPT = 64
@@ -42,8 +42,10 @@ class Flight:
             return True
 
 
-class StepLog:
+class StepLog(Observer):
     """The steps of this worker. Written by the thread that trains, read by the one that watches.
+
+    As an observer of `input` it adds up how long the program waits for its batches.
 
     Args:
       clock: tells when steps begin.
@@ -59,6 +61,12 @@ class StepLog:
         """The step that was entered last, and from which line, where the ledger is on."""
         self.waited_s = 0.0
         """Seconds spent waiting for the devices, and so for other workers."""
+        self.input_s = 0.0
+        """Seconds spent in distributed iterators."""
+
+    def on_end(self, event: Event) -> None:
+        """Adds a wait for input."""
+        self.input_s += event.seconds or 0.0
 
     def entering(self, name: str, line: str = "") -> None:
         """A step begins to be handed over, called at a line of the user's."""
@@ -89,7 +97,7 @@ class StepLog:
             "step": self.number,
             "name": self.name,
             "where": located(main_thread()),
-            "input_s": round(waits.input_s, 3),
+            "input_s": round(self.input_s, 3),
             "waited_s": round(self.waited_s, 3),
         }
 

@@ -7,13 +7,14 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxtribute._src.callers import main_thread, stack
 from jaxtribute._src.cluster import stragglers
 from jaxtribute._src.cluster.failures import Failure, may_be_broken_collective, say
 from jaxtribute._src.cluster.step_log import StepLog, described
+from jaxtribute._src.observers import INPUT, observe
 
 if TYPE_CHECKING:
     from jaxtribute._src.cluster.roster import Roster
@@ -71,6 +72,7 @@ class Watch:
         """Seconds after which a step that has not finished is an error."""
         self._rank = roster.rank
         self._stop = threading.Event()
+        self._observing = ExitStack()
         self._clock = steps.clock
         self._told_s = 0.0
         """Seconds for which this process has stood still, as it has said."""
@@ -91,12 +93,14 @@ class Watch:
 
     def start(self) -> None:
         """Starts to pulse and to watch."""
+        self._observing.enter_context(observe(self._steps, INPUT.name))
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
         """Ends both threads; waits for them, at most a few seconds."""
         self._stop.set()
+        self._observing.close()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(5 * _PULSE_S)

@@ -22,6 +22,7 @@ from jaxtribute._src.execution.feeds import FedPrograms, Feed
 from jaxtribute._src.execution.nests import InputSignature
 from jaxtribute._src.execution.program import program_of
 from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
+from jaxtribute._src.observers import STEP, TRACE, observed
 from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.numbers import check_cut
 from jaxtribute._src.values.variable import Variable
@@ -86,6 +87,8 @@ class Function(Generic[P, R]):
             if not isinstance(executor, EagerStep) or executor.uncompiled:
                 return self._python_function(*args, **kwargs)
             within = executor
+        elif STEP.observers and STEP.due():
+            return STEP.around(self, self, self.__name__, *args, **kwargs)
         given: Any = (args, kwargs) if self._conform is None else (self._conform(args, kwargs), {})
         leaves, tree = tree_flatten(given)
         if self._takes_variables and tree in self._takes_variables:
@@ -200,6 +203,7 @@ class Function(Generic[P, R]):
                 )
             return self._programs[key]
 
+    @observed(TRACE)
     def _traced(
         self, call: Callable[[Sequence[Any]], Any], context: contexts.Context, leaves: Sequence[Any]
     ) -> Capture:

@@ -19,6 +19,7 @@ from jaxtribute._src.execution.interrupts import Guard, undisturbed
 from jaxtribute._src.execution.traced import check_untraced
 from jaxtribute._src.jaxprs.core import as_function, opened
 from jaxtribute._src.jaxprs.kinds import list_collectives
+from jaxtribute._src.observers import DISPATCH
 from jaxtribute._src.traced_reads import traced_reads
 from jaxtribute._src.types import Leaf, Nest, Numeric
 from jaxtribute._src.values.described import DescribedArray
@@ -207,6 +208,8 @@ class Program:
           leaves: the arrays of the arguments.
           within: the eager step that it is part of, which keeps what is written.
         """
+        if DISPATCH.observers and DISPATCH.due():
+            return DISPATCH.around(self, self, self.name, leaves, within)
         mesh = self.mesh
         if mesh is not None and mesh.peers is not None:
             mesh.entering(self.name, partial(self._collectives, leaves))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from os import PathLike
@@ -13,12 +12,12 @@ from typing import Any
 import jax
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src import waits
 from jaxtribute._src.execution.feeds import Drawn, Feed, Optional
 from jaxtribute._src.input.placement import Apart, Placement
 from jaxtribute._src.input.prefetch import Prefetcher, Threads
 from jaxtribute._src.input.splitting import Shard
 from jaxtribute._src.input.worker_steps import WorkerSteps
+from jaxtribute._src.observers import INPUT, observed
 from jaxtribute._src.types import Foreign, Nest
 from jaxtribute.errors import InputError, OutOfRangeError, TraceError
 
@@ -65,6 +64,7 @@ class DistributedIterator(Feed):
             )
         return self._advance()
 
+    @observed(INPUT)
     def _advance(self) -> Nest:
         if self._closed:
             raise StopIteration
@@ -78,9 +78,7 @@ class DistributedIterator(Feed):
         if self._prefetcher is None:
             steps, place = self._steps, self._place
             self._prefetcher = Prefetcher(lambda: _make(steps, place), steps.close, self._buffer, self._threads)
-        start = time.monotonic()
         element, self._position = self._prefetcher.get()
-        waits.for_input(time.monotonic() - start)
         return element.join() if isinstance(element, Apart) else element
 
     def draw(self) -> Drawn:

@@ -13,6 +13,7 @@ from jaxtribute._src import settings
 from jaxtribute._src.context import Context
 from jaxtribute._src.execution.nests import flatten, is_distributed, map_leaves
 from jaxtribute._src.execution.step_loops import StepLoops
+from jaxtribute._src.observers import REDUCE, RUN, observed
 from jaxtribute._src.strategies.legacy import LegacyMethods
 from jaxtribute._src.strategies.scope import Scope, require_cross_replica
 from jaxtribute._src.types import Function, Leaf, Nest, Numeric
@@ -114,6 +115,7 @@ class Strategy(LegacyMethods):
         """
         return Scope(self)
 
+    @observed(RUN)
     def run(self, fn: Function, args: Nest = (), kwargs: Nest = None, options: RunOptions | None = None) -> Any:
         """Calls `fn` on every replica, in replica context.
 
@@ -182,6 +184,7 @@ class Strategy(LegacyMethods):
         require_cross_replica(self, "run_steps")
         return self._step_loops.run(step, iterator, n, steps_per_call)
 
+    @observed(REDUCE)
     def reduce(self, reduce_op: ReduceOp | str, value: Numeric, axis: int | tuple[int, ...] | None) -> Any:
         """Reduces distributed values over the replicas, and along `axis` within each.
 

@@ -15,30 +15,30 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
+from jaxtribute._src.observers import POINT, Event, Observer, subscribe
 from jaxtribute.errors import ArgumentError
 
 END = ":end"
-_METHODS = {
-    "step": ("jaxtribute._src.execution.function", "Function", "__call__"),
-    "run": ("jaxtribute._src.strategies.base", "Strategy", "run"),
-    "reduce": ("jaxtribute._src.strategies.base", "Strategy", "reduce"),
-    "input": ("jaxtribute._src.input.iterator", "DistributedIterator", "_advance"),
-    "save": ("jaxtribute._src.checkpoint.checkpoint", "Checkpoint", "write"),
-    "restore": ("jaxtribute._src.checkpoint.checkpoint", "Checkpoint", "_restore"),
-    "barrier": ("jaxtribute._src.cluster.runtime", "Cluster", "barrier"),
-}
+_OF_THE_LIBRARY = ("step", "run", "reduce", "input", "save", "restore", "barrier")
 
 Visitor = Callable[[str], None]
 
-_visitors: list[Visitor] = []
-_inside = threading.local()
+
+class _Visits(Observer):
+    """Tells a visitor the names of points."""
+
+    def __init__(self, visitor: Visitor) -> None:
+        self._visitor = visitor
+
+    def on_start(self, event: Event) -> None:
+        self._visitor(event.name if event.kind == POINT.name else event.kind)
+
+    def on_end(self, event: Event) -> None:
+        if event.error is None and event.kind != POINT.name:
+            self._visitor(event.kind + END)
 
 
 def point(name: str) -> None:
@@ -47,22 +47,20 @@ def point(name: str) -> None:
     Args:
         name: What faults call it.
     """
-    for visitor in tuple(_visitors):
-        visitor(name)
+    if POINT.observers:
+        POINT.around(_pass, None, name, name)
 
 
 def watch(names: set[str], visitor: Visitor) -> ExitStack:
     """Calls `visitor` whenever a point is reached, until the stack that is returned is closed.
 
     Args:
-        names: The points that matter. Only methods of the library that belong to one of them are touched.
+        names: The points that matter. Of the library's, only those with one of these names are told.
         visitor: Gets the name of the point; what it raises, the program sees.
     """
+    kinds = {name.removesuffix(END) for name in names} & set(_OF_THE_LIBRARY)
     with ExitStack() as stack:
-        for name in sorted({name.removesuffix(END) for name in names} & _METHODS.keys()):
-            stack.callback(_wrap(name))
-        _visitors.append(visitor)
-        stack.callback(_visitors.remove, visitor)
+        stack.callback(subscribe(_Visits(visitor), POINT.name, *sorted(kinds)))
         return stack.pop_all()
 
 
@@ -74,29 +72,11 @@ def check(name: str) -> None:
     """
     if not isinstance(name, str) or not name.removesuffix(END):
         raise ArgumentError(
-            f"{name!r} is no point. HINT: {', '.join(_METHODS)}, with or without {END!r}, or what the program gives "
-            "to jd.testing.point."
+            f"{name!r} is no point. HINT: {', '.join(_OF_THE_LIBRARY)}, with or without {END!r}, or what the "
+            "program gives to jd.testing.point."
         )
 
 
-def _wrap(name: str) -> Callable[[], None]:
-    """Lets a method of the library pass through its point; returns what undoes it."""
-    module, owner, attribute = _METHODS[name]
-    holder = getattr(importlib.import_module(module), owner)
-    original: Callable[..., Any] = vars(holder)[attribute]
-
-    @functools.wraps(original)
-    def passing(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_inside, name, False):
-            return original(*args, **kwargs)
-        setattr(_inside, name, True)
-        try:
-            point(name)
-            result = original(*args, **kwargs)
-            point(name + END)
-            return result
-        finally:
-            setattr(_inside, name, False)
-
-    setattr(holder, attribute, passing)
-    return functools.partial(setattr, holder, attribute, original)
+def _pass(name: str) -> None:
+    """A point of a program, where nothing happens but what observers do."""
+    del name

@@ -11,10 +11,10 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 
 import pytest
-from processes import await_end
 
 from jaxtribute._src.testing.leaks import is_alive
 from jaxtribute._src.tools.cli.main import main
+from processes import await_end
 
 LAUNCH = [sys.executable, "-m", "jaxtribute.cli", "launch"]
 PROGRAM = """

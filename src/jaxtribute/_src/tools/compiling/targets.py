@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxtribute._src.devices import described_devices
+from jaxtribute._src.observers import observe
 from jaxtribute._src.tools.compiling.step import CompiledStep, compile_step
 from jaxtribute._src.tools.compiling.topologies import Topology, topology_named
 from jaxtribute._src.tools.planning.inspection import Looker, Step, look_at_script
-from jaxtribute._src.tools.profiling.watch import Finished, watched
+from jaxtribute._src.tools.user_scripts import STEPS_AND_INPUT, Finished
 from jaxtribute.errors import ArgumentError
 
 
@@ -38,7 +39,7 @@ def compile_for(topology: str, train: Callable[[], Any]) -> CompiledStep:
     """
     target = topology_named(topology)
     looker = Looker(lambda step: compile_step(step, target), stop=True)
-    with described_devices(target.devices), watched(looker), suppress(Finished):
+    with described_devices(target.devices), observe(looker, *STEPS_AND_INPUT), suppress(Finished):
         train()
     if looker.found is None:
         raise ArgumentError(

@@ -11,11 +11,12 @@ from typing import Any
 import jax
 
 from jaxtribute._src.execution.program import Program
+from jaxtribute._src.observers import INPUT, Event, Observer, observe
 from jaxtribute._src.tools.planning.cost import Line, StepCost
 from jaxtribute._src.tools.planning.hlo import collectives, passes
 from jaxtribute._src.tools.planning.probes import Wanted
 from jaxtribute._src.tools.planning.products import products
-from jaxtribute._src.tools.profiling.watch import Finished, run_script, watched
+from jaxtribute._src.tools.user_scripts import STEPS_AND_INPUT, Finished, run_script, training_step
 from jaxtribute.errors import ArgumentError, JaxtributeError
 
 _HALF = re.compile(r"stablehlo\.(?:dot_general|convolution|dot)\b.*x(?:bf16|f16)>")
@@ -143,12 +144,12 @@ def _quantities(compiled: Any) -> tuple[float, float, float]:
     )
 
 
-class Looker:
-    """A watcher that looks at one step before it runs.
+class Looker(Observer):
+    """An observer that looks at one step before it runs.
 
     Args:
       look: is given the step; what it returns is kept in `found`.
-      stop: whether the script ends there.
+      stop: True to end the script there.
     """
 
     def __init__(self, look: Callable[[Step], Any], *, stop: bool) -> None:
@@ -156,19 +157,18 @@ class Looker:
         self._drawn: deque[Any] = deque(maxlen=_RECENT)
         self.found: Any = None
 
-    def step(self, program: Program, leaves: Sequence[Any], call: Callable[[], Any]) -> Any:
+    def on_start(self, event: Event) -> None:
         """Looks at the first step."""
-        if self.found is None:
-            self.found = self._look(Step(program, leaves, list(self._drawn)))
+        step = training_step(event)
+        if step is not None and self.found is None:
+            self.found = self._look(Step(step.program, step.leaves, list(self._drawn)))
             if self._stop:
                 raise Finished
-        return call()
 
-    def draw(self, call: Callable[[], Any]) -> Any:
+    def on_end(self, event: Event) -> None:
         """Remembers what was drawn, to know it among the arguments of a step."""
-        element = call()
-        self._drawn.extend(jax.tree.leaves(element))
-        return element
+        if event.kind == INPUT.name:
+            self._drawn.extend(jax.tree.leaves(event.result))
 
 
 def look_at_script(script: Path, arguments: Sequence[str], look: Callable[[Step], Any]) -> Any:
@@ -179,7 +179,7 @@ def look_at_script(script: Path, arguments: Sequence[str], look: Callable[[Step]
       Exception: what the script raises.
     """
     looker = Looker(look, stop=True)
-    with watched(looker):
+    with observe(looker, *STEPS_AND_INPUT):
         run_script(script, arguments)
     if looker.found is None:
         raise ArgumentError(
@@ -201,7 +201,7 @@ def cost_of(step: Callable[..., Any], *args: Any, **kwargs: Any) -> StepCost:
     """
     name = getattr(step, "__name__", "step")
     looker = Looker(lambda found: found.cost(name), stop=False)
-    with watched(looker):
+    with observe(looker, *STEPS_AND_INPUT):
         step(*args, **kwargs)
     if looker.found is None:
         raise ArgumentError(

@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxtribute._src.execution.program import Program
+from jaxtribute._src.observers import DISPATCH, Event, Observer, observe
 from jaxtribute._src.tools.planning.inspection import Step, look_at_script
 from jaxtribute._src.tools.planning.probes import measure
-from jaxtribute._src.tools.profiling.watch import Finished, run_script, watched
+from jaxtribute._src.tools.user_scripts import Finished, run_script, training_step
 
 _SKIP = 2
 
 
-class Measurer:
-    """A watcher that repeats one step of a script on the same batch, in turns with its parts, and ends the script.
+class Measurer(Observer):
+    """An observer that repeats one step of a script on one batch, in turns with its parts, and ends the script.
 
     Args:
       name: of the script.
@@ -39,22 +38,19 @@ class Measurer:
         self._name, self._cost, self._seen = name, cost, 0
         self.answer: dict[str, Any] = {}
 
-    def step(self, program: Program, leaves: Sequence[Any], call: Callable[[], Any]) -> Any:
-        """Runs a step, or measures."""
-        self._seen += 1
-        if self._seen <= _SKIP:
-            return call()
-        step = Step(program, leaves, [])
+    def on_start(self, event: Event) -> None:
+        """Measures the step after those that compile."""
+        begun = training_step(event)
+        self._seen += begun is not None
+        if begun is None or self._seen <= _SKIP:
+            return
+        program, step = begun.program, Step(begun.program, begun.leaves, [])
         if self._cost is not None:
             step.cost(self._name).save(self._cost)
         devices = program.mesh.devices if program.mesh is not None else jax.devices()[:1]
-        parts, whole = measure(step.wanted(), lambda: (call(), [v.stored for v in program.donated]), devices)
+        parts, whole = measure(step.wanted(), lambda: (begun.call(), [v.stored for v in program.donated]), devices)
         self.answer = {"parts": asdict(parts), "step": whole, "batch": step.batch, "replicas": step.replicas}
         raise Finished
-
-    def draw(self, call: Callable[[], Any]) -> Any:
-        """Takes the next batch."""
-        return call()
 
 
 def main(what: str, file: str, script: str, *arguments: str) -> None:
@@ -66,7 +62,7 @@ def main(what: str, file: str, script: str, *arguments: str) -> None:
             cost.save(Path(file))
     else:
         measurer = Measurer(Path(script).name, None if file == "-" else Path(file))
-        with watched(measurer):
+        with observe(measurer, DISPATCH.name):
             run_script(Path(script), arguments)
         answer = measurer.answer
     sys.stdout.write("\n" + json.dumps(answer) + "\n")

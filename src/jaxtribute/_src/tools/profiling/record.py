@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
+import jax.profiler
 
 from jaxtribute._src.execution.program import Program
+from jaxtribute._src.observers import INPUT, Event, Observer, observe
 from jaxtribute._src.tools.profiling.breakdown import Breakdown, break_down
-from jaxtribute._src.tools.profiling.timeline import INPUT, WINDOW, read_timeline
-from jaxtribute._src.tools.profiling.watch import Finished, run_script, watched
+from jaxtribute._src.tools.profiling.timeline import INPUT_MARK, WINDOW, read_timeline
+from jaxtribute._src.tools.user_scripts import STEPS_AND_INPUT, Finished, run_script, training_step
 from jaxtribute.errors import ArgumentError
 
 _SETTLE = 2
 """Steps that are recorded and not counted: starting a recording makes the first ones slow."""
 
 
-class Recorder:
+class Recorder(Observer):
     """Lets `skip` steps pass, records `steps` and ends the script.
 
     Args:
@@ -31,35 +33,40 @@ class Recorder:
         self._directory = directory
         self._steps, self._skip = steps, skip
         self.seen = 0
-        self.draws = 0
-        """Batches drawn in the measured steps."""
-        self._window: Any = None
+        self._window: jax.profiler.TraceAnnotation | None = None
+        self._waiting = threading.local()
         self.recording = False
 
-    def step(self, program: Program, leaves: Sequence[Any], call: Callable[[], Any]) -> Any:
-        """Runs a step, and starts and ends the recording around those that count."""
-        if self.seen == self._skip:
+    def on_start(self, event: Event) -> None:
+        """Starts the recording before the first step that is recorded; marks a wait for input."""
+        if event.kind == INPUT.name:
+            if self._window is not None:
+                self._waiting.mark = jax.profiler.TraceAnnotation(INPUT_MARK)
+                self._waiting.mark.__enter__()
+        elif self.seen == self._skip and not self.recording and training_step(event) is not None:
             self._start()
-        result = call()
+
+    def on_end(self, event: Event) -> None:
+        """Counts a step; begins and ends the window of those that are measured."""
+        if event.kind == INPUT.name:
+            mark = getattr(self._waiting, "mark", None)
+            if mark is not None:
+                self._waiting.mark = None
+                mark.__exit__(None, None, None)
+            return
+        step = training_step(event)
+        if step is None or event.error is not None:
+            return
         self.seen += 1
         if self.seen == self._skip + _SETTLE:
-            _wait(program, result)
+            _wait(step.program, event.result)
             self._window = jax.profiler.TraceAnnotation(WINDOW)
             self._window.__enter__()
-        if self.seen == self._skip + _SETTLE + self._steps:
-            _wait(program, result)
+        if self.seen == self._skip + _SETTLE + self._steps and self._window is not None:
+            _wait(step.program, event.result)
             self._window.__exit__(None, None, None)
             self.stop()
             raise Finished
-        return result
-
-    def draw(self, call: Callable[[], Any]) -> Any:
-        """Takes a batch, and marks how long that took."""
-        if self._window is None:
-            return call()
-        self.draws += 1
-        with jax.profiler.TraceAnnotation(INPUT):
-            return call()
 
     def _start(self) -> None:
         options = jax.profiler.ProfileOptions()
@@ -102,7 +109,7 @@ def record(
         raise ArgumentError(f"steps={steps}, skip={skip}: both must be at least 1. HINT: the first step compiles.")
     recorder = Recorder(directory, steps, skip)
     try:
-        with watched(recorder):
+        with observe(recorder, *STEPS_AND_INPUT):
             finished = run_script(script, arguments)
     finally:
         recorder.stop()
@@ -115,5 +122,5 @@ def record(
     return break_down(read_timeline(files[-1]), steps), files[-1].parent
 
 
-def _wait(program: Program, result: Any) -> None:
+def _wait(program: Program, result: object) -> None:
     jax.block_until_ready((result, [variable.stored for variable in program.donated]))

@@ -18,7 +18,7 @@ COLLECTIVE = re.compile(
     re.IGNORECASE,
 )
 """Names of operations that wait for other devices: XLA names them by its own operations or by JAX's."""
-WINDOW, INPUT = "jaxtribute: window", "jaxtribute: input"
+WINDOW, INPUT_MARK = "jaxtribute: window", "jaxtribute: input"
 """Names of the marks that `record` sets."""
 
 
@@ -72,7 +72,7 @@ def timeline(planes: Iterable[Any]) -> Timeline:
                 span = event.start_ns, event.start_ns + event.duration_ns
                 if event.name == WINDOW:
                     result.window = span
-                elif event.name == INPUT:
+                elif event.name == INPUT_MARK:
                     result.inputs.append(span)
                 elif accelerator:
                     if _runs_operations(line.name):

@@ -1,7 +1,6 @@
 """Scripts that are watched."""
 
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +9,20 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.execution.program import Program
-from jaxtribute._src.tools.profiling.watch import Finished, run_script, watched
+from jaxtribute._src.observers import Event, Observer, observe
+from jaxtribute._src.tools.user_scripts import STEPS_AND_INPUT, Finished, run_script, training_step
 
 
-class Counter:
+class Counter(Observer):
     def __init__(self) -> None:
         self.steps: list[list[str]] = []
         self.draws = 0
 
-    def step(self, program: Program, leaves: Sequence[Any], call: Callable[[], Any]) -> Any:
-        self.steps.append([variable.name for variable in program.donated])
-        return call()
-
-    def draw(self, call: Callable[[], Any]) -> Any:
-        self.draws += 1
-        return call()
+    def on_start(self, event: Event) -> None:
+        self.draws += event.kind == "input"
+        step = training_step(event)
+        if step is not None:
+            self.steps.append([variable.name for variable in step.program.donated])
 
 
 def test_steps_are_programs_that_change_variables() -> None:
@@ -44,14 +41,12 @@ def test_steps_are_programs_that_change_variables() -> None:
 
     dataset = strategy.experimental_distribute_dataset([np.ones(4, np.float32)] * 3)
     counter = Counter()
-    before = Program.__call__
-    with watched(counter):
+    with observe(counter, *STEPS_AND_INPUT):
         results = [float(step(batch)) for batch in dataset]
         look()
     assert results == [4, 8, 12]
     assert counter.steps == [["total:0"]] * 3
     assert counter.draws == 4, "three batches, and the end"
-    assert Program.__call__ is before
     step(next(iter(dataset)))
     assert len(counter.steps) == 3, "nobody looks any more"
 
@@ -62,16 +57,9 @@ def test_a_step_may_keep_its_state_in_arguments() -> None:
         return state + 1
 
     counter = Counter()
-    with watched(counter):
+    with observe(counter, *STEPS_AND_INPUT):
         assert float(step(step(jnp.float32(0)))) == 2
     assert counter.steps == [[], []]
-
-
-def test_a_watcher_goes_away_when_the_script_raises() -> None:
-    before = Program.__call__
-    with pytest.raises(ValueError, match="mine"), watched(Counter()):
-        raise ValueError("mine")
-    assert Program.__call__ is before
 
 
 def test_a_script_sees_its_arguments_and_its_directory(tmp_path: Path) -> None:
@@ -95,7 +83,7 @@ def test_how_a_script_may_end(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys\n"
-        "from jaxtribute._src.tools.profiling.watch import Finished\n"
+        "from jaxtribute._src.tools.user_scripts import Finished\n"
         "try:\n"
         "    raise {'0': Finished, '1': ValueError, '2': SystemExit}[sys.argv[1]](int(sys.argv[1]))\n"
         "except ValueError as error:\n"
@@ -111,14 +99,3 @@ def test_how_a_script_may_end(tmp_path: Path) -> None:
     with pytest.raises(jd.errors.ArgumentError, match=r"there is no script '/nowhere.py'.*HINT"):
         run_script(Path("/nowhere.py"), [])
     assert not issubclass(Finished, Exception)
-
-
-def test_results_pass_through(tmp_path: Path) -> None:
-    with watched(Counter()):
-        variable = jd.Variable(jnp.zeros(2))
-
-        @jd.function
-        def step() -> Any:
-            return variable.assign_add(jnp.ones(2)).read_value()
-
-        np.testing.assert_array_equal(step(), [1, 1])

@@ -1,0 +1,202 @@
+"""Observers: objects that are told what the library does, as it begins and as it ends.
+
+Tracing, injected faults and the report of a worker's time stand on them, and users may add their own. A kind of event
+that nobody observes costs one test of an empty tuple.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ParamSpec, TypeVar, cast
+
+from jaxtribute.errors import ArgumentError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """One thing that the library does, once, in one thread.
+
+    Attributes:
+      kind: one of the kinds that `observe` lists.
+      name: name of the function (`step`, `trace`, `dispatch`, `run`), of the operation (`reduce`), of the barrier or
+        the point; the path (`save`, `restore`); empty for `input`.
+      start_s: when the event began, in seconds of `time.monotonic`.
+      seconds: its length; None until it has ended.
+      error: what it raised, if it did.
+      subject: the object of the library that does it. It, the arguments and the result are for tools: they may be
+        other ones in the next release.
+      arguments: positional arguments of the call.
+      result: the result of the call; None until it has ended.
+    """
+
+    kind: str
+    name: str
+    start_s: float
+    seconds: float | None = None
+    error: BaseException | None = None
+    subject: object = None
+    arguments: tuple[Any, ...] = ()
+    result: object = None
+
+
+class Observer:
+    """Base class of observers, whose methods do nothing.
+
+    They are called in the thread of the event, which waits for them; what they raise, the program sees.
+    """
+
+    def on_start(self, event: Event) -> None:
+        """Called as an event begins.
+
+        Args:
+          event: the event; the same object is given to `on_end`.
+        """
+
+    def on_end(self, event: Event) -> None:
+        """Called as an event has ended, in whatever way.
+
+        Args:
+          event: the event, with its length, and its result or error.
+        """
+
+
+class Kind:
+    """One kind of event, and who observes it.
+
+    Attributes:
+      name: the name by which users know it.
+      observers: empty while nobody observes, which is all that a call of the library then asks.
+    """
+
+    __slots__ = ("_inside", "name", "observers")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.observers: tuple[Observer, ...] = ()
+        self._inside = threading.local()
+
+    def due(self) -> bool:
+        """True if somebody observes, and this thread is in no event of this kind."""
+        return bool(self.observers) and not getattr(self._inside, "event", False)
+
+    def around(self, call: Callable[..., R], subject: object, name: str, *args: Any, **kwargs: Any) -> R:
+        """Calls `call` as an event.
+
+        Args:
+          call: the function to call; it may ask `due` again, or be a method that calls itself: events of one kind do
+            not nest.
+          subject: the object whose event it is.
+          name: the name of the event.
+          args: arguments of the call.
+          kwargs: likewise.
+        """
+        event = Event(self.name, name, time.monotonic(), subject=subject, arguments=args)
+        with ExitStack() as ends:
+            self._inside.event = True
+            ends.callback(setattr, self._inside, "event", False)
+            try:
+                for observer in self.observers:
+                    ends.callback(observer.on_end, event)
+                    observer.on_start(event)
+                event.result = result = call(*args, **kwargs)
+            except BaseException as error:
+                event.error = error
+                raise
+            finally:
+                event.seconds = time.monotonic() - event.start_s
+        return result
+
+
+STEP, TRACE, DISPATCH = Kind("step"), Kind("trace"), Kind("dispatch")
+RUN, REDUCE, INPUT = Kind("run"), Kind("reduce"), Kind("input")
+SAVE, RESTORE, BARRIER, POINT = Kind("save"), Kind("restore"), Kind("barrier"), Kind("point")
+KINDS = {kind.name: kind for kind in (STEP, TRACE, DISPATCH, RUN, REDUCE, INPUT, SAVE, RESTORE, BARRIER, POINT)}
+
+_changes = threading.Lock()
+
+
+@contextmanager
+def observe(observer: Observer, *kinds: str) -> Generator[None]:
+    """Tells an observer of events while the block runs, in whichever thread they happen.
+
+    Args:
+      observer: the observer.
+      kinds: the kinds of events; all by default. `step`: a `jd.function` is called, from outside any other. `trace`:
+        its Python function is traced for a new signature. `dispatch`: one of its compiled programs is given to the
+        devices, which may compute on when it has ended. `run`, `reduce`: these methods of a strategy. `input`: a
+        distributed iterator is asked for its next element. `save`, `restore`: of a checkpoint. `barrier`: workers wait
+        for each other. `point`: a call of `jd.testing.point`.
+
+    Raises:
+      ArgumentError: there is no such kind.
+    """
+    end = subscribe(observer, *kinds)
+    try:
+        yield
+    finally:
+        end()
+
+
+def subscribe(observer: Observer, *kinds: str) -> Callable[[], None]:
+    """Does as `observe` until the function that it returns is called, or for the rest of the process."""
+    unknown = sorted(set(kinds) - KINDS.keys())
+    if unknown:
+        raise ArgumentError(f"{unknown[0]!r} is no kind of event. HINT: choose among {', '.join(KINDS)}.")
+    chosen = [KINDS[kind] for kind in dict.fromkeys(kinds or KINDS)]
+    with _changes:
+        for kind in chosen:
+            kind.observers = (*kind.observers, observer)
+
+    def end() -> None:
+        with _changes:
+            for kind in chosen:
+                kind.observers = _without(kind.observers, observer)
+
+    return end
+
+
+def observed(kind: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Makes each call of a method an event. For methods that take microseconds: it adds a call of Python's.
+
+    Args:
+      kind: the kind of event.
+    """
+
+    def decorate(method: Callable[P, R]) -> Callable[P, R]:
+        unbound = cast("Callable[..., R]", method)
+
+        @functools.wraps(method)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if not kind.observers or not kind.due():
+                return method(*args, **kwargs)
+            subject, *rest = args
+            bound = functools.partial(unbound, subject)
+            return kind.around(bound, subject, _name(subject, rest, kwargs), *rest, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def _without(observers: tuple[Observer, ...], observer: Observer) -> tuple[Observer, ...]:
+    """All but the last of those that are `observer`, which may be there more than once."""
+    places = [place for place, one in enumerate(observers) if one is observer]
+    return (*observers[: places[-1]], *observers[places[-1] + 1 :])
+
+
+def _name(subject: object, args: Iterable[Any], kwargs: dict[str, Any]) -> str:
+    """Name of a `jd.function`, or of the first argument of another method."""
+    own = getattr(subject, "__name__", None)
+    if own is not None:
+        return str(own)
+    first = next(iter((*args, *kwargs.values())), "")
+    return first.name if isinstance(first, Enum) else str(getattr(first, "__name__", first))
