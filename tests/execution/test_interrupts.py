@@ -339,8 +339,8 @@ GUARDED = """
     checkpoint/manager checkpoint/owner checkpoint/preemption/handler checkpoint/preemption/rounds
     checkpoint/restoring checkpoint/sidecar cluster/runtime cluster/server cluster/steps execution/eager
     execution/interrupts execution/workers folders integrations/keras/servers launcher/family launcher/ports
-    launcher/run parameter_servers/engines/engines parameter_servers/engines/ray_engine
-    parameter_servers/engines/ray_node parameter_servers/engines/starting parameter_servers/messaging/transport
+    launcher/run parameter_servers/engines/engine parameter_servers/engines/ray_engine
+    parameter_servers/engines/ray_node parameter_servers/scheduling/starting parameter_servers/messaging/transport
     parameter_servers/scheduling/closure_queue parameter_servers/scheduling/closures
     parameter_servers/scheduling/coordinator parameter_servers/scheduling/remote_value parameter_servers/server/client
     parameter_servers/server/saves parameter_servers/variables/access parameter_servers/variables/variable

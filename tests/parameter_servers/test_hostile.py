@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.parameter_servers.variables import late
+from jaxtribute._src.parameter_servers.scheduling import closures
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, CancelledError, ClusterError, DeadlineError
 from parameter_servers import clusters, hostile
 from parameter_servers.clusters import coordinated, engine_of
@@ -202,7 +202,7 @@ def test_a_function_that_takes_too_long_fails_and_another_worker_takes_its_place
 def test_a_function_that_runs_for_long_is_told_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(late, "WARN_S", 0.01)
+    monkeypatch.setattr(closures, "WARN_S", 0.01)
     with coordinated() as coordinator:
         gate = clusters.SHARED["gate"] = threading.Event()
 

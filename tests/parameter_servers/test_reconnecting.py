@@ -17,10 +17,10 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.folders import Folder
-from jaxtribute._src.parameter_servers.engines.engines import ThreadEngine
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Keys
+from jaxtribute._src.parameter_servers.engines.engine import ThreadEngine
+from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Keys, TaskSettings
 from jaxtribute._src.parameter_servers.scheduling.cluster import Cluster
-from jaxtribute._src.parameter_servers.server.server_task import TaskSettings
+from jaxtribute._src.parameter_servers.scheduling.starting import make_task
 from jaxtribute._src.strategies.parameter_server import ParameterServerStrategy
 from jaxtribute.coordinator import ClusterCoordinator
 from parameter_servers import clusters
@@ -105,7 +105,7 @@ class CabledEngine(ThreadEngine):
 def cabled(workers: int = 1) -> Generator[tuple[ClusterCoordinator, Cable]]:
     folder = Folder()
     settings = TaskSettings(folder.path, Keys.make())
-    engine = CabledEngine(settings)
+    engine = CabledEngine(make_task, settings)
     cluster = Cluster(engine, folder, settings, servers=1, workers=workers, timeout_s=30.0)
     assert engine.cable is not None
     with contextlib.closing(engine.cable), ParameterServerStrategy.of_cluster(cluster) as strategy:

@@ -14,9 +14,9 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from jaxtribute._src.cluster.addresses import Address
 from jaxtribute._src.parameter_servers.messaging import wire
-from jaxtribute._src.parameter_servers.messaging.failures import told
-from jaxtribute._src.parameter_servers.messaging.results import NotPlainError, as_jax, decode, encode
-from jaxtribute._src.parameter_servers.messaging.transport import Keys, Known
+from jaxtribute._src.parameter_servers.messaging.encoding import NotPlainError, as_jax, decode, encode
+from jaxtribute._src.parameter_servers.messaging.errors import told
+from jaxtribute._src.parameter_servers.messaging.transport import KeyCheck, Keys
 from jaxtribute._src.rpc.keys import checked, endpoint, read_keys, tuned
 from jaxtribute._src.rpc.result import INVALID_ARGUMENT, NOT_FOUND, UNKNOWN
 from jaxtribute.errors import ArgumentTypeError, ClusterError
@@ -127,7 +127,7 @@ class Server:
 def _admitting(context: zmq.Context[Any], keys: Keys) -> ThreadAuthenticator:
     authenticator = ThreadAuthenticator(context)
     authenticator.start()
-    authenticator.configure_curve_callback("*", credentials_provider=Known(keys.caller_public))
+    authenticator.configure_curve_callback("*", credentials_provider=KeyCheck(keys.caller_public))
     return authenticator
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import cloudpickle
 
-from jaxtribute._src.parameter_servers.messaging import pickling
+from jaxtribute._src.parameter_servers.scheduling import pickling
 
 
 def received(blob: bytes) -> Any:

@@ -22,7 +22,7 @@ from jaxtribute._src.integrations.keras.steps import Lists, Logs
 from jaxtribute._src.integrations.keras.trainer import SCHEDULER, scheduler_of
 from jaxtribute._src.integrations.keras.variables import adopt
 from jaxtribute._src.parameter_servers.scheduling.coordinator import ClusterCoordinator
-from jaxtribute._src.parameter_servers.scheduling.dataset import PerWorkerDataset
+from jaxtribute._src.parameter_servers.scheduling.per_worker import PerWorkerDataset
 
 if TYPE_CHECKING:
     from jaxtribute._src.input.creator import DatasetCreator

@@ -8,8 +8,8 @@ import keras
 
 from jaxtribute._src.integrations.keras import inside
 from jaxtribute._src.integrations.keras.remote import runner
-from jaxtribute._src.parameter_servers.messaging import pickling
-from jaxtribute._src.parameter_servers.scheduling.dataset import PerWorkerValues
+from jaxtribute._src.parameter_servers.scheduling import pickling
+from jaxtribute._src.parameter_servers.scheduling.per_worker import PerWorkerValues
 
 _NOT_SENT = dict.fromkeys(
     (

@@ -16,11 +16,10 @@ import ray
 from ray import exceptions
 
 from jaxtribute._src.allocator import tune_allocator
-from jaxtribute._src.parameter_servers.engines.engines import Back, Failed, Lost, make_task, stack_of
+from jaxtribute._src.parameter_servers.engines.engine import Back, Failed, Lost, TaskMaker, stack_of
 from jaxtribute._src.parameter_servers.engines.ray_node import START_S, RayNode, resource_of
-from jaxtribute._src.parameter_servers.messaging.failures import told
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, deadline, own_host
-from jaxtribute._src.parameter_servers.server.server_task import TaskSettings
+from jaxtribute._src.parameter_servers.messaging.errors import told
+from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, TaskSettings, deadline, own_host
 from jaxtribute.errors import ClusterError, DeadlineError
 
 _LOG = logging.getLogger(__name__)
@@ -41,10 +40,12 @@ _ENVIRONMENT = {
 class TaskActor:
     """One task in a process of its own."""
 
-    def __init__(self, role: str, index: int, settings: TaskSettings, remote: bool, *arguments: Any) -> None:
+    def __init__(
+        self, make: TaskMaker, role: str, index: int, settings: TaskSettings, remote: bool, *arguments: object
+    ) -> None:
         tune_allocator()  # arrays of one size come and go
         host = own_host() if remote else None
-        self._task = make_task(role, index, settings, host, *arguments)
+        self._task = make(role, index, settings, host, *arguments)
         self._thread = threading.Thread(target=self._run, name=f"jaxtribute-{role}-{index}", daemon=True)
         self._thread.start()
 
@@ -90,6 +91,7 @@ class RayEngine:
     """The tasks as Ray actors.
 
     Args:
+      make: makes a task, in its process.
       settings: what all tasks are told.
       address: of the Ray cluster; None for a local one of this process, unless it is connected to one already.
       remote: whether tasks may be on other machines.
@@ -97,9 +99,15 @@ class RayEngine:
     """
 
     def __init__(
-        self, settings: TaskSettings, address: str | None = None, *, remote: bool = False, node: RayNode | None = None
+        self,
+        make: TaskMaker,
+        settings: TaskSettings,
+        address: str | None = None,
+        *,
+        remote: bool = False,
+        node: RayNode | None = None,
     ) -> None:
-        self._settings, self._remote, self._resources = settings, remote, node is not None
+        self._make, self._settings, self._remote, self._resources = make, settings, remote, node is not None
         self._node = node
         self._owns = not ray.is_initialized()
         if self._owns:
@@ -122,7 +130,7 @@ class RayEngine:
             options["resources"] = {resource_of(role, index): 1}
         actor: Any = ray.remote(TaskActor)
         self._actors[role, index] = actor.options(**options).remote(
-            role, index, self._settings, self._remote, *arguments
+            self._make, role, index, self._settings, self._remote, *arguments
         )
 
     def endpoint(self, role: str, index: int, timeout_s: float) -> Endpoint:

@@ -54,6 +54,19 @@ class Endpoint:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """Settings that every process of a cluster gets when it starts.
+
+    Attributes:
+      folder: a private folder for sockets, on the coordinator's machine.
+      keys: the cluster's keys; None where it is one machine.
+    """
+
+    folder: str
+    keys: Keys | None = None
+
+
 class Hub:
     """The called side: answers any number of links.
 
@@ -91,7 +104,7 @@ class Hub:
     def _listen(self, keys: Keys, host: str) -> str:
         self._auth = ThreadAuthenticator(self._context)
         self._auth.start()
-        self._auth.configure_curve_callback("*", credentials_provider=Known(keys.caller_public))
+        self._auth.configure_curve_callback("*", credentials_provider=KeyCheck(keys.caller_public))
         remote = self._socket(zmq.ROUTER)
         remote.curve_server = True
         remote.curve_publickey, remote.curve_secretkey = keys.called_public, keys.called_secret
@@ -182,7 +195,7 @@ class Link:
         self._context.term()
 
 
-class Known:
+class KeyCheck:
     """Admits the callers that hold the cluster's key."""
 
     def __init__(self, key: bytes) -> None:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from jaxtribute._src.parameter_servers.messaging.failures import told
+from jaxtribute._src.parameter_servers.messaging.errors import told
 from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Hub
 from jaxtribute._src.parameter_servers.messaging.wire import Header, pack, unpack
 from jaxtribute._src.parameter_servers.scheduling.closures import (
@@ -21,7 +21,6 @@ from jaxtribute._src.parameter_servers.scheduling.closures import (
     outcome_of,
 )
 from jaxtribute._src.parameter_servers.scheduling.remote_value import RemoteValue
-from jaxtribute._src.parameter_servers.variables import late
 from jaxtribute.errors import CancelledError, ClusterError
 
 _LOG = logging.getLogger(__name__)
@@ -327,7 +326,7 @@ class ClosureQueue:
             self._drop_forgotten()
             running = [(worker, worker.first()) for worker in self.workers.values() if worker.route is not None]
         for worker, closure in running:
-            if closure is not None and late.is_late(closure):
+            if closure is not None and closure.is_late():
                 self._tell_late(worker, closure)
         with self.changed:
             if not self._paused:
@@ -345,18 +344,18 @@ class ClosureQueue:
         """Returns how long to wait for messages: not past the end of a running function's time."""
         with self.changed:
             running = [worker.first() for worker in self.workers.values()]
-        return min([_TURN_S, *(late.left_s(closure) for closure in running if closure is not None)])
+        return min([_TURN_S, *(closure.left_s() for closure in running if closure is not None)])
 
     def _tell_late(self, worker: Worker, closure: Closure) -> None:
         """Warns of a function that runs for long; ends one that runs for too long, with its process."""
         stack = worker.stack()  # without the lock: the worker's process may take its time to say
         if closure.timeout_s is None:
-            late.warn(worker, closure, stack)
+            closure.warn_late(worker.index, stack)
             return
         with self.changed:
             if worker.running.pop(closure.key, None) is None:
                 return  # it has just been given to another
-            self._settle_error(closure, late.error_of(worker, closure, stack))
+            self._settle_error(closure, closure.late_error(worker.index, stack))
             self._orphan_behind(worker)
             self.changed.notify_all()
         worker.renew()

@@ -20,18 +20,23 @@ import numpy as np
 
 from jaxtribute._src.folders import Folder
 from jaxtribute._src.optimizer.slots import Slots, optax_rules, slot_names
-from jaxtribute._src.parameter_servers.engines.engines import Engine
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Hub, deadline, end_idle_threads
+from jaxtribute._src.parameter_servers.engines.engine import Engine
+from jaxtribute._src.parameter_servers.messaging.transport import (
+    Endpoint,
+    Hub,
+    TaskSettings,
+    deadline,
+    end_idle_threads,
+)
 from jaxtribute._src.parameter_servers.messaging.wire import Header
 from jaxtribute._src.parameter_servers.scheduling.closure_queue import ClosureQueue
 from jaxtribute._src.parameter_servers.scheduling.closures import Numbers, Worker
 from jaxtribute._src.parameter_servers.server import saves
 from jaxtribute._src.parameter_servers.server.client import Client, Request, ServerLostError
-from jaxtribute._src.parameter_servers.server.server_task import TaskSettings
+from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.parameter_servers.variables.access import Access
-from jaxtribute._src.parameter_servers.variables.layout import Layout, Shard
-from jaxtribute._src.parameter_servers.variables.optimizing import RemoteOptimizer, plan_parts
-from jaxtribute._src.parameter_servers.variables.variable import Description, ServerVariable, ShardInfo
+from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer, plan_parts
+from jaxtribute._src.parameter_servers.variables.variable import ServerVariable, ShardInfo, VariableDescription
 from jaxtribute._src.partitioners import Partitioner, shard_offsets
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
@@ -215,7 +220,9 @@ class Cluster:
             layout = Layout(tuple(leaf.shape), np.dtype(leaf.dtype), tuple(where), copies=owner is None)
             self._note(layout)
             kinds = VariableSynchronization.ON_WRITE, VariableAggregation.NONE
-            slots.append(ServerVariable.described(Description(next(self.keys), name, layout, False, *kinds), strategy))
+            slots.append(
+                ServerVariable.described(VariableDescription(next(self.keys), name, layout, False, *kinds), strategy)
+            )
         made = Slots(tuple(slots), jax.tree.structure(state), tuple(owners), (None,) * len(slots))
         return RemoteOptimizer(key, variables, parts, made)
 
@@ -320,7 +327,7 @@ class Cluster:
         path = saves.next_folder(self._directory)
         answers = self._ask({i: ({"t": "save", "path": str(saves.file_of(path, i))}, []) for i in range(self.servers)})
         marks = {server: header["mark"] for server, (header, _) in answers.items()}
-        saves.complete(path, saves.Description.of(self.numbers.last(), self._shards, marks))
+        saves.complete(path, saves.SaveDescription.of(self.numbers.last(), self._shards, marks))
         self._saved = path
         return path
 

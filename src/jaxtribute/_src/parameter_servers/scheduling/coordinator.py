@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import numpy as np
 
-from jaxtribute._src.parameter_servers.messaging import pickling
-from jaxtribute._src.parameter_servers.messaging.failures import name_of, told
-from jaxtribute._src.parameter_servers.messaging.results import NotPlainError, encode
-from jaxtribute._src.parameter_servers.scheduling.closures import MAX_ATTEMPTS, Definition
-from jaxtribute._src.parameter_servers.scheduling.dataset import PerWorkerDataset, check_dataset_fn
+from jaxtribute._src.parameter_servers.messaging.encoding import NotPlainError, encode
+from jaxtribute._src.parameter_servers.messaging.errors import name_of, told
+from jaxtribute._src.parameter_servers.scheduling import pickling
+from jaxtribute._src.parameter_servers.scheduling.closures import MAX_ATTEMPTS, Definition, checked_timeout
+from jaxtribute._src.parameter_servers.scheduling.per_worker import PerWorkerDataset, check_dataset_fn
 from jaxtribute._src.parameter_servers.scheduling.remote_value import RemoteValue
 from jaxtribute._src.parameter_servers.server import saves
-from jaxtribute._src.parameter_servers.variables import late
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
@@ -102,7 +101,7 @@ class ClusterCoordinator:
         """
         if not callable(fn):
             raise ArgumentTypeError(f"schedule was given {fn!r} of type {type(fn).__name__}. HINT: pass a function.")
-        timeout_s = late.checked(timeout_s)
+        timeout_s = checked_timeout(timeout_s)
         leaves, tree = _flattened(args, kwargs)
         arrays: list[Any] = []
         plain: list[Any] = []

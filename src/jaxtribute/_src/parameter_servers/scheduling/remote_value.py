@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtribute._src.parameter_servers.messaging.pickling import ByReference
-from jaxtribute._src.parameter_servers.messaging.results import as_jax
+from jaxtribute._src.parameter_servers.messaging.encoding import as_jax
+from jaxtribute._src.parameter_servers.scheduling.pickling import ByReference
 from jaxtribute.errors import ArgumentTypeError
 
 

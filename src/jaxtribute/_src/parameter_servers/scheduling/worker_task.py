@@ -14,16 +14,15 @@ import cloudpickle
 
 from jaxtribute._src.execution.function import Function
 from jaxtribute._src.optimizer.optimizer import Optimizer
-from jaxtribute._src.parameter_servers.messaging import pickling
-from jaxtribute._src.parameter_servers.messaging.failures import pack_error, told, trace_of
-from jaxtribute._src.parameter_servers.messaging.results import NotPlainError, decode, encode
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Link, deadline
+from jaxtribute._src.parameter_servers.messaging.encoding import NotPlainError, decode, encode
+from jaxtribute._src.parameter_servers.messaging.errors import pack_error, told, trace_of
+from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Link, TaskSettings, deadline
 from jaxtribute._src.parameter_servers.messaging.wire import Header, pack, unpack
+from jaxtribute._src.parameter_servers.scheduling import pickling
 from jaxtribute._src.parameter_servers.scheduling.closures import AHEAD
 from jaxtribute._src.parameter_servers.server.client import Client, ServerLostError
-from jaxtribute._src.parameter_servers.server.server_task import TaskSettings
 from jaxtribute._src.parameter_servers.variables.access import Access
-from jaxtribute._src.parameter_servers.variables.variable import Description, ServerVariable
+from jaxtribute._src.parameter_servers.variables.variable import ServerVariable, VariableDescription
 from jaxtribute.errors import ClusterError, DeadlineError, OutOfRangeError
 
 _LOG = logging.getLogger(__name__)
@@ -105,7 +104,7 @@ class WorkerTask:
 
     # References of pickled functions.
 
-    def variable(self, description: Description) -> ServerVariable:
+    def variable(self, description: VariableDescription) -> ServerVariable:
         """The variable of that description."""
         found = self._variables.get(description.key)
         if found is None:

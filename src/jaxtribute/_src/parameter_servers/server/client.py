@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Keys, Link, deadline
 from jaxtribute._src.parameter_servers.messaging.wire import Header, pack, unpack
-from jaxtribute._src.parameter_servers.variables.layout import Layout, Shard
+from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.values.numbers import row_ids
 from jaxtribute.errors import ClusterError, DeadlineError
 

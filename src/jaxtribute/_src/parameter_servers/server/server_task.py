@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +12,16 @@ import cloudpickle
 import numpy as np
 
 from jaxtribute._src import checksums
-from jaxtribute._src.parameter_servers.messaging.failures import told
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Hub, Keys, Link
+from jaxtribute._src.parameter_servers.messaging.errors import told
+from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Hub, Link, TaskSettings
 from jaxtribute._src.parameter_servers.messaging.wire import Header, pack, unpack
-from jaxtribute._src.parameter_servers.server import snapshots
+from jaxtribute._src.parameter_servers.server import saves
 from jaxtribute._src.parameter_servers.server.store import Answer, Store
 from jaxtribute.errors import ClusterError
 
 _LOG = logging.getLogger(__name__)
 _MIRROR_DEADLINE_S = 20.0
 _CHANGES = frozenset({"exchange", "create", "delete", "optimizer"})
-
-
-@dataclass(frozen=True, slots=True)
-class TaskSettings:
-    """Settings that every process of a cluster gets when it starts.
-
-    Attributes:
-      folder: a private folder for sockets, on the coordinator's machine.
-      keys: the cluster's keys; None where it is one machine.
-    """
-
-    folder: str
-    keys: Keys | None = None
 
 
 class ServerTask:
@@ -165,11 +151,11 @@ class ServerTask:
 
     def _on_save(self, header: Header, _: Sequence[Any]) -> Answer:
         path = Path(header["path"])
-        snapshots.write(path, *self._store.state(lent=True))
+        saves.write_state(path, *self._store.state(lent=True))
         return Answer({"mark": checksums.mark(path)})
 
     def _on_restore(self, header: Header, _: Sequence[Any]) -> Answer:
-        self._store.load(*snapshots.read(Path(header["path"])))
+        self._store.load(*saves.read_state(Path(header["path"])))
         return Answer()
 
     def _on_sizes(self, header: Header, _: Sequence[Any]) -> Answer:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxtribute._src.parameter_servers.messaging.wire import Header
-from jaxtribute._src.parameter_servers.variables.updating import ShardOptimizer, padded
+from jaxtribute._src.parameter_servers.server.shard_optimizer import ShardOptimizer, padded
 from jaxtribute.errors import ArgumentError
 
 Array = np.ndarray[Any, Any]

@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxtribute._src.parameter_servers.messaging.wire import Header
 from jaxtribute._src.parameter_servers.server.client import Client, Exchange, pulled
-from jaxtribute._src.parameter_servers.server.operations import add_operation
-from jaxtribute._src.parameter_servers.variables.layout import Layout
+from jaxtribute._src.parameter_servers.server.layout import Layout
+from jaxtribute._src.parameter_servers.variables.operations import add_operation
 from jaxtribute.errors import ArgumentError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtribute._src.context import Context
 from jaxtribute._src.execution.frames import OverlayFrame, TracedFrame, check_untraced
 from jaxtribute._src.execution.row_gradients import overlaid_rows
-from jaxtribute._src.parameter_servers.server.operations import Operation, changed_in, read_rows, record, updated_in
+from jaxtribute._src.parameter_servers.variables.operations import Operation, changed_in, read_rows, record, updated_in
 from jaxtribute._src.parameter_servers.variables.program import ServerProgram
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.policies.base import Policy, Update, coerce

@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.frames import OverlayFrame, TracedFrame, check_untraced
-from jaxtribute._src.parameter_servers.server.operations import Operation, record
-from jaxtribute._src.parameter_servers.variables.layout import Layout, Shard
+from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
+from jaxtribute._src.parameter_servers.variables.operations import Operation, record
 from jaxtribute._src.parameter_servers.variables.policy import ServerPolicy
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute._src.values.lending import Lease
@@ -37,7 +37,7 @@ class ShardInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class VariableDescription:
     """All that another process needs to know of a variable."""
 
     key: int
@@ -49,7 +49,7 @@ class Description:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class RemoteArrayInfo:
     """Stand-in for a variable's array where only its shape or placement is asked for."""
 
     shape: tuple[int, ...]
@@ -82,17 +82,19 @@ class ServerVariable(Variable):
         trainable = not on_read if trainable is None else trainable
         extended: Any = strategy.extended
         key, layout = extended.create_on_servers(initial_value, dtype)
-        self._describe(Description(key, name or "Variable", layout, trainable, synchronization, aggregation), strategy)
+        self._describe(
+            VariableDescription(key, name or "Variable", layout, trainable, synchronization, aggregation), strategy
+        )
 
     @classmethod
-    def described(cls, description: Description, strategy: Any) -> ServerVariable:
+    def described(cls, description: VariableDescription, strategy: Any) -> ServerVariable:
         """The variable of that description in this process."""
         kind = ShardedVariable if description.layout.split else ServerVariable
         variable = kind.__new__(kind)
         variable._describe(description, strategy)
         return variable
 
-    def _describe(self, description: Description, strategy: Any) -> None:
+    def _describe(self, description: VariableDescription, strategy: Any) -> None:
         if description.layout.split:
             self.__class__ = ShardedVariable  # pyright: ignore[reportAttributeAccessIssue] (it adds methods only)
         self.description = description
@@ -121,7 +123,7 @@ class ServerVariable(Variable):
     @property
     def stored(self) -> Any:
         """Shape and dtype: the array is elsewhere."""
-        return Elsewhere(self._shape, self._dtype)
+        return RemoteArrayInfo(self._shape, self._dtype)
 
     def peek(self) -> jax.Array:
         """The value, fetched."""
@@ -193,7 +195,7 @@ class ShardedVariable(ServerVariable):
         layout = Layout(shard.shape, self.dtype, (Shard(shard.key, shard.server, 0, shard.shape[0], shard.shape),))
         name = f"{self._name}/part_{i}"
         given = self.description
-        made = Description(shard.key, name, layout, given.trainable, given.synchronization, given.aggregation)
+        made = VariableDescription(shard.key, name, layout, given.trainable, given.synchronization, given.aggregation)
         return ServerVariable.described(made, self._strategy)
 
     def __getitem__(self, key: Any) -> Any:

@@ -11,7 +11,8 @@ from typing import Any
 import optax
 import pytest
 
-from jaxtribute._src.parameter_servers.messaging import pickling
+import jaxtribute as jd
+from jaxtribute._src.parameter_servers.scheduling import pickling
 from jaxtribute.errors import ArgumentTypeError
 
 SOURCE = "def helper(x):\n    return x + 1\n\n\ndef function(x):\n    return helper(x)\n"
@@ -88,7 +89,7 @@ def test_a_function_of_the_users_own_module_travels_by_value(
 
 
 def test_functions_of_python_and_of_libraries_travel_by_name() -> None:
-    for function in (json.dumps, optax.adam, pickling.dumps, importlib.import_module):
+    for function in (json.dumps, optax.adam, pickling.dumps, jd.nn.compute_average_loss, importlib.import_module):
         assert pickling.loads(pickling.dumps(function)) is function
 
 

@@ -20,8 +20,8 @@ import cloudpickle
 
 from jaxtribute._src.execution.function import Function
 from jaxtribute._src.optimizer.optimizer import Optimizer
-from jaxtribute._src.parameter_servers.messaging.failures import told
-from jaxtribute._src.parameter_servers.variables.variable import Description, ServerVariable
+from jaxtribute._src.parameter_servers.messaging.errors import told
+from jaxtribute._src.parameter_servers.variables.variable import ServerVariable, VariableDescription
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentTypeError
 
@@ -40,7 +40,7 @@ class Home(Protocol):
         """The strategy."""
         ...
 
-    def variable(self, description: Description) -> ServerVariable:
+    def variable(self, description: VariableDescription) -> ServerVariable:
         """The variable of that description."""
         ...
 
@@ -88,7 +88,7 @@ def home() -> Home:
     return _local.home
 
 
-def find_variable(description: Description) -> ServerVariable:
+def find_variable(description: VariableDescription) -> ServerVariable:
     """A variable on this worker."""
     return home().variable(description)
 
@@ -173,7 +173,7 @@ def _function(function: Function[..., Any]) -> tuple[Any, tuple[Any, ...]]:
 _LIBRARIES = tuple(
     Path(path).resolve() for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
 )
-_OWN = Path(__file__).resolve().parents[1]
+_OWN = Path(__file__).resolve().parents[3]
 
 
 def _of_user(name: str | None) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.execution.function import Function
-from jaxtribute._src.parameter_servers.messaging import pickling
-from jaxtribute._src.parameter_servers.messaging.pickling import ByReference
+from jaxtribute._src.parameter_servers.scheduling import pickling
+from jaxtribute._src.parameter_servers.scheduling.pickling import ByReference
 from jaxtribute.errors import ArgumentTypeError
 
 _numbers = itertools.count(1)

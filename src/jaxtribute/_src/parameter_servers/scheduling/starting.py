@@ -8,11 +8,12 @@ from typing import Any, cast
 
 from jaxtribute._src import settings
 from jaxtribute._src.folders import Folder
-from jaxtribute._src.parameter_servers.engines.engines import Engine, ThreadEngine
+from jaxtribute._src.parameter_servers.engines.engine import Engine, ThreadEngine
 from jaxtribute._src.parameter_servers.engines.ray_node import START_S, RayNode, owns_cluster, prepare_ray, start_head
-from jaxtribute._src.parameter_servers.messaging.transport import Keys
+from jaxtribute._src.parameter_servers.messaging.transport import Keys, TaskSettings
 from jaxtribute._src.parameter_servers.scheduling.cluster import Cluster
-from jaxtribute._src.parameter_servers.server.server_task import TaskSettings
+from jaxtribute._src.parameter_servers.scheduling.worker_task import WorkerTask
+from jaxtribute._src.parameter_servers.server.server_task import ServerTask
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 
@@ -50,18 +51,29 @@ def _start(node: RayNode | None, address: str | None, servers: int, workers: int
     if node is not None:
         options["timeout_s"] = max(options["timeout_s"], START_S)
     try:
-        engine: Engine = RayEngine(task_settings, address, remote=remote, node=node)
+        engine: Engine = RayEngine(make_task, task_settings, address, remote=remote, node=node)
     except BaseException:
         folder.close()
         raise
     return Cluster(engine, folder, task_settings, servers=servers, workers=workers, **options)
 
 
+def make_task(
+    role: str, index: int, settings: TaskSettings, host: str | None, *arguments: Any
+) -> ServerTask | WorkerTask:
+    """Makes the task of a process: a worker, a server (`ps`) or a server's mirror (`mirror`)."""
+    if role == "worker":
+        return WorkerTask(index, settings, *arguments)
+    return ServerTask(index, settings, host)
+
+
 def start_in_threads(servers: int, workers: int, **options: Any) -> Cluster:
     """A cluster whose servers and workers are threads of this process: for tests, and for debugging."""
     folder = Folder()
     task_settings = TaskSettings(folder.path)
-    return Cluster(ThreadEngine(task_settings), folder, task_settings, servers=servers, workers=workers, **options)
+    return Cluster(
+        ThreadEngine(make_task, task_settings), folder, task_settings, servers=servers, workers=workers, **options
+    )
 
 
 def tasks_of(resolver: Any) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from jaxtribute._src.parameter_servers.server.client import Exchange
 from jaxtribute.errors import TraceError
 
 if TYPE_CHECKING:
-    from jaxtribute._src.parameter_servers.variables.optimizing import RemoteOptimizer
+    from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer
     from jaxtribute._src.parameter_servers.variables.variable import ServerVariable
 
 

@@ -10,13 +10,14 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint
-from jaxtribute._src.parameter_servers.scheduling.worker_task import WorkerTask
-from jaxtribute._src.parameter_servers.server.server_task import ServerTask, TaskSettings
+from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, TaskSettings
 
 Lost = Callable[[str, int], None]
 Back = Callable[[str, int, Endpoint | None], None]
 Failed = Callable[[str], None]
+TaskMaker = Callable[..., Any]
+"""Makes the task of a process: called with its role, its number, the `TaskSettings`, the address under which other
+machines reach it or None, and the arguments of `launch`. Engines know processes, not what runs in them."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,13 +71,6 @@ class Engine(Protocol):
         ...
 
 
-def make_task(role: str, index: int, settings: TaskSettings, host: str | None, *arguments: Any) -> Any:
-    """A task of that role."""
-    if role == "worker":
-        return WorkerTask(index, settings, *arguments)
-    return ServerTask(index, settings, host)
-
-
 def stack_of(thread: threading.Thread) -> str:
     """Returns the stack of a thread as text."""
     frame = sys._current_frames().get(thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
@@ -84,12 +78,17 @@ def stack_of(thread: threading.Thread) -> str:
 
 
 class ThreadEngine:
-    """Everything in threads of this process: for tests and for looking at a program with a debugger."""
+    """Everything in threads of this process: for tests and for looking at a program with a debugger.
+
+    Args:
+      make: makes a task.
+      settings: the settings of all tasks.
+    """
 
     host: str | None = None
 
-    def __init__(self, settings: TaskSettings) -> None:
-        self._settings = settings
+    def __init__(self, make: TaskMaker, settings: TaskSettings) -> None:
+        self._make, self._settings = make, settings
         self._tasks: dict[tuple[str, int], tuple[Any, threading.Thread, tuple[Any, ...]]] = {}
         self._lost: Lost = lambda *_: None
         self._back: Back = lambda *_: None
@@ -97,7 +96,7 @@ class ThreadEngine:
 
     def launch(self, role: str, index: int, *arguments: Any) -> None:
         """Starts a task in a thread."""
-        task = make_task(role, index, self._settings, None, *arguments)
+        task = self._make(role, index, self._settings, None, *arguments)
         name = f"jaxtribute-{role}-{index}"
         thread = threading.Thread(target=self._run, args=(role, index, task), name=name, daemon=True)
         self._tasks[role, index] = task, thread, arguments

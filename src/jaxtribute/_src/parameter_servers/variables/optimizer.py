@@ -16,9 +16,9 @@ from jaxtribute._src.jaxprs.flow import Flow
 from jaxtribute._src.jaxprs.kinds import ELEMENTWISE
 from jaxtribute._src.optimizer.slots import Slots, optax_rules, owner_of_leaves
 from jaxtribute._src.parameter_servers.server.client import Exchange
-from jaxtribute._src.parameter_servers.server.operations import OptimizerOperation, record
+from jaxtribute._src.parameter_servers.server.layout import Shard
 from jaxtribute._src.parameter_servers.variables.access import summed_rows
-from jaxtribute._src.parameter_servers.variables.layout import Shard
+from jaxtribute._src.parameter_servers.variables.operations import OptimizerOperation, record
 from jaxtribute._src.values.scatter import IndexedSlices
 from jaxtribute.errors import ArgumentError
 
