@@ -342,12 +342,12 @@ GUARDED = """
     launcher/run parameter_servers/engines/engine parameter_servers/engines/ray_engine
     parameter_servers/engines/ray_node parameter_servers/scheduling/starting parameter_servers/messaging/transport
     parameter_servers/scheduling/closure_queue parameter_servers/scheduling/closures
-    parameter_servers/scheduling/coordinator parameter_servers/scheduling/remote_value parameter_servers/server/client
-    parameter_servers/server/saves parameter_servers/variables/access parameter_servers/variables/variable
-    values/lending values/stored
+    parameter_servers/scheduling/coordinator parameter_servers/scheduling/dispatcher
+    parameter_servers/scheduling/remote_value parameter_servers/server/client parameter_servers/server/saves
+    parameter_servers/variables/access parameter_servers/variables/variable values/lending values/stored
 """
 """Files whose functions hold locks, or leave something half done, in the main thread, where signals raise."""
-ELSEWHERE = {"ClosureQueue._serve", "ClosureQueue._turn", "ClosureQueue._settle_unread"}
+ELSEWHERE = {"Dispatcher._serve", "Dispatcher._turn", "Dispatcher._settle_unread"}
 """Functions of them that run in a thread of their own alone, where no signal raises."""
 
 

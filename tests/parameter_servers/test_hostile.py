@@ -226,13 +226,13 @@ def test_if_the_coordinators_thread_ends_all_who_wait_are_told(monkeypatch: pyte
         began = clusters.SHARED["began"] = threading.Event()
         waiting = coordinator.schedule(lambda: clusters.SHARED["began"].set() or clusters.SHARED["gate"].wait(20))
         assert began.wait(20)
-        queue = coordinator._queue  # pyright: ignore[reportPrivateUsage]
+        dispatcher = coordinator._cluster.dispatcher  # pyright: ignore[reportPrivateUsage]
 
         def fall(_: Any) -> None:
             raise SystemExit("odd")
 
-        monkeypatch.setattr(queue, "_turn", fall)
-        queue.announce()
+        monkeypatch.setattr(dispatcher, "_turn", fall)
+        dispatcher.announce()
         with pytest.raises(CancelledError, match="state that it worked on"):
             waiting.fetch()
         for _ in range(2):

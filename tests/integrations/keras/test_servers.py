@@ -30,7 +30,9 @@ class Endless:
 
 def endless(context: Any) -> Any:
     assert (context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync) == (1, 0, 1)
-    clusters = importlib.import_module("coordinator.clusters")  # a name of this module would be copied to the worker
+    clusters = importlib.import_module(
+        "parameter_servers.clusters"
+    )  # a name of this module would be copied to the worker
     clusters.SHARED.setdefault("workers", set()).add(jd.coordinator.experimental_get_current_worker_index())
     return Endless()
 

@@ -195,7 +195,7 @@ def test_a_coordinator_without_workers_says_so() -> None:
         with queue.changed:
             for worker in queue.workers.values():
                 worker.route = None
-            queue._absent_since, queue._patience_s = 0.0, 0.1  # pyright: ignore[reportPrivateUsage]
+            queue.absent_since, queue.patience_s = 0.0, 0.1
         coordinator.schedule(lambda: 1)
         with pytest.raises(ClusterError, match="none of the workers 0 has been there"):
             coordinator.join()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, TaskSettings
+from jaxtribute._src.types import Foreign
 
 Lost = Callable[[str, int], None]
 Back = Callable[[str, int, Endpoint | None], None]
@@ -28,7 +29,7 @@ class Engine(Protocol):
     host: str | None
     """The address of this machine, if others take part."""
 
-    def launch(self, role: str, index: int, *arguments: Any) -> None:
+    def launch(self, role: str, index: int, *arguments: object) -> None:
         """Starts a task; returns at once."""
         ...
 
@@ -94,7 +95,7 @@ class ThreadEngine:
         self._back: Back = lambda *_: None
         self._stopping = False
 
-    def launch(self, role: str, index: int, *arguments: Any) -> None:
+    def launch(self, role: str, index: int, *arguments: object) -> None:
         """Starts a task in a thread."""
         task = self._make(role, index, self._settings, None, *arguments)
         name = f"jaxtribute-{role}-{index}"
@@ -102,7 +103,7 @@ class ThreadEngine:
         self._tasks[role, index] = task, thread, arguments
         thread.start()
 
-    def _run(self, role: str, index: int, task: Any) -> None:
+    def _run(self, role: str, index: int, task: Foreign) -> None:
         try:
             task.run()
         except BaseException:  # noqa: BLE001 (another takes its place)

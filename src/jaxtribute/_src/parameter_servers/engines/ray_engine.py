@@ -118,7 +118,7 @@ class RayEngine:
         self._stopping = threading.Event()
         self._watcher: threading.Thread | None = None
 
-    def launch(self, role: str, index: int, *arguments: Any) -> None:
+    def launch(self, role: str, index: int, *arguments: object) -> None:
         """Starts an actor."""
         options: dict[str, Any] = {
             "num_cpus": 0,

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtribute._src.types import ArrayLike, Nest
 from jaxtribute._src.values.distributed import ReplicaValues
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError
@@ -22,7 +23,7 @@ class NotPlainError(TypeError):
     """A value that has to travel another way."""
 
 
-def encode(value: Any, arrays: list[Any], depth: int = 0) -> Any:
+def encode(value: Nest, arrays: list[Any], depth: int = 0) -> Any:
     """Returns `value` as a structure of lists and maps; its arrays are appended to `arrays`.
 
     Args:
@@ -64,7 +65,7 @@ def _encode_item(item: tuple[Any, Any], arrays: list[Any], depth: int) -> list[A
     return [key, encode(item[1], arrays, depth)]
 
 
-def _plain_array(value: Any) -> np.ndarray[Any, Any]:
+def _plain_array(value: ArrayLike) -> np.ndarray[Any, Any]:
     """Returns an array as NumPy's, if the name of its type says all about its elements."""
     if isinstance(value, jax.Array):
         if jnp.issubdtype(value.dtype, jax.dtypes.extended):

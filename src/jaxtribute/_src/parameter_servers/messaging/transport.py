@@ -6,14 +6,19 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import garbage
+
+from jaxtribute._src.parameter_servers.messaging.wire import Frames
+
+Route: TypeAlias = tuple["zmq.Socket[bytes]", bytes]
+"""Way to a caller: the socket that it came through, and its identity there, which is another for each connection."""
 
 _BUFFER = 4 << 20
 _LINGER_MS = 200
@@ -112,10 +117,10 @@ class Hub:
         self._sockets.append(remote)
         return f"tcp://{host}:{port}"
 
-    def receive(self, timeout_s: float | None) -> list[tuple[Any, list[Any]]]:
+    def receive(self, timeout_s: float | None) -> list[tuple[Route, Frames]]:
         """All messages that have come: the route for the answer, and the frames. Waits for one, or for `wake`."""
         ready = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1e3)))
-        found: list[tuple[Any, list[Any]]] = []
+        found: list[tuple[Route, Frames]] = []
         if self._waking in ready:
             _drain(self._waking)
         for socket in self._sockets:
@@ -123,7 +128,7 @@ class Hub:
                 found.extend(((socket, frames[0].bytes), frames[1:]) for frames in _all(socket))
         return found
 
-    def send(self, route: Any, frames: Sequence[Any]) -> None:
+    def send(self, route: Route, frames: Frames) -> None:
         """Answers; a caller that is gone is no error."""
         socket, identity = route
         with contextlib.suppress(zmq.ZMQError):
@@ -173,11 +178,11 @@ class Link:
             self.socket.curve_publickey, self.socket.curve_secretkey = keys.caller_public, keys.caller_secret
         self.socket.connect(endpoint.tcp)
 
-    def send(self, frames: Sequence[Any]) -> None:
+    def send(self, frames: Frames) -> None:
         """Sends a message; it is kept while the connection is being made."""
         self.socket.send_multipart(frames, copy=False)
 
-    def receive(self, timeout_s: float) -> list[Any] | None:
+    def receive(self, timeout_s: float) -> Frames | None:
         """The frames of the next message, or None after `timeout_s` seconds, or when there will be none."""
         if self._ended is not None:
             zmq.select([self.socket, self._ended], [], [], timeout_s)

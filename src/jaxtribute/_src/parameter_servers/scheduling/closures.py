@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import cloudpickle
 
 from jaxtribute._src.parameter_servers.messaging.encoding import decode
 from jaxtribute._src.parameter_servers.messaging.errors import add_note, told, unpack_error
-from jaxtribute._src.parameter_servers.messaging.wire import Header, pack
+from jaxtribute._src.parameter_servers.messaging.transport import Route
+from jaxtribute._src.parameter_servers.messaging.wire import Frames, Header, pack
 from jaxtribute._src.parameter_servers.scheduling.remote_value import RemoteValue
+from jaxtribute._src.types import HostArray, Leaf
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
 
 _LOG = logging.getLogger(__name__)
@@ -67,15 +68,15 @@ class Closure:
 
     key: int
     definition: Definition
-    plain: list[Any]
-    arrays: list[Any]
+    plain: Sequence[Leaf]
+    arrays: Sequence[HostArray]
     remote: RemoteValue
     timeout_s: float | None = None
     max_attempts: int = MAX_ATTEMPTS
     started: float | None = None
     warned_s: float = 0.0
     sent: int = 0
-    ended: set[Any] = field(default_factory=set[Any])
+    ended: set[str | int] = field(default_factory=set[str | int])
     begun: bool = False
 
     def age_s(self) -> float:
@@ -116,7 +117,7 @@ class Closure:
         error.add_note(f"It was here:\n{stack or '(its process did not answer)'}")
         return error
 
-    def packed(self, floor: int) -> list[Any]:
+    def packed(self, floor: int) -> Frames:
         """Returns the message that hands it out.
 
         Args:
@@ -172,8 +173,8 @@ class Worker:
     stack: Callable[[], str]
     renew: Callable[[], None]
     process: str = ""
-    route: Any = None
-    last_route: Any = None
+    route: Route | None = None
+    last_route: Route | None = None
     running: dict[int, Closure] = field(default_factory=dict[int, Closure])
     knows: set[int] = field(default_factory=set[int])
 
@@ -181,8 +182,17 @@ class Worker:
         """Returns the closure that it is running; the others wait behind."""
         return next(iter(self.running.values()), None)
 
+    def emptied(self) -> list[Closure]:
+        """Takes from it all that it was sent, in order: its process has ended, or is given up."""
+        closures = list(self.running.values())
+        self.running.clear()
+        self.knows.clear()
+        return closures
+
     def has_room(self, closure: Closure) -> bool:
-        """True if it may take another closure: at once, or behind others that will not keep it waiting."""
+        """True if it is there, and may take another closure: at once, or behind others that will not delay it."""
+        if self.route is None:
+            return False
         if not self.running:
             return True
         behind = [*self.running.values(), closure]
@@ -229,8 +239,8 @@ class Numbers:
 
 
 def outcome_of(
-    worker: Worker, closure: Closure, header: Header, arrays: list[Any], blob: bytes | None
-) -> tuple[Any, BaseException | None]:
+    worker: Worker, closure: Closure, header: Header, arrays: list[HostArray], blob: bytes | None
+) -> tuple[Leaf, BaseException | None]:
     """Returns the value of a closure, or else its error.
 
     Args:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import jax
 import numpy as np
+import optax
 
 from jaxtribute._src.folders import Folder
 from jaxtribute._src.optimizer.slots import Slots, optax_rules, slot_names
@@ -29,8 +30,8 @@ from jaxtribute._src.parameter_servers.messaging.transport import (
     end_idle_threads,
 )
 from jaxtribute._src.parameter_servers.messaging.wire import Header
-from jaxtribute._src.parameter_servers.scheduling.closure_queue import ClosureQueue
 from jaxtribute._src.parameter_servers.scheduling.closures import Numbers, Worker
+from jaxtribute._src.parameter_servers.scheduling.dispatcher import Dispatcher
 from jaxtribute._src.parameter_servers.server import saves
 from jaxtribute._src.parameter_servers.server.client import Client, Request, ServerLostError
 from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
@@ -38,8 +39,12 @@ from jaxtribute._src.parameter_servers.variables.access import Access
 from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer, plan_parts
 from jaxtribute._src.parameter_servers.variables.variable import ServerVariable, ShardInfo, VariableDescription
 from jaxtribute._src.partitioners import Partitioner, shard_offsets
+from jaxtribute._src.types import DType, Leaf
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.strategies.base import Strategy
 
 _LOG = logging.getLogger(__name__)
 
@@ -97,7 +102,7 @@ class Cluster:
             engine.launch("worker", index, hub.endpoint, staleness, timeout_s)
         self.endpoints: list[Endpoint] = []
         self._mirrors: list[Endpoint] = []
-        self.queue = ClosureQueue(
+        self.dispatcher = Dispatcher(
             hub,
             [
                 Worker(
@@ -113,11 +118,12 @@ class Cluster:
             lambda: (self.endpoints, self.epoch),
             timeout_s,
         )
+        self.queue = self.dispatcher.queue
         self.client = Client(settings.keys, timeout_s, self._check)
         self.access = Access(
             self.client, self._token, self._persist, lambda header: self.numbers.end(header["once"][0])
         )
-        self._close = weakref.finalize(self, _close, self.queue, self.client, engine, folder)
+        self._close = weakref.finalize(self, _close, self.dispatcher, self.client, engine, folder)
         try:
             self._start()
         except BaseException:
@@ -130,7 +136,7 @@ class Cluster:
             self._mirrors = [self.engine.endpoint("mirror", i, self.timeout_s) for i in range(self.servers)]
         self.client.connect(self.endpoints, self.epoch)
         self._activate(range(self.servers))
-        self.queue.announce()
+        self.dispatcher.announce()
         self.engine.watch(self._on_lost, self._on_back, self.queue.fail)
 
     def close(self) -> None:
@@ -139,7 +145,7 @@ class Cluster:
 
     # Variables.
 
-    def create(self, initial: Any, dtype: Any) -> tuple[int, Layout]:
+    def create(self, initial: Leaf, dtype: DType) -> tuple[int, Layout]:
         """Makes a variable; returns its number and where it is."""
         from jaxtribute._src.values.numbers import initial_array
 
@@ -193,7 +199,9 @@ class Cluster:
         header: Header = {"t": "initialize", "id": id_, "key": shard.key, "start": shard.start}
         self._ask({shard.server: ({**header, "shape": shard.shape, "dtype": dtype.name}, [])})
 
-    def create_optimizer(self, transform: Any, variables: Sequence[ServerVariable], strategy: Any) -> RemoteOptimizer:
+    def create_optimizer(
+        self, transform: optax.GradientTransformation, variables: Sequence[ServerVariable], strategy: Strategy
+    ) -> RemoteOptimizer:
         """Makes an optimizer's slots beside its variables."""
         parts = plan_parts(transform, variables)
         with optax_rules():
@@ -267,20 +275,20 @@ class Cluster:
     def _on_lost(self, role: str, index: int) -> None:
         """A process has ended."""
         if role == "worker":
-            self.queue.lost(index)
+            self.dispatcher.lost(index)
         elif role == "ps":
             with self._state:
                 self._lost.add(index)
             if self._mirrored:
-                self.queue.pause()
+                self.dispatcher.pause()
                 return
             self._failure = ClusterError(_LOST.format(index))
-            self.queue.break_down(self._failure)
+            self.dispatcher.abort(self._failure)
 
     def _on_back(self, role: str, index: int, endpoint: Endpoint | None) -> None:
         """A process runs again, with nothing of what it had."""
         if role == "worker" or endpoint is None:
-            self.queue.back(index)
+            self.dispatcher.back()
             return
         for key, (_, blob) in self._code.items():
             self.engine.define(role, index, key, blob)
@@ -295,13 +303,13 @@ class Cluster:
                 self._activate([index], recover=True)
         except ClusterError as error:
             self._failure = error
-            self.queue.break_down(error)
+            self.dispatcher.abort(error)
             return
         with self._state:
             self._lost.discard(index)
             self._state.notify_all()
         if self._mirrored:
-            self.queue.announce()
+            self.dispatcher.announce()
 
     def _activate(self, servers: Sequence[int], *, recover: bool = False) -> None:
         requests: dict[int, Request] = {}
@@ -358,6 +366,7 @@ class Cluster:
         if self._mirrored:
             self._activate(range(self.servers))
         self.queue.mend()
+        self.dispatcher.announce()
 
     def _disown(self, path: Path, error: BaseException) -> None:
         """Sees to it that nobody goes on with servers some of which hold what was saved, and some what was before."""
@@ -367,7 +376,7 @@ class Cluster:
         )
         self.epoch += 1  # of which no server knows: each answers that it has lost its state
         self.client.connect(self.endpoints, self.epoch)
-        self.queue.break_down(self._failure)
+        self.dispatcher.abort(self._failure)
 
 
 _LOST = (
@@ -387,7 +396,7 @@ class _PartOf:
         return self._function(shape=shape, shard_info=ShardInfo(shape, offset))
 
 
-def _by_part(initial: Any) -> functools.partial[Any] | None:
+def _by_part(initial: object) -> functools.partial[Any] | None:
     """`initial` if it can compute a part of its value: a partial function of `shape` that takes `shard_info`."""
     if not isinstance(initial, functools.partial) or "shape" not in initial.keywords:
         return None
@@ -395,8 +404,8 @@ def _by_part(initial: Any) -> functools.partial[Any] | None:
     return initial if "shard_info" in takes else None
 
 
-def _close(queue: ClosureQueue, client: Client, engine: Engine, folder: Folder) -> None:
-    queue.close()
+def _close(dispatcher: Dispatcher, client: Client, engine: Engine, folder: Folder) -> None:
+    dispatcher.close()
     client.close()
     engine.stop()
     folder.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jaxtribute._src import context as contexts
@@ -11,6 +11,7 @@ from jaxtribute._src import settings
 from jaxtribute._src.execution.function import Function
 from jaxtribute._src.parameter_servers.scheduling import pickling
 from jaxtribute._src.parameter_servers.scheduling.pickling import ByReference
+from jaxtribute._src.types import Nest
 from jaxtribute.errors import ArgumentTypeError
 
 _numbers = itertools.count(1)
@@ -73,7 +74,7 @@ class PerWorkerIterator(PerWorkerValues):
         )
 
 
-def check_dataset_fn(dataset_fn: Any) -> Callable[[], Any]:
+def check_dataset_fn(dataset_fn: Callable[[], Any] | Iterable[Nest]) -> Callable[[], Any]:
     """The function that makes a dataset; a dataset itself is made one.
 
     Raises:

@@ -12,16 +12,20 @@ import io
 import sys
 import sysconfig
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import cloudpickle
+import optax
 
 from jaxtribute._src.execution.function import Function
 from jaxtribute._src.optimizer.optimizer import Optimizer
 from jaxtribute._src.parameter_servers.messaging.errors import told
+from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer
 from jaxtribute._src.parameter_servers.variables.variable import ServerVariable, VariableDescription
+from jaxtribute._src.types import Leaf, Nest
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentTypeError
 
@@ -44,11 +48,15 @@ class Home(Protocol):
         """The variable of that description."""
         ...
 
-    def function(self, key: int, kind: type[F], python_function: Any, signature: Any, donated: Any) -> F:
+    def function(
+        self, key: int, kind: type[F], python_function: Callable[..., Any], signature: Nest, donated: Sequence[int]
+    ) -> F:
         """The compiled function of that number."""
         ...
 
-    def optimizer(self, remote: Any, transform: Any, variables: Any) -> Optimizer:
+    def optimizer(
+        self, remote: RemoteOptimizer, transform: optax.GradientTransformation, variables: Sequence[Variable]
+    ) -> Optimizer:
         """The optimizer of that number."""
         ...
 
@@ -98,12 +106,16 @@ def find_strategy() -> Strategy:
     return home().strategy
 
 
-def find_function(key: int, kind: type[F], python_function: Any, signature: Any, donated: Any) -> F:
+def find_function(
+    key: int, kind: type[F], python_function: Callable[..., Any], signature: Nest, donated: Sequence[int]
+) -> F:
     """A compiled function on this worker."""
     return home().function(key, kind, python_function, signature, donated)
 
 
-def find_optimizer(remote: Any, transform: Any, variables: Any) -> Optimizer:
+def find_optimizer(
+    remote: RemoteOptimizer, transform: optax.GradientTransformation, variables: Sequence[Variable]
+) -> Optimizer:
     """An optimizer on this worker."""
     return home().optimizer(remote, transform, variables)
 
@@ -113,7 +125,7 @@ def find_resource(key: int, blob: bytes) -> Any:
     return home().resource(key, blob)
 
 
-def dumps(value: Any, pickler: type[Pickler] | None = None) -> bytes:
+def dumps(value: Nest, pickler: type[Pickler] | None = None) -> bytes:
     """Pickles `value` for a worker, by `Pickler` or one derived from it.
 
     Raises:
@@ -140,7 +152,7 @@ def loads(blob: bytes) -> Any:
 class Pickler(cloudpickle.Pickler):
     """Makes references of what belongs to the cluster."""
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: Leaf) -> Any:
         """Form in which an object travels."""
         kind = type(obj)
         if isinstance(obj, ServerVariable):

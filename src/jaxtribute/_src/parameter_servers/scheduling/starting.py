@@ -14,10 +14,11 @@ from jaxtribute._src.parameter_servers.messaging.transport import Keys, TaskSett
 from jaxtribute._src.parameter_servers.scheduling.cluster import Cluster
 from jaxtribute._src.parameter_servers.scheduling.worker_task import WorkerTask
 from jaxtribute._src.parameter_servers.server.server_task import ServerTask
+from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 
-def start_cluster(resolver: Any, address: str | None, **options: Any) -> Cluster:
+def start_cluster(resolver: Foreign, address: str | None, **options: Any) -> Cluster:
     """Starts the servers and workers that a resolver describes, on Ray.
 
     Args:
@@ -76,7 +77,7 @@ def start_in_threads(servers: int, workers: int, **options: Any) -> Cluster:
     )
 
 
-def tasks_of(resolver: Any) -> tuple[int, int]:
+def tasks_of(resolver: Foreign) -> tuple[int, int]:
     """Number of servers and workers that a resolver describes.
 
     Raises:

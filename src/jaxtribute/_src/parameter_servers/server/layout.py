@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxtribute._src.types import HostArray
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -53,7 +55,7 @@ class Layout:
         """The value, of the shards' values."""
         return np.concatenate(parts) if self.split else parts[0]
 
-    def pieces(self, value: Any) -> Iterator[tuple[Shard, Any]]:
+    def pieces(self, value: HostArray) -> Iterator[tuple[Shard, Any]]:
         """Each shard with its part of `value`, an array of the variable's shape."""
         for shard in self.shards:
             yield shard, value[shard.start : shard.stop] if self.split else value

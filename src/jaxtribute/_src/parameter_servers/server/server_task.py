@@ -14,7 +14,7 @@ import numpy as np
 from jaxtribute._src import checksums
 from jaxtribute._src.parameter_servers.messaging.errors import told
 from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Hub, Link, TaskSettings
-from jaxtribute._src.parameter_servers.messaging.wire import Header, pack, unpack
+from jaxtribute._src.parameter_servers.messaging.wire import Frames, Header, pack, unpack
 from jaxtribute._src.parameter_servers.server import saves
 from jaxtribute._src.parameter_servers.server.store import Answer, Store
 from jaxtribute.errors import ClusterError
@@ -68,7 +68,7 @@ class ServerTask:
                 self._mirror.close()
             self._hub.close()
 
-    def _answer(self, frames: Sequence[Any]) -> list[Any]:
+    def _answer(self, frames: Frames) -> Frames:
         number = None
         try:
             header, arrays = unpack(frames)

@@ -24,7 +24,11 @@ class ShardOptimizer:
     """
 
     def __init__(
-        self, transform: Any, params: Sequence[int], slots: Sequence[int], owners: Sequence[int | None]
+        self,
+        transform: optax.GradientTransformation,
+        params: Sequence[int],
+        slots: Sequence[int],
+        owners: Sequence[int | None],
     ) -> None:
         self.transform: optax.GradientTransformation = transform
         self.params, self.slots, self.owners = list(params), list(slots), list(owners)

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxtribute._src.parameter_servers.messaging.wire import Header
 from jaxtribute._src.parameter_servers.server.shard_optimizer import ShardOptimizer, padded
+from jaxtribute._src.types import ArrayLike
 from jaxtribute.errors import ArgumentError
 
 Array = np.ndarray[Any, Any]
@@ -28,7 +29,7 @@ class Entry:
         """The value for sending."""
         return self.value.copy() if self.by_rows else np.asarray(self.value)
 
-    def replace(self, value: Any) -> None:
+    def replace(self, value: ArrayLike) -> None:
         """Takes a new value."""
         self.value, self.by_rows = value, False
         self.version += 1
@@ -195,7 +196,7 @@ class Store:
             _ROWS[kind](entry.rows(), values[0], values[1])
             entry.version += 1
 
-    def _dense(self, entry: Entry, value: Array, function: Any) -> None:
+    def _dense(self, entry: Entry, value: Array, function: np.ufunc) -> None:
         if entry.by_rows:
             function(entry.value, value, out=entry.value)
             entry.version += 1
@@ -239,7 +240,7 @@ class _Gradient:
     def read(self, entry: Entry) -> Any:
         return entry.value if self.ids is None else entry.rows()[self.ids]
 
-    def write(self, entry: Entry, new: Any) -> None:
+    def write(self, entry: Entry, new: ArrayLike) -> None:
         if self.ids is None:
             entry.replace(new)
         else:
@@ -254,7 +255,7 @@ def _two(given: Iterator[Array]) -> tuple[Array, Array]:
     return next(given), next(given)
 
 
-def _row_function(function: Any) -> Callable[[Array, Array, Array], None]:
+def _row_function(function: np.ufunc) -> Callable[[Array, Array, Array], None]:
     def write(rows: Array, ids: Array, values: Array) -> None:
         function.at(rows, ids, values)
 

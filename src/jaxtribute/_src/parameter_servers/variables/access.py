@@ -11,6 +11,7 @@ from jaxtribute._src.parameter_servers.messaging.wire import Header
 from jaxtribute._src.parameter_servers.server.client import Client, Exchange, pulled
 from jaxtribute._src.parameter_servers.server.layout import Layout
 from jaxtribute._src.parameter_servers.variables.operations import add_operation
+from jaxtribute._src.types import ArrayLike
 from jaxtribute.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -56,11 +57,11 @@ class Access:
         """True if a program's next pull should go with its push: where it runs again at once, and is too old."""
         return self.staleness <= age and self.next_is()
 
-    def make_ready(self, program: Any, age: int) -> None:
+    def make_ready(self, program: object, age: int) -> None:
         """Notes that a program's values are `age` pushes old; anything else that is sent makes them unusable."""
         self._ready = program, age
 
-    def take_ready(self, program: Any) -> int | None:
+    def take_ready(self, program: object) -> int | None:
         """Age of a program's values in pushes if they may be used once more; else None."""
         ready, self._ready = self._ready, None
         if ready is None or ready[0] is not program or ready[1] > self.staleness:
@@ -124,7 +125,7 @@ class Gather:
         return found[self._inverse.reshape(-1)].reshape(*self._shape, *self._layout.shape[1:])
 
 
-def summed_rows(ids: Any, rows: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def summed_rows(ids: ArrayLike, rows: ArrayLike) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Each id once, with the sum of its rows."""
     ids, rows = np.asarray(ids).reshape(-1), np.asarray(rows)
     rows = rows.reshape(len(ids), *rows.shape[1:])

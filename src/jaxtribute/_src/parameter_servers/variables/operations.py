@@ -11,6 +11,8 @@ import numpy as np
 from jaxtribute._src.execution.frames import TracedFrame, escape_error, variable_p
 from jaxtribute._src.jaxprs.core import Tracer, current_trace, recorded_in
 from jaxtribute._src.parameter_servers.server.client import Exchange
+from jaxtribute._src.types import ArrayLike
+from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import TraceError
 
 if TYPE_CHECKING:
@@ -65,7 +67,9 @@ def add_operation(exchange: Exchange, kind: str, variable: ServerVariable, value
         exchange.scattered(kind, variable.layout, *values)
 
 
-def record(frame: TracedFrame, operation: Operation | OptimizerOperation, values: Sequence[Any], name: Any) -> None:
+def record(
+    frame: TracedFrame, operation: Operation | OptimizerOperation, values: Sequence[Any], name: Variable
+) -> None:
     """Makes a traced program give an operation's arrays.
 
     Raises:
@@ -79,12 +83,12 @@ def record(frame: TracedFrame, operation: Operation | OptimizerOperation, values
         frame.written[part] = None
 
 
-def changed_in(frame: TracedFrame, variable: Any) -> bool:
+def changed_in(frame: TracedFrame, variable: object) -> bool:
     """True if a traced program has changed a variable so far."""
     return any(isinstance(op, Operation) and op.variable is variable for op in frame.operations)
 
 
-def updated_in(frame: TracedFrame, variable: Any) -> bool:
+def updated_in(frame: TracedFrame, variable: object) -> bool:
     """True if an optimizer of a traced program has updated a variable so far."""
     optimizers = (op.optimizer for op in frame.operations if isinstance(op, OptimizerOperation))
     return any(variable in optimizer.variables for optimizer in optimizers)
@@ -103,7 +107,7 @@ class Rows:
         self.shape, self.dtype = (*shape, *variable.shape[1:]), variable.dtype
 
 
-def read_rows(frame: TracedFrame, variable: ServerVariable, ids: Any) -> Any:
+def read_rows(frame: TracedFrame, variable: ServerVariable, ids: ArrayLike) -> Any:
     """The rows `ids` of a variable in a traced program.
 
     Raises:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
+import optax
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.frames import OverlayFrame, TracedFrame, check_untraced
@@ -19,6 +20,7 @@ from jaxtribute._src.parameter_servers.server.client import Exchange
 from jaxtribute._src.parameter_servers.server.layout import Shard
 from jaxtribute._src.parameter_servers.variables.access import summed_rows
 from jaxtribute._src.parameter_servers.variables.operations import OptimizerOperation, record
+from jaxtribute._src.types import Nest
 from jaxtribute._src.values.scatter import IndexedSlices
 from jaxtribute.errors import ArgumentError
 
@@ -44,7 +46,7 @@ class ServerPart:
     shapes: tuple[tuple[int, ...], ...]
 
 
-def plan_parts(transform: Any, variables: Sequence[ServerVariable]) -> list[ServerPart]:
+def plan_parts(transform: optax.GradientTransformation, variables: Sequence[ServerVariable]) -> list[ServerPart]:
     """Division of an optimizer's work over the servers.
 
     Raises:
@@ -81,7 +83,7 @@ def plan_parts(transform: Any, variables: Sequence[ServerVariable]) -> list[Serv
     return parts
 
 
-def check_separable(transform: Any, state: Any, variables: Sequence[ServerVariable]) -> None:
+def check_separable(transform: optax.GradientTransformation, state: Nest, variables: Sequence[ServerVariable]) -> None:
     """Checks that each variable's update needs nothing of the others, and of a split one nothing of other rows.
 
     Raises:

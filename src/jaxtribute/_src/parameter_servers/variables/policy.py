@@ -13,6 +13,7 @@ from jaxtribute._src.execution.frames import OverlayFrame, TracedFrame, check_un
 from jaxtribute._src.execution.row_gradients import overlaid_rows
 from jaxtribute._src.parameter_servers.variables.operations import Operation, changed_in, read_rows, record, updated_in
 from jaxtribute._src.parameter_servers.variables.program import ServerProgram
+from jaxtribute._src.types import ArrayLike, Leaf
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.policies.base import Policy, Update, coerce
 from jaxtribute.errors import VariableError
@@ -43,11 +44,11 @@ class ServerPolicy(Policy):
         """The device that this process computes on."""
         return self._mesh
 
-    def place(self, value: Any) -> jax.Array:
+    def place(self, value: ArrayLike) -> jax.Array:
         """The value, on its way to the servers."""
         return jnp.asarray(value)
 
-    def read(self, variable: Any, context: Context) -> Any:
+    def read(self, variable: Leaf, context: Context) -> Any:
         """The servers' value, or the step's present view of it."""
         if isinstance(context.frame, TracedFrame) and updated_in(context.frame, variable):
             raise VariableError(
@@ -56,7 +57,7 @@ class ServerPolicy(Policy):
             )
         return context.frame.get(variable)
 
-    def write(self, variable: Any, value: Any, update: Update, context: Context) -> None:
+    def write(self, variable: Leaf, value: ArrayLike, update: Update, context: Context) -> None:
         """Sends the servers the operation, rather than a new value."""
         frame = context.frame
         if not (type(value) is np.ndarray and (value.dtype, value.shape) == (variable.dtype, variable.shape)):
@@ -71,7 +72,7 @@ class ServerPolicy(Policy):
             check_untraced(variable)
             self.access.change(_KINDS[update], variable, [value])
 
-    def changed(self, frame: TracedFrame, variable: Any, value: Any) -> None:
+    def changed(self, frame: TracedFrame, variable: Leaf, value: ArrayLike) -> None:
         """A traced program that gives a variable another value sends the difference, which others' writes survive."""
         old = frame.get(variable)
         if variable.dtype == np.bool_:
@@ -81,17 +82,17 @@ class ServerPolicy(Policy):
         frame.values[variable] = value
         frame.changed(variable)
 
-    def lookup(self, variable: Any, ids: Any, context: Context) -> Any:
+    def lookup(self, variable: Leaf, ids: ArrayLike, context: Context) -> Any:
         """The rows `ids`, which alone travel."""
         frame = context.frame
         if isinstance(frame, OverlayFrame):
             return overlaid_rows(frame, variable, ids, lambda below: self.rows_in(below, variable, ids))
         return self.rows_in(frame, variable, ids)
 
-    def rows_in(self, frame: Any, variable: Any, ids: Any) -> Any:
+    def rows_in(self, frame: Any, variable: Leaf, ids: ArrayLike) -> Any:
         """The rows as a frame sees them."""
         if not isinstance(frame, TracedFrame):
             return jnp.asarray(self.access.rows(variable.layout, np.asarray(ids)))
         if changed_in(frame, variable):
-            return jnp.take(frame.values[variable], ids, axis=0)
+            return jnp.take(frame.values[variable], jnp.asarray(ids), axis=0)
         return read_rows(frame, variable, ids)

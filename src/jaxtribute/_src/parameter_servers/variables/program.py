@@ -13,6 +13,7 @@ from jaxtribute._src.jaxprs.core import ClosedJaxpr, Literal, as_function, opene
 from jaxtribute._src.parameter_servers.server.client import Exchange, pulled
 from jaxtribute._src.parameter_servers.variables.access import Access, Gather
 from jaxtribute._src.parameter_servers.variables.operations import Part, Rows
+from jaxtribute._src.types import Leaf
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import TraceError
@@ -43,7 +44,7 @@ class ServerProgram:
         self._first: Capture | None = first
         self._steps: dict[Any, Step] = {}
 
-    def __call__(self, leaves: Sequence[Any], within: Any = None) -> Any:
+    def __call__(self, leaves: Sequence[Any], within: object = None) -> Any:
         """Runs one step; what it sends to servers is no part of an eager step `within`."""
         del within
         shapes = tuple((np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves)
@@ -210,5 +211,5 @@ def _access(inputs: Sequence[Any], operations: Sequence[Any]) -> Access | None:
     return None
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrapped(value: Leaf) -> Any:
     return value.value if isinstance(value, Constant) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,15 @@ from jaxtribute._src.execution.frames import OverlayFrame, TracedFrame, check_un
 from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.parameter_servers.variables.operations import Operation, record
 from jaxtribute._src.parameter_servers.variables.policy import ServerPolicy
+from jaxtribute._src.types import ArrayLike, DType, Leaf
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute._src.values.lending import Lease
 from jaxtribute._src.values.scatter import IndexedSlices, Scatter, checked_rows
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import VariableError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.strategies.base import Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +73,10 @@ class ServerVariable(Variable):
 
     def __init__(
         self,
-        initial_value: Any,
+        initial_value: Leaf,
         trainable: bool | None = None,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DType = None,
         *,
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
@@ -87,21 +91,22 @@ class ServerVariable(Variable):
         )
 
     @classmethod
-    def described(cls, description: VariableDescription, strategy: Any) -> ServerVariable:
+    def described(cls, description: VariableDescription, strategy: Strategy) -> ServerVariable:
         """The variable of that description in this process."""
         kind = ShardedVariable if description.layout.split else ServerVariable
         variable = kind.__new__(kind)
         variable._describe(description, strategy)
         return variable
 
-    def _describe(self, description: VariableDescription, strategy: Any) -> None:
+    def _describe(self, description: VariableDescription, strategy: Strategy) -> None:
         if description.layout.split:
             self.__class__ = ShardedVariable  # pyright: ignore[reportAttributeAccessIssue] (it adds methods only)
         self.description = description
         self._name, self._trainable = description.name, description.trainable
         self._synchronization, self._aggregation = description.synchronization, description.aggregation
         self._shape, self._dtype = description.layout.shape, description.layout.dtype
-        self._strategy, self._policy = strategy, strategy.extended.server_policy
+        extended: Any = strategy.extended
+        self._strategy, self._policy = strategy, extended.server_policy
 
     @property
     def layout(self) -> Layout:
@@ -162,7 +167,7 @@ class ServerVariable(Variable):
             self.policy.access.change(how.value, self, [ids, rows])
         return self
 
-    def sparse_read(self, indices: Any) -> Any:
+    def sparse_read(self, indices: ArrayLike) -> Any:
         """Returns the rows at `indices`; only they are fetched. Source: `tf.Variable.sparse_read`."""
         return self.policy.lookup(self, indices, contexts.current())
 
@@ -173,7 +178,7 @@ class ServerVariable(Variable):
             f"{len(self.layout.shards)} shard(s) on parameter server(s) {', '.join(map(str, servers))}>"
         )
 
-    def __deepcopy__(self, memo: Any) -> ServerVariable:
+    def __deepcopy__(self, memo: dict[int, object]) -> ServerVariable:
         raise VariableError(f"{self.name} is on parameter servers and cannot be copied. HINT: make another variable.")
 
     def __reduce__(self) -> Any:
@@ -198,7 +203,7 @@ class ShardedVariable(ServerVariable):
         made = VariableDescription(shard.key, name, layout, given.trainable, given.synchronization, given.aggregation)
         return ServerVariable.described(made, self._strategy)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Leaf) -> Any:
         """Some rows, or parts of them; where they are known beforehand, only they are fetched."""
         first, *rest = key if isinstance(key, tuple) else (key,)
         if (

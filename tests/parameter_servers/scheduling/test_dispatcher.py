@@ -60,8 +60,8 @@ def test_a_closure_that_had_pushed_is_not_applied_again() -> None:
         coordinator.schedule(push_then_wait)
         assert clusters.SHARED["entered"].wait(20)
         crashing = threading.Thread(target=engine_of(coordinator).crash, args=("worker", 0))
-        queue = coordinator._queue  # pyright: ignore[reportPrivateUsage]
-        queue.lost(0)  # given up while it still runs
+        dispatcher = coordinator._cluster.dispatcher  # pyright: ignore[reportPrivateUsage]
+        dispatcher.lost(0)  # given up while it still runs
         gate.set()
         crashing.start()
         crashing.join()
