@@ -18,13 +18,13 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from processes import run_python
 
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
 from jaxtribute._src.parameter_servers.messaging import wire
 from jaxtribute._src.rpc.keys import checked, endpoint, read_keys
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError, ClusterSpecError, DeadlineError
-from processes import run_python
 
 rpc = jd.experimental.rpc
 LOOPBACK = "127.0.0.1:0"
@@ -400,7 +400,7 @@ import sys
 sys.modules["zmq"] = sys.modules["keras"] = None
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
-from jaxtribute._src.compat.catalog.entries import exists
+from jaxtribute._src.compat.catalog.lookup import exists
 for find in (lambda: jd.experimental.rpc, lambda: tf.keras):
     try:
         find()

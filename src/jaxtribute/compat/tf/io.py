@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute._src.compat.absent import explain_absent
+from jaxtribute._src.compat.catalog.lookup import explain_absent
 from jaxtribute.compat.tf import gfile as gfile
 
 

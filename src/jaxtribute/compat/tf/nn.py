@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxtribute import nn
-from jaxtribute._src.compat.tf.convert import as_tensor
+from jaxtribute._src.compat.tf.tensors import as_tensor
 from jaxtribute.compat.tf.math import sigmoid as sigmoid
 from jaxtribute.compat.tf.math import softplus as softplus
 from jaxtribute.compat.tf.math import tanh as tanh

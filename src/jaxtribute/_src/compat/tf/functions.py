@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.compat.tf.convert import as_tensor
-from jaxtribute._src.compat.tf.data.dataset import Dataset
+from jaxtribute._src.compat.tf.dataset import Dataset
+from jaxtribute._src.compat.tf.tensors import as_tensor
 from jaxtribute._src.devices import resolve_device
 from jaxtribute._src.execution import function as functions
 from jaxtribute._src.execution.eager import EagerFrame
@@ -24,6 +24,20 @@ from jaxtribute._src.execution.nests import map_leaves
 from jaxtribute._src.input.dataset import DistributedDataset
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.values.operators import operand
+
+__all__ = [
+    "cond",
+    "control_dependencies",
+    "device",
+    "enable_eager_execution",
+    "executing_eagerly",
+    "function",
+    "group",
+    "name_scope",
+    "no_op",
+    "print",
+    "while_loop",
+]
 
 
 def function(func: Callable[..., Any] | None = None, input_signature: Any = None, **options: Any) -> Any:

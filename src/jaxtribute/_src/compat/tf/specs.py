@@ -1,4 +1,4 @@
-"""`TensorSpec` and `TensorShape`: what an array looks like, for signatures and datasets."""
+"""Element types, `TensorSpec` and `TensorShape`: descriptions of arrays, for signatures and datasets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute.compat.tf.dtypes import as_dtype
+string = np.dtype(object)
+"""Bytes, in NumPy arrays on the host: a device holds numbers only."""
+
+
+def as_dtype(type_value: Any) -> np.dtype[Any]:
+    """Returns the element type of that name, or of a Python or NumPy type. Source: `tf.as_dtype`."""
+    return string if type_value == "string" else np.dtype(type_value)
 
 
 class TensorShape(tuple[int | None, ...]):

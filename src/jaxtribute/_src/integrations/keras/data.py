@@ -90,7 +90,7 @@ class DistributedAdapter(UnsizedAdapter):
 
 def readable(x: Any) -> Any:
     """`x`, but a dataset of `jaxtribute.compat.tf` as Grain's, which Keras knows."""
-    module = sys.modules.get("jaxtribute._src.compat.tf.data.dataset")
+    module = sys.modules.get("jaxtribute._src.compat.tf.dataset")
     return x.to_grain() if module is not None and isinstance(x, module.Dataset) else x
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import grain
 import numpy as np
 
-from jaxtribute._src.compat.tf.data.dataset import Dataset
-from jaxtribute._src.compat.tf.data.pipelines import Indexed
+from jaxtribute._src.compat.tf.dataset import Dataset
+from jaxtribute._src.compat.tf.pipelines import Indexed
 from jaxtribute._src.input.file_records import FileRecords, Places
 from jaxtribute._src.input.text_source import TextLineSource
 from jaxtribute.errors import ArgumentError, InputError

@@ -61,7 +61,7 @@ class Strategy(base.Strategy):
 
         Source: `tf.compat.v1.distribute.Strategy.experimental_make_numpy_dataset`.
         """
-        from jaxtribute._src.compat.tf.data.dataset import Dataset
+        from jaxtribute._src.compat.tf.dataset import Dataset
 
         del session
         return Dataset.from_tensor_slices(numpy_input)

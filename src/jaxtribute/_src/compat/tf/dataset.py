@@ -1,4 +1,4 @@
-"""`tf.data.Dataset` on Grain."""
+"""`tf.data.Dataset` on Grain, and its options."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import grain
 import jax
 import numpy as np
 
-from jaxtribute._src.compat.tf.convert import as_tensor
-from jaxtribute._src.compat.tf.data.grain_stream import GrainStream
-from jaxtribute._src.compat.tf.data.options import Options
-from jaxtribute._src.compat.tf.data.pipelines import Indexed, Pipeline, Streamed
-from jaxtribute._src.compat.tf.data.transformations import Transformations, to_host
+from jaxtribute._src.compat.tf.pipelines import GrainStream, Indexed, Pipeline, Streamed
 from jaxtribute._src.compat.tf.specs import TensorSpec
+from jaxtribute._src.compat.tf.tensors import as_tensor
+from jaxtribute._src.compat.tf.transformations import Transformations, to_host
 from jaxtribute._src.input.array_source import make_numpy_dataset
 from jaxtribute._src.input.batches import Tree
 from jaxtribute._src.input.options import AutoShardPolicy
@@ -24,6 +22,31 @@ from jaxtribute._src.input.sources.base import Source, register
 from jaxtribute._src.input.sources.grain_map import MapSource
 from jaxtribute._src.input.sources.iterables import IterableSource
 from jaxtribute.errors import ArgumentError, InputError
+
+
+class DistributeOptions:
+    """Division of a dataset among workers. Source: `tf.data.experimental.DistributeOptions`."""
+
+    def __init__(self) -> None:
+        self.auto_shard_policy = AutoShardPolicy.AUTO
+        self.num_devices: int | None = None
+
+
+class Options:
+    """Options of a dataset. All attributes are accepted; only `experimental_distribute` has a meaning here.
+
+    Source: `tf.data.Options`.
+    """
+
+    def __init__(self) -> None:
+        self.experimental_distribute = DistributeOptions()
+        self.threading: Any = _Anything()
+        self.experimental_optimization: Any = _Anything()
+        self.deterministic: bool | None = None
+
+
+class _Anything:
+    """Takes any attribute."""
 
 
 class Sources:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jaxtribute._src.compat.v1.strategy import Strategy
+from jaxtribute._src.compat.v1_strategies import Strategy
 from jaxtribute._src.strategies import parameter_server
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxtribute._src.compat.tf.convert import host_array
-from jaxtribute._src.compat.tf.data.pipelines import Pipeline, Streamed, take_turns
+from jaxtribute._src.compat.tf.pipelines import Pipeline, Streamed, take_turns
+from jaxtribute._src.compat.tf.random import data_seed
+from jaxtribute._src.compat.tf.tensors import host_array
 from jaxtribute._src.input.batches import Tree
-from jaxtribute.compat.tf.random import data_seed
 from jaxtribute.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from jaxtribute._src.compat.tf.data.dataset import Dataset
+    from jaxtribute._src.compat.tf.dataset import Dataset
 
 
 def to_host(element: Any) -> Tree:
@@ -170,6 +170,6 @@ def _count(name: str, value: Any, least: int) -> int:
 
 
 def _slices(*element: Any) -> Dataset:
-    from jaxtribute._src.compat.tf.data.dataset import Dataset
+    from jaxtribute._src.compat.tf.dataset import Dataset
 
     return Dataset.from_tensor_slices(*element) if len(element) == 1 else Dataset.from_tensor_slices(element)
