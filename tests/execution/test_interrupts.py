@@ -338,7 +338,7 @@ GUARDED = """
     checkpoint/background checkpoint/checkpoint checkpoint/committing checkpoint/files checkpoint/leaves
     checkpoint/manager checkpoint/owner checkpoint/preemption/handler checkpoint/preemption/rounds
     checkpoint/restoring checkpoint/sidecar cluster/runtime cluster/server cluster/steps execution/eager
-    execution/interrupts execution/workers folders integrations/keras/servers launcher/family launcher/ports
+    execution/interrupts execution/workers folders integrations/keras/scheduling launcher/family launcher/ports
     launcher/run parameter_servers/engines/engine parameter_servers/engines/ray_engine
     parameter_servers/engines/ray_node parameter_servers/scheduling/starting parameter_servers/messaging/transport
     parameter_servers/scheduling/closure_queue parameter_servers/scheduling/closures

@@ -10,6 +10,7 @@ import jax
 
 from jaxtribute._src.strategies import base, central_storage, mirrored, older, one_device
 from jaxtribute._src.strategies.legacy import warn_deprecated
+from jaxtribute._src.types import Nest
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.variable import Variable
 
@@ -26,14 +27,14 @@ class Strategy(base.Strategy):
     Source: `tf.compat.v1.distribute.Strategy`.
     """
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:
+    def reduce(self, reduce_op: ReduceOp | str, value: Nest, axis: int | tuple[int, ...] | None = None) -> Any:
         """Reduces distributed values over the replicas; as `jd.Strategy.reduce`, where `axis` has no default.
 
         Source: `tf.compat.v1.distribute.Strategy.reduce`.
         """
         return super().reduce(reduce_op, value, axis)
 
-    def unwrap(self, value: Any) -> tuple[Any, ...]:
+    def unwrap(self, value: Nest) -> tuple[Any, ...]:
         """Older name of `experimental_local_results`. Source: `tf.compat.v1.distribute.Strategy.unwrap`."""
         warn_deprecated("Strategy.unwrap", "call strategy.experimental_local_results(value)")
         return super().unwrap(value)
@@ -56,7 +57,7 @@ class Strategy(base.Strategy):
         )
         return super().distribute_datasets_from_function(dataset_fn, options)
 
-    def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Any:
+    def experimental_make_numpy_dataset(self, numpy_input: Nest, session: object = None) -> Any:
         """Makes a dataset of the rows of arrays, with the methods of `tf.data`: `take`, `batch`, `prefetch`.
 
         Source: `tf.compat.v1.distribute.Strategy.experimental_make_numpy_dataset`.

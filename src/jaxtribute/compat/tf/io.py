@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 
 from jaxtribute._src.compat.catalog.lookup import explain_absent
+from jaxtribute._src.types import ArrayLike, DType
 from jaxtribute.compat.tf import gfile as gfile
 
 
-def decode_raw(input_bytes: Any, out_type: Any, little_endian: bool = True, name: str | None = None) -> Any:
+def decode_raw(
+    input_bytes: bytes | ArrayLike, out_type: DType, little_endian: bool = True, name: str | None = None
+) -> Any:
     """Reads bytes as numbers.
 
     Args:

@@ -21,6 +21,7 @@ from jaxtribute._src.input.options import AutoShardPolicy
 from jaxtribute._src.input.sources.base import Source, register
 from jaxtribute._src.input.sources.grain_map import MapSource
 from jaxtribute._src.input.sources.iterables import IterableSource
+from jaxtribute._src.types import ArrayLike, DType, Leaf, Nest
 from jaxtribute.errors import ArgumentError, InputError
 
 
@@ -53,13 +54,13 @@ class Sources:
     """A part of `Dataset`: the functions that make one."""
 
     @staticmethod
-    def range(*args: Any, output_type: Any = np.int64, name: str | None = None) -> Dataset:
+    def range(*args: Leaf, output_type: DType = np.int64, name: str | None = None) -> Dataset:
         """Makes a dataset of numbers, by the arguments of Python's `range`. Source: `tf.data.Dataset.range`."""
         del name
         return Dataset(Indexed(make_numpy_dataset(np.arange(*args, dtype=output_type))))
 
     @staticmethod
-    def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
+    def from_tensor_slices(tensors: Nest, name: str | None = None) -> Dataset:
         """Makes a dataset of the rows of arrays: numbers in lists are an array, tuples and dictionaries structure.
 
         Source: `tf.data.Dataset.from_tensor_slices`.
@@ -68,7 +69,7 @@ class Sources:
         return Dataset(Indexed(make_numpy_dataset(to_host(tensors))))
 
     @staticmethod
-    def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
+    def from_tensors(tensors: Nest, name: str | None = None) -> Dataset:
         """Makes a dataset of one element. Source: `tf.data.Dataset.from_tensors`."""
         del name
         return Dataset(Indexed(make_numpy_dataset(jax.tree.map(lambda leaf: leaf[None], to_host(tensors)))))
@@ -76,10 +77,10 @@ class Sources:
     @staticmethod
     def from_generator(
         generator: Callable[..., Iterable[Any]],
-        output_types: Any = None,
-        output_shapes: Any = None,
+        output_types: Nest = None,
+        output_shapes: object = None,
         args: tuple[Any, ...] = (),
-        output_signature: Any = None,
+        output_signature: Nest = None,
         name: str | None = None,
     ) -> Dataset:
         """Makes a dataset of what a generator gives; each pass calls it anew.
@@ -107,7 +108,7 @@ class Sources:
         return Dataset(Streamed(elements))
 
     @staticmethod
-    def zip(*datasets: Any, name: str | None = None) -> Dataset:
+    def zip(*datasets: Nest, name: str | None = None) -> Dataset:
         """Makes a dataset of tuples, one element of each dataset. Source: `tf.data.Dataset.zip`."""
         del name
         parts: Any = datasets[0] if len(datasets) == 1 and not isinstance(datasets[0], Dataset) else datasets
@@ -119,7 +120,7 @@ class Sources:
         )
 
     @staticmethod
-    def list_files(file_pattern: Any, shuffle: bool | None = None, seed: int | None = None) -> Dataset:
+    def list_files(file_pattern: str | Iterable[str], shuffle: bool | None = None, seed: int | None = None) -> Dataset:
         """Makes a dataset of the names of files that match patterns, in order unless `shuffle` is True.
 
         Raises:
@@ -214,7 +215,7 @@ class Dataset(Sources, Transformations):
         pipeline = self._pipeline
         return pipeline.dataset if isinstance(pipeline, Indexed) else GrainStream(pipeline)
 
-    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any], name: str | None = None) -> Any:
+    def reduce(self, initial_state: Nest, reduce_func: Callable[[Any, Any], Any], name: str | None = None) -> Any:
         """Combines all elements: `state = reduce_func(state, element)`. Source: `tf.data.Dataset.reduce`."""
         del name
         state = jax.tree.map(as_tensor, initial_state)
@@ -226,11 +227,11 @@ class Dataset(Sources, Transformations):
         return f"<tf.data.Dataset of {self.cardinality()} elements>" if self.cardinality() >= 0 else "<tf.data.Dataset>"
 
 
-def _is_spec(node: Any) -> bool:
+def _is_spec(node: object) -> bool:
     return isinstance(node, TensorSpec)
 
 
-def _spec(leaf: Any, rows_vary: bool) -> TensorSpec:
+def _spec(leaf: ArrayLike, rows_vary: bool) -> TensorSpec:
     array = np.asarray(leaf)
     return TensorSpec((None, *array.shape[1:]) if rows_vary and array.ndim else array.shape, array.dtype)
 

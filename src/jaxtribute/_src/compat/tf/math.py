@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtribute._src.compat.tf.tensors import as_tensor, number_or_tensor
+from jaxtribute._src.compat.tf.tensors import Axis, TensorLike, as_tensor, number_or_tensor
+from jaxtribute._src.types import Array, DType, Leaf
 
 __all__ = [
     "abs",
@@ -61,7 +62,7 @@ __all__ = [
 
 
 def _unary(function: Callable[[Any], Any], name: str) -> Callable[..., Any]:
-    def call(x: Any, name: str | None = None) -> Any:
+    def call(x: TensorLike, name: str | None = None) -> Any:
         del name
         return function(as_tensor(x))
 
@@ -71,7 +72,7 @@ def _unary(function: Callable[[Any], Any], name: str) -> Callable[..., Any]:
 
 
 def _binary(function: Callable[[Any, Any], Any], name: str) -> Callable[..., Any]:
-    def call(x: Any, y: Any, name: str | None = None) -> Any:
+    def call(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
         del name
         x, y = number_or_tensor(x), number_or_tensor(y)
         if not isinstance(x, jax.Array) and not isinstance(y, jax.Array):
@@ -84,7 +85,7 @@ def _binary(function: Callable[[Any, Any], Any], name: str) -> Callable[..., Any
 
 
 def _reduction(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def call(input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Any:
+    def call(input_tensor: TensorLike, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Any:
         del name
         axes = tuple(axis) if isinstance(axis, (list, np.ndarray)) else axis
         return function(as_tensor(input_tensor), axis=axes, keepdims=keepdims)
@@ -97,28 +98,28 @@ def _reduction(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 # The gradient where two branches meet is TensorFlow's: JAX's is 1 for |x| at 0, and half for each of two equal maxima.
 
 
-def _abs(x: Any) -> Any:
+def _abs(x: Array) -> Any:
     return x * jnp.sign(x) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.abs(x)
 
 
-def _maximum(x: Any, y: Any) -> Any:
+def _maximum(x: TensorLike, y: TensorLike) -> Any:
     return jnp.where((x >= y) | (x != x), x, y)
 
 
-def _minimum(x: Any, y: Any) -> Any:
+def _minimum(x: TensorLike, y: TensorLike) -> Any:
     return jnp.where((x <= y) | (x != x), x, y)
 
 
-def _sum(x: Any, axis: Any, keepdims: bool) -> Any:
+def _sum(x: Array, axis: Axis, keepdims: bool) -> Any:
     return jnp.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
 
 
-def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
+def _mean(x: Array, axis: Axis, keepdims: bool) -> Any:
     mean = jnp.mean(x, axis=axis, keepdims=keepdims)
     return mean if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.trunc(mean).astype(x.dtype)
 
 
-def _prod(x: Any, axis: Any, keepdims: bool) -> Any:
+def _prod(x: Array, axis: Axis, keepdims: bool) -> Any:
     return jnp.prod(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
 
 
@@ -177,19 +178,19 @@ reduce_sum = _reduction(_sum, "reduce_sum")
 reduce_variance = _reduction(jnp.var, "reduce_variance")
 
 
-def argmax(input: Any, axis: int | None = None, output_type: Any = np.int64, name: str | None = None) -> Any:
+def argmax(input: TensorLike, axis: int | None = None, output_type: DType = np.int64, name: str | None = None) -> Any:
     """Returns the place of the largest element along an axis, 0 by default. Source: `tf.math.argmax`."""
     del name
     return as_tensor(jnp.argmax(as_tensor(input), 0 if axis is None else axis), output_type)
 
 
-def argmin(input: Any, axis: int | None = None, output_type: Any = np.int32, name: str | None = None) -> Any:
+def argmin(input: TensorLike, axis: int | None = None, output_type: DType = np.int32, name: str | None = None) -> Any:
     """Returns the place of the smallest element along an axis, 0 by default. Source: `tf.math.argmin`."""
     del name
     return as_tensor(jnp.argmin(as_tensor(input), 0 if axis is None else axis), output_type)
 
 
-def add_n(inputs: Any, name: str | None = None) -> Any:
+def add_n(inputs: TensorLike, name: str | None = None) -> Any:
     """Adds up arrays of one shape. Source: `tf.math.add_n`."""
     del name
     first, *rest = [as_tensor(part) for part in inputs]
@@ -198,31 +199,35 @@ def add_n(inputs: Any, name: str | None = None) -> Any:
     return first
 
 
-def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
+def clip_by_value(
+    t: TensorLike, clip_value_min: TensorLike, clip_value_max: TensorLike, name: str | None = None
+) -> Any:
     """Limits each element. Source: `tf.clip_by_value`."""
     del name
     return _minimum(_maximum(as_tensor(t), number_or_tensor(clip_value_min)), number_or_tensor(clip_value_max))
 
 
-def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False, name: str | None = None) -> Any:
+def matmul(
+    a: TensorLike, b: TensorLike, transpose_a: bool = False, transpose_b: bool = False, name: str | None = None
+) -> Any:
     """Multiplies matrices, or stacks of them. Source: `tf.linalg.matmul`."""
     del name
     a, b = as_tensor(a), as_tensor(b)
     return jnp.matmul(jnp.swapaxes(a, -1, -2) if transpose_a else a, jnp.swapaxes(b, -1, -2) if transpose_b else b)
 
 
-def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
+def tensordot(a: TensorLike, b: TensorLike, axes: Leaf, name: str | None = None) -> Any:
     """Multiplies and adds up over the axes given. Source: `tf.tensordot`."""
     del name
     return jnp.tensordot(as_tensor(a), as_tensor(b), axes)
 
 
-def einsum(equation: str, *inputs: Any) -> Any:
+def einsum(equation: str, *inputs: TensorLike) -> Any:
     """Multiplies and adds up by Einstein's convention. Source: `tf.einsum`."""
     return jnp.einsum(equation, *(as_tensor(part) for part in inputs))
 
 
-def norm(tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: bool = False) -> Any:
+def norm(tensor: TensorLike, ord: Leaf = "euclidean", axis: Axis = None, keepdims: bool = False) -> Any:
     """Returns a norm, of all elements by default. Source: `tf.norm`."""
     array = as_tensor(tensor)
     if ord == "euclidean":
@@ -230,7 +235,7 @@ def norm(tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: bool =
     return jnp.linalg.norm(array.reshape(-1) if axis is None else array, ord, axis, keepdims)
 
 
-def global_norm(t_list: Any, name: str | None = None) -> Any:
+def global_norm(t_list: TensorLike, name: str | None = None) -> Any:
     """Returns the Euclidean norm of all elements of several arrays. Source: `tf.linalg.global_norm`."""
     del name
     return jnp.sqrt(add_n([jnp.sum(jnp.square(as_tensor(part))) for part in t_list if part is not None]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import grain
 import jax
@@ -178,7 +178,7 @@ class _Kept:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, index: Any) -> Tree:
+    def __getitem__(self, index: SupportsIndex) -> Tree:
         number = int(index)
         if number not in self._records:
             self._records[number] = self._dataset[number]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src import context as contexts
+from jaxtribute._src.compat.tf.tensors import ShapeLike, TensorLike
+from jaxtribute._src.types import DType
 from jaxtribute.errors import TraceError
 
 __all__ = [
@@ -33,7 +35,11 @@ def set_seed(seed: int) -> None:
 
 
 def normal(
-    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, seed: int | None = None
+    shape: ShapeLike,
+    mean: TensorLike = 0.0,
+    stddev: TensorLike = 1.0,
+    dtype: DType = np.float32,
+    seed: int | None = None,
 ) -> jax.Array:
     """Returns normally distributed numbers, outside compiled functions.
 
@@ -46,7 +52,11 @@ def normal(
 
 
 def uniform(
-    shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32, seed: int | None = None
+    shape: ShapeLike,
+    minval: TensorLike = 0,
+    maxval: TensorLike = None,
+    dtype: DType = np.float32,
+    seed: int | None = None,
 ) -> jax.Array:
     """Returns evenly distributed numbers of `[minval, maxval)`; by default `[0, 1)`. Otherwise as `normal`.
 
@@ -59,7 +69,11 @@ def uniform(
 
 
 def truncated_normal(
-    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, seed: int | None = None
+    shape: ShapeLike,
+    mean: TensorLike = 0.0,
+    stddev: TensorLike = 1.0,
+    dtype: DType = np.float32,
+    seed: int | None = None,
 ) -> jax.Array:
     """Returns normally distributed numbers within two standard deviations. Otherwise as `normal`.
 
@@ -69,7 +83,9 @@ def truncated_normal(
     return jnp.asarray(mean + stddev * jax.random.truncated_normal(key, -2.0, 2.0, tuple(shape)), dtype)
 
 
-def stateless_normal(shape: Any, seed: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32) -> jax.Array:
+def stateless_normal(
+    shape: ShapeLike, seed: Sequence[int], mean: TensorLike = 0.0, stddev: TensorLike = 1.0, dtype: DType = np.float32
+) -> jax.Array:
     """Returns the normally distributed numbers that belong to a seed of two integers, in compiled functions too.
 
     Source: `tf.random.stateless_normal`.
@@ -77,7 +93,9 @@ def stateless_normal(shape: Any, seed: Any, mean: Any = 0.0, stddev: Any = 1.0, 
     return mean + stddev * jax.random.normal(_key(seed), tuple(shape), dtype)
 
 
-def stateless_uniform(shape: Any, seed: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32) -> jax.Array:
+def stateless_uniform(
+    shape: ShapeLike, seed: Sequence[int], minval: TensorLike = 0, maxval: TensorLike = None, dtype: DType = np.float32
+) -> jax.Array:
     """Returns the evenly distributed numbers that belong to a seed of two integers, in compiled functions too.
 
     Source: `tf.random.stateless_uniform`.
@@ -87,7 +105,7 @@ def stateless_uniform(shape: Any, seed: Any, minval: Any = 0, maxval: Any = None
     return jax.random.uniform(_key(seed), tuple(shape), dtype, minval, 1.0 if maxval is None else maxval)
 
 
-def _key(seed: Any) -> jax.Array:
+def _key(seed: Sequence[int]) -> jax.Array:
     first, second = seed
     return jax.random.fold_in(jax.random.key(first), second)
 

@@ -6,13 +6,14 @@ import struct
 from collections.abc import Sequence
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import grain
 import numpy as np
 
 from jaxtribute._src.compat.tf.dataset import Dataset
 from jaxtribute._src.compat.tf.pipelines import Indexed
+from jaxtribute._src.compat.tf.tensors import TensorLike
 from jaxtribute._src.input.file_records import FileRecords, Places
 from jaxtribute._src.input.text_source import TextLineSource
 from jaxtribute.errors import ArgumentError, InputError
@@ -34,7 +35,7 @@ class TFRecordSource(FileRecords):
     def __init__(self, paths: Sequence[str | PathLike[str]]) -> None:
         super().__init__(paths, _records)
 
-    def __getitem__(self, index: Any) -> np.ndarray[Any, Any]:
+    def __getitem__(self, index: SupportsIndex) -> np.ndarray[Any, Any]:
         return np.array(self._read(index), dtype=object)
 
 
@@ -70,10 +71,10 @@ class _FileDataset(Dataset):
 
     def __init__(
         self,
-        filenames: Any,
+        filenames: TensorLike,
         compression_type: str | None = None,
-        buffer_size: Any = None,
-        num_parallel_reads: Any = None,
+        buffer_size: object = None,
+        num_parallel_reads: object = None,
     ) -> None:
         del buffer_size, num_parallel_reads
         if compression_type:
@@ -107,7 +108,7 @@ class TextLineDataset(_FileDataset):
         return grain.MapDataset.source(TextLineSource(names)).map(lambda line: np.array(line.encode(), dtype=object))
 
 
-def _names(filenames: Any) -> list[str]:
+def _names(filenames: TensorLike) -> list[str]:
     if isinstance(filenames, (str, bytes, PathLike)):
         filenames = [filenames]
     elif isinstance(filenames, Dataset):

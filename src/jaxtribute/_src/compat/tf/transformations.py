@@ -13,13 +13,14 @@ from jaxtribute._src.compat.tf.pipelines import Pipeline, Streamed, take_turns
 from jaxtribute._src.compat.tf.random import data_seed
 from jaxtribute._src.compat.tf.tensors import host_array
 from jaxtribute._src.input.batches import Tree
+from jaxtribute._src.types import Leaf, Nest
 from jaxtribute.errors import ArgumentError
 
 if TYPE_CHECKING:
     from jaxtribute._src.compat.tf.dataset import Dataset
 
 
-def to_host(element: Any) -> Tree:
+def to_host(element: Nest) -> Tree:
     """An element with NumPy leaves. Lists are arrays, as in TensorFlow; tuples and dictionaries are structure."""
     return jax.tree.map(host_array, element, is_leaf=lambda node: isinstance(node, list) or node is None)
 
@@ -38,7 +39,9 @@ class Transformations:
     def _derive(self, pipeline: Pipeline) -> Dataset:
         raise NotImplementedError
 
-    def map(self, map_func: Callable[..., Any], num_parallel_calls: Any = None, deterministic: Any = None) -> Dataset:
+    def map(
+        self, map_func: Callable[..., Any], num_parallel_calls: object = None, deterministic: object = None
+    ) -> Dataset:
         """Changes each element by a function, which gets a tuple's parts as arguments.
 
         It runs as Python, on NumPy arrays, for each element when that is read; the order is always kept.
@@ -54,7 +57,11 @@ class Transformations:
         return self._derive(self._pipeline.stream().filter(lambda element: bool(apply(predicate, element))))
 
     def batch(
-        self, batch_size: Any, drop_remainder: bool = False, num_parallel_calls: Any = None, deterministic: Any = None
+        self,
+        batch_size: Leaf,
+        drop_remainder: bool = False,
+        num_parallel_calls: object = None,
+        deterministic: object = None,
     ) -> Dataset:
         """Joins elements along a new first axis; the last batch may be smaller. Source: `tf.data.Dataset.batch`."""
         del num_parallel_calls, deterministic
@@ -66,13 +73,13 @@ class Transformations:
         del name
         return self.flat_map(_slices)
 
-    def repeat(self, count: Any = None, name: str | None = None) -> Dataset:
+    def repeat(self, count: Leaf = None, name: str | None = None) -> Dataset:
         """Gives all elements several times; by default, or for -1, for ever. Source: `tf.data.Dataset.repeat`."""
         del name
         times = None if count is None else _count("count", count, least=-1)
         return self._derive(self._pipeline.repeat(None if times == -1 else times))
 
-    def shard(self, num_shards: Any, index: Any, name: str | None = None) -> Dataset:
+    def shard(self, num_shards: Leaf, index: Leaf, name: str | None = None) -> Dataset:
         """Keeps every `num_shards`-th element from number `index` on. Source: `tf.data.Dataset.shard`."""
         del name
         shards, first = _count("num_shards", num_shards, least=1), _count("index", index, least=0)
@@ -80,20 +87,24 @@ class Transformations:
             raise ArgumentError(f"shard {first} of {shards} does not exist. HINT: number shards from 0.")
         return self._derive(self._pipeline.cut(first, None, shards))
 
-    def take(self, count: Any, name: str | None = None) -> Dataset:
+    def take(self, count: Leaf, name: str | None = None) -> Dataset:
         """Keeps the first elements; all for -1. Source: `tf.data.Dataset.take`."""
         del name
         number = _count("count", count, least=-1)
         return self._derive(self._pipeline.cut(0, None if number == -1 else number))
 
-    def skip(self, count: Any, name: str | None = None) -> Dataset:
+    def skip(self, count: Leaf, name: str | None = None) -> Dataset:
         """Leaves out the first elements; all for -1. Source: `tf.data.Dataset.skip`."""
         del name
         number = _count("count", count, least=-1)
         return self._derive(self._pipeline.cut(0, 0) if number == -1 else self._pipeline.cut(number, None))
 
     def shuffle(
-        self, buffer_size: Any, seed: int | None = None, reshuffle_each_iteration: bool = True, name: str | None = None
+        self,
+        buffer_size: Leaf,
+        seed: int | None = None,
+        reshuffle_each_iteration: bool = True,
+        name: str | None = None,
     ) -> Dataset:
         """Puts the elements into another order.
 
@@ -128,7 +139,7 @@ class Transformations:
         return self.interleave(map_func, cycle_length=1, name=name)
 
     def interleave(
-        self, map_func: Callable[..., Dataset], cycle_length: int | None = None, block_length: int = 1, **_: Any
+        self, map_func: Callable[..., Dataset], cycle_length: int | None = None, block_length: int = 1, **_: object
     ) -> Dataset:
         """Maps flat like `flat_map`, taking turns at `cycle_length` datasets, 8 by default, by `block_length` elements.
 
@@ -143,7 +154,7 @@ class Transformations:
 
         return self._derive(Streamed(elements))
 
-    def prefetch(self, buffer_size: Any, name: str | None = None) -> Dataset:
+    def prefetch(self, buffer_size: Leaf, name: str | None = None) -> Dataset:
         """Changes nothing: distributed datasets prefetch by themselves. Source: `tf.data.Dataset.prefetch`."""
         del buffer_size, name
         return self._derive(self._pipeline)
@@ -162,14 +173,14 @@ class Transformations:
         return self._derive(self._pipeline.cache())
 
 
-def _count(name: str, value: Any, least: int) -> int:
+def _count(name: str, value: Leaf, least: int) -> int:
     number = int(value)
     if number < least:
         raise ArgumentError(f"{name} is {number}. HINT: give a whole number from {least} up.")
     return number
 
 
-def _slices(*element: Any) -> Dataset:
+def _slices(*element: Nest) -> Dataset:
     from jaxtribute._src.compat.tf.dataset import Dataset
 
     return Dataset.from_tensor_slices(*element) if len(element) == 1 else Dataset.from_tensor_slices(element)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxtribute._src.compat.tf.tensors import as_tensor
+from jaxtribute._src.compat.tf.tensors import ShapeLike, TensorLike, as_tensor
+from jaxtribute._src.types import DType, Leaf
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute._src.values.operators import ArrayOperators
 from jaxtribute._src.values.variable import Variable as JdVariable
@@ -50,18 +51,18 @@ class Variable(metaclass=_IsJaxtributes):
 
     def __new__(
         cls,
-        initial_value: Any = None,
+        initial_value: TensorLike = None,
         trainable: bool | None = None,
         validate_shape: bool = True,
-        caching_device: Any = None,
+        caching_device: object = None,
         name: str | None = None,
-        variable_def: Any = None,
-        dtype: Any = None,
+        variable_def: object = None,
+        dtype: DType = None,
         import_scope: str | None = None,
         constraint: Callable[[Any], Any] | None = None,
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
-        shape: Any = None,
+        shape: ShapeLike = None,
         experimental_enable_variable_lifting: bool = True,
     ) -> JdVariable:
         """Makes the variable."""
@@ -93,7 +94,7 @@ class Variable(metaclass=_IsJaxtributes):
         return variable
 
 
-def _value(initial_value: Any, dtype: Any) -> Any:
+def _value(initial_value: TensorLike, dtype: DType) -> Any:
     if callable(initial_value) and not isinstance(initial_value, ArrayOperators):
         initial_value = initial_value()
     return as_tensor(initial_value, dtype)
@@ -149,7 +150,7 @@ def _leaves(module: Module) -> Iterator[Any]:
         yield from _inside(value)
 
 
-def _inside(value: Any) -> Iterator[Any]:
+def _inside(value: Leaf) -> Iterator[Any]:
     if isinstance(value, (list, tuple)):
         for part in value:
             yield from _inside(part)

@@ -108,6 +108,7 @@ class ThreadEngine:
             task.run()
         except BaseException:  # noqa: BLE001 (another takes its place)
             _LOG.exception("the thread of %s %d ends", role, index)
+            # One that `crash` or `renew` has replaced already ends later than its successor has begun.
             if not self._stopping and self._tasks[role, index][0] is task:
                 self._replace(role, index)
 
@@ -130,6 +131,7 @@ class ThreadEngine:
 
     def renew(self, index: int) -> None:
         """Starts another worker in the place of one, whose thread ends when what it runs has ended."""
+        # A thread cannot be ended from outside: the old one runs on, and nobody listens to it.
         self._tasks["worker", index][0].stop()
         self._replace("worker", index)
 

@@ -121,6 +121,7 @@ class RayEngine:
     def launch(self, role: str, index: int, *arguments: object) -> None:
         """Starts an actor."""
         options: dict[str, Any] = {
+            # A local node of Ray offers one CPU, which all tasks share.
             "num_cpus": 0,
             "max_restarts": -1,
             "max_concurrency": _THREADS,
@@ -149,6 +150,9 @@ class RayEngine:
 
     def define(self, role: str, index: int, key: int, blob: bytes) -> None:
         """Brings code to a task."""
+        # A worker is not waited for: it may be computing.
+        # It asks again for a function that has not come yet; a server has to have the code before the request that uses
+        # it.
         brought = self._actors[role, index].define.remote(key, blob)
         if role != "worker":
             ray.get(brought, timeout=_ANSWER_S)
@@ -191,6 +195,8 @@ class RayEngine:
         self._watcher.start()
 
     def _watch(self, lost: Lost, back: Back) -> None:
+        # `serve` returns when the task has ended, and fails when its process has: in both cases the reference gets
+        # ready.
         serving = {actor.serve.remote(): task for task, actor in self._actors.items()}
         returning: dict[Any, tuple[str, int]] = {}
         while not self._stopping.is_set():
@@ -200,12 +206,15 @@ class RayEngine:
                     return
                 task = serving.pop(ref, None)
                 if task is not None:
+                    # Told before anyone asks the new process: the closures of the old one must be given to others
+                    # first.
                     lost(*task)
                     returning[self._ask(*task)] = task
                     continue
                 task = returning.pop(ref)
                 try:
                     endpoint = ray.get(ref)
+                    # Watched before it is told of, as it may end while the coordinator activates it.
                     serve = self._actors[task].serve.remote()
                     back(*task, endpoint if isinstance(endpoint, Endpoint) else None)
                     serving[serve] = task

@@ -35,6 +35,7 @@ def encode(value: Nest, arrays: list[Any], depth: int = 0) -> Any:
       NotPlainError: something in it is of another type, or nested too deeply.
     """
     if type(value) in _PLAIN:
+        # MessagePack has integers of 64 bits only; larger ones travel as pickles.
         if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**64:
             raise NotPlainError
         return ["v", value]
@@ -43,12 +44,14 @@ def encode(value: Nest, arrays: list[Any], depth: int = 0) -> Any:
     if isinstance(value, Variable):
         value = value.read_value()
     if isinstance(value, ReplicaValues):
+        # Several components would come back as one array, without the devices that they are on.
         if len(value.values) != 1:
             raise NotPlainError
         value = value.values[0]
     if isinstance(value, (jax.Array, np.ndarray, np.generic)):
         arrays.append(_plain_array(value))
         return ["a"]
+    # Of these very types: a named tuple, or a list of a class of its own, would come back without its class.
     if type(value) in (tuple, list):
         kind = "t" if isinstance(value, tuple) else "l"
         return [kind, [encode(item, arrays, depth + 1) for item in cast("Sequence[Any]", value)]]

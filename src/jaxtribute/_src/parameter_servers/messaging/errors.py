@@ -38,11 +38,16 @@ def pack_error(error: BaseException) -> bytes | None:
     if not isinstance(error, Exception):
         return None
     try:
+        # Frames and causes hold objects of the worker, which need not pickle; the traceback travels as text beside the
+        # error.
         error.__traceback__ = error.__cause__ = error.__context__ = None
         blob = cloudpickle.dumps(error)
+        # Tried here: an error whose `__init__` takes other arguments than `args` has pickles but cannot be read back,
+        # and the coordinator, where that would be noticed too late, has only the text then.
         back = cloudpickle.loads(blob)
     except BaseException:  # noqa: BLE001 (its text has to do)
         return None
+    # `__reduce__` may give an object of any class.
     return blob if isinstance(back, Exception) else None
 
 

@@ -92,6 +92,7 @@ class Hub:
         if keys is not None and host is not None:
             tcp = self._listen(keys, host)
         self.endpoint = Endpoint(path, tcp)
+        # ZeroMQ's sockets belong to one thread, so that another thread ends a `receive` through a pair of sockets only.
         name = f"inproc://{uuid.uuid4().hex}"
         self._waking, self._ringing = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
         self._waking.bind(name)
@@ -130,6 +131,8 @@ class Hub:
 
     def send(self, route: Route, frames: Frames) -> None:
         """Answers; a caller that is gone is no error."""
+        # ZeroMQ raises for an identity that is not connected any more only where that is asked for; else it drops the
+        # message.
         socket, identity = route
         with contextlib.suppress(zmq.ZMQError):
             socket.send_multipart([identity, *frames], copy=False)
@@ -174,6 +177,7 @@ class Link:
             self.socket.connect(f"ipc://{endpoint.path}")
             return
         if keys is not None:
+            # The server's key is known from Ray, so that nobody else can answer in its place.
             self.socket.curve_serverkey = keys.called_public
             self.socket.curve_publickey, self.socket.curve_secretkey = keys.caller_public, keys.caller_secret
         self.socket.connect(endpoint.tcp)
@@ -185,6 +189,7 @@ class Link:
     def receive(self, timeout_s: float) -> Frames | None:
         """The frames of the next message, or None after `timeout_s` seconds, or when there will be none."""
         if self._ended is not None:
+            # Whichever comes first: an answer, or the news that the other process is gone and will not answer.
             zmq.select([self.socket, self._ended], [], [], timeout_s)
             timeout_s = 0
         if not self.socket.poll(int(timeout_s * 1e3)):

@@ -125,6 +125,8 @@ class Closure:
         """
         header: Header = {"t": "run", "c": self.key, "n": self.sent, "d": self.definition.key, "v": self.plain}
         header["f"] = floor
+        # Saying so first costs a message there and back. It is asked for only where the process that ran it before
+        # ended, to tell a function that ends processes from one that waited behind it.
         if self.ended:
             header["say"] = 1
         return pack(header, self.arrays)
@@ -199,6 +201,7 @@ class Worker:
         if any(other.timeout_s is not None or other.ended for other in behind):
             return False  # such a closure may end the process, with what waits behind it
         seconds = [other.definition.seconds for other in behind]
+        # Only functions known to be short: what waits behind a long one could run elsewhere meanwhile.
         return len(seconds) <= AHEAD and all(s is not None and s < _SHORT_S for s in seconds)
 
 
@@ -235,6 +238,7 @@ class Numbers:
     def floor(self) -> int:
         """Returns a number below which all have ended."""
         with self._lock:
+            # Numbers are opened in order, and dictionaries keep it: the first that is open is the lowest.
             return next(iter(self._open), self._next + 1)
 
 

@@ -94,6 +94,7 @@ class Cluster:
         self._directory: Path | None = None
         self.epoch = 1
         hub = Hub(settings.folder, settings.keys, engine.host)
+        # All are started before the first is waited for: a process takes seconds to import what it needs.
         for index in range(servers):
             engine.launch("ps", index)
             if self._mirrored:
@@ -123,6 +124,7 @@ class Cluster:
         self.access = Access(
             self.client, self._token, self._persist, lambda header: self.numbers.end(header["once"][0])
         )
+        # A strategy that is dropped without `close` ends its processes, also at the end of the program.
         self._close = weakref.finalize(self, _close, self.dispatcher, self.client, engine, folder)
         try:
             self._start()
@@ -259,6 +261,7 @@ class Cluster:
             try:
                 return function()
             except ServerLostError as error:
+                # Without a mirror the state is gone, and asking again would meet an empty server.
                 if not self._mirrored or not left():
                     raise self._failure or error from None
                 with self._state:
@@ -280,6 +283,8 @@ class Cluster:
             with self._state:
                 self._lost.add(index)
             if self._mirrored:
+                # With a mirror its work goes on when the successor has loaded it; meanwhile a closure would wait at a
+                # worker.
                 self.dispatcher.pause()
                 return
             self._failure = ClusterError(_LOST.format(index))
@@ -290,6 +295,7 @@ class Cluster:
         if role == "worker" or endpoint is None:
             self.dispatcher.back()
             return
+        # The code of optimizers is in no state, and the state names it: it has to be there before the state is loaded.
         for key, (_, blob) in self._code.items():
             self.engine.define(role, index, key, blob)
         if role == "mirror":
@@ -318,6 +324,7 @@ class Cluster:
             if self._mirrored:
                 header["mirror"] = self._mirrors[index].plain()
             requests[index] = header, []
+        # The shared client's lock may be held by a thread that waits for just this server.
         own = Client(None, self.timeout_s)
         own.connect(self.endpoints, self.epoch)
         try:

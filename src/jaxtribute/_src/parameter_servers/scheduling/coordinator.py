@@ -116,6 +116,8 @@ class ClusterCoordinator:
             try:
                 if isinstance(leaf, Variable):
                     raise NotPlainError
+                # What is plain travels with each call; all else belongs to the definition, and travels once for each
+                # worker.
                 plain.append(encode(_fetched(leaf), arrays))
                 constants.append(_PLACE)
             except NotPlainError:
@@ -129,6 +131,8 @@ class ClusterCoordinator:
     def _definition(
         self, fn: Callable[..., Any], tree: jax.tree_util.PyTreeDef, constants: Sequence[Any]
     ) -> Definition:
+        # By identity: comparing constants may be costly, or be the user's code; the same objects are passed again and
+        # again.
         key = fn, tree, tuple(id(constant) for constant in constants)
         try:
             if any(isinstance(constant, np.ndarray) for constant in constants):

@@ -52,6 +52,7 @@ class PerWorkerDataset(PerWorkerValues):
         super().__init__(lambda: _distributed(dataset_fn))
 
     def __iter__(self) -> PerWorkerIterator:
+        # Not `self`, which comes to a worker as the dataset that it stands for.
         dataset_fn = self._dataset_fn
         return PerWorkerIterator(lambda: iter(_distributed(dataset_fn)))
 

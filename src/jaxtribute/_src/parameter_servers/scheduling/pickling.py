@@ -169,6 +169,8 @@ class Pickler(cloudpickle.Pickler):
         if kind is Optimizer and obj.elsewhere is not None:
             return find_optimizer, (obj.elsewhere, obj.transform, obj.trainable_variables)
         inherited = cast("Any", super())
+        # By value: a script, or a module beside it, is on the coordinator's machine only. A library is installed on
+        # all, and its functions may refer to state of their module, of which a copy would be a second one.
         if isinstance(obj, FunctionType) and _of_user(obj.__module__):
             return cast("Any", self)._dynamic_function_reduce(obj)
         return inherited.reducer_override(obj)

@@ -50,6 +50,8 @@ def _start(node: RayNode | None, address: str | None, servers: int, workers: int
     folder = Folder()
     task_settings = TaskSettings(folder.path, Keys.make() if remote else None)
     if node is not None:
+        # Nodes of other machines join when their `jd.Server` does, which takes Ray longer than a process takes to
+        # start.
         options["timeout_s"] = max(options["timeout_s"], START_S)
     try:
         engine: Engine = RayEngine(make_task, task_settings, address, remote=remote, node=node)

@@ -153,6 +153,7 @@ class WorkerTask:
 
         self._link = Link(self._coordinator, self._settings.keys)
         self._client = Client(self._settings.keys, self._timeout_s, self._check)
+        # No retry here: a server that is lost ends the closure, which runs again as a whole once the server is back.
         access = Access(self._client, self._token)
         access.staleness, access.next_is = self._staleness, self._next_is
         self.strategy = ParameterServerStrategy.of_worker(access)
@@ -188,9 +189,11 @@ class WorkerTask:
         header, arrays = unpack(frames)
         if header["t"] == "run":
             attempt = _attempt_of(header)
+            # The answer was lost with a connection: it is given again, and the function does not run again.
             if attempt in self._replies:
                 self._link.send(self._replies[attempt])
                 return None
+            # Sent once more to a connection that was made anew, while this worker has it already.
             if attempt == self._attempt or any(_attempt_of(other) == attempt for other, _ in self._inbox):
                 return None
         return header, arrays
@@ -217,6 +220,8 @@ class WorkerTask:
 
     def _token(self) -> Header:
         self._pushes += 1
+        # The place of the push in the closure, rather than a random name: whoever runs the closure again comes to the
+        # same.
         return {"once": [self._running[0], self._pushes], "floor": self._floor}
 
     def _handle(self, header: Header, arrays: Sequence[Any]) -> None:
@@ -263,6 +268,7 @@ class WorkerTask:
             encoded: Header = {"v": encode(result, values)}
         except NotPlainError:
             values.clear()
+            # Kept for Ray to fetch: nothing that comes over a socket is ever unpickled.
             self._odd[header["c"]] = cloudpickle.dumps(result)
             encoded = {"odd": 1}
         return pack({**reply, **encoded, "ok": 1, "s": time.perf_counter() - start}, values)
@@ -284,6 +290,7 @@ class WorkerTask:
                 return
 
     def _failure(self, key: int, error: BaseException, reply: Header) -> Frames:
+        # Raised where the coordinator waits, it would end a loop of the caller's instead of telling of an error.
         if isinstance(error, StopIteration):
             error = OutOfRangeError("the data of this worker has ended. HINT: repeat() it, or schedule fewer steps.")
         reply = {**reply, "ok": 0, "error": told(error), "trace": trace_of(error)}

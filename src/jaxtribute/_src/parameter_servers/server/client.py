@@ -47,6 +47,7 @@ class Client:
     def connect(self, servers: Sequence[Endpoint], epoch: int) -> None:
         """Takes the servers' addresses; forgets what was pulled if their state is another."""
         with self.lock:
+            # Versions are counted within an epoch: after a restore an old version may name another value.
             if epoch != self.epoch:
                 self.known.clear()
             self.epoch = epoch
@@ -155,6 +156,7 @@ class Exchange:
 
     def dense(self, kind: str, layout: Layout, value: ArrayLike) -> None:
         """Adds an operation on a whole variable."""
+        # Copies of one value, such as a step count beside the variables of each server, are all written.
         for shard, piece in layout.pieces(np.asarray(value)):
             self.operation(shard.server, [kind, shard.key, 1], [piece])
 
@@ -168,6 +170,7 @@ class Exchange:
 
     def pull(self, layout: Layout) -> None:
         """Asks for a variable's value."""
+        # Of copies one will do: they are written together.
         for shard in layout.shards if layout.split else layout.shards[:1]:
             known = self._client.known.get(shard.key)
             self._pulls.setdefault(shard.server, {})[shard.key] = known[0] if known else 0
@@ -197,6 +200,8 @@ class Exchange:
             given = iter(arrays)
             for (key, known), version in zip(self._pulls.get(server, {}).items(), answer["v"], strict=True):
                 if version != known:
+                    # Arrays come only for versions that are new: what has not changed since the last pull does not
+                    # travel.
                     self._client.known[key] = version, next(given)
             rows[server] = list(given)
         return rows

@@ -125,6 +125,8 @@ def next_folder(directory: Path) -> Path:
 
 def complete(path: Path, description: SaveDescription) -> None:
     """Marks a save as complete, and removes others but the last."""
+    # Servers have written and synced their files by now; renaming this one is what makes the save count, all or
+    # nothing.
     temporary = path / f".{_COMPLETE}"
     with temporary.open("w") as file:
         file.write(json.dumps({**asdict(description), "checksum": description.checksum}))

@@ -72,7 +72,9 @@ class ServerTask:
         number = None
         try:
             header, arrays = unpack(frames)
+            # Before anything can fail: an error that names no request would not be taken for its answer.
             number, kind = header["n"], header["t"]
+            # A new process has epoch 0 until it is activated, and one that slept through a restore an old one.
             if kind not in _ALWAYS and header["e"] != self._epoch:
                 return pack({"n": number, "lost": self._index, "epoch": self._epoch})
             if self._mirror is not None and kind in _CHANGES and (kind != "exchange" or header.get("ops")):
@@ -103,6 +105,7 @@ class ServerTask:
         """Makes a shard by code that came through Ray."""
         initial = cloudpickle.loads(self._blobs[header["id"]])
         made_here = np.asarray(initial(tuple(header["shape"]), header["start"]), np.dtype(header["dtype"]))
+        # Such tables are written in place, so the memory must be this process's own: a view of JAX's is read-only.
         value = np.require(made_here, requirements=["C", "W", "O"])
         if value.shape != tuple(header["shape"]):
             raise ClusterError(
@@ -110,6 +113,7 @@ class ServerTask:
                 "HINT: the function that makes it must honour `shape`."
             )
         if self._mirror is not None:
+            # The value itself, rather than the code: computed twice, random numbers might differ.
             self._copy({"keys": [header["key"]], "t": "create", "n": header["n"], "e": header["e"]}, [value])
         self._store.create_rows(header["key"], value)
         return Answer()
@@ -135,6 +139,7 @@ class ServerTask:
         self._mirror = None
         if header.get("mirror"):
             self._mirror = Link(Endpoint(**header["mirror"]), self._settings.keys, once=True)
+            # Each activation sends everything: a mirror that was restarted has nothing of what came before.
             state, arrays = self._store.state()
             if not _asked(self._mirror, {"t": "load", "n": 0, "e": self._epoch, **state}, arrays):
                 raise ClusterError(f"the mirror of server {self._index} takes no state.")

@@ -59,6 +59,8 @@ class ShardOptimizer:
 
 def padded(ids: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """`ids` and `rows` with more of them, up to a power of two, so that few programs are compiled."""
+    # Each number of rows would be a program of its own. The rows that are added belong to row 0 and are not written
+    # back.
     size = max(16, 1 << (len(ids) - 1).bit_length()) if len(ids) else 16
     more = size - len(ids)
     return (

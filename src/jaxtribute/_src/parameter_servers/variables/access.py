@@ -47,6 +47,8 @@ class Access:
         self._ready = None
         if exchange.empty:
             return {}
+        # Drawn once, outside the retry: asked again under the same name, a push that had been applied is not applied
+        # twice.
         header = self._token()
         try:
             return self._retry(lambda: exchange.run(header))
@@ -63,6 +65,7 @@ class Access:
 
     def take_ready(self, program: object) -> int | None:
         """Age of a program's values in pushes if they may be used once more; else None."""
+        # For one use: whoever sends anything in between has changed what the values stand for.
         ready, self._ready = self._ready, None
         if ready is None or ready[0] is not program or ready[1] > self.staleness:
             return None
@@ -106,6 +109,7 @@ class Gather:
 
     def __init__(self, exchange: Exchange, layout: Layout, ids: np.ndarray[Any, Any]) -> None:
         self._layout, self._shape = layout, ids.shape
+        # A batch names popular rows many times; each travels once.
         self._unique, self._inverse = np.unique(ids, return_inverse=True)
         if self._unique.size and not 0 <= self._unique[0] <= self._unique[-1] < layout.shape[0]:
             raise ArgumentError(

@@ -75,6 +75,7 @@ def record(
     Raises:
       TraceError: called inside a JAX transformation, from where they cannot get out.
     """
+    # Inside `jax.grad` or a scan the values belong to an inner trace, and would leave it as leaked tracers.
     if current_trace() is not frame.trace:
         raise escape_error(name)
     frame.operations.append(operation)

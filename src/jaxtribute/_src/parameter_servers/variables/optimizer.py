@@ -127,6 +127,8 @@ class _Needed(Flow[frozenset[int]]):
     def equation(self, eqn: JaxprEqn, given: list[frozenset[int]]) -> list[frozenset[int]]:
         """Dependencies of the operands; rows are mixed by all that is not known to keep them apart."""
         union = frozenset[int]().union(*given)
+        # Unknown operations count as mixing rows: refused wrongly is better than a norm over one shard, taken for all
+        # rows.
         if union & self._split and eqn.primitive.name not in _ROWS_KEPT:
             union |= {-1}
         return [union] * len(eqn.outvars)

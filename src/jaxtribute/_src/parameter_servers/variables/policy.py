@@ -74,6 +74,7 @@ class ServerPolicy(Policy):
 
     def changed(self, frame: TracedFrame, variable: Leaf, value: ArrayLike) -> None:
         """A traced program that gives a variable another value sends the difference, which others' writes survive."""
+        # Other workers push to the variable meanwhile: written whole, this value would undo what they did.
         old = frame.get(variable)
         if variable.dtype == np.bool_:
             record(frame, Operation("assign", variable, 1), [value], variable)

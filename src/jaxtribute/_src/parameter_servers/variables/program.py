@@ -47,6 +47,7 @@ class ServerProgram:
     def __call__(self, leaves: Sequence[Any], within: object = None) -> Any:
         """Runs one step; what it sends to servers is no part of an eager step `within`."""
         del within
+        # Traced by shape: what a step pulls, such as how many rows, is part of its requests.
         shapes = tuple((np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves)
         step = self._steps.get(shapes)
         if step is None:
@@ -79,6 +80,7 @@ class Step:
         self._plain: list[Variable] = [entry for entry in frame.written if isinstance(entry, Variable)]
         wanted = [*jaxpr.outvars[: capture.tree.num_leaves]]
         wanted += [outputs[entry] for entry in (*parts, *self._plain)]
+        # A variable that is only written, or whose rows alone are read, must not be pulled whole.
         small, used = pruned(capture.closed, wanted)
         kept = {id(var) for var, use in zip(jaxpr.invars, used, strict=True) if use}
         self._leaf_places = [i for i, var in enumerate(leaves) if id(var) in kept]
@@ -102,6 +104,7 @@ class Step:
         access = self._access
         if access is None:
             return self._result(self._compute([], leaves))
+        # The values that a client has pulled are shared by the threads of its process.
         with access.client.lock:
             values = self._fetch(access, leaves)
             outputs = self._compute(values, leaves)
@@ -148,6 +151,8 @@ class Step:
         given = iter(outputs[self._count :])
         for operation in self._operations:
             operation.add_to(exchange, [np.asarray(next(given)) for _ in operation.parts])
+        # The pull for the next run of the same step rides on this push: one request to each server a step, rather than
+        # two.
         more = access.follows(self._age)
         if more:
             for variable in self._pulled:

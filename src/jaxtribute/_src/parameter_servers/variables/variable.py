@@ -100,6 +100,7 @@ class ServerVariable(Variable):
 
     def _describe(self, description: VariableDescription, strategy: Strategy) -> None:
         if description.layout.split:
+            # Only the partitioner knows, after `__init__` has begun, whether there are several shards.
             self.__class__ = ShardedVariable  # pyright: ignore[reportAttributeAccessIssue] (it adds methods only)
         self.description = description
         self._name, self._trainable = description.name, description.trainable

@@ -21,7 +21,7 @@ class ConfigProto:
     Source: `tf.compat.v1.ConfigProto`.
     """
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, **fields: object) -> None:
         vars(self).update(fields)
 
     def __eq__(self, other: object) -> bool:

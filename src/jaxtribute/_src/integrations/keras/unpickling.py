@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from jaxtribute._src.parameter_servers.scheduling import pickling
+from jaxtribute._src.types import Nest
+
+if TYPE_CHECKING:
+    from jaxtribute._src.integrations.keras.server_steps import Runner
 
 
 def received(blob: bytes) -> Any:
@@ -22,12 +27,12 @@ def received(blob: bytes) -> Any:
 def runner(blob: bytes) -> Any:
     """A model's steps on a worker, out of the model and its optimizer."""
     model, optimizer = received(blob)
-    from jaxtribute._src.integrations.keras.sending import Runner
+    from jaxtribute._src.integrations.keras.server_steps import Runner
 
     return Runner(model, optimizer, pickling.home().strategy)
 
 
-def run_steps(steps: Any, kind: str, dataset: Any, turn: int, number: int) -> Any:
+def run_steps(steps: Runner, kind: str, dataset: Iterable[Nest], turn: int, number: int) -> Any:
     """Runs some steps of a `runner` on a pass over this worker's dataset; scheduled by a coordinator."""
     batches = steps.batches(kind, dataset, turn)
     logs: Any = {}

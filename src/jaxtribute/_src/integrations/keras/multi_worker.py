@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from keras import callbacks
 
-from jaxtribute._src.integrations.keras import inside
+from jaxtribute._src.integrations.keras import internals
+from jaxtribute._src.integrations.keras.internals import KerasModel
+from jaxtribute._src.types import Foreign, Leaf, Nest
 from jaxtribute.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def several(strategy: Strategy) -> bool:
     return strategy.extended.input_context().num_input_pipelines > 1
 
 
-def silenced(method: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def silenced(method: Callable[..., Any], model: KerasModel, args: Leaf, kwargs: Leaf) -> tuple[Any, Any]:
     """The arguments of `fit`, `evaluate` or `predict` for a worker that is not the first."""
     bound = inspect.signature(method).bind(model, *args, **kwargs)
     bound.arguments["verbose"] = 0
@@ -48,30 +50,30 @@ def silenced(method: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> 
     return bound.args[1:], bound.kwargs
 
 
-def _writes(callback: Any) -> bool:
+def _writes(callback: Foreign) -> bool:
     if isinstance(callback, callbacks.BackupAndRestore):
-        inside.writes_nothing(callback)  # it restores on every worker
+        internals.writes_nothing(callback)  # it restores on every worker
         return False
     return isinstance(callback, _WRITERS)
 
 
-def sharded(x: Any, strategy: Strategy) -> Any:
+def sharded(x: Nest, strategy: Strategy) -> Any:
     """A dataset whose files or records the workers can share out, as a distributed one; all else as it is."""
-    if inside.is_dataset(x):
+    if internals.is_dataset(x):
         return strategy.experimental_distribute_dataset(x)
     return x
 
 
-def in_one_order(adapter: Any, strategy: Strategy) -> Iterator[Any]:
+def in_one_order(adapter: Foreign, strategy: Strategy) -> Iterator[Any]:
     """An adapter's batches, shuffled as on the first worker.
 
     Raises:
       InputError: a `PyDataset` that other threads shuffle.
     """
     iterator = adapter.get_jax_iterator()
-    if not inside.shuffles(adapter):
+    if not internals.shuffles(adapter):
         return iterator
-    threaded = inside.read_by_threads(adapter)
+    threaded = internals.read_by_threads(adapter)
     if threaded is not None:
         raise InputError(
             f"{threaded!r} has workers={threaded.workers}, which would shuffle it in another order "

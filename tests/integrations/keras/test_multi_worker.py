@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import keras_workers
 import numpy as np
 import pytest
+from keras_models import X, assert_same, classifier, keras, trained
 
 import jaxtribute as jd
-import keras_workers
-from jaxtribute._src.integrations.keras import workers
+from jaxtribute._src.integrations.keras import multi_worker
 from jaxtribute._src.testing.shared import SharedRunners
-from keras_models import X, assert_same, classifier, keras, trained
 
 
 @pytest.mark.slow
@@ -38,19 +38,19 @@ def test_training_on_two_workers(multi_process: SharedRunners, tmp_path: Path) -
 
 
 def test_a_process_that_is_alone_shows_and_writes(four: jd.Strategy) -> None:
-    assert workers.is_first(four)
-    assert not workers.several(four)
+    assert multi_worker.is_first(four)
+    assert not multi_worker.several(four)
 
 
 def test_who_is_not_the_first_is_silent() -> None:
     def fit(self: Any, x: Any = None, verbose: Any = "auto", callbacks: Any = None) -> None: ...
 
     stop = keras.callbacks.TerminateOnNaN()
-    args, kwargs = workers.silenced(fit, "model", (X,), {"callbacks": [stop, keras.callbacks.CSVLogger("log")]})
+    args, kwargs = multi_worker.silenced(fit, "model", (X,), {"callbacks": [stop, keras.callbacks.CSVLogger("log")]})
     assert (args[0] is X, args[1:], kwargs) == (True, (0, [stop]), {})
-    assert workers.silenced(fit, "model", (), {"callbacks": stop}) == ((), {"verbose": 0, "callbacks": [stop]})
+    assert multi_worker.silenced(fit, "model", (), {"callbacks": stop}) == ((), {"verbose": 0, "callbacks": [stop]})
     listed = keras.callbacks.CallbackList([stop])
-    assert workers.silenced(fit, "model", (X, 1, listed), {})[0][1:] == (0, listed)
+    assert multi_worker.silenced(fit, "model", (X, 1, listed), {})[0][1:] == (0, listed)
 
 
 def test_random_numbers_of_their_own(four: jd.Strategy) -> None:
@@ -61,8 +61,8 @@ def test_random_numbers_of_their_own(four: jd.Strategy) -> None:
         def get_jax_iterator(self) -> Any:
             return (np.random.randint(1 << 30) for _ in range(3))
 
-    first = list(workers._seeded(Adapter().get_jax_iterator(), 5))  # pyright: ignore[reportPrivateUsage]
+    first = list(multi_worker._seeded(Adapter().get_jax_iterator(), 5))  # pyright: ignore[reportPrivateUsage]
     state = str(np.random.get_state())
-    assert first == list(workers._seeded(Adapter().get_jax_iterator(), 5))  # pyright: ignore[reportPrivateUsage]
+    assert first == list(multi_worker._seeded(Adapter().get_jax_iterator(), 5))  # pyright: ignore[reportPrivateUsage]
     assert str(np.random.get_state()) == state
-    assert len(list(workers.in_one_order(Adapter(), four))) == 3
+    assert len(list(multi_worker.in_one_order(Adapter(), four))) == 3

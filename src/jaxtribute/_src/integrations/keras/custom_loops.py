@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.integrations.keras import share
-from jaxtribute._src.integrations.keras.inside import in_stateless_scope
+from jaxtribute._src.integrations.keras.internals import KerasOptimizer, KerasVariable, in_stateless_scope
+from jaxtribute._src.types import Array, Leaf, Nest
 from jaxtribute._src.values.enums import ReduceOp
 
 
@@ -38,7 +39,7 @@ def own_replica() -> ReplicaContext | None:
     return replica
 
 
-def together(variable: Any, value: Any) -> Any:
+def together(variable: KerasVariable, value: Array) -> Any:
     """Writes once for all replicas, by Keras's rules.
 
     Args:
@@ -57,7 +58,9 @@ def together(variable: Any, value: Any) -> Any:
     return value  # weights and slots, which summed gradients keep alike
 
 
-def summed_gradients(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+def summed_gradients(
+    original: Callable[..., Any], optimizer: KerasOptimizer, grads: Nest, trainable_variables: Nest = None
+) -> Any:
     """An optimizer's `apply`, which in a replica function sums the gradients over the replicas first."""
     replica = own_replica()
     if replica is None or _applying.active or in_stateless_scope():
@@ -71,11 +74,11 @@ def summed_gradients(original: Callable[..., Any], optimizer: Any, grads: Any, t
         return original(optimizer, grads, trainable_variables)
 
 
-def initialized_now(original: Callable[..., Any], variable: Any, initializer: Callable[..., Any]) -> None:
+def initialized_now(original: Callable[..., Any], variable: KerasVariable, initializer: Callable[..., Any]) -> None:
     """Gives a Keras variable its first value, computed at once also where a model is built in a traced function."""
 
     @functools.wraps(initializer)
-    def now(*args: Any, **kwargs: Any) -> Any:
+    def now(*args: Leaf, **kwargs: Leaf) -> Any:
         with jax.ensure_compile_time_eval():
             return initializer(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""`fit` and `evaluate` under `ParameterServerStrategy`: steps that a coordinator schedules on workers."""
+"""`fit` and `evaluate` under `ParameterServerStrategy`: a model goes to workers, where its steps are scheduled."""
 
 from __future__ import annotations
 
@@ -10,24 +10,72 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
+import keras
 import numpy as np
 
 from jaxtribute._src import context as contexts
+from jaxtribute._src.integrations.keras import internals
 from jaxtribute._src.integrations.keras.data import UnsizedAdapter
-from jaxtribute._src.integrations.keras.remote import run_steps
-from jaxtribute._src.integrations.keras.sending import Runner
-from jaxtribute._src.integrations.keras.shipping import shipped_runner
-from jaxtribute._src.integrations.keras.slots import optimizer_on_servers
+from jaxtribute._src.integrations.keras.internals import KerasModel, KerasOptimizer
+from jaxtribute._src.integrations.keras.server_optimizer import optimizer_on_servers
+from jaxtribute._src.integrations.keras.server_steps import Runner
 from jaxtribute._src.integrations.keras.steps import Lists, Logs
 from jaxtribute._src.integrations.keras.trainer import SCHEDULER, scheduler_of
+from jaxtribute._src.integrations.keras.unpickling import run_steps, runner
 from jaxtribute._src.integrations.keras.variables import adopt
+from jaxtribute._src.parameter_servers.scheduling import pickling
 from jaxtribute._src.parameter_servers.scheduling.coordinator import ClusterCoordinator
-from jaxtribute._src.parameter_servers.scheduling.per_worker import PerWorkerDataset
+from jaxtribute._src.parameter_servers.scheduling.per_worker import PerWorkerDataset, PerWorkerValues
+from jaxtribute._src.types import Leaf, Nest
 
 if TYPE_CHECKING:
     from jaxtribute._src.input.creator import DatasetCreator
+    from jaxtribute._src.input.options import InputOptions
     from jaxtribute._src.parameter_servers.scheduling.remote_value import RemoteValue
     from jaxtribute._src.strategies.base import Strategy
+
+_NOT_SENT = dict.fromkeys(
+    (
+        "train_function",
+        "test_function",
+        "predict_function",
+        "history",
+        "_jax_state",
+        "_eval_epoch_iterator",
+        "_jaxtribute_servers",
+    )
+)
+"""Attributes of models that belong to the coordinator's process."""
+
+
+class ModelPickler(pickling.Pickler):
+    """Copies Keras objects by their attributes, so that they need no `get_config`.
+
+    Keras itself would save and load a model, which makes new variables, and needs all classes registered.
+    """
+
+    def reducer_override(self, obj: Leaf) -> Any:
+        """Form in which an object travels."""
+        if isinstance(obj, (internals.KerasSaveable, keras.Variable)):
+            state = {name: None if name in _NOT_SENT else value for name, value in obj.__dict__.items()}
+            return bare, (type(obj),), state
+        if isinstance(obj, internals.tracked_dicts):
+            return dict, (list(obj.items()),)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType, reportUnknownMemberType]
+        if type(obj) in internals.tracked_lists:
+            return internals.tracked_lists[type(obj)], (list(obj),)
+        return super().reducer_override(obj)
+
+
+def bare(kind: type[Any]) -> Any:
+    """An object without attributes, made without `__init__`."""
+    return object.__new__(kind)
+
+
+def shipped_runner(model: KerasModel, optimizer: KerasOptimizer) -> PerWorkerValues:
+    """A model's steps, as each worker gets its own of."""
+    blob = pickling.dumps((model, optimizer), ModelPickler)
+    return PerWorkerValues(lambda: runner(blob))
+
 
 Function = Callable[[Any, Iterator[Any]], tuple[Any, Any]]
 _passes = itertools.count(1)
@@ -76,7 +124,7 @@ class ScheduledAdapter(UnsizedAdapter):
         yield jax.tree.map(lambda leaf: np.zeros([n or 1 for n in leaf.shape], leaf.dtype), spec)
 
 
-def _dataset(dataset_fn: Callable[[Any], Any], options: Any) -> Any:
+def _dataset(dataset_fn: Callable[[Any], Any], options: InputOptions | None) -> Any:
     return contexts.current().strategy.distribute_datasets_from_function(dataset_fn, options)
 
 
@@ -88,7 +136,7 @@ class Scheduler:
       strategy: its strategy.
     """
 
-    def __init__(self, model: Any, strategy: Strategy) -> None:
+    def __init__(self, model: KerasModel, strategy: Strategy) -> None:
         self._coordinator = ClusterCoordinator(strategy)
         self._model, self._strategy = model, strategy
         self._ahead = _AHEAD * self._coordinator.workers
@@ -103,7 +151,7 @@ class Scheduler:
         runner = shipped_runner(model, optimizer)
         here: list[Runner] = []
 
-        def call(state: Any, batches: Iterator[Any]) -> tuple[Logs, Any]:
+        def call(state: Nest, batches: Iterator[Any]) -> tuple[Logs, Any]:
             first = next(batches)
             if isinstance(first, Turn):
                 return self._schedule((runner, kind, first.dataset, first.number, model.steps_per_execution)), state
@@ -141,7 +189,7 @@ class Scheduler:
         self.logs = last.fetch()
 
 
-def make_function(model: Any, strategy: Strategy, kind: str) -> Function:
+def make_function(model: KerasModel, strategy: Strategy, kind: str) -> Function:
     """Runs `fit` and `evaluate` under a `ParameterServerStrategy`."""
     lists = Lists.of(model)
     for variable in (*lists.trainable, *lists.layers, *lists.metrics):

@@ -9,14 +9,16 @@ import jax.numpy as jnp
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.function import function
-from jaxtribute._src.integrations.keras import inside
+from jaxtribute._src.integrations.keras import internals
+from jaxtribute._src.integrations.keras.internals import KerasModel
 from jaxtribute._src.integrations.keras.merging import State, start_of_layers, start_of_metrics
+from jaxtribute._src.integrations.keras.server_optimizer import clips_before
 from jaxtribute._src.integrations.keras.share import Share, entered
 from jaxtribute._src.integrations.keras.steps import Lists, Logs, rows_of
-from jaxtribute._src.integrations.keras.transform import clips_before
 from jaxtribute._src.optimizer.optimizer import Optimizer
 from jaxtribute._src.parameter_servers.scheduling.worker_task import current_worker_index
 from jaxtribute._src.strategies.base import Strategy
+from jaxtribute._src.types import Nest
 
 
 class Runner:
@@ -28,13 +30,13 @@ class Runner:
       strategy: the strategy in this process.
     """
 
-    def __init__(self, model: Any, optimizer: Optimizer | None, strategy: Strategy) -> None:
+    def __init__(self, model: KerasModel, optimizer: Optimizer | None, strategy: Strategy) -> None:
         self._model, self._lists, self._optimizer = model, Lists.of(model), optimizer
         self._strategy, self._worker = strategy, current_worker_index() or 0
         self._passes: dict[str, tuple[int, Any]] = {}
         self._steps = {"train": self._compiled(self._train), "test": self._compiled(self._test)}
 
-    def batches(self, kind: str, dataset: Any, turn: int) -> Iterator[Any]:
+    def batches(self, kind: str, dataset: Iterable[Nest], turn: int) -> Iterator[Any]:
         """The pass number `turn` over a dataset; the last one for training, and for evaluation, is kept."""
         known = self._passes.get(kind)
         if known is None or known[0] != turn:
@@ -52,12 +54,12 @@ class Runner:
 
     def _compiled(self, step: Callable[[Any], Logs]) -> Callable[[Any], Logs]:
         @function
-        def compiled(batch: Any) -> Logs:
+        def compiled(batch: Nest) -> Logs:
             return self._strategy.run(step, args=(batch,))
 
         return compiled
 
-    def _train(self, batch: Any) -> Logs:
+    def _train(self, batch: Nest) -> Logs:
         lists, share = self._lists, self._share(batch)
         trainable, layers, slots, metrics = map(
             _values, (lists.trainable, lists.layers, lists.optimizer, lists.metrics)
@@ -67,7 +69,7 @@ class Runner:
             logs, state = self._model.train_step((trainable, start[0], slots, start[1]), batch)
         gradients = share.gradients
         if gradients is not None and clips_before(self._model.optimizer):
-            gradients = inside.clipped(self._model.optimizer, gradients)
+            gradients = internals.clipped(self._model.optimizer, gradients)
         _send(lists.trainable, trainable, state[0])
         _send(lists.layers, start[0], state[1])
         _send(lists.metrics, start[1], state[3])
@@ -75,7 +77,7 @@ class Runner:
             self._optimizer.apply_gradients(gradients)
         return logs
 
-    def _test(self, batch: Any) -> Logs:
+    def _test(self, batch: Nest) -> Logs:
         lists, share = self._lists, self._share(batch)
         trainable, layers, metrics = map(_values, (lists.trainable, lists.layers, lists.metrics))
         start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
@@ -85,7 +87,7 @@ class Runner:
         _send(lists.metrics, start[1], state[2])
         return logs
 
-    def _share(self, batch: Any) -> Share:
+    def _share(self, batch: Nest) -> Share:
         context = contexts.current().replica
         assert context is not None
         rows = rows_of(batch)

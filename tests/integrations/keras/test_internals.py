@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from keras_models import X, Y, classifier, keras
 
 import jaxtribute as jd
-from jaxtribute._src.integrations.keras import inside, patches
-from keras_models import X, Y, classifier, keras
+from jaxtribute._src.integrations.keras import internals, patches
 
 
 def parameters(function: Any) -> list[str]:
@@ -59,7 +59,7 @@ def test_a_variable_keeps_its_array_in_one_attribute() -> None:
     variable = keras.Variable(np.zeros(2))
     variable.assign([1.0, 2.0])
     assert np.asarray(vars(variable)["_value"]).tolist() == [1, 2]
-    inside.set_path(variable, "a/b")
+    internals.set_path(variable, "a/b")
     assert variable.path == "a/b"
 
 
@@ -67,20 +67,20 @@ def test_a_scope_without_state_keeps_what_variables_get() -> None:
     variable = keras.Variable(np.zeros(2))
     other = keras.Variable(np.zeros(2))
     with keras.StatelessScope(state_mapping=[(variable, np.ones(2))]) as scope:
-        assert [inside.is_lost(one) for one in (variable, other)] == [False, True]
-        assert inside.in_stateless_scope()
+        assert [internals.is_lost(one) for one in (variable, other)] == [False, True]
+        assert internals.in_stateless_scope()
         assert np.asarray(variable.value).tolist() == [1, 1]
         variable.assign([3.0, 4.0])
     assert np.asarray(scope.get_current_value(variable)).tolist() == [3, 4]
     assert np.asarray(variable.value).tolist() == [0, 0]
-    assert not inside.in_stateless_scope()
+    assert not internals.in_stateless_scope()
 
 
 def test_variables_of_optimizers_are_made_in_their_scope_of_names() -> None:
     seen: list[bool] = []
 
     def noting(cls: type[Any], *_: Any, **__: Any) -> Any:
-        seen.append(inside.made_by_optimizer())
+        seen.append(internals.made_by_optimizer())
         return object.__new__(cls)
 
     optimizer = keras.optimizers.SGD(momentum=0.9)
@@ -108,7 +108,7 @@ def test_states_of_the_trainer_come_in_this_order() -> None:
         model.metrics_variables,
     )
     assert [len(one) for one in state] == [len(part) for part in parts]
-    names = parameters(inside.JAXTrainer._get_jax_state)
+    names = parameters(internals.JAXTrainer._get_jax_state)
     assert names[1:5] == [f"{kind}_variables" for kind in ("trainable", "non_trainable", "optimizer", "metrics")]
 
 
@@ -128,7 +128,7 @@ def test_a_step_function_takes_a_state_and_an_iterator_of_batches() -> None:
 
 
 def test_the_trainers_own_methods_take_what_a_replica_gives() -> None:
-    names = parameters(inside.JAXTrainer.compute_loss_and_updates)
+    names = parameters(internals.JAXTrainer.compute_loss_and_updates)
     assert names[1:7] == [
         "trainable_variables",
         "non_trainable_variables",
@@ -138,44 +138,44 @@ def test_the_trainers_own_methods_take_what_a_replica_gives() -> None:
         "sample_weight",
     ]
     assert {"training", "optimizer_variables"} <= set(names)
-    assert parameters(inside.JAXTrainer.train_step)[1:] == ["state", "data"]
-    assert parameters(inside.JAXTrainer.test_step)[1:] == ["state", "data"]
-    assert parameters(inside.JAXTrainer.predict_step)[1:] == ["state", "data"]
+    assert parameters(internals.JAXTrainer.train_step)[1:] == ["state", "data"]
+    assert parameters(internals.JAXTrainer.test_step)[1:] == ["state", "data"]
+    assert parameters(internals.JAXTrainer.predict_step)[1:] == ["state", "data"]
 
 
 def test_metrics_are_updated_without_state() -> None:
     model = classifier()
     model.fit(X, Y, verbose=0)
     before = [variable.value for variable in model.metrics_variables]
-    logs, after = inside.updated_metrics(model, before, np.float32(2), X[:2], Y[:2], np.zeros((2, 3)), None)
+    logs, after = internals.updated_metrics(model, before, np.float32(2), X[:2], Y[:2], np.zeros((2, 3)), None)
     assert {"loss", "accuracy"} <= logs.keys()
     assert len(after) == len(before)
-    assert not inside.has_own_train_step(model)
-    assert inside.loss_tracker(model).name == "loss"
-    assert inside.loss_tracker(keras.Sequential([])) is None
+    assert not internals.has_own_train_step(model)
+    assert internals.loss_tracker(model).name == "loss"
+    assert internals.loss_tracker(keras.Sequential([])) is None
 
 
 def test_a_model_says_what_it_must_see_first() -> None:
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=["mae"])
-    assert inside.is_unbuilt(model)
+    assert internals.is_unbuilt(model)
     model.fit(X, X[:, :1], verbose=0)
-    assert not inside.is_unbuilt(model)
+    assert not internals.is_unbuilt(model)
 
 
 def test_an_epoch_reads_its_adapter_batch_by_batch() -> None:
     """Without the argument for stacked batches, which the scanning trainer has, an adapter gives single ones."""
-    epoch = inside.JAXEpochIterator(X, Y, batch_size=5, steps_per_execution=3)
+    epoch = internals.JAXEpochIterator(X, Y, batch_size=5, steps_per_execution=3)
     assert [len(x) for x, _ in epoch.data_adapter.get_jax_iterator()] == [5, 5, 5, 1]
     assert epoch.steps_per_epoch is None
-    assert not inside.shuffles(epoch.data_adapter)
-    assert inside.shuffles(inside.JAXEpochIterator(X, Y, shuffle=True).data_adapter)
-    assert inside.read_by_threads(epoch.data_adapter) is None
+    assert not internals.shuffles(epoch.data_adapter)
+    assert internals.shuffles(internals.JAXEpochIterator(X, Y, shuffle=True).data_adapter)
+    assert internals.read_by_threads(epoch.data_adapter) is None
 
 
 def test_adapters_may_know_no_lengths() -> None:
     for name in ("num_batches", "batch_size", "has_partial_batch", "partial_batch_size"):
-        assert isinstance(getattr(inside.DataAdapter, name), property)
+        assert isinstance(getattr(internals.DataAdapter, name), property)
 
 
 def test_losses_are_reduced_and_moments_taken_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_losses_are_reduced_and_moments_taken_in_one_place(monkeypatch: pytest.M
     def noted(name: str, original: Any) -> Any:
         return lambda *args, **kwargs: (calls.append(name), original(*args, **kwargs))[1]
 
-    for module, name in ((inside.losses_module, "reduce_weighted_values"), (inside.nn, "moments")):
+    for module, name in ((internals.losses_module, "reduce_weighted_values"), (internals.nn, "moments")):
         monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
     keras.losses.MeanSquaredError()(X, X)
     keras.layers.BatchNormalization()(X, training=True)
@@ -194,44 +194,44 @@ def test_losses_are_reduced_and_moments_taken_in_one_place(monkeypatch: pytest.M
 def test_what_an_optimizer_keeps() -> None:
     optimizer = keras.optimizers.AdamW(0.5, clipvalue=1.0)
     variables = [keras.Variable(np.zeros(2)), keras.Variable(np.zeros(2))]
-    inside.exclude_from_decay(optimizer, variables[:1])
+    internals.exclude_from_decay(optimizer, variables[:1])
     optimizer.build(variables)
-    assert [inside.decays(optimizer, variable) for variable in variables] == [False, True]
+    assert [internals.decays(optimizer, variable) for variable in variables] == [False, True]
     plain = keras.optimizers.SGD()
     plain.build(variables)
-    assert inside.decays(plain, variables[0])
-    assert np.asarray(inside.clipped(optimizer, [np.full(2, 3.0)])[0]).tolist() == [1, 1]
-    assert float(inside.learning_rate(optimizer)) == 0.5
+    assert internals.decays(plain, variables[0])
+    assert np.asarray(internals.clipped(optimizer, [np.full(2, 3.0)])[0]).tolist() == [1, 1]
+    assert float(internals.learning_rate(optimizer)) == 0.5
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
-    assert inside.learning_rate(keras.optimizers.SGD(schedule)) is schedule
+    assert internals.learning_rate(keras.optimizers.SGD(schedule)) is schedule
 
 
 def test_containers_tell_their_layer() -> None:
     layer = keras.layers.Layer()
     layer.listed, layer.named = [1], {"a": 2}
-    assert type(layer.listed) in inside.tracked_lists
-    assert isinstance(layer.named, inside.tracked_dicts)
+    assert type(layer.listed) in internals.tracked_lists
+    assert isinstance(layer.named, internals.tracked_dicts)
 
 
 def test_datasets_and_callbacks(tmp_path: Any) -> None:
     import grain
 
-    assert inside.is_dataset(grain.MapDataset.range(3))
-    assert not inside.is_dataset(X)
-    assert inside.is_default(keras.callbacks.Callback().on_batch_end)
+    assert internals.is_dataset(grain.MapDataset.range(3))
+    assert not internals.is_dataset(X)
+    assert internals.is_default(keras.callbacks.Callback().on_batch_end)
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
     assert callable(backup._save_model)
-    inside.writes_nothing(backup)
+    internals.writes_nothing(backup)
     backup.on_epoch_end(0)
     assert not list(tmp_path.iterdir())
     assert backup.delete_checkpoint is False
 
 
 def test_classes_that_models_and_optimizers_are_of() -> None:
-    assert issubclass(keras.Model, inside.JAXTrainer)
+    assert issubclass(keras.Model, internals.JAXTrainer)
     assert issubclass(keras.optimizers.LossScaleOptimizer, keras.optimizers.Optimizer)
     for kind in (keras.Model, keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric):
-        assert issubclass(kind, inside.KerasSaveable)
+        assert issubclass(kind, internals.KerasSaveable)
     assert parameters(keras.optimizers.Optimizer.stateless_apply)[1:] == [
         "optimizer_variables",
         "grads",

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from jaxtribute._src.integrations.keras.transform import KerasTransform, nested
 from keras_models import keras
+
+from jaxtribute._src.integrations.keras.server_optimizer import KerasTransform, nested
 
 optimizers: Any = keras.optimizers
 KINDS: dict[str, Callable[[], Any]] = {
