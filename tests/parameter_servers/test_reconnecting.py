@@ -112,6 +112,32 @@ def cabled(workers: int = 1) -> Generator[tuple[ClusterCoordinator, Cable]]:
         yield ClusterCoordinator(strategy), engine.cable
 
 
+class FarEngine(ThreadEngine):
+    """Threads whose servers are reached as those of other machines are: over TCP, with keys."""
+
+    host: str | None = LOOPBACK
+
+    def endpoint(self, role: str, index: int, timeout_s: float) -> Endpoint:
+        return replace(super().endpoint(role, index, timeout_s), path="")
+
+
+def far_task(role: str, index: int, settings: TaskSettings, _: str | None, *arguments: Any) -> Any:
+    return make_task(role, index, settings, LOOPBACK, *arguments)
+
+
+def test_servers_on_other_machines_are_asked_with_keys() -> None:
+    folder = Folder()
+    settings = TaskSettings(folder.path, Keys.make())
+    cluster = Cluster(FarEngine(far_task, settings), folder, settings, servers=2, workers=1, timeout_s=20.0)
+    with ParameterServerStrategy.of_cluster(cluster) as strategy:
+        with strategy.scope():
+            count = jd.Variable(0)
+        coordinator = ClusterCoordinator(strategy)
+        coordinator.schedule(jd.function(lambda: count.assign_add(1)))
+        coordinator.join()
+        assert int(count) == 1
+
+
 def fetched(remote: Any) -> Any:
     """The result of a function, or an error after a while; a hang would be the end of the test."""
     found: list[Any] = []

@@ -80,6 +80,7 @@ class Cluster:
         self.engine, self._folder, self.timeout_s = engine, folder, timeout_s
         self.servers, self.workers, self._mirrored = servers, workers, bool(replicas)
         self._partitioner = partitioner
+        self._keys = settings.keys
         self.numbers = Numbers()
         self.keys = itertools.count(1)
         self.definitions = itertools.count(1)
@@ -325,7 +326,7 @@ class Cluster:
                 header["mirror"] = self._mirrors[index].plain()
             requests[index] = header, []
         # The shared client's lock may be held by a thread that waits for just this server.
-        own = Client(None, self.timeout_s)
+        own = Client(self._keys, self.timeout_s)
         own.connect(self.endpoints, self.epoch)
         try:
             own.call(requests)
