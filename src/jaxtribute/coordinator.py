@@ -1,7 +1,7 @@
 """`jd.coordinator`: functions scheduled on the workers of a cluster, variables on its parameter servers."""
 
 from jaxtribute._src.parameter_servers.scheduling.coordinator import ClusterCoordinator
-from jaxtribute._src.parameter_servers.scheduling.dataset import PerWorkerDataset, PerWorkerValues
+from jaxtribute._src.parameter_servers.scheduling.per_worker import PerWorkerDataset, PerWorkerValues
 from jaxtribute._src.parameter_servers.scheduling.remote_value import RemoteValue
 from jaxtribute._src.parameter_servers.scheduling.worker_task import (
     current_worker_index as experimental_get_current_worker_index,

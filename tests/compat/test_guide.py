@@ -11,8 +11,7 @@ from compat.seed_cases import CASES
 from compat.write_guide import GUIDE, with_tables
 from jaxtribute._src.compat.catalog import notes, others
 from jaxtribute._src.compat.catalog.distribute import MODULES
-from jaxtribute._src.compat.catalog.entries import Kind, exists, resolve
-from jaxtribute._src.compat.catalog.lookup import distribute_entries, entry_of, names, why_absent
+from jaxtribute._src.compat.catalog.lookup import Kind, distribute_entries, entry_of, exists, names, resolve, why_absent
 
 SURFACE = Path(os.environ.get("JAXTRIBUTE_SURFACE", GUIDE.parents[2] / "shared" / "reference" / "surface.md"))
 needs_surface = pytest.mark.skipif(

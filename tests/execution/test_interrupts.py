@@ -338,18 +338,18 @@ def test_an_interrupt_of_a_save(tmp_path: Path) -> None:
 
 GUARDED = """
     checkpoint/background checkpoint/checkpoint checkpoint/committing checkpoint/files checkpoint/leaves
-    checkpoint/manager checkpoint/owner checkpoint/preemption checkpoint/preemption_agreement
-    checkpoint/restoring checkpoint/sidecar cluster/runtime cluster/server cluster/waiting execution/eager
-    execution/interrupts execution/rendezvous folders integrations/keras/servers launcher/family launcher/launch
-    launcher/node parameter_servers/engines/engines parameter_servers/engines/ray_engine
-    parameter_servers/engines/ray_node parameter_servers/engines/starting parameter_servers/messaging/transport
-    parameter_servers/scheduling/closure_queue parameter_servers/scheduling/closures
-    parameter_servers/scheduling/coordinator parameter_servers/scheduling/remote_value parameter_servers/server/client
-    parameter_servers/server/saves parameter_servers/variables/access parameter_servers/variables/variable
-    values/stored
+    checkpoint/manager checkpoint/owner checkpoint/preemption checkpoint/preemption_agreement checkpoint/restoring
+    checkpoint/sidecar cluster/runtime cluster/server cluster/waiting execution/eager execution/interrupts
+    execution/rendezvous folders integrations/keras/scheduling launcher/family launcher/launch launcher/node
+    parameter_servers/engines/engine parameter_servers/engines/ray_engine parameter_servers/engines/ray_node
+    parameter_servers/messaging/transport parameter_servers/scheduling/closure_queue
+    parameter_servers/scheduling/closures parameter_servers/scheduling/coordinator
+    parameter_servers/scheduling/dispatcher parameter_servers/scheduling/remote_value
+    parameter_servers/scheduling/starting parameter_servers/server/client parameter_servers/server/saves
+    parameter_servers/variables/access parameter_servers/variables/variable values/stored
 """
 """Files whose functions hold locks, or leave something half done, in the main thread, where signals raise."""
-ELSEWHERE = {"ClosureQueue._serve", "ClosureQueue._turn", "ClosureQueue._settle_unread", "LocalNode.run"}
+ELSEWHERE = {"Dispatcher._serve", "Dispatcher._turn", "Dispatcher._settle_unread", "LocalNode.run"}
 """Functions of them that run in a thread of their own alone, or in a loop that takes signals: there none raises."""
 
 

@@ -17,7 +17,7 @@ from jax import lax
 from jaxtribute._src.jaxprs.core import JaxprEqn, opened
 from jaxtribute._src.jaxprs.flow import Flow
 from jaxtribute._src.optimizer.slots import optax_rules
-from jaxtribute._src.parameter_servers.variables.optimizing import check_separable
+from jaxtribute._src.parameter_servers.variables.optimizer import check_separable
 from jaxtribute.errors import ArgumentError
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute._src.parameter_servers.engines.engines import ThreadEngine
-from jaxtribute._src.parameter_servers.engines.starting import start_in_threads
+from jaxtribute._src.parameter_servers.engines.engine import ThreadEngine
+from jaxtribute._src.parameter_servers.scheduling.starting import start_in_threads
 from jaxtribute._src.parameter_servers.strategy import ParameterServerStrategy
 from jaxtribute.coordinator import ClusterCoordinator
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.parameter_servers.variables import late
+from jaxtribute._src.parameter_servers.scheduling import closures
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, CancelledError, ClusterError, DeadlineError
 from parameter_servers import clusters, hostile
 from parameter_servers.clusters import coordinated, engine_of
@@ -202,7 +202,7 @@ def test_a_function_that_takes_too_long_fails_and_another_worker_takes_its_place
 def test_a_function_that_runs_for_long_is_told_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(late, "WARN_S", 0.01)
+    monkeypatch.setattr(closures, "WARN_S", 0.01)
     with coordinated() as coordinator:
         gate = clusters.SHARED["gate"] = threading.Event()
 
@@ -226,13 +226,13 @@ def test_if_the_coordinators_thread_ends_all_who_wait_are_told(monkeypatch: pyte
         began = clusters.SHARED["began"] = threading.Event()
         waiting = coordinator.schedule(lambda: clusters.SHARED["began"].set() or clusters.SHARED["gate"].wait(20))
         assert began.wait(20)
-        queue = coordinator._queue  # pyright: ignore[reportPrivateUsage]
+        dispatcher = coordinator._cluster.dispatcher  # pyright: ignore[reportPrivateUsage]
 
         def fall(_: Any) -> None:
             raise SystemExit("odd")
 
-        monkeypatch.setattr(queue, "_turn", fall)
-        queue.announce()
+        monkeypatch.setattr(dispatcher, "_turn", fall)
+        dispatcher.announce()
         with pytest.raises(CancelledError, match="state that it worked on"):
             waiting.fetch()
         for _ in range(2):

@@ -17,10 +17,10 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.folders import Folder
-from jaxtribute._src.parameter_servers.engines.engines import ThreadEngine
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Keys
+from jaxtribute._src.parameter_servers.engines.engine import ThreadEngine
+from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Keys, TaskSettings
 from jaxtribute._src.parameter_servers.scheduling.cluster import Cluster
-from jaxtribute._src.parameter_servers.server.server_task import TaskSettings
+from jaxtribute._src.parameter_servers.scheduling.starting import make_task
 from jaxtribute._src.parameter_servers.strategy import ParameterServerStrategy
 from jaxtribute.coordinator import ClusterCoordinator
 from parameter_servers import clusters
@@ -105,11 +105,37 @@ class CabledEngine(ThreadEngine):
 def cabled(workers: int = 1) -> Generator[tuple[ClusterCoordinator, Cable]]:
     folder = Folder()
     settings = TaskSettings(folder.path, Keys.make())
-    engine = CabledEngine(settings)
+    engine = CabledEngine(make_task, settings)
     cluster = Cluster(engine, folder, settings, servers=1, workers=workers, timeout_s=30.0)
     assert engine.cable is not None
     with contextlib.closing(engine.cable), ParameterServerStrategy.of_cluster(cluster) as strategy:
         yield ClusterCoordinator(strategy), engine.cable
+
+
+class FarEngine(ThreadEngine):
+    """Threads whose servers are reached as those of other machines are: over TCP, with keys."""
+
+    host: str | None = LOOPBACK
+
+    def endpoint(self, role: str, index: int, timeout_s: float) -> Endpoint:
+        return replace(super().endpoint(role, index, timeout_s), path="")
+
+
+def far_task(role: str, index: int, settings: TaskSettings, _: str | None, *arguments: Any) -> Any:
+    return make_task(role, index, settings, LOOPBACK, *arguments)
+
+
+def test_servers_on_other_machines_are_asked_with_keys() -> None:
+    folder = Folder()
+    settings = TaskSettings(folder.path, Keys.make())
+    cluster = Cluster(FarEngine(far_task, settings), folder, settings, servers=2, workers=1, timeout_s=20.0)
+    with ParameterServerStrategy.of_cluster(cluster) as strategy:
+        with strategy.scope():
+            count = jd.Variable(0)
+        coordinator = ClusterCoordinator(strategy)
+        coordinator.schedule(jd.function(lambda: count.assign_add(1)))
+        coordinator.join()
+        assert int(count) == 1
 
 
 def fetched(remote: Any) -> Any:

@@ -400,7 +400,7 @@ import sys
 sys.modules["zmq"] = sys.modules["keras"] = None
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
-from jaxtribute._src.compat.catalog.entries import exists
+from jaxtribute._src.compat.catalog.lookup import exists
 for find in (lambda: jd.experimental.rpc, lambda: tf.keras):
     try:
         find()

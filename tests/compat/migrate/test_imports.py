@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxtribute._src.compat.catalog.entries import Kind
+from jaxtribute._src.compat.catalog.lookup import Kind
 from jaxtribute._src.compat.migrate.naming import root_of
 from jaxtribute._src.compat.migrate.scan import scan
 

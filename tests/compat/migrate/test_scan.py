@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from jaxtribute._src.compat.catalog.entries import Kind
+from jaxtribute._src.compat.catalog.lookup import Kind
 from jaxtribute._src.compat.migrate.findings import Finding
 from jaxtribute._src.compat.migrate.scan import Report, scan
 

@@ -10,8 +10,9 @@ import pytest
 
 from jaxtribute._src.cluster.server import Server
 from jaxtribute._src.launcher.node import LOOPBACK
-from jaxtribute._src.parameter_servers.engines import ray_engine, ray_node, starting
-from jaxtribute._src.parameter_servers.engines.starting import tasks_of
+from jaxtribute._src.parameter_servers.engines import ray_engine, ray_node
+from jaxtribute._src.parameter_servers.scheduling import starting
+from jaxtribute._src.parameter_servers.scheduling.starting import tasks_of
 from jaxtribute._src.tools.cli.main import main
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
 from processes import free_ports, run_python

@@ -10,11 +10,18 @@ import numpy as np
 import pytest
 
 from jaxtribute._src.folders import Folder
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Hub, Keys, Link, end_idle_threads
+from jaxtribute._src.parameter_servers.messaging.transport import (
+    Endpoint,
+    Hub,
+    Keys,
+    Link,
+    TaskSettings,
+    end_idle_threads,
+)
 from jaxtribute._src.parameter_servers.messaging.wire import pack, unpack
 from jaxtribute._src.parameter_servers.server import server_task
 from jaxtribute._src.parameter_servers.server.client import Client, ServerLostError
-from jaxtribute._src.parameter_servers.server.server_task import ServerTask, TaskSettings
+from jaxtribute._src.parameter_servers.server.server_task import ServerTask
 from jaxtribute.errors import ClusterError, DeadlineError
 
 

@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jaxtribute._src.parameter_servers.messaging import results, wire
-from jaxtribute._src.parameter_servers.server import snapshots
+from jaxtribute._src.parameter_servers.messaging import encoding, wire
 from jaxtribute.errors import ClusterError
-from parameter_servers.clusters import float32
 
 ARRAYS = hnp.arrays(
     st.sampled_from(["float32", "int8", "bool", "complex64", "uint16"]),
@@ -51,16 +49,5 @@ def test_what_is_no_message_is_an_error(frames: list[bytes]) -> None:
 
 def test_what_is_no_plain_structure_travels_another_way() -> None:
     for odd in (object(), {1, 2}, np.array(["a"]), 2**70, np.array([object()])):
-        with pytest.raises(results.NotPlainError):
-            results.encode([odd], [])
-
-
-def test_a_snapshot_comes_back(tmp_path: Any) -> None:
-    arrays = [float32([[1, 2]]), np.asarray(jnp.ones(3, jnp.bfloat16)), np.int32(4)]
-    snapshots.write(tmp_path / "a" / "s.npz", {"keys": [1, 2], "applied": [[3, 0]]}, arrays)
-    header, found = snapshots.read(tmp_path / "a" / "s.npz")
-    assert header == {"keys": [1, 2], "applied": [[3, 0]]}
-    for a, b in zip(arrays, found, strict=True):
-        same(np.asarray(a), b)
-        assert b.flags.writeable, "a server must copy it"
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["s.npz"]
+        with pytest.raises(encoding.NotPlainError):
+            encoding.encode([odd], [])

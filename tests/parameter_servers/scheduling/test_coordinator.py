@@ -185,7 +185,7 @@ def test_each_worker_has_a_dataset_of_its_own() -> None:
         with pytest.raises(ArgumentTypeError, match="HINT: pass the iterator"):
             next(iterator)
         with pytest.raises(ArgumentTypeError, match="function without arguments"):
-            coordinator.create_per_worker_dataset(3)
+            coordinator.create_per_worker_dataset(3)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_coordinator_without_workers_says_so() -> None:
@@ -195,7 +195,7 @@ def test_a_coordinator_without_workers_says_so() -> None:
         with queue.changed:
             for worker in queue.workers.values():
                 worker.route = None
-            queue._absent_since, queue._patience_s = 0.0, 0.1  # pyright: ignore[reportPrivateUsage]
+            queue.absent_since, queue.patience_s = 0.0, 0.1
         coordinator.schedule(lambda: 1)
         with pytest.raises(ClusterError, match="none of the workers 0 has been there"):
             coordinator.join()

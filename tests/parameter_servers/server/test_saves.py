@@ -6,6 +6,7 @@ import random
 import shutil
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,7 +16,7 @@ from jaxtribute._src.parameter_servers.server import saves
 from jaxtribute._src.parameter_servers.server.store import Store
 from jaxtribute.errors import ClusterError
 from jaxtribute.partitioners import FixedShardsPartitioner
-from parameter_servers.clusters import coordinated
+from parameter_servers.clusters import coordinated, float32
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
@@ -91,3 +92,14 @@ def test_where_no_save_is_whole(tmp_path: Path) -> None:
     (saved / "complete.json").write_text("[]")
     with pytest.raises(ClusterError, match=r"none of the 1 saves .* is whole[\s\S]*HINT"):
         saves.latest(tmp_path)
+
+
+def test_the_state_of_a_server_comes_back(tmp_path: Path) -> None:
+    arrays = [float32([[1, 2]]), np.asarray(jnp.ones(3, jnp.bfloat16)), np.int32(4)]
+    saves.write_state(tmp_path / "a" / "s.npz", {"keys": [1, 2], "applied": [[3, 0]]}, arrays)
+    header, found = saves.read_state(tmp_path / "a" / "s.npz")
+    assert header == {"keys": [1, 2], "applied": [[3, 0]]}
+    for a, b in zip(arrays, found, strict=True):
+        assert (np.asarray(a).dtype, np.shape(a), np.asarray(a).tobytes()) == (b.dtype, b.shape, b.tobytes())
+        assert b.flags.writeable, "a server must copy it"
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["s.npz"]

@@ -17,6 +17,7 @@ from jaxtribute._src.integrations.parts import Kind, Outline, Part, is_key, take
 from jaxtribute._src.integrations.trees import take_state_apart
 from jaxtribute._src.optimizer.optimizer import Optimizer
 from jaxtribute._src.precision import LossScale, Policy
+from jaxtribute._src.types import ArrayLike, Leaf, Nest
 from jaxtribute._src.values.enums import ReduceOp, VariableAggregation
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, VariableError
@@ -61,13 +62,13 @@ class Model:
 
     def __init__(
         self,
-        model: Any,
+        model: Nest,
         optimizer: optax.GradientTransformation | None = None,
         *,
-        state: Any = None,
+        state: Nest = None,
         rng: jax.Array | int | None = None,
         precision: Policy | str | None = None,
-        **options: Any,
+        **options: Leaf,
     ) -> None:
         if optimizer is None and options:
             raise ArgumentError(f"{sorted(options)} are for an optimizer. HINT: pass an Optax transformation, too.")
@@ -132,7 +133,7 @@ class Model:
 
     # Using it.
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Nest, **kwargs: Nest) -> Any:
         """Calls the model with its present values, and keeps what the call changes in it.
 
         In a replica function each of several replicas has random keys of its own.
@@ -147,7 +148,7 @@ class Model:
         args, kwargs = self._precision.to_compute((args, kwargs))
         return self._precision.to_output(self.apply(_call, *args, **kwargs))
 
-    def apply(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def apply(self, fn: Callable[..., Any], *args: Nest, **kwargs: Nest) -> Any:
         """Returns `fn(model, *args, **kwargs)` of the model with its present values, and keeps what `fn` changes in it.
 
         Only modules of NNX can be changed, and of them only the variables are kept: another attribute, such as one that
@@ -178,7 +179,7 @@ class Model:
         return self._state.build([cell.variable.read_value() for cell in self._state_cells])
 
     @state.setter
-    def state(self, value: Any) -> None:
+    def state(self, value: Nest) -> None:
         if self._state is None:
             raise ArgumentError("this jd.Model was made without a state. HINT: pass the first one as state=.")
         self._keep(list(zip(self._state_cells, self._state.values(value), strict=True)))
@@ -224,7 +225,7 @@ class Model:
 
     # Training it.
 
-    def minimize(self, loss: Callable[..., Any], *args: Any, has_aux: bool = False) -> Any:
+    def minimize(self, loss: Callable[..., Any], *args: Nest, has_aux: bool = False) -> Any:
         """Differentiates `loss(*args)` by the parameters and updates them; returns what `loss` does.
 
         In a replica function the losses of all replicas add up to the loss of the batch, as
@@ -242,7 +243,7 @@ class Model:
         self.apply_gradients(gradients)
         return value
 
-    def apply_gradients(self, gradients: Any, reduce_op: ReduceOp | str | None = "SUM") -> None:
+    def apply_gradients(self, gradients: Nest, reduce_op: ReduceOp | str | None = "SUM") -> None:
         """Reduces gradients over the replicas and updates the parameters; see `jd.Optimizer.apply_gradients`.
 
         Args:
@@ -318,7 +319,7 @@ class _Cell:
         value = self.variable.read_value()
         return value if self.implementation is None else jax.random.wrap_key_data(value, impl=self.implementation)
 
-    def stored(self, value: Any) -> Any:
+    def stored(self, value: Nest) -> Any:
         """The array that the variable keeps of a value."""
         return value if self.implementation is None else jax.random.key_data(value)
 
@@ -353,7 +354,7 @@ def _concrete(part: Part, number: int, key: jax.Array | None) -> tuple[Any, Any]
     return jax.random.key_data(value), jax.random.key_impl(value)
 
 
-def _key(rng: Any) -> jax.Array | None:
+def _key(rng: Leaf) -> jax.Array | None:
     if rng is None or is_key(rng):
         return rng
     if isinstance(rng, (int, np.integer)):
@@ -373,7 +374,7 @@ def _several() -> ReplicaContext | None:
     return replica if replica is not None and replica.num_replicas_in_sync > 1 else None
 
 
-def _checked(variable: Variable, value: Any) -> jax.Array:
+def _checked(variable: Variable, value: ArrayLike) -> jax.Array:
     """An array of the variable's shape and dtype, from a value whose type fits.
 
     Raises:
@@ -388,5 +389,5 @@ def _checked(variable: Variable, value: Any) -> jax.Array:
     return array.astype(variable.dtype)
 
 
-def _call(model: Any, *args: Any, **kwargs: Any) -> Any:
+def _call(model: Nest, *args: Nest, **kwargs: Nest) -> Any:
     return model(*args, **kwargs)

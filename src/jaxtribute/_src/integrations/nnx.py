@@ -9,21 +9,22 @@ import flax.nnx as nnx  # pyright: ignore[reportMissingImports]
 import jax
 
 from jaxtribute._src.integrations.parts import Kind, Part, Path, is_array, is_inexact
+from jaxtribute._src.types import Leaf, Nest
 from jaxtribute.errors import VariableError
 
 _nnx: Any = nnx
 
 
-def accepts(model: Any) -> bool:
+def accepts(model: Nest) -> bool:
     """True if a module of NNX is among the leaves."""
 
-    def is_module(leaf: Any) -> bool:
+    def is_module(leaf: Leaf) -> bool:
         return isinstance(leaf, _nnx.Pytree)
 
     return any(is_module(leaf) for leaf in jax.tree.leaves(model, is_leaf=is_module))
 
 
-def take_apart(model: Any) -> tuple[list[Part], Outline]:
+def take_apart(model: Nest) -> tuple[list[Part], Outline]:
     """The arrays of all variables; what several modules share comes once."""
     graph, state = _nnx.split(model)
     parts = [Part(path, array, _kind(owner, array)) for path, owner, array in _arrays(state)]
@@ -39,7 +40,7 @@ class Outline:
       parts: the arrays.
     """
 
-    def __init__(self, graph: Any, structure: Any, parts: Sequence[Part]) -> None:
+    def __init__(self, graph: Leaf, structure: Leaf, parts: Sequence[Part]) -> None:
         self._graph, self._structure = graph, structure
         self._paths = [part.path for part in parts]
         self._parameters = [part.path for part in parts if part.kind is Kind.PARAMETER]
@@ -48,7 +49,7 @@ class Outline:
         """A new module."""
         return _nnx.merge(self._graph, self._structure.unflatten(values))
 
-    def values(self, model: Any) -> list[Any]:
+    def values(self, model: Nest) -> list[Any]:
         """The arrays of a module, whatever its other attributes are now."""
         found = {path: array for path, _, array in _arrays(_nnx.split(model)[1])}
         new = [path for path in found if path not in set(self._paths)]
@@ -72,10 +73,10 @@ class Outline:
         return whole
 
 
-def _arrays(state: Any) -> list[tuple[Path, Any, Any]]:
+def _arrays(state: Nest) -> list[tuple[Path, Any, Any]]:
     """Path, owner and value of each array of a state, in the order of its leaves; mostly the owner is a variable."""
 
-    def is_variable(value: Any) -> bool:
+    def is_variable(value: Leaf) -> bool:
         return isinstance(value, _nnx.Variable)
 
     found: list[tuple[Path, Any, Any]] = []
@@ -89,14 +90,14 @@ def _arrays(state: Any) -> list[tuple[Path, Any, Any]]:
     return found
 
 
-def _step(key: Any) -> Any:
+def _step(key: Leaf) -> Any:
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return getattr(key, attribute)
     return str(key)
 
 
-def _kind(owner: Any, array: Any) -> Kind:
+def _kind(owner: Leaf, array: Leaf) -> Kind:
     if not is_array(array):
         return Kind.FIXED
     if isinstance(owner, _nnx.RngKey):

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtribute._src.types import Leaf, Nest
 from jaxtribute.errors import ArgumentTypeError
 
 Path = tuple[Any, ...]
@@ -60,7 +61,7 @@ class Outline(Protocol):
         """A new model of arrays in the order of the parts."""
         ...
 
-    def values(self, model: Any) -> list[Any]:
+    def values(self, model: Nest) -> list[Any]:
         """The arrays that a model which `build` has made holds now, in the order of the parts.
 
         Raises:
@@ -76,11 +77,11 @@ class Outline(Protocol):
 class Library(Protocol):
     """The way to take the models of a library apart; each is a module of this package."""
 
-    def accepts(self, model: Any) -> bool:
+    def accepts(self, model: Nest) -> bool:
         """True if the library knows the model."""
         ...
 
-    def take_apart(self, model: Any) -> tuple[list[Part], Outline]:
+    def take_apart(self, model: Nest) -> tuple[list[Part], Outline]:
         """The model's parts, in an order that is the same in every process, and its outline."""
         ...
 
@@ -89,7 +90,7 @@ _LIBRARIES = {"flax.nnx": "nnx", "jax": "trees"}
 """The file for the models of each library that the program may have loaded; the first that accepts a model takes it."""
 
 
-def take_apart(model: Any) -> tuple[list[Part], Outline]:
+def take_apart(model: Nest) -> tuple[list[Part], Outline]:
     """Takes a model apart.
 
     Raises:
@@ -111,16 +112,16 @@ def take_apart(model: Any) -> tuple[list[Part], Outline]:
     )
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: Leaf) -> bool:
     """True if `value` is an array, or the shape of one that is to come."""
     return isinstance(value, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
 
 
-def is_key(value: Any) -> bool:
+def is_key(value: Leaf) -> bool:
     """True if `value` is an array of random keys."""
     return isinstance(value, (jax.Array, jax.ShapeDtypeStruct)) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def is_inexact(value: Any) -> bool:
+def is_inexact(value: Leaf) -> bool:
     """True if `value` is an array of floating or complex numbers."""
     return is_array(value) and jnp.issubdtype(value.dtype, jnp.inexact)

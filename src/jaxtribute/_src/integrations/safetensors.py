@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 from jaxtribute._src import context as contexts
 from jaxtribute._src.checkpoint.committing import cluster, patience
 from jaxtribute._src.integrations.model import Model
+from jaxtribute._src.types import Nest
 from jaxtribute._src.values.mesh import own
 from jaxtribute._src.values.stored import updating
 from jaxtribute._src.values.variable import Variable
@@ -55,7 +57,7 @@ _NAMES = {
 _DTYPES = {short: name for name, short in _NAMES.items()}
 
 
-def save(model: Any, path: Any, *, metadata: Mapping[str, str] | None = None) -> None:
+def save(model: Nest, path: str | PathLike[str], *, metadata: Mapping[str, str] | None = None) -> None:
     """Writes weights to one file, which is there complete or not at all.
 
     In a cluster all workers make the same call, on a shared disk.
@@ -99,7 +101,9 @@ def save(model: Any, path: Any, *, metadata: Mapping[str, str] | None = None) ->
         workers.barrier("safetensors complete", patience(workers))
 
 
-def load(model: Any, path: Any, *, names: Callable[[str], str] | None = None, strict: bool = True) -> None:
+def load(
+    model: Nest, path: str | PathLike[str], *, names: Callable[[str], str] | None = None, strict: bool = True
+) -> None:
     """Reads weights into the variables of a model, each process what its devices hold.
 
     Args:
@@ -129,7 +133,7 @@ def load(model: Any, path: Any, *, names: Callable[[str], str] | None = None, st
             _read(variable, tensors[called[name]])
 
 
-def weights(model: Any) -> dict[str, Variable]:
+def weights(model: Nest) -> dict[str, Variable]:
     """The variables that a file holds, by the names of their tensors, in the order of the file.
 
     Raises:
@@ -241,7 +245,8 @@ def _read(variable: Variable, tensor: _Tensor) -> None:
             variable.bind(own(value, stored.sharding if stored.committed else None))
         return
 
-    def part(index: Any) -> Host:
+    def part(index: tuple[slice, ...] | None) -> Host:
+        assert index is not None
         start, stop, _ = index[0].indices(stored.shape[0])
         found = tensor.run(min(start, variable.size), min(stop, variable.size)).astype(variable.dtype, copy=False)
         return np.pad(found, (0, stop - start - found.size))
@@ -255,7 +260,7 @@ def _check(
     variables: Mapping[str, Variable],
     called: Mapping[str, str],
     tensors: Mapping[str, _Tensor],
-    path: Any,
+    path: str | PathLike[str],
     *,
     strict: bool,
 ) -> None:

@@ -9,23 +9,24 @@ from typing import Any
 import jax
 
 from jaxtribute._src.integrations.parts import Kind, Part, is_array, is_inexact, is_key
+from jaxtribute._src.types import Leaf, Nest
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 
-def accepts(model: Any) -> bool:
+def accepts(model: Nest) -> bool:
     """True: JAX takes everything for a nest, if only of one leaf."""
     del model
     return True
 
 
-def take_apart(model: Any) -> tuple[list[Part], Outline]:
+def take_apart(model: Nest) -> tuple[list[Part], Outline]:
     """The arrays; those of floating numbers are parameters, as `equinox.is_inexact_array` has it."""
     _check_numbers(model)
     _check_states(model)
     return _apart(model, lambda value: Kind.PARAMETER if is_inexact(value) else Kind.FIXED)
 
 
-def take_state_apart(state: Any) -> tuple[list[Part], Outline]:
+def take_state_apart(state: Nest) -> tuple[list[Part], Outline]:
     """The arrays of what steps change: running statistics, counts.
 
     Raises:
@@ -51,7 +52,9 @@ class Outline:
       parts: the arrays.
     """
 
-    def __init__(self, structure: Any, leaves: Sequence[Any], places: Sequence[int], parts: Sequence[Part]) -> None:
+    def __init__(
+        self, structure: jax.tree_util.PyTreeDef, leaves: Sequence[Any], places: Sequence[int], parts: Sequence[Part]
+    ) -> None:
         self._structure, self._leaves, self._places = structure, leaves, places
         self._trained = [part.kind is Kind.PARAMETER for part in parts]
 
@@ -62,7 +65,7 @@ class Outline:
             leaves[place] = value
         return self._structure.unflatten(leaves)
 
-    def values(self, model: Any) -> list[Any]:
+    def values(self, model: Nest) -> list[Any]:
         """The arrays of a nest of the same structure.
 
         Raises:
@@ -89,7 +92,7 @@ class Outline:
         return self._structure.unflatten(leaves)
 
 
-def _apart(nest: Any, kind: Callable[[Any], Kind]) -> tuple[list[Part], Outline]:
+def _apart(nest: Nest, kind: Callable[[Any], Kind]) -> tuple[list[Part], Outline]:
     found, structure = jax.tree.flatten_with_path(nest)
     places = [place for place, (_, leaf) in enumerate(found) if is_array(leaf)]
     parts = [Part(tuple(map(_step, path)), leaf, kind(leaf)) for path, leaf in (found[place] for place in places)]
@@ -97,14 +100,14 @@ def _apart(nest: Any, kind: Callable[[Any], Kind]) -> tuple[list[Part], Outline]
     return parts, Outline(structure, leaves, places, parts)
 
 
-def _step(key: Any) -> Any:
+def _step(key: Leaf) -> Any:
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return getattr(key, attribute)
     return str(key)
 
 
-def _check_numbers(model: Any) -> None:
+def _check_numbers(model: Nest) -> None:
     """Numbers in a nest of one's own may be meant to be trained; those in a module of Equinox are settings."""
     module: Any = getattr(sys.modules.get("equinox"), "Module", ())
     for path, leaf in jax.tree.leaves_with_path(model, is_leaf=lambda value: isinstance(value, module)):
@@ -115,7 +118,7 @@ def _check_numbers(model: Any) -> None:
             )
 
 
-def _check_states(model: Any) -> None:
+def _check_states(model: Nest) -> None:
     index: Any = getattr(getattr(sys.modules.get("equinox"), "nn", None), "StateIndex", ())
     for leaf in jax.tree.leaves(model, is_leaf=lambda value: isinstance(value, index)):
         if isinstance(leaf, index) and jax.tree.leaves(leaf.init):

@@ -24,8 +24,8 @@ from jaxtribute.errors import ArgumentError, VariableError
 
 if TYPE_CHECKING:
     from jaxtribute._src.parameter_servers.scheduling.cluster import Cluster
-    from jaxtribute._src.parameter_servers.variables.layout import Layout
-    from jaxtribute._src.parameter_servers.variables.optimizing import RemoteOptimizer
+    from jaxtribute._src.parameter_servers.server.layout import Layout
+    from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer
 
 
 class ParameterServerExtended(StrategyExtended):
@@ -113,7 +113,7 @@ class ParameterServerStrategy(Strategy):
         staleness: int = 0,
         timeout_s: float = 120.0,
     ) -> None:
-        from jaxtribute._src.parameter_servers.engines.starting import start_cluster
+        from jaxtribute._src.parameter_servers.scheduling.starting import start_cluster
 
         prepare_cpu_backend()
         if settings.whole("replicas", replicas) > 1:
@@ -184,6 +184,6 @@ class ParameterServerStrategy(Strategy):
         self.close()
 
     def __reduce__(self) -> Any:
-        from jaxtribute._src.parameter_servers.messaging.pickling import find_strategy
+        from jaxtribute._src.parameter_servers.scheduling.pickling import find_strategy
 
         return find_strategy, ()

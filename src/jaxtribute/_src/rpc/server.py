@@ -14,9 +14,9 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from jaxtribute._src.cluster.addresses import Address
 from jaxtribute._src.parameter_servers.messaging import wire
-from jaxtribute._src.parameter_servers.messaging.failures import told
-from jaxtribute._src.parameter_servers.messaging.results import NotPlainError, as_jax, decode, encode
-from jaxtribute._src.parameter_servers.messaging.transport import Keys, Known
+from jaxtribute._src.parameter_servers.messaging.encoding import NotPlainError, as_jax, decode, encode
+from jaxtribute._src.parameter_servers.messaging.errors import told
+from jaxtribute._src.parameter_servers.messaging.transport import KeyCheck, Keys
 from jaxtribute._src.rpc.protocol import INVALID_ARGUMENT, NOT_FOUND, UNKNOWN, checked, endpoint, read_keys, tuned
 from jaxtribute._src.types import Json
 from jaxtribute.errors import ArgumentTypeError, ClusterError
@@ -127,7 +127,7 @@ class Server:
 def _admitting(context: zmq.Context[Any], keys: Keys) -> ThreadAuthenticator:
     authenticator = ThreadAuthenticator(context)
     authenticator.start()
-    authenticator.configure_curve_callback("*", credentials_provider=Known(keys.caller_public))
+    authenticator.configure_curve_callback("*", credentials_provider=KeyCheck(keys.caller_public))
     return authenticator
 
 
@@ -155,7 +155,7 @@ def _serve(socket: zmq.Socket[bytes], functions: Functions) -> None:
         socket.close()  # callers notice that, and are told that the server has ended
 
 
-def _answer(frames: Sequence[bytes], functions: Functions) -> list[Any]:
+def _answer(frames: Sequence[bytes], functions: Functions) -> wire.Frames:
     """Answers a call. Nothing that a stranger sends, and nothing that a function does, ends the server's thread."""
     number: Any = None
     try:
@@ -179,5 +179,5 @@ def _answer(frames: Sequence[bytes], functions: Functions) -> list[Any]:
         return _failed(number, UNKNOWN, f"{method!r} failed: {told(error)}")
 
 
-def _failed(number: Json, code: int, message: str) -> list[Any]:
+def _failed(number: Json, code: int, message: str) -> wire.Frames:
     return wire.pack({"id": number, "code": code, "message": message})

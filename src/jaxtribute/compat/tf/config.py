@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxtribute import config
-from jaxtribute._src.compat.absent import explain_absent
+from jaxtribute._src.compat.catalog.lookup import explain_absent
 from jaxtribute._src.devices import DeviceSpec, available_devices
 from jaxtribute.errors import ArgumentError
 
@@ -77,7 +77,7 @@ def set_logical_device_configuration(
     config.set_logical_cpu_devices(len(logical_devices))
 
 
-def experimental_connect_to_cluster(cluster_spec_or_resolver: Any, *args: Any, **kwargs: Any) -> None:
+def experimental_connect_to_cluster(cluster_spec_or_resolver: object, *args: object, **kwargs: object) -> None:
     """Does nothing: the strategies join their cluster by themselves. TensorFlow's further arguments are accepted.
 
     Source: `tf.config.experimental_connect_to_cluster`.

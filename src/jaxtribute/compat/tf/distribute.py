@@ -23,8 +23,8 @@ from jaxtribute import get_replica_context as get_replica_context
 from jaxtribute import get_strategy as get_strategy
 from jaxtribute import has_strategy as has_strategy
 from jaxtribute import in_cross_replica_context as in_cross_replica_context
-from jaxtribute._src.compat.absent import explain_absent
 from jaxtribute._src.compat.catalog.distribute import MODULES
+from jaxtribute._src.compat.catalog.lookup import explain_absent
 from jaxtribute._src.input.dataset import DistributedDataset as DistributedDataset
 from jaxtribute._src.input.iterator import DistributedIterator as DistributedIterator
 from jaxtribute._src.input.options import InputContext as InputContext

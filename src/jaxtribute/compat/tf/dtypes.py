@@ -5,10 +5,33 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
+
+from jaxtribute._src.compat.tf.specs import as_dtype, string
+
+__all__ = [
+    "DType",
+    "as_dtype",
+    "bfloat16",
+    "bool",
+    "complex64",
+    "complex128",
+    "double",
+    "float16",
+    "float32",
+    "float64",
+    "half",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "string",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+]
 
 DType = np.dtype
 
@@ -20,10 +43,3 @@ int8, int16, int32, int64 = (np.dtype(f"int{bits}") for bits in (8, 16, 32, 64))
 uint8, uint16, uint32, uint64 = (np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64))
 complex64, complex128 = np.dtype("complex64"), np.dtype("complex128")
 bool = np.dtype("bool")
-string = np.dtype(object)
-"""Bytes, in NumPy arrays on the host: a device holds numbers only."""
-
-
-def as_dtype(type_value: Any) -> np.dtype[Any]:
-    """Returns the element type of that name, or of a Python or NumPy type. Source: `tf.as_dtype`."""
-    return string if type_value == "string" else np.dtype(type_value)

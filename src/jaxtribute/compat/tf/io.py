@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute._src.compat.absent import explain_absent
+from jaxtribute._src.compat.catalog.lookup import explain_absent
+from jaxtribute._src.types import DType, Nest
 from jaxtribute.compat.tf import gfile as gfile
 
 
-def decode_raw(input_bytes: Any, out_type: Any, little_endian: bool = True, name: str | None = None) -> Any:
+def decode_raw(input_bytes: bytes | Nest, out_type: DType, little_endian: bool = True, name: str | None = None) -> Any:
     """Reads bytes as numbers.
 
     Args:

@@ -5,42 +5,43 @@ Unlike in JAX's trees, None is a leaf, and so are variables and distributed valu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 
 from jaxtribute._src.execution.nests import is_whole
+from jaxtribute._src.types import Leaf, Nest
 
 
-def _is_leaf(node: Any) -> bool:
+def _is_leaf(node: object) -> bool:
     return node is None or is_whole(node)
 
 
-def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:
+def flatten(structure: Nest, expand_composites: bool = False) -> list[Any]:
     """Returns the leaves in order, dictionaries by sorted keys. Source: `tf.nest.flatten`."""
     del expand_composites
     return jax.tree.leaves(structure, is_leaf=_is_leaf)
 
 
-def map_structure(func: Callable[..., Any], *structure: Any, **kwargs: Any) -> Any:
+def map_structure(func: Callable[..., Any], *structure: Nest, **kwargs: object) -> Any:
     """Calls `func` on the leaves of structures alike, and keeps their structure. Source: `tf.nest.map_structure`."""
     del kwargs
     return jax.tree.map(func, *structure, is_leaf=_is_leaf)
 
 
-def pack_sequence_as(structure: Any, flat_sequence: Any, expand_composites: bool = False) -> Any:
+def pack_sequence_as(structure: Nest, flat_sequence: Iterable[Leaf], expand_composites: bool = False) -> Any:
     """Returns a structure like the one given with other leaves. Source: `tf.nest.pack_sequence_as`."""
     del expand_composites
     return jax.tree.structure(structure, is_leaf=_is_leaf).unflatten(list(flat_sequence))
 
 
-def is_nested(structure: Any) -> bool:
+def is_nested(structure: Nest) -> bool:
     """Returns whether it has leaves inside. Source: `tf.nest.is_nested`."""
     return not jax.tree_util.all_leaves([structure], is_leaf=_is_leaf)
 
 
-def assert_same_structure(nest1: Any, nest2: Any, check_types: bool = True, expand_composites: bool = False) -> None:
+def assert_same_structure(nest1: Nest, nest2: Nest, check_types: bool = True, expand_composites: bool = False) -> None:
     """Checks that two structures are alike.
 
     Raises:

@@ -8,39 +8,39 @@ import jax
 import jax.numpy as jnp
 
 from jaxtribute import nn
-from jaxtribute._src.compat.tf.convert import as_tensor
+from jaxtribute._src.compat.tf.tensors import TensorLike, as_tensor
 from jaxtribute.compat.tf.math import sigmoid as sigmoid
 from jaxtribute.compat.tf.math import softplus as softplus
 from jaxtribute.compat.tf.math import tanh as tanh
 from jaxtribute.errors import ShapeError
 
 
-def relu(features: Any, name: str | None = None) -> Any:
+def relu(features: TensorLike, name: str | None = None) -> Any:
     """Returns `max(features, 0)`. Source: `tf.nn.relu`."""
     del name
     return jax.nn.relu(as_tensor(features))
 
 
-def leaky_relu(features: Any, alpha: float = 0.2, name: str | None = None) -> Any:
+def leaky_relu(features: TensorLike, alpha: float = 0.2, name: str | None = None) -> Any:
     """Returns `features`, times `alpha` where negative. Source: `tf.nn.leaky_relu`."""
     del name
     x = as_tensor(features)
     return jnp.where(x > 0, x, alpha * x)
 
 
-def elu(features: Any, name: str | None = None) -> Any:
+def elu(features: TensorLike, name: str | None = None) -> Any:
     """Returns `features`, or `exp(features) - 1` where negative. Source: `tf.nn.elu`."""
     del name
     return jax.nn.elu(as_tensor(features))
 
 
-def gelu(features: Any, approximate: bool = False, name: str | None = None) -> Any:
+def gelu(features: TensorLike, approximate: bool = False, name: str | None = None) -> Any:
     """Returns the Gaussian error linear unit. Source: `tf.nn.gelu`."""
     del name
     return jax.nn.gelu(as_tensor(features), approximate=approximate)
 
 
-def silu(features: Any, beta: float = 1.0) -> Any:
+def silu(features: TensorLike, beta: float = 1.0) -> Any:
     """Returns `features * sigmoid(beta * features)`. Source: `tf.nn.silu`."""
     array = as_tensor(features)
     return array * jax.nn.sigmoid(beta * array)
@@ -49,32 +49,34 @@ def silu(features: Any, beta: float = 1.0) -> Any:
 swish = silu
 
 
-def softmax(logits: Any, axis: int = -1, name: str | None = None) -> Any:
+def softmax(logits: TensorLike, axis: int = -1, name: str | None = None) -> Any:
     """Returns probabilities along an axis. Source: `tf.nn.softmax`."""
     del name
     return jax.nn.softmax(as_tensor(logits), axis)
 
 
-def log_softmax(logits: Any, axis: int = -1, name: str | None = None) -> Any:
+def log_softmax(logits: TensorLike, axis: int = -1, name: str | None = None) -> Any:
     """Returns logarithms of probabilities along an axis. Source: `tf.nn.log_softmax`."""
     del name
     return jax.nn.log_softmax(as_tensor(logits), axis)
 
 
-def l2_loss(t: Any, name: str | None = None) -> Any:
+def l2_loss(t: TensorLike, name: str | None = None) -> Any:
     """Returns half the sum of squares. Source: `tf.nn.l2_loss`."""
     del name
     return jnp.sum(jnp.square(as_tensor(t))) / 2
 
 
-def bias_add(value: Any, bias: Any, name: str | None = None) -> Any:
+def bias_add(value: TensorLike, bias: TensorLike, name: str | None = None) -> Any:
     """Adds a vector to the last axis. Source: `tf.nn.bias_add`."""
     del name
     value, bias = as_tensor(value), as_tensor(bias)
     return value + bias.reshape((1,) * (value.ndim - 1) + bias.shape)
 
 
-def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1, name: str | None = None) -> Any:
+def softmax_cross_entropy_with_logits(
+    labels: TensorLike, logits: TensorLike, axis: int = -1, name: str | None = None
+) -> Any:
     """Returns one loss an example, of shape `logits.shape` without `axis`.
 
     Args:
@@ -89,7 +91,7 @@ def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1, 
     return -jnp.sum(as_tensor(labels) * jax.nn.log_softmax(as_tensor(logits), axis), axis)
 
 
-def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None = None) -> Any:
+def sparse_softmax_cross_entropy_with_logits(labels: TensorLike, logits: TensorLike, name: str | None = None) -> Any:
     """Returns one loss an example, of the shape of `labels`.
 
     Args:
@@ -113,14 +115,16 @@ def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any, name: str
     return -jnp.squeeze(chosen, -1)
 
 
-def sigmoid_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None = None) -> Any:
+def sigmoid_cross_entropy_with_logits(labels: TensorLike, logits: TensorLike, name: str | None = None) -> Any:
     """Returns one loss an element, of the shape of `logits`. Source: `tf.nn.sigmoid_cross_entropy_with_logits`."""
     del name
     labels, logits = as_tensor(labels), as_tensor(logits)
     return jax.nn.softplus(logits) - logits * labels
 
 
-def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None) -> Any:
+def compute_average_loss(
+    per_example_loss: TensorLike, sample_weight: TensorLike = None, global_batch_size: int | None = None
+) -> Any:
     """Returns this replica's part of the mean loss over the global batch; as `jd.nn.compute_average_loss`.
 
     Source: `tf.nn.compute_average_loss`.
@@ -129,7 +133,7 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
     return nn.compute_average_loss(as_tensor(per_example_loss), weight, global_batch_size)
 
 
-def scale_regularization_loss(regularization_loss: Any) -> Any:
+def scale_regularization_loss(regularization_loss: TensorLike) -> Any:
     """Returns this replica's part of a regularization loss; as `jd.nn.scale_regularization_loss`.
 
     Source: `tf.nn.scale_regularization_loss`.

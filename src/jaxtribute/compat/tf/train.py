@@ -7,7 +7,7 @@ from jaxtribute._src.cluster.server import ServerDef as ServerDef
 from jaxtribute._src.cluster.spec import ClusterDef as ClusterDef
 from jaxtribute._src.cluster.spec import ClusterSpec as ClusterSpec
 from jaxtribute._src.cluster.spec import JobDef as JobDef
-from jaxtribute._src.compat.absent import explain_absent
+from jaxtribute._src.compat.catalog.lookup import explain_absent
 
 if TYPE_CHECKING:
     from jaxtribute._src.compat.tf.checkpoints import Checkpoint as Checkpoint

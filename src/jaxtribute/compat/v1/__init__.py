@@ -12,11 +12,11 @@ from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps as Cross
 from jaxtribute._src.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
 from jaxtribute._src.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
 from jaxtribute._src.collectives.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
-from jaxtribute._src.compat.absent import explain_absent
-from jaxtribute._src.compat.v1.strategy import MirroredStrategy as MirroredStrategy
-from jaxtribute._src.compat.v1.strategy import OneDeviceStrategy as OneDeviceStrategy
-from jaxtribute._src.compat.v1.strategy import Strategy as Strategy
-from jaxtribute._src.compat.v1.strategy import get_loss_reduction as get_loss_reduction
+from jaxtribute._src.compat.catalog.lookup import explain_absent
+from jaxtribute._src.compat.v1_strategies import MirroredStrategy as MirroredStrategy
+from jaxtribute._src.compat.v1_strategies import OneDeviceStrategy as OneDeviceStrategy
+from jaxtribute._src.compat.v1_strategies import Strategy as Strategy
+from jaxtribute._src.compat.v1_strategies import get_loss_reduction as get_loss_reduction
 from jaxtribute._src.execution.replica_context import ReplicaContext as ReplicaContext
 from jaxtribute._src.input.options import InputContext as InputContext
 from jaxtribute._src.input.options import InputReplicationMode as InputReplicationMode

@@ -1,13 +1,69 @@
-"""Looking names up in the table."""
+"""Names of TensorFlow and what is here for each: found by name, with the reason for those that are absent."""
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import dataclass
+from enum import Enum
 from functools import cache
+from typing import Any
 
 from jaxtribute._src.compat.catalog import notes, others
 from jaxtribute._src.compat.catalog.distribute import MODULES
-from jaxtribute._src.compat.catalog.entries import Entry, Kind, exists
 from jaxtribute._src.compat.catalog.keras import keras_problem
+
+
+class Kind(Enum):
+    """Relation of a name of TensorFlow to this library."""
+
+    SAME = "same"
+    RENAMED = "renamed"
+    DIFFERENT = "different"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A name of TensorFlow, and what is here.
+
+    Attributes:
+      name: its full name, such as `tf.distribute.Strategy.run`.
+      here: the full name here, such as `jd.Strategy.run`; empty where there is none.
+      kind: how they relate.
+      note: what differs and why, what to write instead, or why it is absent.
+    """
+
+    name: str
+    here: str
+    kind: Kind
+    note: str = ""
+
+
+_ROOTS = {"jd": "jaxtribute", "tf": "jaxtribute.compat.tf", "v1": "jaxtribute.compat.v1"}
+
+
+def resolve(path: str) -> Any:
+    """Returns the object of that full name, where `jd`, `tf` and `v1` stand for this library's modules.
+
+    Raises:
+      AttributeError: there is none.
+    """
+    root, *parts = path.split(".")
+    found: Any = importlib.import_module(_ROOTS[root])
+    for part in parts:
+        found = getattr(found, part)
+    return found
+
+
+def exists(path: str) -> bool:
+    """Returns whether there is an object of that full name; what only an extra's library can load is believed."""
+    try:
+        resolve(path)
+    except AttributeError:
+        return False
+    except ImportError:
+        return True
+    return True
 
 
 @cache
@@ -70,3 +126,12 @@ def why_absent(full: str) -> str:
             return reasons[full]
     parent = full.rpartition(".")[0]
     return others.ABSENT[parent] if parent in others.ABSENT else why_absent(parent) if parent else ""
+
+
+def explain_absent(module: str, prefix: str, name: str) -> AttributeError:
+    """Returns the error for `name` of the module that stands for TensorFlow's `prefix`."""
+    reason = "" if name.startswith("__") else why_absent(f"{prefix}.{name}")
+    told = f"module {module!r} has no {name!r}"
+    if not reason:
+        return AttributeError(f"{told}. HINT: docs/migration.md lists what exists of {prefix}.", name=name)
+    return AttributeError(f"{told}. HINT: {reason}.", name=name)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from jaxtribute._src.compat.catalog.entries import Kind
+from jaxtribute._src.compat.catalog.lookup import Kind
 
 
 @dataclass(frozen=True, slots=True)

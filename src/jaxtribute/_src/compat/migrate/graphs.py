@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from jaxtribute._src.compat.catalog.entries import Kind
+from jaxtribute._src.compat.catalog.lookup import Kind
 from jaxtribute._src.compat.migrate.findings import Finding, Source
 from jaxtribute._src.compat.migrate.naming import Names
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from jaxtribute._src.compat.catalog.entries import Kind, exists
 from jaxtribute._src.compat.catalog.keras import keras_problem
-from jaxtribute._src.compat.catalog.lookup import in_keras, why_absent
+from jaxtribute._src.compat.catalog.lookup import Kind, exists, in_keras, why_absent
 from jaxtribute._src.compat.catalog.others import ALIASES, LIBRARIES, OTHER_PACKAGES
 from jaxtribute._src.compat.migrate.findings import Finding, Source
 from jaxtribute._src.compat.migrate.naming import root_of

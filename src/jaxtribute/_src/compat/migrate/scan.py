@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxtribute._src.compat.catalog import others
-from jaxtribute._src.compat.catalog.entries import Kind
 from jaxtribute._src.compat.catalog.keras import keras_problem
-from jaxtribute._src.compat.catalog.lookup import entry_of
+from jaxtribute._src.compat.catalog.lookup import Kind, entry_of
 from jaxtribute._src.compat.migrate import graphs, imports, tape
 from jaxtribute._src.compat.migrate.documents import HIDDEN
 from jaxtribute._src.compat.migrate.findings import Edit, Finding, Source

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from jaxtribute._src.checkpoint.description import Description
 from jaxtribute._src.checkpoint.files import FILE, check_path
 from jaxtribute._src.checkpoint.folder import newest_whole
 from jaxtribute._src.checkpoint.owner import Owner
+from jaxtribute._src.types import Leaf
 from jaxtribute.errors import CheckpointError
 
 
-def latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -> str | None:
+def latest_checkpoint(checkpoint_dir: str | PathLike[str], latest_filename: str | None = None) -> str | None:
     """Returns the whole checkpoint of a folder that was saved last, or None where there is none.
 
     Args:
@@ -52,7 +54,7 @@ def _written_at(path: Path) -> float:
 class CheckpointOptions:
     """Accepted, and without effect. Source: `tf.train.CheckpointOptions`."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: Leaf) -> None:
         vars(self).update(options)
 
 
@@ -69,18 +71,25 @@ class Checkpoint(checkpoints.Checkpoint):
     Source: `tf.train.Checkpoint`.
     """
 
-    def __init__(self, root: Any = None, **kwargs: Any) -> None:
+    def __init__(self, root: Leaf = None, **kwargs: Leaf) -> None:
         super().__init__(**({} if root is None else {"root": root}), **kwargs)
 
-    def save(self, file_prefix: Any, options: Any = None, *, block: bool = True, timeout_s: float | None = None) -> str:
+    def save(
+        self,
+        file_prefix: str | PathLike[str],
+        options: Leaf = None,
+        *,
+        block: bool = True,
+        timeout_s: float | None = None,
+    ) -> str:
         """Saves like `jd.Checkpoint.save`. Source: `tf.train.Checkpoint.save`."""
         del options
         return super().save(file_prefix, block=block, timeout_s=timeout_s)
 
     def write(
         self,
-        path: Any,
-        options: Any = None,
+        path: str | PathLike[str],
+        options: Leaf = None,
         *,
         block: bool = True,
         timeout_s: float | None = None,
@@ -95,12 +104,16 @@ class Checkpoint(checkpoints.Checkpoint):
             path = cluster.exchange("checkpoint path", str(path))[0]
         return super().write(path, block=block, timeout_s=timeout_s, committed=committed, owner=owner)
 
-    def restore(self, save_path: Any, options: Any = None, *, strict: bool = False) -> RestoreStatus:
+    def restore(
+        self, save_path: str | PathLike[str] | None, options: Leaf = None, *, strict: bool = False
+    ) -> RestoreStatus:
         """Restores like `jd.Checkpoint.restore`. Source: `tf.train.Checkpoint.restore`."""
         del options
         return super().restore(save_path, strict=strict)
 
-    def read(self, save_path: Any, options: Any = None, *, strict: bool = False) -> RestoreStatus:
+    def read(
+        self, save_path: str | PathLike[str] | None, options: Leaf = None, *, strict: bool = False
+    ) -> RestoreStatus:
         """Reads like `jd.Checkpoint.read`. Source: `tf.train.Checkpoint.read`."""
         del options
         return super().read(save_path, strict=strict)
@@ -112,11 +125,11 @@ class CheckpointManager(managers.CheckpointManager):
     def __init__(
         self,
         checkpoint: checkpoints.Checkpoint,
-        directory: Any,
+        directory: str | PathLike[str],
         max_to_keep: int | None,
         keep_checkpoint_every_n_hours: float | None = None,
         checkpoint_name: str = "ckpt",
-        step_counter: Any = None,
+        step_counter: Leaf = None,
         checkpoint_interval: int | None = None,
         init_fn: Callable[[], Any] | None = None,
         *,
@@ -136,7 +149,7 @@ class CheckpointManager(managers.CheckpointManager):
             timeout_s=timeout_s,
         )
 
-    def save(self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None) -> str | None:
+    def save(self, checkpoint_number: Leaf = None, check_interval: bool = True, options: Leaf = None) -> str | None:
         """Saves like `jd.CheckpointManager.save`. Source: `tf.train.CheckpointManager.save`."""
         del options
         return super().save(checkpoint_number, check_interval)

@@ -8,25 +8,40 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.compat.tf.convert import as_tensor
-from jaxtribute._src.compat.tf.data.dataset import Dataset
+from jaxtribute._src.compat.tf.dataset import Dataset
+from jaxtribute._src.compat.tf.tensors import as_tensor
 from jaxtribute._src.devices import resolve_device
 from jaxtribute._src.execution import function as functions
 from jaxtribute._src.execution.eager import Eager
 from jaxtribute._src.execution.nests import map_leaves
 from jaxtribute._src.input.dataset import DistributedDataset
 from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.types import Array, ArrayLike, Leaf, Nest
 from jaxtribute._src.values.operators import operand
 
+__all__ = [
+    "cond",
+    "control_dependencies",
+    "device",
+    "enable_eager_execution",
+    "executing_eagerly",
+    "function",
+    "group",
+    "name_scope",
+    "no_op",
+    "print",
+    "while_loop",
+]
 
-def function(func: Callable[..., Any] | None = None, input_signature: Any = None, **options: Any) -> Any:
+
+def function(func: Callable[..., Any] | None = None, input_signature: Nest = None, **options: object) -> Any:
     """Compiles a function; as `jd.function`, with TensorFlow's types for Python numbers that it returns.
 
     Python's `if`, `for` and `while` run while it is traced, as with `autograph=False`: where they depend on an
@@ -50,7 +65,7 @@ def function(func: Callable[..., Any] | None = None, input_signature: Any = None
         return lambda func: function(func, input_signature)
 
     @functools.wraps(func)
-    def converted(*args: Any, **kwargs: Any) -> Any:
+    def converted(*args: Nest, **kwargs: Nest) -> Any:
         return map_leaves(_as_result, func(*args, **kwargs))
 
     return _Function(converted, input_signature)
@@ -60,12 +75,12 @@ class _Function(functions.Function[..., Any]):
     """A compiled function that may be called with datasets."""
 
     def __init__(
-        self, python_function: Callable[..., Any], input_signature: Any = None, donate_argnums: Sequence[int] = ()
+        self, python_function: Callable[..., Any], input_signature: Nest = None, donate_argnums: Sequence[int] = ()
     ) -> None:
         super().__init__(python_function, input_signature, donate_argnums)
         self._replicas: weakref.WeakKeyDictionary[Any, dict[Any, Callable[..., Any]]] = weakref.WeakKeyDictionary()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Nest, **kwargs: Nest) -> Any:
         """Calls the compiled function; given a dataset, the Python function."""
         context = contexts.current()
         given = (*args, *kwargs.values())
@@ -88,7 +103,7 @@ class _Function(functions.Function[..., Any]):
         if key not in known:
             reference = weakref.WeakMethod(run) if method else weakref.ref(run)
 
-            def replica(*args: Any, **kwargs: Any) -> Any:
+            def replica(*args: Nest, **kwargs: Nest) -> Any:
                 alive = reference()
                 assert alive is not None
                 return alive(*args, **kwargs)
@@ -98,7 +113,7 @@ class _Function(functions.Function[..., Any]):
         return known[key]
 
 
-def _as_result(leaf: Any) -> Any:
+def _as_result(leaf: Leaf) -> Any:
     return as_tensor(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
 
 
@@ -133,13 +148,13 @@ def name_scope(name: str) -> Generator[str]:
         yield name
 
 
-def control_dependencies(control_inputs: Any) -> AbstractContextManager[None]:
+def control_dependencies(control_inputs: Nest) -> AbstractContextManager[None]:
     """Does nothing: the order of a program's effects is that of its lines. Source: `tf.control_dependencies`."""
     del control_inputs
     return nullcontext()
 
 
-def group(*inputs: Any, **kwargs: Any) -> None:
+def group(*inputs: Nest, **kwargs: Nest) -> None:
     """Does nothing: what has been called has happened. Source: `tf.group`."""
     del inputs, kwargs
 
@@ -154,7 +169,7 @@ def executing_eagerly() -> bool:
     return not contexts.current().executor.traced
 
 
-def enable_eager_execution(config: Any = None, device_policy: Any = None, execution_mode: Any = None) -> None:
+def enable_eager_execution(config: Nest = None, device_policy: Nest = None, execution_mode: Nest = None) -> None:
     """Does nothing: everything is eager unless a `tf.function` traces it.
 
     Source: `tf.compat.v1.enable_eager_execution`.
@@ -162,7 +177,7 @@ def enable_eager_execution(config: Any = None, device_policy: Any = None, execut
     del config, device_policy, execution_mode
 
 
-def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str | None = None) -> Any:
+def cond(pred: ArrayLike, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str | None = None) -> Any:
     """Calls one of two functions; in a compiled program both are compiled. Source: `tf.cond`."""
     del name
     pred = operand(pred)
@@ -179,12 +194,12 @@ def while_loop(
     Source: `tf.while_loop`.
     """
 
-    def goes_on(state: Any) -> Any:
+    def goes_on(state: Nest) -> Any:
         count, values = state
         more = jnp.asarray(operand(cond(*values)))
         return more if maximum_iterations is None else jnp.logical_and(more, count < maximum_iterations)
 
-    def step(state: Any) -> Any:
+    def step(state: Nest) -> Any:
         count, values = state
         result = body(*values)
         return count + 1, [as_tensor(value) for value in (result if isinstance(result, (list, tuple)) else [result])]
@@ -193,18 +208,18 @@ def while_loop(
     return jax.lax.while_loop(goes_on, step, start)[1]
 
 
-def print(*inputs: Any, end: str = "\n", sep: str = " ", output_stream: Any = None) -> None:
+def print(*inputs: Nest, end: str = "\n", sep: str = " ", output_stream: TextIO | None = None) -> None:
     """Writes values to stderr, in a compiled program each time that it runs. Source: `tf.print`."""
     stream = sys.stderr if output_stream is None else output_stream
 
-    def write(*values: Any) -> None:
+    def write(*values: Nest) -> None:
         stream.write(sep.join(_shown(value) for value in values) + end)
 
     inputs = tuple(operand(value) for value in inputs)
     if any(isinstance(value, Tracer) for value in inputs):
         places = [place for place, value in enumerate(inputs) if isinstance(value, jax.Array)]
 
-        def write_traced(*arrays: Any) -> None:
+        def write_traced(*arrays: Array) -> None:
             values = dict(enumerate(inputs)) | dict(zip(places, arrays, strict=True))
             write(*values.values())
 
@@ -213,5 +228,5 @@ def print(*inputs: Any, end: str = "\n", sep: str = " ", output_stream: Any = No
         write(*inputs)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Leaf) -> str:
     return str(np.asarray(value)) if isinstance(value, jax.Array) else str(value)

@@ -1,14 +1,23 @@
-"""`TensorSpec` and `TensorShape`: what an array looks like, for signatures and datasets."""
+"""Element types, `TensorSpec` and `TensorShape`: descriptions of arrays, for signatures and datasets."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from jaxtribute.compat.tf.dtypes import as_dtype
+from jaxtribute._src.types import DType, Leaf
+
+string = np.dtype(object)
+"""Bytes, in NumPy arrays on the host: a device holds numbers only."""
+
+
+def as_dtype(type_value: DType) -> np.dtype[Any]:
+    """Returns the element type of that name, or of a Python or NumPy type. Source: `tf.as_dtype`."""
+    return string if type_value == "string" else np.dtype(type_value)
 
 
 class TensorShape(tuple[int | None, ...]):
@@ -59,17 +68,17 @@ class TensorSpec:
     dtype: np.dtype[Any]
     name: str | None = None
 
-    def __init__(self, shape: Any, dtype: Any = np.float32, name: str | None = None) -> None:
+    def __init__(self, shape: Iterable[int | None], dtype: DType = np.float32, name: str | None = None) -> None:
         object.__setattr__(self, "shape", tuple(shape))
         object.__setattr__(self, "dtype", as_dtype(dtype))
         object.__setattr__(self, "name", name)
 
     @classmethod
-    def from_tensor(cls, tensor: Any, name: str | None = None) -> TensorSpec:
+    def from_tensor(cls, tensor: Leaf, name: str | None = None) -> TensorSpec:
         """Returns the spec of an array. Source: `tf.TensorSpec.from_tensor`."""
         return cls(tensor.shape, tensor.dtype, name)
 
-    def is_compatible_with(self, spec_or_value: Any) -> bool:
+    def is_compatible_with(self, spec_or_value: Leaf) -> bool:
         """Returns whether an array or spec of fitting shape and type was given.
 
         Source: `tf.TensorSpec.is_compatible_with`.

@@ -1,11 +1,12 @@
-"""`tf.Variable`: a `jd.Variable`, made with TensorFlow's arguments and its types for Python numbers."""
+"""`tf.Variable`, made with TensorFlow's arguments and types for numbers, and `tf.Module`, which collects variables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxtribute._src.compat.tf.convert import as_tensor
+from jaxtribute._src.compat.tf.tensors import ShapeLike, TensorLike, as_tensor
+from jaxtribute._src.types import DType, Leaf
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute._src.values.operators import ArrayOperators
 from jaxtribute._src.values.variable import Variable as JdVariable
@@ -50,18 +51,18 @@ class Variable(metaclass=_IsJaxtributes):
 
     def __new__(
         cls,
-        initial_value: Any = None,
+        initial_value: TensorLike = None,
         trainable: bool | None = None,
         validate_shape: bool = True,
-        caching_device: Any = None,
+        caching_device: object = None,
         name: str | None = None,
-        variable_def: Any = None,
-        dtype: Any = None,
+        variable_def: object = None,
+        dtype: DType = None,
         import_scope: str | None = None,
         constraint: Callable[[Any], Any] | None = None,
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
-        shape: Any = None,
+        shape: ShapeLike = None,
         experimental_enable_variable_lifting: bool = True,
     ) -> JdVariable:
         """Makes the variable."""
@@ -93,7 +94,68 @@ class Variable(metaclass=_IsJaxtributes):
         return variable
 
 
-def _value(initial_value: Any, dtype: Any) -> Any:
+def _value(initial_value: TensorLike, dtype: DType) -> Any:
     if callable(initial_value) and not isinstance(initial_value, ArrayOperators):
         initial_value = initial_value()
     return as_tensor(initial_value, dtype)
+
+
+class Module:
+    """Collects the variables and modules that its attributes hold, at any depth of lists, tuples and dictionaries.
+
+    Args:
+      name: a name; by default that of the class in lower case.
+
+    Source: `tf.Module`.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self._name = name or type(self).__name__.lower()
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return self._name
+
+    @property
+    def variables(self) -> tuple[JdVariable, ...]:
+        """The variables: those of the module by attribute name, then those of the modules in it."""
+        own = [leaf for leaf in _leaves(self) if isinstance(leaf, JdVariable)]
+        below = [variable for module in self.submodules for variable in module._own_variables()]
+        return tuple(dict.fromkeys([*own, *below]))
+
+    @property
+    def trainable_variables(self) -> tuple[JdVariable, ...]:
+        """The variables that optimizers should update."""
+        return tuple(variable for variable in self.variables if variable.trainable)
+
+    @property
+    def submodules(self) -> tuple[Module, ...]:
+        """The modules in it, at any depth, nearest first."""
+        found: dict[Module, None] = {}
+        waiting: list[Module] = [self]
+        while waiting:
+            below = [leaf for leaf in _leaves(waiting.pop(0)) if isinstance(leaf, Module)]
+            new = [module for module in dict.fromkeys(below) if module not in found and module is not self]
+            found.update(dict.fromkeys(new))
+            waiting += new
+        return tuple(found)
+
+    def _own_variables(self) -> list[JdVariable]:
+        return [leaf for leaf in _leaves(self) if isinstance(leaf, JdVariable)]
+
+
+def _leaves(module: Module) -> Iterator[Any]:
+    for _, value in sorted(vars(module).items()):
+        yield from _inside(value)
+
+
+def _inside(value: Leaf) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _inside(part)
+    elif isinstance(value, dict):
+        for _, part in sorted(value.items(), key=lambda item: str(item[0])):
+            yield from _inside(part)
+    else:
+        yield value

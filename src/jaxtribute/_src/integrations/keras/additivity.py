@@ -7,9 +7,11 @@ from typing import Any
 
 import jax
 
+from jaxtribute._src.integrations.keras.internals import KerasModel
 from jaxtribute._src.integrations.keras.share import current
 from jaxtribute._src.jaxprs.core import Jaxpr, JaxprEqn, aval, opened
 from jaxtribute._src.jaxprs.flow import Flow
+from jaxtribute._src.types import Nest
 from jaxtribute.errors import VariableError
 
 _SAME = frozenset({"copy", "copy_p", "convert_element_type", "reshape"})
@@ -20,7 +22,7 @@ _MIXED = -2
 """A value that depends on inputs in another way."""
 
 
-def checked_updates(original: Callable[..., Any], model: Any, metrics_variables: Any, *batch: Any) -> Any:
+def checked_updates(original: Callable[..., Any], model: KerasModel, metrics_variables: Nest, *batch: Nest) -> Any:
     """A trainer's `_update_metrics_variables`, which in a replica's step refuses metrics that do not add up."""
     share = current()
     if share is not None and (share.sends or not share.alone):
@@ -29,7 +31,9 @@ def checked_updates(original: Callable[..., Any], model: Any, metrics_variables:
     return original(model, metrics_variables, *batch)
 
 
-def check_additive(model: Any, variables: Sequence[Any], values: Sequence[Any], update: Callable[[Any], Any]) -> None:
+def check_additive(
+    model: KerasModel, variables: Sequence[Any], values: Sequence[Any], update: Callable[[Any], Any]
+) -> None:
     """Checks that an update adds to each variable of the user's own metrics what does not depend on it.
 
     Args:
@@ -56,7 +60,7 @@ def check_additive(model: Any, variables: Sequence[Any], values: Sequence[Any], 
             )
 
 
-def _own_metrics(model: Any) -> list[Any]:
+def _own_metrics(model: KerasModel) -> list[Any]:
     found = [one for metric in model.metrics for one in getattr(metric, "metrics", None) or [metric]]
     return [metric for metric in found if not type(metric).__module__.startswith("keras.")]
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras import callbacks as keras_callbacks
 
 from jaxtribute._src.integrations.keras.data import creator_of
-from jaxtribute._src.integrations.keras.inside import is_default
+from jaxtribute._src.integrations.keras.internals import KerasModel, is_default
 from jaxtribute._src.integrations.keras.variables import on_servers
+from jaxtribute._src.types import Foreign, Leaf
 from jaxtribute.errors import ArgumentError, ContextError
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ _HOOKS = ("batch_begin", "batch_end")
 _NOT_FOR_CREATORS = ("y", "sample_weight", "batch_size", "class_weight")
 
 
-def check_call(method: Callable[..., Any], model: Any, strategy: Strategy, args: Any, kwargs: Any) -> None:
+def check_call(
+    method: Callable[..., Any], model: KerasModel, strategy: Strategy, args: Sequence[Leaf], kwargs: Mapping[str, Leaf]
+) -> None:
     """Checks a call of `fit`, `evaluate` or `predict`, or of one of their like, under parameter servers.
 
     Raises:
@@ -57,7 +60,7 @@ def check_call(method: Callable[..., Any], model: Any, strategy: Strategy, args:
         )
 
 
-def check_input(given: Any, adapter: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def check_input(given: Leaf, adapter: Foreign, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Checks what goes with a function that makes datasets.
 
     Args:
@@ -85,7 +88,7 @@ def check_input(given: Any, adapter: Any, args: Sequence[Any], kwargs: dict[str,
         )
 
 
-def _check_callbacks(given: Any, phase: str) -> None:
+def _check_callbacks(given: Leaf, phase: str) -> None:
     """Checks that callbacks need no more than epochs.
 
     Raises:
@@ -102,7 +105,7 @@ def _check_callbacks(given: Any, phase: str) -> None:
         )
 
 
-def _wants_batches(callback: Any, phase: str) -> bool:
+def _wants_batches(callback: Foreign, phase: str) -> bool:
     frequency = getattr(callback, "save_freq", getattr(callback, "update_freq", None))
     if isinstance(frequency, int) or frequency == "batch":
         return True
@@ -111,5 +114,5 @@ def _wants_batches(callback: Any, phase: str) -> bool:
     return any(not _module(method).startswith("keras.") for method in own)
 
 
-def _module(method: Any) -> str:
+def _module(method: Foreign) -> str:
     return getattr(method, "__module__", None) or ""

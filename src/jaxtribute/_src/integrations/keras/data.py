@@ -16,9 +16,10 @@ from jaxtribute._src.input.options import DatasetCreator
 from jaxtribute._src.input.placement import to_devices
 from jaxtribute._src.input.splitting import Shard
 from jaxtribute._src.input.worker_steps import worker_step
-from jaxtribute._src.integrations.keras import workers
-from jaxtribute._src.integrations.keras.inside import DataAdapter
+from jaxtribute._src.integrations.keras import multi_worker
+from jaxtribute._src.integrations.keras.internals import DataAdapter
 from jaxtribute._src.integrations.keras.variables import on_servers
+from jaxtribute._src.types import Nest
 from jaxtribute._src.values.distributed import PerReplica
 
 if TYPE_CHECKING:
@@ -88,13 +89,13 @@ class DistributedAdapter(UnsizedAdapter):
     get_numpy_iterator = get_jax_iterator
 
 
-def readable(x: Any) -> Any:
+def readable(x: Nest) -> Any:
     """`x`, but a dataset of `jaxtribute.compat.tf` as Grain's, which Keras knows."""
-    module = sys.modules.get("jaxtribute._src.compat.tf.data.dataset")
+    module = sys.modules.get("jaxtribute._src.compat.tf.dataset")
     return x.to_grain() if module is not None and isinstance(x, module.Dataset) else x
 
 
-def creator_of(x: Any) -> DatasetCreator | None:
+def creator_of(x: Nest) -> DatasetCreator | None:
     """`x` as what makes datasets, if it is a function or such a one."""
     if isinstance(x, DatasetCreator):
         return x
@@ -102,17 +103,17 @@ def creator_of(x: Any) -> DatasetCreator | None:
     return DatasetCreator(cast("Any", x)) if is_function else None
 
 
-def adapted(x: Any, strategy: Strategy) -> Any:
+def adapted(x: Nest, strategy: Strategy) -> Any:
     """`x` as Keras can read it under `strategy`."""
     creator = creator_of(x)
     if creator is not None and on_servers(strategy):
-        from jaxtribute._src.integrations.keras.servers import ScheduledAdapter  # which needs more than others do
+        from jaxtribute._src.integrations.keras.scheduling import ScheduledAdapter
 
         return ScheduledAdapter(creator, strategy)
     if creator is not None:
         x = strategy.distribute_datasets_from_function(creator.dataset_fn, creator.input_options)
-    if workers.several(strategy):
-        x = workers.sharded(x, strategy)
+    if multi_worker.several(strategy):
+        x = multi_worker.sharded(x, strategy)
     return DistributedAdapter(x) if isinstance(x, (DistributedDataset, DistributedIterator)) else x
 
 
@@ -129,7 +130,7 @@ class Placer:
         self._shard = Shard(context.num_input_pipelines, context.input_pipeline_id, self._mesh.size)
         self._place = to_devices(self._mesh)
 
-    def __call__(self, batch: Any) -> tuple[Any, int]:
+    def __call__(self, batch: Nest) -> tuple[Any, int]:
         """The batch with `PerReplica` leaves (arrays, for one replica), and how many examples it has."""
         leaves = jax.tree.leaves(batch)
         if leaves and isinstance(leaves[0], Placed):
@@ -138,11 +139,11 @@ class Placer:
         return self._place(worker_step(whole, self._shard)), whole.total or 0
 
 
-def _is_split(value: Any) -> bool:
+def _is_split(value: object) -> bool:
     return isinstance(value, PerReplica)
 
 
-def _rows(element: Any) -> int:
+def _rows(element: Nest) -> int:
     """The number of examples of all replicas in a batch that is placed."""
     first = jax.tree.leaves(element, is_leaf=_is_split)[0]
     if not isinstance(first, PerReplica):

@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxtribute._src.integrations.keras.internals import KerasVariable
 from jaxtribute._src.integrations.keras.share import Share
+from jaxtribute._src.types import Array
 
 State = list[Any]
 """Arrays, one for each variable of a list."""
@@ -66,14 +68,14 @@ def merged(variables: Sequence[Any], values: State, totals: Sequence[Any]) -> St
     ]
 
 
-def _apart(seed: Any, share: Share) -> Any:
+def _apart(seed: Array, share: Share) -> Any:
     """A generator's seed and counter, the seed moved by the number of the replica, or of the worker that sends."""
     number = share.context.replica_id_in_sync_group if share.worker is None else np.uint32(share.worker)
     moved = lax.convert_element_type(number, jnp.uint32) * _APART
     return seed + jnp.stack([moved, jnp.zeros_like(moved)]).astype(seed.dtype)
 
 
-def _contribution(variable: Any, old: Any, new: Any, share: Share) -> Any:
+def _contribution(variable: KerasVariable, old: Array, new: Array, share: Share) -> Any:
     floats = jnp.issubdtype(new.dtype, jnp.inexact)
     if variable.aggregation == "sum":
         return new - old
@@ -85,7 +87,7 @@ def _contribution(variable: Any, old: Any, new: Any, share: Share) -> Any:
     return jnp.where(is_first, new, jnp.zeros_like(new))
 
 
-def _value(variable: Any, value: Any, total: Any) -> Any:
+def _value(variable: KerasVariable, value: Array, total: Array) -> Any:
     if variable.aggregation == "sum":
         return value + total.astype(value.dtype)
     if jnp.issubdtype(value.dtype, jnp.inexact) or value.dtype.itemsize != 4:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.integrations.keras import checks, inside, trainer, workers
+from jaxtribute._src.integrations.keras import checks, internals, multi_worker, trainer
 from jaxtribute._src.integrations.keras.additivity import checked_updates
+from jaxtribute._src.integrations.keras.custom_loops import initialized_now, summed_gradients
 from jaxtribute._src.integrations.keras.data import DistributedAdapter, adapted, readable
-from jaxtribute._src.integrations.keras.inside import JAXEpochIterator, JAXTrainer, is_nnx_enabled
-from jaxtribute._src.integrations.keras.loops import initialized_now, summed_gradients
+from jaxtribute._src.integrations.keras.internals import JAXEpochIterator, JAXTrainer, KerasModel, is_nnx_enabled
 from jaxtribute._src.integrations.keras.share import (
     synchronizable,
     whole_batch_gradients,
@@ -24,6 +24,7 @@ from jaxtribute._src.integrations.keras.share import (
     whole_batch_moments,
 )
 from jaxtribute._src.integrations.keras.variables import PlainValue, joined, new_variable
+from jaxtribute._src.types import Foreign, Leaf, Nest
 from jaxtribute.errors import ArgumentError, ConfigError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Patch:
     def _target(self, name: str) -> tuple[Any, str] | None:
         if not isinstance(self.where, type):
             return (self.where, name) if hasattr(self.where, name) else None
-        where = inside.owner(self.where, name)
+        where = internals.owner(self.where, name)
         return None if where is None else (self.where if where is object else where, name)
 
 
@@ -99,7 +100,7 @@ def patch() -> None:
 
 def _wrapped(original: Method, instead: Method) -> Method:
     @functools.wraps(original)
-    def method(*args: Any, **kwargs: Any) -> Any:
+    def method(*args: Leaf, **kwargs: Leaf) -> Any:
         return instead(original, *args, **kwargs)
 
     setattr(method, "__signature__", inspect.signature(original))  # noqa: B010 (Keras reads it)
@@ -109,7 +110,7 @@ def _wrapped(original: Method, instead: Method) -> Method:
 def _asking(instead: Method) -> Method:
     """Calls `instead` for models of a strategy alone."""
 
-    def method(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(original: Method, model: KerasModel, *args: Leaf, **kwargs: Leaf) -> Any:
         strategy = trainer.strategy_of(model)
         if strategy is not None:
             return instead(original, strategy, model, *args, **kwargs)
@@ -121,19 +122,19 @@ def _asking(instead: Method) -> Method:
 # ------------------------------------------------------------------------------------------------------------- models
 
 
-def _remembered(original: Method, model: Any, *args: Any, **kwargs: Any) -> None:
+def _remembered(original: Method, model: KerasModel, *args: Leaf, **kwargs: Leaf) -> None:
     original(model, *args, **kwargs)
     strategy = contexts.current().strategy
     if not strategy.is_default:
         trainer.remember(model, strategy)
 
 
-def _in_scope(original: Method, strategy: Strategy, model: Any, *args: Any, **kwargs: Any) -> Any:
+def _in_scope(original: Method, strategy: Strategy, model: KerasModel, *args: Leaf, **kwargs: Leaf) -> Any:
     with strategy.scope():
         return original(model, *args, **kwargs)
 
 
-def _called(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
+def _called(original: Method, model: KerasModel, *args: Leaf, **kwargs: Leaf) -> Any:
     """`fit` and its like."""
     strategy = trainer.strategy_of(model)
     if strategy is None:
@@ -142,13 +143,13 @@ def _called(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
         with contexts.entered(contexts.fallback.make()):  # a plain model's data are its own, too
             return original(model, *args, **kwargs)
     checks.check_call(original, model, strategy, args, kwargs)
-    if original.__name__ in _SHOWN and not workers.is_first(strategy):
-        args, kwargs = workers.silenced(original, model, args, kwargs)
+    if original.__name__ in _SHOWN and not multi_worker.is_first(strategy):
+        args, kwargs = multi_worker.silenced(original, model, args, kwargs)
     return _in_scope(original, strategy, model, *args, **kwargs)
 
 
-def _written_once(original: Method, strategy: Strategy, model: Any, *args: Any, **kwargs: Any) -> Any:
-    if not workers.is_first(strategy):
+def _written_once(original: Method, strategy: Strategy, model: KerasModel, *args: Leaf, **kwargs: Leaf) -> Any:
+    if not multi_worker.is_first(strategy):
         return None
     # Outside the scope other workers need not take part in what Keras makes for it.
     with contexts.entered(contexts.fallback.make()):
@@ -160,7 +161,7 @@ def _made(
     make: Callable[[Any, Strategy], trainer.Function],
     _: Method,
     strategy: Strategy,
-    model: Any,
+    model: KerasModel,
     force: bool = False,
 ) -> Any:
     if force or getattr(model, name) is None:
@@ -168,26 +169,28 @@ def _made(
     return getattr(model, name)
 
 
-def _built_on_sample(original: Method, _: Strategy, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
+def _built_on_sample(
+    original: Method, _: Strategy, model: KerasModel, iterator: Nest = None, data_batch: Leaf = None
+) -> None:
     # Where workers make the batches, shapes come from the coordinator's own dataset.
     sample = getattr(getattr(iterator, "data_adapter", None), "like_a_batch", None)
     if sample is not None:
-        iterator, data_batch = None, next(sample()) if inside.is_unbuilt(model) else None
+        iterator, data_batch = None, next(sample()) if internals.is_unbuilt(model) else None
     original(model, iterator, data_batch)
 
 
-def _no_state(_: Method, __: Strategy, ___: Any, **kwargs: bool) -> Any:
+def _no_state(_: Method, __: Strategy, ___: Foreign, **kwargs: bool) -> Any:
     return tuple(() for name in kwargs if name != "purge_model_variables" and kwargs[name])
 
 
-def _finished(original: Method, _: Strategy, model: Any) -> None:
+def _finished(original: Method, _: Strategy, model: KerasModel) -> None:
     scheduler = trainer.scheduler_of(model)
     if scheduler is not None:
         scheduler.finish()
     original(model)
 
 
-def _of_workers(original: Method, _: Strategy, model: Any, logs: Any) -> Any:
+def _of_workers(original: Method, _: Strategy, model: KerasModel, logs: Leaf) -> Any:
     scheduler = trainer.scheduler_of(model)
     return original(model, logs if scheduler is None or scheduler.logs is None else scheduler.logs)
 
@@ -195,7 +198,7 @@ def _of_workers(original: Method, _: Strategy, model: Any, logs: Any) -> Any:
 # --------------------------------------------------------------------------------------------------------------- data
 
 
-def _adapting(original: Method, epoch: Any, x: Any, *args: Any, **kwargs: Any) -> None:
+def _adapting(original: Method, epoch: Foreign, x: Nest, *args: Leaf, **kwargs: Leaf) -> None:
     strategy, x = contexts.current().strategy, readable(x)
     if not strategy.is_default:
         given, x = x, adapted(x, strategy)
@@ -208,17 +211,17 @@ def _adapting(original: Method, epoch: Any, x: Any, *args: Any, **kwargs: Any) -
     original(epoch, x, *args, **kwargs)
 
 
-def _expected(original: Method, epoch: Any) -> None:
+def _expected(original: Method, epoch: Foreign) -> None:
     if epoch.steps_per_epoch or not isinstance(epoch.data_adapter, DistributedAdapter):
         original(epoch)
 
 
-def _on_host(original: Method, epoch: Any) -> Iterator[Any]:
+def _on_host(original: Method, epoch: Foreign) -> Iterator[Any]:
     strategy = contexts.current().strategy
     if strategy.is_default:
         return original(epoch)
-    if workers.several(strategy):
-        return workers.in_one_order(epoch.data_adapter, strategy)
+    if multi_worker.several(strategy):
+        return multi_worker.in_one_order(epoch.data_adapter, strategy)
     return epoch.data_adapter.get_jax_iterator()
 
 
@@ -289,8 +292,10 @@ PATCHES = (
     Patch(JAXEpochIterator, ("__init__",), _adapting, "distributed datasets are data, too"),
     Patch(JAXEpochIterator, ("_get_iterator",), _on_host, "batches stay on the host, one by one, until they are cut"),
     Patch(JAXEpochIterator, ("_interrupted_warning",), _expected, "a dataset of unknown length may end"),
-    Patch(inside.losses_module, ("reduce_weighted_values",), whole_batch_losses, "a loss is that of the whole batch"),
-    Patch(inside.nn, ("moments",), whole_batch_moments, "batch statistics may be those of the whole batch"),
+    Patch(
+        internals.losses_module, ("reduce_weighted_values",), whole_batch_losses, "a loss is that of the whole batch"
+    ),
+    Patch(internals.nn, ("moments",), whole_batch_moments, "batch statistics may be those of the whole batch"),
     Patch(
         keras.layers.BatchNormalization,
         ("__init__",),

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.replica_context import ReplicaContext
+from jaxtribute._src.integrations.keras.internals import KerasOptimizer
+from jaxtribute._src.types import Array, DType, Foreign, Leaf, Nest
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute.errors import ContextError
 
@@ -60,7 +62,7 @@ class Share:
         """True if parameter servers apply what the step changes."""
         return self.worker is not None
 
-    def sum(self, values: Any) -> Any:
+    def sum(self, values: Nest) -> Any:
         """A nest of arrays, added up over the replicas; one without examples adds nothing."""
         if self.alone:
             return values
@@ -91,11 +93,11 @@ def entered(share: Share) -> Generator[Share]:
 
 def whole_batch_losses(
     original: Callable[..., Any],
-    values: Any,
-    sample_weight: Any = None,
-    mask: Any = None,
+    values: Nest,
+    sample_weight: Array | None = None,
+    mask: Array | None = None,
     reduction: str | None = "sum_over_batch_size",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Any:
     """Keras's `reduce_weighted_values`, for a replica's part of a batch."""
     loss = original(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
@@ -115,7 +117,7 @@ def whole_batch_losses(
 
 
 def whole_batch_moments(
-    original: Callable[..., Any], x: Any, axes: Sequence[int], keepdims: bool = False, synchronized: bool = False
+    original: Callable[..., Any], x: Array, axes: Sequence[int], keepdims: bool = False, synchronized: bool = False
 ) -> Any:
     """The backend's `moments`, which can synchronise batch statistics over the replicas."""
     share = current()
@@ -134,7 +136,7 @@ def whole_batch_moments(
 
 
 def synchronizable(
-    original: Callable[..., Any], layer: Any, *args: Any, synchronized: bool = False, **kwargs: Any
+    original: Callable[..., Any], layer: Foreign, *args: Leaf, synchronized: bool = False, **kwargs: Leaf
 ) -> None:
     """`BatchNormalization.__init__`, which takes `synchronized=True` in a strategy's scope."""
     scoped = not contexts.current().strategy.is_default
@@ -143,7 +145,11 @@ def synchronizable(
 
 
 def whole_batch_gradients(
-    original: Callable[..., Any], optimizer: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any
+    original: Callable[..., Any],
+    optimizer: KerasOptimizer,
+    optimizer_variables: Nest,
+    grads: Nest,
+    trainable_variables: Nest,
 ) -> Any:
     """An optimizer's `stateless_apply`, which adds up the gradients over the replicas first, or keeps them."""
     share = current()

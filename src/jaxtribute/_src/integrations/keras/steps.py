@@ -12,9 +12,11 @@ import keras
 from jax import lax
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.integrations.keras import inside
+from jaxtribute._src.integrations.keras import internals
+from jaxtribute._src.integrations.keras.internals import KerasModel
 from jaxtribute._src.integrations.keras.merging import State, contributions, merged, start_of_layers, start_of_metrics
 from jaxtribute._src.integrations.keras.share import Share, entered
+from jaxtribute._src.types import Array, Nest
 from jaxtribute.errors import ContextError
 
 Logs = dict[str, Any]
@@ -33,7 +35,7 @@ class Lists:
     metrics: Sequence[Any]
 
     @classmethod
-    def of(cls, model: Any) -> Lists:
+    def of(cls, model: KerasModel) -> Lists:
         """The variables of a built model."""
         optimizer = getattr(model, "optimizer", None)
         return cls(
@@ -54,17 +56,17 @@ class Lists:
         return [*self.trainable, *self.layers, *self.optimizer, *self.metrics]
 
 
-def rows_of(batch: Any) -> int:
+def rows_of(batch: Nest) -> int:
     """The number of examples of a batch, as Keras counts them."""
     first = next((leaf for leaf in jax.tree.leaves(batch) if jnp.ndim(leaf)), None)
     return 0 if first is None else first.shape[0]
 
 
-def train_step(model: Any, lists: Lists) -> Step:
+def train_step(model: KerasModel, lists: Lists) -> Step:
     """A replica's training step."""
-    own = inside.has_own_train_step(model)
+    own = internals.has_own_train_step(model)
 
-    def step(batch: Any, total: int) -> tuple[list[Any], Logs]:
+    def step(batch: Nest, total: int) -> tuple[list[Any], Logs]:
         share, batch = _share(batch, total, lists)
         before = [_values(part) for part in (lists.trainable, lists.layers, lists.optimizer, lists.metrics)]
         trainable, layers, optimizer, metrics = before
@@ -85,10 +87,10 @@ def train_step(model: Any, lists: Lists) -> Step:
     return step
 
 
-def test_step(model: Any, lists: Lists) -> Step:
+def test_step(model: KerasModel, lists: Lists) -> Step:
     """A replica's evaluation step."""
 
-    def step(batch: Any, total: int) -> tuple[list[Any], Logs]:
+    def step(batch: Nest, total: int) -> tuple[list[Any], Logs]:
         share, batch = _share(batch, total, lists)
         trainable, layers, metrics = map(_values, (lists.trainable, lists.layers, lists.metrics))
         start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
@@ -102,10 +104,10 @@ def test_step(model: Any, lists: Lists) -> Step:
     return step
 
 
-def predict_step(model: Any, lists: Lists) -> Step:
+def predict_step(model: KerasModel, lists: Lists) -> Step:
     """A replica's prediction; of variables it may change those that no optimizer updates, such as random states."""
 
-    def step(batch: Any, total: int) -> tuple[list[Any], Any]:
+    def step(batch: Nest, total: int) -> tuple[list[Any], Any]:
         share, batch = _share(batch, total, lists)
         trainable, layers = map(_values, (lists.trainable, lists.layers))
         start = start_of_layers(lists.layers, layers, share)
@@ -122,12 +124,12 @@ def predict_step(model: Any, lists: Lists) -> Step:
     return step
 
 
-def _own(output: Any, share: Share) -> Any:
+def _own(output: Array, share: Share) -> Any:
     """An output as one of this replica's examples, even if it depends on nothing that replicas have of their own."""
     return output if share.alone else lax.optimization_barrier((output, share.context.replica_id_in_sync_group))[0]
 
 
-def _share(batch: Any, total: int, lists: Lists) -> tuple[Share, Any]:
+def _share(batch: Nest, total: int, lists: Lists) -> tuple[Share, Any]:
     """The replica's share, and its batch: made-up examples if it has none, which go into nothing that is reduced."""
     context = contexts.current().replica
     if context is None:
@@ -148,7 +150,7 @@ def _changed(before: State, after: Sequence[Any]) -> list[Any]:
 
 
 def _local_gradients(
-    model: Any, before: Sequence[State], start: tuple[State, State], batch: Any, share: Share
+    model: KerasModel, before: Sequence[State], start: tuple[State, State], batch: Nest, share: Share
 ) -> tuple[tuple[State, State], Logs, list[Any]]:
     """The standard training step up to where the optimizer takes over; gradients are this replica's share."""
     trainable, _, optimizer, _ = before
@@ -162,12 +164,12 @@ def _local_gradients(
 
     (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(trainable)
     unscaled, y_pred, layers, metrics = aux
-    logs, metrics = inside.updated_metrics(model, metrics, unscaled, x, y, y_pred, sample_weight)
+    logs, metrics = internals.updated_metrics(model, metrics, unscaled, x, y, y_pred, sample_weight)
     return (layers, metrics), logs, grads
 
 
 def _reduced(
-    model: Any,
+    model: KerasModel,
     lists: Lists,
     before: Sequence[State],
     start: tuple[State, State],
@@ -215,7 +217,7 @@ def _logged(logs: Logs, metrics: Logs, extra: Logs) -> Logs:
     return logged
 
 
-def _results(model: Any, lists: Lists, values: State, touched: set[int]) -> Logs:
+def _results(model: KerasModel, lists: Lists, values: State, touched: set[int]) -> Logs:
     """The results of the metrics that a step has updated, with these values of their variables."""
     results: Logs = {}
     with keras.StatelessScope(state_mapping=list(zip(lists.metrics, values, strict=True))):

@@ -10,14 +10,16 @@ import jax
 import numpy as np
 
 from jaxtribute._src.execution.function import function
-from jaxtribute._src.integrations.keras import inside
+from jaxtribute._src.integrations.keras import internals
 from jaxtribute._src.integrations.keras.data import Placer
+from jaxtribute._src.integrations.keras.internals import KerasModel
 from jaxtribute._src.integrations.keras.steps import Lists, Step, predict_step, test_step, train_step
 from jaxtribute._src.integrations.keras.variables import StrategyVariable, adopt, on_servers
+from jaxtribute._src.types import Leaf, Nest
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 
 if TYPE_CHECKING:
-    from jaxtribute._src.integrations.keras.servers import Scheduler
+    from jaxtribute._src.integrations.keras.scheduling import Scheduler
     from jaxtribute._src.strategies.base import Strategy
 
 _ATTRIBUTE = "_jaxtribute_strategy"
@@ -34,20 +36,20 @@ class Total:
     rows: int
 
 
-def remember(model: Any, strategy: Strategy) -> None:
+def remember(model: KerasModel, strategy: Strategy) -> None:
     """Notes in whose scope a model is made."""
     object.__setattr__(model, _ATTRIBUTE, strategy)
 
 
-def scheduler_of(model: Any) -> Scheduler | None:
+def scheduler_of(model: KerasModel) -> Scheduler | None:
     """A model's objects on workers of parameter servers, if it has trained or been evaluated there."""
     return model.__dict__.get(SCHEDULER)
 
 
-def strategy_of(model: Any) -> Strategy | None:
+def strategy_of(model: KerasModel) -> Strategy | None:
     """The strategy in whose scope a model was made or compiled, or its variables were; None for plain Keras."""
     found = model.__dict__.get(_ATTRIBUTE)
-    tracker = inside.loss_tracker(model)
+    tracker = internals.loss_tracker(model)
     if found is None and tracker is not None:
         found = _strategy_of(tracker.variables[:1])
     if found is None and getattr(model, "built", False):
@@ -62,25 +64,25 @@ def _strategy_of(variables: Iterable[Any]) -> Strategy | None:
     return next((v.strategy for v in variables if isinstance(v, StrategyVariable) and not v.strategy.is_default), None)
 
 
-def make_train_function(model: Any, strategy: Strategy) -> Function:
+def make_train_function(model: KerasModel, strategy: Strategy) -> Function:
     """Function that `fit` calls."""
     if on_servers(strategy):
         return _scheduled(model, strategy, "train")
     return _repeated(model, _step(model, strategy, train_step))
 
 
-def make_test_function(model: Any, strategy: Strategy) -> Function:
+def make_test_function(model: KerasModel, strategy: Strategy) -> Function:
     """Function that `evaluate` calls."""
     if on_servers(strategy):
         return _scheduled(model, strategy, "test")
     return _repeated(model, _step(model, strategy, test_step))
 
 
-def make_predict_function(model: Any, strategy: Strategy) -> Function:
+def make_predict_function(model: KerasModel, strategy: Strategy) -> Function:
     """Function that `predict` calls; its results are all replicas' outputs."""
     step = _step(model, strategy, predict_step)
 
-    def whole(batch: Any) -> Any:
+    def whole(batch: Nest) -> Any:
         return jax.tree.map(lambda leaf: _joined(leaf, strategy), step(batch), is_leaf=_is_distributed)
 
     return _repeated(model, whole, joins=True)
@@ -90,13 +92,13 @@ MAKERS = {"train": make_train_function, "test": make_test_function, "predict": m
 """Maker of the functions that Keras calls."""
 
 
-def _scheduled(model: Any, strategy: Strategy, kind: str) -> Function:
-    from jaxtribute._src.integrations.keras.servers import make_function  # which needs more than other strategies do
+def _scheduled(model: KerasModel, strategy: Strategy, kind: str) -> Function:
+    from jaxtribute._src.integrations.keras.scheduling import make_function
 
     return make_function(model, strategy, kind)
 
 
-def _step(model: Any, strategy: Strategy, make: Callable[[Any, Lists], Step]) -> Callable[[Any], Any]:
+def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], Step]) -> Callable[[Any], Any]:
     """One step on a batch from Keras: compiled, or each replica's Python if the model runs eagerly."""
     lists = Lists.of(model)
     for variable in (*lists.trainable, *lists.layers, *lists.metrics):
@@ -109,31 +111,31 @@ def _step(model: Any, strategy: Strategy, make: Callable[[Any, Lists], Step]) ->
 
     compiled = model.jit_compile and not model.run_eagerly
 
-    def step(batch: Any, total: Total) -> Any:
+    def step(batch: Nest, total: Total) -> Any:
         values, result = strategy.run(replica, (batch, total.rows))
         for variable, value in zip(lists.all, values, strict=True):
             if value is not None:
                 variable.stored.assign(value if compiled else strategy.experimental_local_results(value)[0])
         return result if make is predict_step else jax.tree.map(_first, result, is_leaf=_is_distributed)
 
-    def _first(value: Any) -> Any:
+    def _first(value: Leaf) -> Any:
         if isinstance(value, Mirrored):
             return value.data
         return strategy.experimental_local_results(value)[0]
 
     run = function(step) if compiled else step
 
-    def on_batch(batch: Any) -> Any:
+    def on_batch(batch: Nest) -> Any:
         placed, rows = place(batch)
         return run(placed, Total(rows))
 
     return on_batch
 
 
-def _repeated(model: Any, step: Callable[[Any], Any], *, joins: bool = False) -> Function:
+def _repeated(model: KerasModel, step: Callable[[Any], Any], *, joins: bool = False) -> Function:
     """`steps_per_execution` steps in one call, up to the end of the data."""
 
-    def call(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+    def call(state: Nest, iterator: Iterator[Any]) -> tuple[Any, Any]:
         results = [step(next(iterator))]
         for _ in range(model.steps_per_execution - 1):
             batch = next(iterator, None)
@@ -147,11 +149,11 @@ def _repeated(model: Any, step: Callable[[Any], Any], *, joins: bool = False) ->
     return call
 
 
-def _is_distributed(value: Any) -> bool:
+def _is_distributed(value: Leaf) -> bool:
     return isinstance(value, (Mirrored, PerReplica))
 
 
-def _joined(value: Any, strategy: Strategy) -> Any:
+def _joined(value: Leaf, strategy: Strategy) -> Any:
     if isinstance(value, Mirrored):
         return value.data
     return strategy.gather(value, axis=0) if isinstance(value, PerReplica) else value

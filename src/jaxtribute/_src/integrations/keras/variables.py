@@ -11,9 +11,11 @@ import keras
 from jaxtribute._src import context as contexts
 from jaxtribute._src.context import Context
 from jaxtribute._src.execution.eager import Eager
-from jaxtribute._src.integrations.keras import inside
-from jaxtribute._src.integrations.keras.loops import own_replica, together
+from jaxtribute._src.integrations.keras import internals
+from jaxtribute._src.integrations.keras.custom_loops import own_replica, together
+from jaxtribute._src.integrations.keras.internals import KerasVariable
 from jaxtribute._src.integrations.keras.share import current
+from jaxtribute._src.types import Leaf
 from jaxtribute._src.values.enums import VariableAggregation
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import VariableError
@@ -32,14 +34,14 @@ class StrategyVariable(keras.Variable):
     strategy: Strategy
     _stored: Variable | None = None
 
-    def assign(self, value: Any) -> Any:
+    def assign(self, value: Leaf) -> Any:
         """Gives the variable a new value.
 
         Raises:
           VariableError: it is a metric's, and what a layer's `call` writes to it would be lost.
         """
         share = current()
-        if share is not None and id(self) in share.metrics and inside.is_lost(self):
+        if share is not None and id(self) in share.metrics and internals.is_lost(self):
             raise VariableError(
                 f"the metric variable {self.path} is updated where Keras's step on JAX keeps no metric's state, "
                 "such as in a layer's call: its value would be lost. HINT: update the metric in the model's "
@@ -63,14 +65,14 @@ class StrategyVariable(keras.Variable):
         return None if self._stored is None else self._stored.read_value()
 
     @_value.setter
-    def _value(self, value: Any) -> None:
+    def _value(self, value: Leaf) -> None:
         if self._stored is not None:
             if value is not None:
                 self._stored.assign(together(self, value))
         elif value is not None:
             self._stored = self._made(value)
 
-    def _made(self, value: Any) -> Variable:
+    def _made(self, value: Leaf) -> Variable:
         executor = contexts.current().executor
         with contexts.entered(Context(self.strategy, None, executor)):
             # What replicas write has been brought together by then, as Keras's own rules say.
@@ -85,7 +87,7 @@ class PlainValue:
     default one included: a program takes its value as an input, and gives a new one where the function assigns it.
     """
 
-    def __get__(self, variable: Any, owner: type[Any] | None = None) -> Any:
+    def __get__(self, variable: KerasVariable, owner: type[Any] | None = None) -> Any:
         if variable is None:
             return self
         value = vars(variable).get("_value")
@@ -93,7 +95,7 @@ class PlainValue:
             return joined(variable).read_value()
         return value
 
-    def __set__(self, variable: Any, value: Any) -> None:
+    def __set__(self, variable: KerasVariable, value: Leaf) -> None:
         known = vars(variable).get("_value")
         if known is None or value is None or not _tracked():
             vars(variable)["_value"] = value
@@ -108,16 +110,16 @@ def _tracked() -> bool:
     return (type(context.executor) is not Eager or own_replica() is not None) and not on_servers(context.strategy)
 
 
-def joined(variable: Any) -> Variable:
+def joined(variable: KerasVariable) -> Variable:
     """The variable that holds a Keras variable's value; one that has none yet gets it of the strategy in force."""
     adopt(variable, contexts.current().strategy)
     return variable.stored
 
 
-def new_variable(_: Any, cls: type[Any], *__: Any, **___: Any) -> Any:
+def new_variable(_: object, cls: type[Any], *__: object, **___: object) -> Any:
     """`keras.Variable.__new__`: in a strategy's scope a variable is a `StrategyVariable`."""
     strategy = contexts.current().strategy
-    if cls is not keras.Variable or strategy.is_default or (on_servers(strategy) and inside.made_by_optimizer()):
+    if cls is not keras.Variable or strategy.is_default or (on_servers(strategy) and internals.made_by_optimizer()):
         return object.__new__(cls)
     variable = object.__new__(StrategyVariable)
     variable.strategy = strategy
@@ -130,14 +132,14 @@ def on_servers(strategy: Strategy) -> bool:
     return module is not None and isinstance(strategy, module.ParameterServerStrategy)
 
 
-def keep_in(variable: Any, stored: Variable, strategy: Strategy) -> None:
+def keep_in(variable: KerasVariable, stored: Variable, strategy: Strategy) -> None:
     """Makes `stored` hold a Keras variable's value."""
     variable.__dict__.pop("_value", None)
     variable.__class__ = StrategyVariable
     variable.strategy, variable._stored = strategy, stored
 
 
-def adopt(variable: Any, strategy: Strategy) -> None:
+def adopt(variable: KerasVariable, strategy: Strategy) -> None:
     """Makes a Keras variable that was created outside every scope one of `strategy`'s, with the value that it has."""
     value: Any
     if isinstance(variable, StrategyVariable):

@@ -16,11 +16,10 @@ import ray
 from ray import exceptions
 
 from jaxtribute._src.allocator import tune_allocator
-from jaxtribute._src.parameter_servers.engines.engines import Back, Failed, Lost, make_task, stack_of
+from jaxtribute._src.parameter_servers.engines.engine import Back, Failed, Lost, TaskMaker, stack_of
 from jaxtribute._src.parameter_servers.engines.ray_node import START_S, RayNode, resource_of
-from jaxtribute._src.parameter_servers.messaging.failures import told
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, deadline, own_host
-from jaxtribute._src.parameter_servers.server.server_task import TaskSettings
+from jaxtribute._src.parameter_servers.messaging.errors import told
+from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, TaskSettings, deadline, own_host
 from jaxtribute.errors import ClusterError, DeadlineError
 
 _LOG = logging.getLogger(__name__)
@@ -41,10 +40,12 @@ _ENVIRONMENT = {
 class TaskActor:
     """One task in a process of its own."""
 
-    def __init__(self, role: str, index: int, settings: TaskSettings, remote: bool, *arguments: Any) -> None:
+    def __init__(
+        self, make: TaskMaker, role: str, index: int, settings: TaskSettings, remote: bool, *arguments: object
+    ) -> None:
         tune_allocator()  # arrays of one size come and go
         host = own_host() if remote else None
-        self._task = make_task(role, index, settings, host, *arguments)
+        self._task = make(role, index, settings, host, *arguments)
         self._thread = threading.Thread(target=self._run, name=f"jaxtribute-{role}-{index}", daemon=True)
         self._thread.start()
 
@@ -90,6 +91,7 @@ class RayEngine:
     """The tasks as Ray actors.
 
     Args:
+      make: makes a task, in its process.
       settings: what all tasks are told.
       address: of the Ray cluster; None for a local one of this process, unless it is connected to one already.
       remote: whether tasks may be on other machines.
@@ -97,9 +99,15 @@ class RayEngine:
     """
 
     def __init__(
-        self, settings: TaskSettings, address: str | None = None, *, remote: bool = False, node: RayNode | None = None
+        self,
+        make: TaskMaker,
+        settings: TaskSettings,
+        address: str | None = None,
+        *,
+        remote: bool = False,
+        node: RayNode | None = None,
     ) -> None:
-        self._settings, self._remote, self._resources = settings, remote, node is not None
+        self._make, self._settings, self._remote, self._resources = make, settings, remote, node is not None
         self._node = node
         self._owns = not ray.is_initialized()
         if self._owns:
@@ -110,9 +118,10 @@ class RayEngine:
         self._stopping = threading.Event()
         self._watcher: threading.Thread | None = None
 
-    def launch(self, role: str, index: int, *arguments: Any) -> None:
+    def launch(self, role: str, index: int, *arguments: object) -> None:
         """Starts an actor."""
         options: dict[str, Any] = {
+            # A local node of Ray offers one CPU, which all tasks share.
             "num_cpus": 0,
             "max_restarts": -1,
             "max_concurrency": _THREADS,
@@ -122,7 +131,7 @@ class RayEngine:
             options["resources"] = {resource_of(role, index): 1}
         actor: Any = ray.remote(TaskActor)
         self._actors[role, index] = actor.options(**options).remote(
-            role, index, self._settings, self._remote, *arguments
+            self._make, role, index, self._settings, self._remote, *arguments
         )
 
     def endpoint(self, role: str, index: int, timeout_s: float) -> Endpoint:
@@ -141,6 +150,9 @@ class RayEngine:
 
     def define(self, role: str, index: int, key: int, blob: bytes) -> None:
         """Brings code to a task."""
+        # A worker is not waited for: it may be computing.
+        # It asks again for a function that has not come yet; a server has to have the code before the request that uses
+        # it.
         brought = self._actors[role, index].define.remote(key, blob)
         if role != "worker":
             ray.get(brought, timeout=_ANSWER_S)
@@ -183,6 +195,8 @@ class RayEngine:
         self._watcher.start()
 
     def _watch(self, lost: Lost, back: Back) -> None:
+        # `serve` returns when the task has ended, and fails when its process has: in both cases the reference gets
+        # ready.
         serving = {actor.serve.remote(): task for task, actor in self._actors.items()}
         returning: dict[Any, tuple[str, int]] = {}
         while not self._stopping.is_set():
@@ -192,12 +206,15 @@ class RayEngine:
                     return
                 task = serving.pop(ref, None)
                 if task is not None:
+                    # Told before anyone asks the new process: the closures of the old one must be given to others
+                    # first.
                     lost(*task)
                     returning[self._ask(*task)] = task
                     continue
                 task = returning.pop(ref)
                 try:
                     endpoint = ray.get(ref)
+                    # Watched before it is told of, as it may end while the coordinator activates it.
                     serve = self._actors[task].serve.remote()
                     back(*task, endpoint if isinstance(endpoint, Endpoint) else None)
                     serving[serve] = task

@@ -18,6 +18,7 @@ from jaxtribute._src.folders import Folder
 from jaxtribute._src.launcher.environment import LOCAL_CLUSTER
 from jaxtribute._src.launcher.family import Family
 from jaxtribute._src.parameter_servers.messaging.transport import deadline
+from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ClusterError, DeadlineError
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def _resolved(address: str) -> tuple[str, int]:
     return socket.gethostbyname(host), int(port)
 
 
-def owns_cluster(resolver: Any) -> str | None:
+def owns_cluster(resolver: Foreign) -> str | None:
     """The chief's address if this process is the chief of a cluster of several processes, which then holds Ray."""
     spec = resolver.cluster_spec() if hasattr(resolver, "cluster_spec") else None
     if spec is None or os.environ.get(LOCAL_CLUSTER) == "1":

@@ -6,14 +6,19 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import garbage
+
+from jaxtribute._src.parameter_servers.messaging.wire import Frames
+
+Route: TypeAlias = tuple["zmq.Socket[bytes]", bytes]
+"""Way to a caller: the socket that it came through, and its identity there, which is another for each connection."""
 
 _BUFFER = 4 << 20
 _LINGER_MS = 200
@@ -54,6 +59,19 @@ class Endpoint:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """Settings that every process of a cluster gets when it starts.
+
+    Attributes:
+      folder: a private folder for sockets, on the coordinator's machine.
+      keys: the cluster's keys; None where it is one machine.
+    """
+
+    folder: str
+    keys: Keys | None = None
+
+
 class Hub:
     """The called side: answers any number of links.
 
@@ -74,6 +92,7 @@ class Hub:
         if keys is not None and host is not None:
             tcp = self._listen(keys, host)
         self.endpoint = Endpoint(path, tcp)
+        # ZeroMQ's sockets belong to one thread, so that another thread ends a `receive` through a pair of sockets only.
         name = f"inproc://{uuid.uuid4().hex}"
         self._waking, self._ringing = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
         self._waking.bind(name)
@@ -91,7 +110,7 @@ class Hub:
     def _listen(self, keys: Keys, host: str) -> str:
         self._auth = ThreadAuthenticator(self._context)
         self._auth.start()
-        self._auth.configure_curve_callback("*", credentials_provider=Known(keys.caller_public))
+        self._auth.configure_curve_callback("*", credentials_provider=KeyCheck(keys.caller_public))
         remote = self._socket(zmq.ROUTER)
         remote.curve_server = True
         remote.curve_publickey, remote.curve_secretkey = keys.called_public, keys.called_secret
@@ -99,10 +118,10 @@ class Hub:
         self._sockets.append(remote)
         return f"tcp://{host}:{port}"
 
-    def receive(self, timeout_s: float | None) -> list[tuple[Any, list[Any]]]:
+    def receive(self, timeout_s: float | None) -> list[tuple[Route, Frames]]:
         """All messages that have come: the route for the answer, and the frames. Waits for one, or for `wake`."""
         ready = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1e3)))
-        found: list[tuple[Any, list[Any]]] = []
+        found: list[tuple[Route, Frames]] = []
         if self._waking in ready:
             _drain(self._waking)
         for socket in self._sockets:
@@ -110,8 +129,10 @@ class Hub:
                 found.extend(((socket, frames[0].bytes), frames[1:]) for frames in _all(socket))
         return found
 
-    def send(self, route: Any, frames: Sequence[Any]) -> None:
+    def send(self, route: Route, frames: Frames) -> None:
         """Answers; a caller that is gone is no error."""
+        # ZeroMQ raises for an identity that is not connected any more only where that is asked for; else it drops the
+        # message.
         socket, identity = route
         with contextlib.suppress(zmq.ZMQError):
             socket.send_multipart([identity, *frames], copy=False)
@@ -156,17 +177,19 @@ class Link:
             self.socket.connect(f"ipc://{endpoint.path}")
             return
         if keys is not None:
+            # The server's key is known from Ray, so that nobody else can answer in its place.
             self.socket.curve_serverkey = keys.called_public
             self.socket.curve_publickey, self.socket.curve_secretkey = keys.caller_public, keys.caller_secret
         self.socket.connect(endpoint.tcp)
 
-    def send(self, frames: Sequence[Any]) -> None:
+    def send(self, frames: Frames) -> None:
         """Sends a message; it is kept while the connection is being made."""
         self.socket.send_multipart(frames, copy=False)
 
-    def receive(self, timeout_s: float) -> list[Any] | None:
+    def receive(self, timeout_s: float) -> Frames | None:
         """The frames of the next message, or None after `timeout_s` seconds, or when there will be none."""
         if self._ended is not None:
+            # Whichever comes first: an answer, or the news that the other process is gone and will not answer.
             zmq.select([self.socket, self._ended], [], [], timeout_s)
             timeout_s = 0
         if not self.socket.poll(int(timeout_s * 1e3)):
@@ -182,7 +205,7 @@ class Link:
         self._context.term()
 
 
-class Known:
+class KeyCheck:
     """Admits the callers that hold the cluster's key."""
 
     def __init__(self, key: bytes) -> None:

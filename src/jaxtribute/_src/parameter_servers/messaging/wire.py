@@ -6,22 +6,26 @@ the bytes of the small ones. Each large array is a frame of its own, which is ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
 import msgpack
 import numpy as np
 
+from jaxtribute._src.types import ArrayLike, HostArray
 from jaxtribute.errors import ClusterError
 
 _INLINE_BYTES = 2048
 _SURROGATES = "surrogatepass"
 """Names of files that are not UTF-8 are strings with lone surrogates in Python: they travel as they are."""
 
-Header = dict[str, Any]
+Header: TypeAlias = dict[str, Any]
+"""The plain part of a message, by the names that sender and receiver agree on; `"t"` says what the message is."""
+Frames: TypeAlias = Sequence[Any]
+"""A message in frames: bytes, views of arrays' memory, or ZeroMQ's frames, which all give their memory as buffers."""
 
 
-def pack(header: Header, arrays: Sequence[Any] = ()) -> list[Any]:
+def pack(header: Header, arrays: Sequence[ArrayLike] = ()) -> Frames:
     """The frames of a message; large arrays are lent to it, so they must not change any more."""
     frames: list[Any] = [b""]
     specs: list[Any] = []
@@ -43,7 +47,7 @@ def pack(header: Header, arrays: Sequence[Any] = ()) -> list[Any]:
     return frames
 
 
-def unpack(frames: Sequence[Any]) -> tuple[Header, list[np.ndarray[Any, Any]]]:
+def unpack(frames: Frames) -> tuple[Header, list[HostArray]]:
     """The header and the arrays, which are read-only views of the frames.
 
     Raises:
@@ -60,7 +64,7 @@ def unpack(frames: Sequence[Any]) -> tuple[Header, list[np.ndarray[Any, Any]]]:
     return header, arrays
 
 
-def _array(spec: Sequence[Any], frames: Any) -> np.ndarray[Any, Any]:
+def _array(spec: Sequence[Any], frames: Iterator[Any]) -> HostArray:
     name, shape, *inline = spec
-    array: np.ndarray[Any, Any] = np.frombuffer(inline[0] if inline else next(frames), dtype=np.dtype(name))
+    array: HostArray = np.frombuffer(inline[0] if inline else next(frames), dtype=np.dtype(name))
     return array.reshape(shape)

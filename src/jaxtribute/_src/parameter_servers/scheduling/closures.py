@@ -1,22 +1,30 @@
-"""Calls of functions on workers: what is known of each, and their numbers."""
+"""Calls of functions on workers: what is known of each, how long it may run, and their numbers."""
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import cloudpickle
 
-from jaxtribute._src.parameter_servers.messaging.failures import add_note, told, unpack_error
-from jaxtribute._src.parameter_servers.messaging.results import decode
-from jaxtribute._src.parameter_servers.messaging.wire import Header, pack
+from jaxtribute._src.parameter_servers.messaging.encoding import decode
+from jaxtribute._src.parameter_servers.messaging.errors import add_note, told, unpack_error
+from jaxtribute._src.parameter_servers.messaging.transport import Route
+from jaxtribute._src.parameter_servers.messaging.wire import Frames, Header, pack
 from jaxtribute._src.parameter_servers.scheduling.remote_value import RemoteValue
-from jaxtribute.errors import ClusterError
+from jaxtribute._src.types import HostArray, Leaf
+from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
 
+_LOG = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
 """Number of processes that a function may end before it is not run again."""
+WARN_S = 60.0
+"""Age at which a function is told of for the first time, in seconds; then whenever its age has doubled."""
+_USUAL = 10
+"""A function that has run before is late when it takes so many times as long as usual."""
 _SHORT_S = 0.02
 AHEAD = 4
 """Number of closures of a short function that may wait at a worker, so that it never waits for the next."""
@@ -60,18 +68,56 @@ class Closure:
 
     key: int
     definition: Definition
-    plain: list[Any]
-    arrays: list[Any]
+    plain: Sequence[Leaf]
+    arrays: Sequence[HostArray]
     remote: RemoteValue
     timeout_s: float | None = None
     max_attempts: int = MAX_ATTEMPTS
     started: float | None = None
     warned_s: float = 0.0
     sent: int = 0
-    ended: set[Any] = field(default_factory=set[Any])
+    ended: set[str | int] = field(default_factory=set[str | int])
     begun: bool = False
 
-    def packed(self, floor: int) -> list[Any]:
+    def age_s(self) -> float:
+        """Returns for how many seconds it has been running."""
+        return 0.0 if self.started is None else time.monotonic() - self.started
+
+    def left_s(self) -> float:
+        """Returns how many seconds it may run yet, at least 0."""
+        return float("inf") if self.timeout_s is None else max(0.0, self.timeout_s - self.age_s())
+
+    def is_late(self) -> bool:
+        """True if it runs for longer than it may, or so long that it is to be told again."""
+        age = self.age_s()
+        if self.timeout_s is not None:
+            return age >= self.timeout_s
+        if self.warned_s:
+            return age > 2 * self.warned_s
+        return age > max(WARN_S, _USUAL * (self.definition.seconds or 0.0))
+
+    def warn_late(self, worker: int, stack: str) -> None:
+        """Logs that it is late on `worker`, whose thread is at `stack`."""
+        self.warned_s = self.age_s()
+        _LOG.warning(
+            "worker %d has run %s for %.0f s. HINT: schedule(..., timeout_s=...) ends a function that takes too long. "
+            "It is here:\n%s",
+            worker,
+            self.definition.name,
+            self.warned_s,
+            stack or "(its process does not answer)",
+        )
+
+    def late_error(self, worker: int, stack: str) -> DeadlineError:
+        """Returns the error of one that has run for longer than it may, on `worker`, whose thread was at `stack`."""
+        error = DeadlineError(
+            f"{self.definition.name} has run for {self.age_s():.1f} s on worker {worker}, longer than "
+            f"timeout_s={self.timeout_s:g}. HINT: give it more time, or look at where it was, which is noted below."
+        )
+        error.add_note(f"It was here:\n{stack or '(its process did not answer)'}")
+        return error
+
+    def packed(self, floor: int) -> Frames:
         """Returns the message that hands it out.
 
         Args:
@@ -79,6 +125,8 @@ class Closure:
         """
         header: Header = {"t": "run", "c": self.key, "n": self.sent, "d": self.definition.key, "v": self.plain}
         header["f"] = floor
+        # Saying so first costs a message there and back. It is asked for only where the process that ran it before
+        # ended, to tell a function that ends processes from one that waited behind it.
         if self.ended:
             header["say"] = 1
         return pack(header, self.arrays)
@@ -90,6 +138,18 @@ class Closure:
             f"worker {worker}'s last. HINT: look for os._exit, a crash in native code, or too little memory; "
             "ClusterCoordinator(max_attempts=...) tries more often."
         )
+
+
+def checked_timeout(timeout_s: float | None) -> float | None:
+    """Returns the time that a function has, in seconds.
+
+    Raises:
+      ArgumentError: it is no positive number.
+    """
+    number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if timeout_s is None or (number and 0 < timeout_s < float("inf")):
+        return timeout_s
+    raise ArgumentError(f"timeout_s is {timeout_s!r}. HINT: pass a number of seconds above 0, or None for no end.")
 
 
 @dataclass(slots=True)
@@ -115,8 +175,8 @@ class Worker:
     stack: Callable[[], str]
     renew: Callable[[], None]
     process: str = ""
-    route: Any = None
-    last_route: Any = None
+    route: Route | None = None
+    last_route: Route | None = None
     running: dict[int, Closure] = field(default_factory=dict[int, Closure])
     knows: set[int] = field(default_factory=set[int])
 
@@ -124,14 +184,24 @@ class Worker:
         """Returns the closure that it is running; the others wait behind."""
         return next(iter(self.running.values()), None)
 
+    def emptied(self) -> list[Closure]:
+        """Takes from it all that it was sent, in order: its process has ended, or is given up."""
+        closures = list(self.running.values())
+        self.running.clear()
+        self.knows.clear()
+        return closures
+
     def has_room(self, closure: Closure) -> bool:
-        """True if it may take another closure: at once, or behind others that will not keep it waiting."""
+        """True if it is there, and may take another closure: at once, or behind others that will not delay it."""
+        if self.route is None:
+            return False
         if not self.running:
             return True
         behind = [*self.running.values(), closure]
         if any(other.timeout_s is not None or other.ended for other in behind):
             return False  # such a closure may end the process, with what waits behind it
         seconds = [other.definition.seconds for other in behind]
+        # Only functions known to be short: what waits behind a long one could run elsewhere meanwhile.
         return len(seconds) <= AHEAD and all(s is not None and s < _SHORT_S for s in seconds)
 
 
@@ -168,12 +238,13 @@ class Numbers:
     def floor(self) -> int:
         """Returns a number below which all have ended."""
         with self._lock:
+            # Numbers are opened in order, and dictionaries keep it: the first that is open is the lowest.
             return next(iter(self._open), self._next + 1)
 
 
 def outcome_of(
-    worker: Worker, closure: Closure, header: Header, arrays: list[Any], blob: bytes | None
-) -> tuple[Any, BaseException | None]:
+    worker: Worker, closure: Closure, header: Header, arrays: list[HostArray], blob: bytes | None
+) -> tuple[Leaf, BaseException | None]:
     """Returns the value of a closure, or else its error.
 
     Args:

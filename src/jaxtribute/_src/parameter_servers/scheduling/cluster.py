@@ -12,29 +12,39 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import jax
 import numpy as np
+import optax
 
 from jaxtribute._src.folders import Folder
 from jaxtribute._src.optimizer.slots import Slots, optax_rules, slot_names
-from jaxtribute._src.parameter_servers.engines.engines import Engine
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Hub, deadline, end_idle_threads
+from jaxtribute._src.parameter_servers.engines.engine import Engine
+from jaxtribute._src.parameter_servers.messaging.transport import (
+    Endpoint,
+    Hub,
+    TaskSettings,
+    deadline,
+    end_idle_threads,
+)
 from jaxtribute._src.parameter_servers.messaging.wire import Header
-from jaxtribute._src.parameter_servers.scheduling.closure_queue import ClosureQueue
 from jaxtribute._src.parameter_servers.scheduling.closures import Numbers, Worker
+from jaxtribute._src.parameter_servers.scheduling.dispatcher import Dispatcher
 from jaxtribute._src.parameter_servers.server import saves
 from jaxtribute._src.parameter_servers.server.client import Client, Request, ServerLostError
-from jaxtribute._src.parameter_servers.server.server_task import TaskSettings
+from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.parameter_servers.variables.access import Access
-from jaxtribute._src.parameter_servers.variables.layout import Layout, Shard
-from jaxtribute._src.parameter_servers.variables.optimizing import RemoteOptimizer, plan_parts
-from jaxtribute._src.parameter_servers.variables.variable import Description, ServerVariable, ShardInfo
+from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer, plan_parts
+from jaxtribute._src.parameter_servers.variables.variable import ServerVariable, ShardInfo, VariableDescription
 from jaxtribute._src.partitioners import Partitioner, shard_offsets
+from jaxtribute._src.types import DType, Leaf
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.strategies.base import Strategy
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,6 +80,7 @@ class Cluster:
         self.engine, self._folder, self.timeout_s = engine, folder, timeout_s
         self.servers, self.workers, self._mirrored = servers, workers, bool(replicas)
         self._partitioner = partitioner
+        self._keys = settings.keys
         self.numbers = Numbers()
         self.keys = itertools.count(1)
         self.definitions = itertools.count(1)
@@ -84,6 +95,7 @@ class Cluster:
         self._directory: Path | None = None
         self.epoch = 1
         hub = Hub(settings.folder, settings.keys, engine.host)
+        # All are started before the first is waited for: a process takes seconds to import what it needs.
         for index in range(servers):
             engine.launch("ps", index)
             if self._mirrored:
@@ -92,7 +104,7 @@ class Cluster:
             engine.launch("worker", index, hub.endpoint, staleness, timeout_s)
         self.endpoints: list[Endpoint] = []
         self._mirrors: list[Endpoint] = []
-        self.queue = ClosureQueue(
+        self.dispatcher = Dispatcher(
             hub,
             [
                 Worker(
@@ -108,11 +120,13 @@ class Cluster:
             lambda: (self.endpoints, self.epoch),
             timeout_s,
         )
+        self.queue = self.dispatcher.queue
         self.client = Client(settings.keys, timeout_s, self._check)
         self.access = Access(
             self.client, self._token, self._persist, lambda header: self.numbers.end(header["once"][0])
         )
-        self._close = weakref.finalize(self, _close, self.queue, self.client, engine, folder)
+        # A strategy that is dropped without `close` ends its processes, also at the end of the program.
+        self._close = weakref.finalize(self, _close, self.dispatcher, self.client, engine, folder)
         try:
             self._start()
         except BaseException:
@@ -125,7 +139,7 @@ class Cluster:
             self._mirrors = [self.engine.endpoint("mirror", i, self.timeout_s) for i in range(self.servers)]
         self.client.connect(self.endpoints, self.epoch)
         self._activate(range(self.servers))
-        self.queue.announce()
+        self.dispatcher.announce()
         self.engine.watch(self._on_lost, self._on_back, self.queue.fail)
 
     def close(self) -> None:
@@ -134,7 +148,7 @@ class Cluster:
 
     # Variables.
 
-    def create(self, initial: Any, dtype: Any) -> tuple[int, Layout]:
+    def create(self, initial: Leaf, dtype: DType) -> tuple[int, Layout]:
         """Makes a variable; returns its number and where it is."""
         from jaxtribute._src.values.numbers import initial_array
 
@@ -188,7 +202,9 @@ class Cluster:
         header: Header = {"t": "initialize", "id": id_, "key": shard.key, "start": shard.start}
         self._ask({shard.server: ({**header, "shape": shard.shape, "dtype": dtype.name}, [])})
 
-    def create_optimizer(self, transform: Any, variables: Sequence[ServerVariable], strategy: Any) -> RemoteOptimizer:
+    def create_optimizer(
+        self, transform: optax.GradientTransformation, variables: Sequence[ServerVariable], strategy: Strategy
+    ) -> RemoteOptimizer:
         """Makes an optimizer's slots beside its variables."""
         parts = plan_parts(transform, variables)
         with optax_rules():
@@ -215,7 +231,9 @@ class Cluster:
             layout = Layout(tuple(leaf.shape), np.dtype(leaf.dtype), tuple(where), copies=owner is None)
             self._note(layout)
             kinds = VariableSynchronization.ON_WRITE, VariableAggregation.NONE
-            slots.append(ServerVariable.described(Description(next(self.keys), name, layout, False, *kinds), strategy))
+            slots.append(
+                ServerVariable.described(VariableDescription(next(self.keys), name, layout, False, *kinds), strategy)
+            )
         made = Slots(tuple(slots), jax.tree.structure(state), tuple(owners), (None,) * len(slots))
         return RemoteOptimizer(key, variables, parts, made)
 
@@ -244,6 +262,7 @@ class Cluster:
             try:
                 return function()
             except ServerLostError as error:
+                # Without a mirror the state is gone, and asking again would meet an empty server.
                 if not self._mirrored or not left():
                     raise self._failure or error from None
                 with self._state:
@@ -260,21 +279,24 @@ class Cluster:
     def _on_lost(self, role: str, index: int) -> None:
         """A process has ended."""
         if role == "worker":
-            self.queue.lost(index)
+            self.dispatcher.lost(index)
         elif role == "ps":
             with self._state:
                 self._lost.add(index)
             if self._mirrored:
-                self.queue.pause()
+                # With a mirror its work goes on when the successor has loaded it; meanwhile a closure would wait at a
+                # worker.
+                self.dispatcher.pause()
                 return
             self._failure = ClusterError(_LOST.format(index))
-            self.queue.break_down(self._failure)
+            self.dispatcher.abort(self._failure)
 
     def _on_back(self, role: str, index: int, endpoint: Endpoint | None) -> None:
         """A process runs again, with nothing of what it had."""
         if role == "worker" or endpoint is None:
-            self.queue.back(index)
+            self.dispatcher.back()
             return
+        # The code of optimizers is in no state, and the state names it: it has to be there before the state is loaded.
         for key, (_, blob) in self._code.items():
             self.engine.define(role, index, key, blob)
         if role == "mirror":
@@ -288,13 +310,13 @@ class Cluster:
                 self._activate([index], recover=True)
         except ClusterError as error:
             self._failure = error
-            self.queue.break_down(error)
+            self.dispatcher.abort(error)
             return
         with self._state:
             self._lost.discard(index)
             self._state.notify_all()
         if self._mirrored:
-            self.queue.announce()
+            self.dispatcher.announce()
 
     def _activate(self, servers: Sequence[int], *, recover: bool = False) -> None:
         requests: dict[int, Request] = {}
@@ -303,7 +325,8 @@ class Cluster:
             if self._mirrored:
                 header["mirror"] = self._mirrors[index].plain()
             requests[index] = header, []
-        own = Client(None, self.timeout_s)
+        # The shared client's lock may be held by a thread that waits for just this server.
+        own = Client(self._keys, self.timeout_s)
         own.connect(self.endpoints, self.epoch)
         try:
             own.call(requests)
@@ -320,7 +343,7 @@ class Cluster:
         path = saves.next_folder(self._directory)
         answers = self._ask({i: ({"t": "save", "path": str(saves.file_of(path, i))}, []) for i in range(self.servers)})
         marks = {server: header["mark"] for server, (header, _) in answers.items()}
-        saves.complete(path, saves.Description.of(self.numbers.last(), self._shards, marks))
+        saves.complete(path, saves.SaveDescription.of(self.numbers.last(), self._shards, marks))
         self._saved = path
         return path
 
@@ -351,6 +374,7 @@ class Cluster:
         if self._mirrored:
             self._activate(range(self.servers))
         self.queue.mend()
+        self.dispatcher.announce()
 
     def _disown(self, path: Path, error: BaseException) -> None:
         """Sees to it that nobody goes on with servers some of which hold what was saved, and some what was before."""
@@ -360,7 +384,7 @@ class Cluster:
         )
         self.epoch += 1  # of which no server knows: each answers that it has lost its state
         self.client.connect(self.endpoints, self.epoch)
-        self.queue.break_down(self._failure)
+        self.dispatcher.abort(self._failure)
 
 
 _LOST = (
@@ -380,7 +404,7 @@ class _PartOf:
         return self._function(shape=shape, shard_info=ShardInfo(shape, offset))
 
 
-def _by_part(initial: Any) -> functools.partial[Any] | None:
+def _by_part(initial: object) -> functools.partial[Any] | None:
     """`initial` if it can compute a part of its value: a partial function of `shape` that takes `shard_info`."""
     if not isinstance(initial, functools.partial) or "shape" not in initial.keywords:
         return None
@@ -388,8 +412,8 @@ def _by_part(initial: Any) -> functools.partial[Any] | None:
     return initial if "shard_info" in takes else None
 
 
-def _close(queue: ClosureQueue, client: Client, engine: Engine, folder: Folder) -> None:
-    queue.close()
+def _close(dispatcher: Dispatcher, client: Client, engine: Engine, folder: Folder) -> None:
+    dispatcher.close()
     client.close()
     engine.stop()
     folder.close()

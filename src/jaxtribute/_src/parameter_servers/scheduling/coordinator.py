@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import numpy as np
 
-from jaxtribute._src.parameter_servers.messaging import pickling
-from jaxtribute._src.parameter_servers.messaging.failures import name_of, told
-from jaxtribute._src.parameter_servers.messaging.results import NotPlainError, encode
-from jaxtribute._src.parameter_servers.scheduling.closures import MAX_ATTEMPTS, Definition
-from jaxtribute._src.parameter_servers.scheduling.dataset import PerWorkerDataset, check_dataset_fn
+from jaxtribute._src.parameter_servers.messaging.encoding import NotPlainError, encode
+from jaxtribute._src.parameter_servers.messaging.errors import name_of, told
+from jaxtribute._src.parameter_servers.scheduling import pickling
+from jaxtribute._src.parameter_servers.scheduling.closures import MAX_ATTEMPTS, Definition, checked_timeout
+from jaxtribute._src.parameter_servers.scheduling.per_worker import PerWorkerDataset, check_dataset_fn
 from jaxtribute._src.parameter_servers.scheduling.remote_value import RemoteValue
 from jaxtribute._src.parameter_servers.server import saves
-from jaxtribute._src.parameter_servers.variables import late
+from jaxtribute._src.types import Function, Leaf, Nest
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
@@ -73,7 +73,12 @@ class ClusterCoordinator:
         return self._cluster.workers
 
     def schedule(
-        self, fn: Callable[..., Any], args: Any = None, kwargs: Any = None, *, timeout_s: float | None = None
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Nest] | None = None,
+        kwargs: Mapping[str, Nest] | None = None,
+        *,
+        timeout_s: float | None = None,
     ) -> RemoteValue:
         """Runs a function on a worker, some time, and returns at once.
 
@@ -102,7 +107,7 @@ class ClusterCoordinator:
         """
         if not callable(fn):
             raise ArgumentTypeError(f"schedule was given {fn!r} of type {type(fn).__name__}. HINT: pass a function.")
-        timeout_s = late.checked(timeout_s)
+        timeout_s = checked_timeout(timeout_s)
         leaves, tree = _flattened(args, kwargs)
         arrays: list[Any] = []
         plain: list[Any] = []
@@ -111,6 +116,8 @@ class ClusterCoordinator:
             try:
                 if isinstance(leaf, Variable):
                     raise NotPlainError
+                # What is plain travels with each call; all else belongs to the definition, and travels once for each
+                # worker.
                 plain.append(encode(_fetched(leaf), arrays))
                 constants.append(_PLACE)
             except NotPlainError:
@@ -121,7 +128,11 @@ class ClusterCoordinator:
         definition = self._definition(fn, tree, constants)
         return self._queue.put(definition, plain, arrays, timeout_s, self._max_attempts)
 
-    def _definition(self, fn: Callable[..., Any], tree: Any, constants: Sequence[Any]) -> Definition:
+    def _definition(
+        self, fn: Callable[..., Any], tree: jax.tree_util.PyTreeDef, constants: Sequence[Any]
+    ) -> Definition:
+        # By identity: comparing constants may be costly, or be the user's code; the same objects are passed again and
+        # again.
         key = fn, tree, tuple(id(constant) for constant in constants)
         try:
             if any(isinstance(constant, np.ndarray) for constant in constants):
@@ -139,7 +150,7 @@ class ClusterCoordinator:
             definition = Definition(next(self._cluster.definitions), blob, name_of(fn))
             found = self._definitions[key] = definition, constants
             if len(self._definitions) > _DEFINITIONS:
-                self._queue.forget(self._definitions.popitem(last=False)[1][0])
+                self._cluster.dispatcher.forget(self._definitions.popitem(last=False)[1][0])
         return found[0]
 
     def join(self) -> None:
@@ -163,14 +174,14 @@ class ClusterCoordinator:
         """
         return self._queue.done()
 
-    def fetch(self, val: Any) -> Any:
+    def fetch(self, val: Nest) -> Any:
         """Waits for the results in a nest of `RemoteValue`s and returns the nest with them.
 
         Source: `tf.distribute.coordinator.ClusterCoordinator.fetch`.
         """
         return jax.tree.map(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, val)
 
-    def create_per_worker_dataset(self, dataset_fn: Any) -> PerWorkerDataset:
+    def create_per_worker_dataset(self, dataset_fn: Function | Iterable[Nest]) -> PerWorkerDataset:
         """Makes a dataset on each worker, when a function there first uses it.
 
         Args:
@@ -238,7 +249,7 @@ class ClusterCoordinator:
 class _Arguments:
     """Puts a call's arguments together: those that travel each time, and the constants."""
 
-    def __init__(self, tree: Any, constants: list[Any], places: list[int]) -> None:
+    def __init__(self, tree: jax.tree_util.PyTreeDef, constants: list[Any], places: list[int]) -> None:
         self.tree, self.constants, self.places = tree, constants, places
 
     def __call__(self, values: Sequence[Any]) -> Any:
@@ -248,7 +259,7 @@ class _Arguments:
         return self.tree.unflatten(leaves)
 
 
-def _flattened(args: Any, kwargs: Any) -> tuple[list[Any], Any]:
+def _flattened(args: Nest, kwargs: Nest) -> tuple[list[Any], Any]:
     """Returns the leaves of the arguments of a call, and how they are put together.
 
     Raises:
@@ -273,10 +284,10 @@ def _flattened(args: Any, kwargs: Any) -> tuple[list[Any], Any]:
 _PLACE = object()
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     # JAX will refuse iterators among leaves; those of each worker are references, any other does not travel.
     return isinstance(value, (Variable, Iterator))
 
 
-def _fetched(value: Any) -> Any:
+def _fetched(value: Leaf) -> Any:
     return value.fetch() if isinstance(value, RemoteValue) else value

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtribute._src.parameter_servers.messaging.pickling import ByReference
-from jaxtribute._src.parameter_servers.messaging.results import as_jax
+from jaxtribute._src.parameter_servers.messaging.encoding import as_jax
+from jaxtribute._src.parameter_servers.scheduling.pickling import ByReference
+from jaxtribute._src.types import Nest
 from jaxtribute.errors import ArgumentTypeError
 
 
@@ -48,7 +49,7 @@ class RemoteValue(ByReference):
         """
         return jax.tree.map(lambda leaf: as_jax(leaf) if isinstance(leaf, np.ndarray) else leaf, self.fetch())
 
-    def settle(self, value: Any, error: BaseException | None = None) -> None:
+    def settle(self, value: Nest, error: BaseException | None = None) -> None:
         """Takes the result, or the error in its place; the caller tells those who wait."""
         if not self._done:
             self._value, self._error, self._done = value, error, True

@@ -11,19 +11,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
+import optax
 
 from jaxtribute._src.execution.function import Function
 from jaxtribute._src.optimizer.optimizer import Optimizer
-from jaxtribute._src.parameter_servers.messaging import pickling
-from jaxtribute._src.parameter_servers.messaging.failures import pack_error, told, trace_of
-from jaxtribute._src.parameter_servers.messaging.results import NotPlainError, decode, encode
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Link, deadline
-from jaxtribute._src.parameter_servers.messaging.wire import Header, pack, unpack
+from jaxtribute._src.parameter_servers.messaging.encoding import NotPlainError, decode, encode
+from jaxtribute._src.parameter_servers.messaging.errors import pack_error, told, trace_of
+from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Link, TaskSettings, deadline
+from jaxtribute._src.parameter_servers.messaging.wire import Frames, Header, pack, unpack
+from jaxtribute._src.parameter_servers.scheduling import pickling
 from jaxtribute._src.parameter_servers.scheduling.closures import AHEAD
 from jaxtribute._src.parameter_servers.server.client import Client, ServerLostError
-from jaxtribute._src.parameter_servers.server.server_task import TaskSettings
 from jaxtribute._src.parameter_servers.variables.access import Access
-from jaxtribute._src.parameter_servers.variables.variable import Description, ServerVariable
+from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer
+from jaxtribute._src.parameter_servers.variables.variable import ServerVariable, VariableDescription
+from jaxtribute._src.types import Nest
+from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ClusterError, DeadlineError, OutOfRangeError
 
 _LOG = logging.getLogger(__name__)
@@ -81,7 +84,7 @@ class WorkerTask:
         """This process's name, by which the coordinator knows it where its connection is made again."""
         self._attempt: tuple[int, int] = (0, 0)
         """The number of the closure that runs, and of how many times it was handed out."""
-        self._replies: OrderedDict[tuple[int, int], list[Any]] = OrderedDict()
+        self._replies: OrderedDict[tuple[int, int], Frames] = OrderedDict()
         """Last answers, which a broken connection may have lost; by `_attempt`."""
         self._here_at = 0.0
         self._pushes = 0
@@ -105,7 +108,7 @@ class WorkerTask:
 
     # References of pickled functions.
 
-    def variable(self, description: Description) -> ServerVariable:
+    def variable(self, description: VariableDescription) -> ServerVariable:
         """The variable of that description."""
         found = self._variables.get(description.key)
         if found is None:
@@ -113,7 +116,12 @@ class WorkerTask:
         return found
 
     def function(
-        self, key: int, kind: type[pickling.F], python_function: Any, signature: Any, donated: Any
+        self,
+        key: int,
+        kind: type[pickling.F],
+        python_function: Callable[..., Any],
+        signature: Nest,
+        donated: Sequence[int],
     ) -> pickling.F:
         """The compiled function of that number."""
         if key not in self._functions:
@@ -122,7 +130,9 @@ class WorkerTask:
         assert isinstance(found, kind)
         return found
 
-    def optimizer(self, remote: Any, transform: Any, variables: Any) -> Optimizer:
+    def optimizer(
+        self, remote: RemoteOptimizer, transform: optax.GradientTransformation, variables: Sequence[Variable]
+    ) -> Optimizer:
         """The optimizer of that number."""
         if remote.key not in self._optimizers:
             self.strategy.parameter_servers.known_optimizer = remote
@@ -143,6 +153,7 @@ class WorkerTask:
 
         self._link = Link(self._coordinator, self._settings.keys)
         self._client = Client(self._settings.keys, self._timeout_s, self._check)
+        # No retry here: a server that is lost ends the closure, which runs again as a whole once the server is back.
         access = Access(self._client, self._token)
         access.staleness, access.next_is = self._staleness, self._next_is
         self.strategy = ParameterServerStrategy.of_worker(access)
@@ -178,14 +189,16 @@ class WorkerTask:
         header, arrays = unpack(frames)
         if header["t"] == "run":
             attempt = _attempt_of(header)
+            # The answer was lost with a connection: it is given again, and the function does not run again.
             if attempt in self._replies:
                 self._link.send(self._replies[attempt])
                 return None
+            # Sent once more to a connection that was made anew, while this worker has it already.
             if attempt == self._attempt or any(_attempt_of(other) == attempt for other, _ in self._inbox):
                 return None
         return header, arrays
 
-    def _say(self, what: str, **more: Any) -> None:
+    def _say(self, what: str, **more: object) -> None:
         self._link.send(pack({"t": what, "w": self._index, "p": self._process, **more}))
 
     def _say_here(self) -> None:
@@ -207,6 +220,8 @@ class WorkerTask:
 
     def _token(self) -> Header:
         self._pushes += 1
+        # The place of the push in the closure, rather than a random name: whoever runs the closure again comes to the
+        # same.
         return {"once": [self._running[0], self._pushes], "floor": self._floor}
 
     def _handle(self, header: Header, arrays: Sequence[Any]) -> None:
@@ -239,7 +254,7 @@ class WorkerTask:
                 self._replies.popitem(last=False)
         self._link.send(frames)
 
-    def _result(self, header: Header, arrays: Sequence[Any], reply: Header) -> list[Any]:
+    def _result(self, header: Header, arrays: Sequence[Any], reply: Header) -> Frames:
         start = time.perf_counter()
         if header.get("say"):
             self._say_begun(*self._attempt)  # before the function is unpickled, as that imports its modules
@@ -253,6 +268,7 @@ class WorkerTask:
             encoded: Header = {"v": encode(result, values)}
         except NotPlainError:
             values.clear()
+            # Kept for Ray to fetch: nothing that comes over a socket is ever unpickled.
             self._odd[header["c"]] = cloudpickle.dumps(result)
             encoded = {"odd": 1}
         return pack({**reply, **encoded, "ok": 1, "s": time.perf_counter() - start}, values)
@@ -273,7 +289,8 @@ class WorkerTask:
             if message[0]["t"] in _ENDING:
                 return
 
-    def _failure(self, key: int, error: BaseException, reply: Header) -> list[Any]:
+    def _failure(self, key: int, error: BaseException, reply: Header) -> Frames:
+        # Raised where the coordinator waits, it would end a loop of the caller's instead of telling of an error.
         if isinstance(error, StopIteration):
             error = OutOfRangeError("the data of this worker has ended. HINT: repeat() it, or schedule fewer steps.")
         reply = {**reply, "ok": 0, "error": told(error), "trace": trace_of(error)}

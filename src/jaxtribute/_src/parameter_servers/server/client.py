@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Keys, Link, deadline
 from jaxtribute._src.parameter_servers.messaging.wire import Header, pack, unpack
-from jaxtribute._src.parameter_servers.variables.layout import Layout, Shard
+from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
+from jaxtribute._src.types import ArrayLike
 from jaxtribute._src.values.numbers import row_ids
 from jaxtribute.errors import ClusterError, DeadlineError
 
@@ -46,6 +47,7 @@ class Client:
     def connect(self, servers: Sequence[Endpoint], epoch: int) -> None:
         """Takes the servers' addresses; forgets what was pulled if their state is another."""
         with self.lock:
+            # Versions are counted within an epoch: after a restore an old version may name another value.
             if epoch != self.epoch:
                 self.known.clear()
             self.epoch = epoch
@@ -152,25 +154,28 @@ class Exchange:
         self._ops.setdefault(server, []).append(op)
         self._op_arrays.setdefault(server, []).extend(arrays)
 
-    def dense(self, kind: str, layout: Layout, value: Any) -> None:
+    def dense(self, kind: str, layout: Layout, value: ArrayLike) -> None:
         """Adds an operation on a whole variable."""
+        # Copies of one value, such as a step count beside the variables of each server, are all written.
         for shard, piece in layout.pieces(np.asarray(value)):
             self.operation(shard.server, [kind, shard.key, 1], [piece])
 
-    def scattered(self, kind: str, layout: Layout, ids: Any, rows: Any) -> None:
+    def scattered(self, kind: str, layout: Layout, ids: ArrayLike, rows: ArrayLike) -> None:
         """Adds an operation on some rows of a variable."""
-        ids, rows = row_ids(np.asarray(ids), layout.shape[0], "a variable on parameter servers"), np.asarray(rows)
-        for shard, mask in layout.rows(ids):
-            local = ids[mask] - (shard.start if layout.split else 0)
-            self.operation(shard.server, [kind, shard.key, 2], [local.astype(np.int32), rows[mask]])
+        where = row_ids(np.asarray(ids), layout.shape[0], "a variable on parameter servers")
+        values = np.asarray(rows)
+        for shard, mask in layout.rows(where):
+            local = where[mask] - (shard.start if layout.split else 0)
+            self.operation(shard.server, [kind, shard.key, 2], [local.astype(np.int32), values[mask]])
 
     def pull(self, layout: Layout) -> None:
         """Asks for a variable's value."""
+        # Of copies one will do: they are written together.
         for shard in layout.shards if layout.split else layout.shards[:1]:
             known = self._client.known.get(shard.key)
             self._pulls.setdefault(shard.server, {})[shard.key] = known[0] if known else 0
 
-    def gather(self, shard: Shard, ids: Any) -> int:
+    def gather(self, shard: Shard, ids: ArrayLike) -> int:
         """Asks for some rows of a shard; returns the place of the answer among the server's."""
         self._rows.setdefault(shard.server, []).append(shard.key)
         self._row_ids.setdefault(shard.server, []).append(np.asarray(ids, np.int32))
@@ -195,6 +200,8 @@ class Exchange:
             given = iter(arrays)
             for (key, known), version in zip(self._pulls.get(server, {}).items(), answer["v"], strict=True):
                 if version != known:
+                    # Arrays come only for versions that are new: what has not changed since the last pull does not
+                    # travel.
                     self._client.known[key] = version, next(given)
             rows[server] = list(given)
         return rows

@@ -1,4 +1,9 @@
-"""The folders of `coordinator.save`: one file of each server, and a description that makes it complete."""
+"""Folders of `coordinator.save`: one file of each server, and a description that makes the folder complete.
+
+Not Orbax checkpoints: each server writes the part that it alone holds, without another process and without a copy,
+together with the pushes that it has applied, which belong to a cluster and not to a model. What is to outlive the
+cluster is saved with `jd.Checkpoint`, on Orbax.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,16 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxtribute._src import checksums
 from jaxtribute._src.checksums import Mark
+from jaxtribute._src.parameter_servers.messaging.wire import Header
 from jaxtribute.errors import ClusterError
 
 _LOG = logging.getLogger(__name__)
@@ -27,7 +35,7 @@ Shards = Mapping[int, tuple[int, tuple[int, ...], str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class SaveDescription:
     """Contents of the save.
 
     Attributes:
@@ -43,7 +51,7 @@ class Description:
     files: list[list[int]]
 
     @classmethod
-    def of(cls, number: int, shards: Shards, marks: Mapping[int, Mark]) -> Description:
+    def of(cls, number: int, shards: Shards, marks: Mapping[int, Mark]) -> SaveDescription:
         """The description of these shards, which servers have written to files of these marks."""
         entries: list[list[Any]] = []
         for key, (server, shape, kind) in shards.items():
@@ -61,7 +69,7 @@ class Description:
         Raises:
           ClusterError: it is another's.
         """
-        own = replace(Description.of(0, shards, {}), servers=servers)
+        own = replace(SaveDescription.of(0, shards, {}), servers=servers)
         if self.servers != own.servers:
             raise ClusterError(
                 f"{path} was saved by {self.servers} parameter servers, and there are {servers}. "
@@ -77,6 +85,34 @@ class Description:
             )
 
 
+def write_state(path: Path, header: Header, arrays: Sequence[Any]) -> None:
+    """Writes a state, an uncompressed NumPy archive with the header as JSON inside; `path` never names half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    specs = [[np.asarray(array).dtype.name, np.shape(array)] for array in arrays]
+    text = json.dumps({"header": header, "specs": specs})
+    # Bytes: NumPy's format does not know element types such as bfloat16.
+    flat = {f"a{i}": np.ascontiguousarray(array).reshape(-1).view(np.uint8) for i, array in enumerate(arrays)}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        np.savez(file, allow_pickle=False, header=np.array(text), **flat)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read_state(path: Path) -> tuple[Header, Iterator[np.ndarray[Any, Any]]]:
+    """Reads what `write_state` wrote: each array when it is asked for, so that no two states need be in memory."""
+    archive = np.load(path, allow_pickle=False)
+    described = json.loads(str(archive["header"]))
+
+    def arrays() -> Iterator[np.ndarray[Any, Any]]:
+        with archive:
+            for i, (name, shape) in enumerate(described["specs"]):
+                yield archive[f"a{i}"].view(np.dtype(name)).reshape(shape)
+
+    return described["header"], arrays()
+
+
 def file_of(path: Path, server: int) -> Path:
     """The file of one server."""
     return path / f"server-{server}.npz"
@@ -87,8 +123,10 @@ def next_folder(directory: Path) -> Path:
     return directory / f"save-{max(_all(directory), default=0) + 1:06d}"
 
 
-def complete(path: Path, description: Description) -> None:
+def complete(path: Path, description: SaveDescription) -> None:
     """Marks a save as complete, and removes others but the last."""
+    # Servers have written and synced their files by now; renaming this one is what makes the save count, all or
+    # nothing.
     temporary = path / f".{_COMPLETE}"
     with temporary.open("w") as file:
         file.write(json.dumps({**asdict(description), "checksum": description.checksum}))
@@ -132,7 +170,7 @@ def latest(directory: Path) -> Path | None:
     return None
 
 
-def described(path: Path | None) -> Description:
+def described(path: Path | None) -> SaveDescription:
     """Contents of a save; all its files are read and compared with their checksums.
 
     Raises:
@@ -145,7 +183,7 @@ def described(path: Path | None) -> Description:
     try:
         entries = json.loads((path / _COMPLETE).read_bytes())
         checksum = entries.pop("checksum")
-        description = Description(**entries)
+        description = SaveDescription(**entries)
         sound = description.checksum == checksum
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         description, sound = None, False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +12,16 @@ import cloudpickle
 import numpy as np
 
 from jaxtribute._src import checksums
-from jaxtribute._src.parameter_servers.messaging.failures import told
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Hub, Keys, Link
-from jaxtribute._src.parameter_servers.messaging.wire import Header, pack, unpack
-from jaxtribute._src.parameter_servers.server import snapshots
+from jaxtribute._src.parameter_servers.messaging.errors import told
+from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Hub, Link, TaskSettings
+from jaxtribute._src.parameter_servers.messaging.wire import Frames, Header, pack, unpack
+from jaxtribute._src.parameter_servers.server import saves
 from jaxtribute._src.parameter_servers.server.store import Answer, Store
 from jaxtribute.errors import ClusterError
 
 _LOG = logging.getLogger(__name__)
 _MIRROR_DEADLINE_S = 20.0
 _CHANGES = frozenset({"exchange", "create", "delete", "optimizer"})
-
-
-@dataclass(frozen=True, slots=True)
-class TaskSettings:
-    """Settings that every process of a cluster gets when it starts.
-
-    Attributes:
-      folder: a private folder for sockets, on the coordinator's machine.
-      keys: the cluster's keys; None where it is one machine.
-    """
-
-    folder: str
-    keys: Keys | None = None
 
 
 class ServerTask:
@@ -82,11 +68,13 @@ class ServerTask:
                 self._mirror.close()
             self._hub.close()
 
-    def _answer(self, frames: Sequence[Any]) -> list[Any]:
+    def _answer(self, frames: Frames) -> Frames:
         number = None
         try:
             header, arrays = unpack(frames)
+            # Before anything can fail: an error that names no request would not be taken for its answer.
             number, kind = header["n"], header["t"]
+            # A new process has epoch 0 until it is activated, and one that slept through a restore an old one.
             if kind not in _ALWAYS and header["e"] != self._epoch:
                 return pack({"n": number, "lost": self._index, "epoch": self._epoch})
             if self._mirror is not None and kind in _CHANGES and (kind != "exchange" or header.get("ops")):
@@ -117,6 +105,7 @@ class ServerTask:
         """Makes a shard by code that came through Ray."""
         initial = cloudpickle.loads(self._blobs[header["id"]])
         made_here = np.asarray(initial(tuple(header["shape"]), header["start"]), np.dtype(header["dtype"]))
+        # Such tables are written in place, so the memory must be this process's own: a view of JAX's is read-only.
         value = np.require(made_here, requirements=["C", "W", "O"])
         if value.shape != tuple(header["shape"]):
             raise ClusterError(
@@ -124,6 +113,7 @@ class ServerTask:
                 "HINT: the function that makes it must honour `shape`."
             )
         if self._mirror is not None:
+            # The value itself, rather than the code: computed twice, random numbers might differ.
             self._copy({"keys": [header["key"]], "t": "create", "n": header["n"], "e": header["e"]}, [value])
         self._store.create_rows(header["key"], value)
         return Answer()
@@ -149,6 +139,7 @@ class ServerTask:
         self._mirror = None
         if header.get("mirror"):
             self._mirror = Link(Endpoint(**header["mirror"]), self._settings.keys, once=True)
+            # Each activation sends everything: a mirror that was restarted has nothing of what came before.
             state, arrays = self._store.state()
             if not _asked(self._mirror, {"t": "load", "n": 0, "e": self._epoch, **state}, arrays):
                 raise ClusterError(f"the mirror of server {self._index} takes no state.")
@@ -165,11 +156,11 @@ class ServerTask:
 
     def _on_save(self, header: Header, _: Sequence[Any]) -> Answer:
         path = Path(header["path"])
-        snapshots.write(path, *self._store.state(lent=True))
+        saves.write_state(path, *self._store.state(lent=True))
         return Answer({"mark": checksums.mark(path)})
 
     def _on_restore(self, header: Header, _: Sequence[Any]) -> Answer:
-        self._store.load(*snapshots.read(Path(header["path"])))
+        self._store.load(*saves.read_state(Path(header["path"])))
         return Answer()
 
     def _on_sizes(self, header: Header, _: Sequence[Any]) -> Answer:

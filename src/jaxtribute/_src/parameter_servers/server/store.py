@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from jaxtribute._src.parameter_servers.messaging.wire import Header
-from jaxtribute._src.parameter_servers.variables.updating import ShardOptimizer, padded
+from jaxtribute._src.parameter_servers.server.shard_optimizer import ShardOptimizer, padded
+from jaxtribute._src.types import ArrayLike
 from jaxtribute.errors import ArgumentError
 
 Array = np.ndarray[Any, Any]
@@ -28,7 +29,7 @@ class Entry:
         """The value for sending."""
         return self.value.copy() if self.by_rows else np.asarray(self.value)
 
-    def replace(self, value: Any) -> None:
+    def replace(self, value: ArrayLike) -> None:
         """Takes a new value."""
         self.value, self.by_rows = value, False
         self.version += 1
@@ -73,6 +74,7 @@ class Store:
         and the version that the caller has, `rows` lists keys of which the caller wants the rows in the next array.
         """
         given = iter(arrays)
+        # Taken apart before it is known whether the push has been applied: the arrays of the reads come behind.
         ops = [(op, [next(given) for _ in range(op[2])]) for op in header.get("ops", ())]
         if self._admit(header.get("once"), header.get("floor", 0)):
             for op, values in ops:
@@ -91,6 +93,7 @@ class Store:
         """Makes shards with the given values; those that exist already get them."""
         for key, value in zip(header["keys"], arrays, strict=True):
             if key in self.entries:
+                # A request that is repeated after a server came back must not fail, nor begin the versions anew.
                 self.entries[key].replace(np.array(value))
             else:
                 self.entries[key] = Entry(np.array(value))
@@ -149,6 +152,8 @@ class Store:
         self.entries = {}
         for key, version, value in zip(header["keys"], header["versions"], arrays, strict=True):
             own = value if value.flags.writeable else np.array(value)
+            # A caller may have pulled a later version than that of the state which is loaded: it must not take it for
+            # this one.
             self.entries[key] = Entry(own, max(version, old.get(key, 0)) + 1, by_rows=key in by_rows)
         self._applied = {(closure, number) for closure, number in header["applied"]}
         self._floor = header["floor"]
@@ -170,10 +175,13 @@ class Store:
         """True if the operations of a push are still to be applied."""
         if floor > self._floor:
             self._floor = floor
+            # Nobody pushes for these closures any more, so that their names need not be remembered.
             self._applied = {push for push in self._applied if push[0] >= floor}
         if once is None:
             return True
         push = (once[0], once[1])
+        # A closure that runs again after its worker died repeats its pushes under the same names, in the same order.
+        # Below the floor a worker that was given up may still be pushing for a closure that others have ended.
         if push[0] < self._floor or push in self._applied:
             return False
         self._applied.add(push)
@@ -192,11 +200,13 @@ class Store:
         elif kind == "sub":
             self._dense(entry, values[0], np.subtract)
         else:
+            # In place: copying a table for a few of its rows would cost more than all the rest.
             _ROWS[kind](entry.rows(), values[0], values[1])
             entry.version += 1
 
-    def _dense(self, entry: Entry, value: Array, function: Any) -> None:
+    def _dense(self, entry: Entry, value: Array, function: np.ufunc) -> None:
         if entry.by_rows:
+            # Values of this kind are copied where they are sent, and may therefore change in place.
             function(entry.value, value, out=entry.value)
             entry.version += 1
         else:
@@ -239,7 +249,7 @@ class _Gradient:
     def read(self, entry: Entry) -> Any:
         return entry.value if self.ids is None else entry.rows()[self.ids]
 
-    def write(self, entry: Entry, new: Any) -> None:
+    def write(self, entry: Entry, new: ArrayLike) -> None:
         if self.ids is None:
             entry.replace(new)
         else:
@@ -254,7 +264,7 @@ def _two(given: Iterator[Array]) -> tuple[Array, Array]:
     return next(given), next(given)
 
 
-def _row_function(function: Any) -> Callable[[Array, Array, Array], None]:
+def _row_function(function: np.ufunc) -> Callable[[Array, Array, Array], None]:
     def write(rows: Array, ids: Array, values: Array) -> None:
         function.at(rows, ids, values)
 

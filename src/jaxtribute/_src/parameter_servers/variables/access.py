@@ -9,8 +9,9 @@ import numpy as np
 
 from jaxtribute._src.parameter_servers.messaging.wire import Header
 from jaxtribute._src.parameter_servers.server.client import Client, Exchange, pulled
-from jaxtribute._src.parameter_servers.server.operations import add_operation
-from jaxtribute._src.parameter_servers.variables.layout import Layout
+from jaxtribute._src.parameter_servers.server.layout import Layout
+from jaxtribute._src.parameter_servers.variables.operations import add_operation
+from jaxtribute._src.types import ArrayLike
 from jaxtribute.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Access:
         self._ready = None
         if exchange.empty:
             return {}
+        # Drawn once, outside the retry: asked again under the same name, a push that had been applied is not applied
+        # twice.
         header = self._token()
         try:
             return self._retry(lambda: exchange.run(header))
@@ -56,12 +59,13 @@ class Access:
         """True if a program's next pull should go with its push: where it runs again at once, and is too old."""
         return self.staleness <= age and self.next_is()
 
-    def make_ready(self, program: Any, age: int) -> None:
+    def make_ready(self, program: object, age: int) -> None:
         """Notes that a program's values are `age` pushes old; anything else that is sent makes them unusable."""
         self._ready = program, age
 
-    def take_ready(self, program: Any) -> int | None:
+    def take_ready(self, program: object) -> int | None:
         """Age of a program's values in pushes if they may be used once more; else None."""
+        # For one use: whoever sends anything in between has changed what the values stand for.
         ready, self._ready = self._ready, None
         if ready is None or ready[0] is not program or ready[1] > self.staleness:
             return None
@@ -105,6 +109,7 @@ class Gather:
 
     def __init__(self, exchange: Exchange, layout: Layout, ids: np.ndarray[Any, Any]) -> None:
         self._layout, self._shape = layout, ids.shape
+        # A batch names popular rows many times; each travels once.
         self._unique, self._inverse = np.unique(ids, return_inverse=True)
         if self._unique.size and not 0 <= self._unique[0] <= self._unique[-1] < layout.shape[0]:
             raise ArgumentError(
@@ -124,7 +129,7 @@ class Gather:
         return found[self._inverse.reshape(-1)].reshape(*self._shape, *self._layout.shape[1:])
 
 
-def summed_rows(ids: Any, rows: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def summed_rows(ids: ArrayLike, rows: ArrayLike) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Each id once, with the sum of its rows."""
     ids, rows = np.asarray(ids).reshape(-1), np.asarray(rows)
     rows = rows.reshape(len(ids), *rows.shape[1:])

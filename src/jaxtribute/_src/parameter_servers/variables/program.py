@@ -11,8 +11,9 @@ import numpy as np
 from jaxtribute._src.execution.capture import Capture, Constant, is_constant
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, Literal, as_function, opened, pruned
 from jaxtribute._src.parameter_servers.server.client import Exchange, pulled
-from jaxtribute._src.parameter_servers.server.operations import Part, Rows
 from jaxtribute._src.parameter_servers.variables.access import Access, Gather
+from jaxtribute._src.parameter_servers.variables.operations import Part, Rows
+from jaxtribute._src.types import Leaf
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import TraceError
@@ -43,9 +44,10 @@ class ServerProgram:
         self._first: Capture | None = first
         self._steps: dict[Any, Step] = {}
 
-    def __call__(self, leaves: Sequence[Any], within: Any = None) -> Any:
+    def __call__(self, leaves: Sequence[Any], within: object = None) -> Any:
         """Runs one step; what it sends to servers is no part of an eager step `within`."""
         del within
+        # Traced by shape: what a step pulls, such as how many rows, is part of its requests.
         shapes = tuple((np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves)
         step = self._steps.get(shapes)
         if step is None:
@@ -78,6 +80,7 @@ class Step:
         self._plain: list[Variable] = [entry for entry in executor.written if isinstance(entry, Variable)]
         wanted = [*jaxpr.outvars[: capture.tree.num_leaves]]
         wanted += [outputs[entry] for entry in (*parts, *self._plain)]
+        # A variable that is only written, or whose rows alone are read, must not be pulled whole.
         small, used = pruned(capture.closed, wanted)
         kept = {id(var) for var, use in zip(jaxpr.invars, used, strict=True) if use}
         self._leaf_places = [i for i, var in enumerate(leaves) if id(var) in kept]
@@ -101,6 +104,7 @@ class Step:
         access = self._access
         if access is None:
             return self._result(self._compute([], leaves))
+        # The values that a client has pulled are shared by the threads of its process.
         with access.client.lock:
             values = self._fetch(access, leaves)
             outputs = self._compute(values, leaves)
@@ -147,6 +151,8 @@ class Step:
         given = iter(outputs[self._count :])
         for operation in self._operations:
             operation.add_to(exchange, [np.asarray(next(given)) for _ in operation.parts])
+        # The pull for the next run of the same step rides on this push: one request to each server a step, rather than
+        # two.
         more = access.follows(self._age)
         if more:
             for variable in self._pulled:
@@ -210,5 +216,5 @@ def _access(inputs: Sequence[Any], operations: Sequence[Any]) -> Access | None:
     return None
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrapped(value: Leaf) -> Any:
     return value.value if isinstance(value, Constant) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,18 @@ import numpy as np
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.overlay import Overlay
 from jaxtribute._src.execution.traced import TracedProgram, check_untraced
-from jaxtribute._src.parameter_servers.server.operations import Operation, record
-from jaxtribute._src.parameter_servers.variables.layout import Layout, Shard
+from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
+from jaxtribute._src.parameter_servers.variables.operations import Operation, record
 from jaxtribute._src.parameter_servers.variables.policy import ServerPolicy
+from jaxtribute._src.types import ArrayLike, DType, Leaf
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute._src.values.scatter import IndexedSlices, Scatter, checked_rows
 from jaxtribute._src.values.stored import Lease
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import VariableError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.strategies.base import Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class ShardInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class VariableDescription:
     """All that another process needs to know of a variable."""
 
     key: int
@@ -50,7 +54,7 @@ class Description:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class RemoteArrayInfo:
     """Stand-in for a variable's array where only its shape or placement is asked for."""
 
     shape: tuple[int, ...]
@@ -70,10 +74,10 @@ class ServerVariable(Variable):
 
     def __init__(
         self,
-        initial_value: Any,
+        initial_value: Leaf,
         trainable: bool | None = None,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DType = None,
         *,
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
@@ -83,24 +87,28 @@ class ServerVariable(Variable):
         trainable = not on_read if trainable is None else trainable
         extended: Any = strategy.extended
         key, layout = extended.create_on_servers(initial_value, dtype)
-        self._describe(Description(key, name or "Variable", layout, trainable, synchronization, aggregation), strategy)
+        self._describe(
+            VariableDescription(key, name or "Variable", layout, trainable, synchronization, aggregation), strategy
+        )
 
     @classmethod
-    def described(cls, description: Description, strategy: Any) -> ServerVariable:
+    def described(cls, description: VariableDescription, strategy: Strategy) -> ServerVariable:
         """The variable of that description in this process."""
         kind = ShardedVariable if description.layout.split else ServerVariable
         variable = kind.__new__(kind)
         variable._describe(description, strategy)
         return variable
 
-    def _describe(self, description: Description, strategy: Any) -> None:
+    def _describe(self, description: VariableDescription, strategy: Strategy) -> None:
         if description.layout.split:
+            # Only the partitioner knows, after `__init__` has begun, whether there are several shards.
             self.__class__ = ShardedVariable  # pyright: ignore[reportAttributeAccessIssue] (it adds methods only)
         self.description = description
         self._name, self._trainable = description.name, description.trainable
         self._synchronization, self._aggregation = description.synchronization, description.aggregation
         self._shape, self._dtype = description.layout.shape, description.layout.dtype
-        self._strategy, self._policy = strategy, strategy.extended.server_policy
+        extended: Any = strategy.extended
+        self._strategy, self._policy = strategy, extended.server_policy
 
     @property
     def layout(self) -> Layout:
@@ -122,7 +130,7 @@ class ServerVariable(Variable):
     @property
     def stored(self) -> Any:
         """Shape and dtype: the array is elsewhere."""
-        return Elsewhere(self._shape, self._dtype)
+        return RemoteArrayInfo(self._shape, self._dtype)
 
     def peek(self) -> jax.Array:
         """The value, fetched."""
@@ -161,7 +169,7 @@ class ServerVariable(Variable):
             self.policy.access.change(how.value, self, [ids, rows])
         return self
 
-    def sparse_read(self, indices: Any) -> Any:
+    def sparse_read(self, indices: ArrayLike) -> Any:
         """Returns the rows at `indices`; only they are fetched. Source: `tf.Variable.sparse_read`."""
         return self.policy.lookup(self, indices, contexts.current())
 
@@ -172,7 +180,7 @@ class ServerVariable(Variable):
             f"{len(self.layout.shards)} shard(s) on parameter server(s) {', '.join(map(str, servers))}>"
         )
 
-    def __deepcopy__(self, memo: Any) -> ServerVariable:
+    def __deepcopy__(self, memo: dict[int, object]) -> ServerVariable:
         raise VariableError(f"{self.name} is on parameter servers and cannot be copied. HINT: make another variable.")
 
     def __reduce__(self) -> Any:
@@ -194,10 +202,10 @@ class ShardedVariable(ServerVariable):
         layout = Layout(shard.shape, self.dtype, (Shard(shard.key, shard.server, 0, shard.shape[0], shard.shape),))
         name = f"{self._name}/part_{i}"
         given = self.description
-        made = Description(shard.key, name, layout, given.trainable, given.synchronization, given.aggregation)
+        made = VariableDescription(shard.key, name, layout, given.trainable, given.synchronization, given.aggregation)
         return ServerVariable.described(made, self._strategy)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Leaf) -> Any:
         """Some rows, or parts of them; where they are known beforehand, only they are fetched."""
         first, *rest = key if isinstance(key, tuple) else (key,)
         if (

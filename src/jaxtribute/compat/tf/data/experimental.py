@@ -1,6 +1,6 @@
 """`tf.data.experimental`."""
 
-from jaxtribute._src.compat.tf.data.options import DistributeOptions as DistributeOptions
+from jaxtribute._src.compat.tf.dataset import DistributeOptions as DistributeOptions
 from jaxtribute._src.input.options import AutoShardPolicy as AutoShardPolicy
 
 AUTOTUNE = -1

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxtribute._src.compat.absent import explain_absent
+from jaxtribute._src.compat.catalog.lookup import explain_absent
 
 
-def initialize_tpu_system(cluster_resolver: Any = None) -> None:
+def initialize_tpu_system(cluster_resolver: object = None) -> None:
     """Does nothing: JAX initializes TPUs when it starts. Source: `tf.tpu.experimental.initialize_tpu_system`."""
     del cluster_resolver
 
 
-def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
+def shutdown_tpu_system(cluster_resolver: object = None) -> None:
     """Does nothing: the end of the process does it. Source: `tf.tpu.experimental.shutdown_tpu_system`."""
     del cluster_resolver
 

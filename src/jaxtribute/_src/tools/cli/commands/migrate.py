@@ -70,7 +70,7 @@ def _line(place: str, finding: Finding, *, written: bool) -> str:
 
 
 def _summary(reports: Sequence[Report]) -> str:
-    from jaxtribute._src.compat.catalog.entries import Kind
+    from jaxtribute._src.compat.catalog.lookup import Kind
 
     counts = Counter(finding.kind for report in reports for finding in report.findings)
     return ", ".join(f"{counts[kind]} {kind.value}" for kind in Kind)

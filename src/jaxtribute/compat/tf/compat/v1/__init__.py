@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxtribute._src.compat.absent import explain_absent
+from jaxtribute._src.compat.catalog.lookup import explain_absent
 from jaxtribute._src.compat.tf.functions import enable_eager_execution as enable_eager_execution
 from jaxtribute._src.compat.tf.functions import executing_eagerly as executing_eagerly
 from jaxtribute.compat import v1 as distribute
@@ -21,7 +21,7 @@ class ConfigProto:
     Source: `tf.compat.v1.ConfigProto`.
     """
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, **fields: object) -> None:
         vars(self).update(fields)
 
     def __eq__(self, other: object) -> bool:

@@ -1,1 +1,0 @@
-"""Strategies with version 1's methods and defaults."""

@@ -1,0 +1,144 @@
+"""All that the library knows of Keras's insides: where things lie in `keras.src`, and what private fields say.
+
+Other files reach Keras's internals through this one alone. `tests/integrations/keras/test_internals.py` states each
+fact, so that a release of Keras that changes one fails there. Two trainers are known: that of Keras 3.15, which calls
+the compiled step once for each batch, and its successor, which scans over batches stacked in one.
+"""
+
+# pyright: reportPrivateUsage=false
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import keras
+from keras.src import backend
+from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import get_stateless_scope
+from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
+from keras.src.backend.config import is_nnx_enabled as is_nnx_enabled
+from keras.src.backend.jax import trainer
+from keras.src.losses import loss as losses
+from keras.src.saving.keras_saveable import KerasSaveable as KerasSaveable
+from keras.src.trainers.data_adapters import is_grain_dataset, is_tf_dataset, is_torch_dataloader
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
+from keras.src.utils.python_utils import is_default as is_default
+from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet
+
+from jaxtribute._src.types import Foreign, Nest
+
+KerasModel: TypeAlias = Any
+"""A Keras model. Keras leaves most of what it gives without types: these names say which object is meant."""
+KerasVariable: TypeAlias = Any
+"""A Keras variable, mostly a `StrategyVariable`."""
+KerasOptimizer: TypeAlias = Any
+"""A Keras optimizer."""
+JAXTrainer: Any = getattr(trainer, "JAXTrainer", None) or getattr(trainer, "Trainer")  # noqa: B009
+"""The class of all models that trains them. The one that scans is called `Trainer`."""
+JAXEpochIterator: Any = trainer.JAXEpochIterator
+losses_module: Any = losses
+nn: Any = getattr(backend, "ops", backend).nn
+"""The backend's functions of neural networks: `backend.nn`, and `backend.ops.nn` beside the trainer that scans."""
+tracked_dicts = (TrackedDict, TrackedOrderedDict)
+tracked_lists: dict[type[Any], type[Any]] = {TrackedList: list, TrackedSet: set}
+"""Containers that tell a layer of what is put in, and what they are besides."""
+
+
+def owner(cls: type[Any], name: str) -> type[Any] | None:
+    """The class, of `cls` and those above, that defines an attribute; None if none does."""
+    return next((one for one in cls.__mro__ if name in vars(one)), None)
+
+
+# ---------------------------------------------------------------------------------------------------------- variables
+
+
+def made_by_optimizer() -> bool:
+    """True if the variable that is being made is an optimizer's."""
+    scopes = global_state.get_global_attribute("name_scope_stack") or [None]
+    return isinstance(getattr(scopes[-1], "caller", None), keras.optimizers.Optimizer)
+
+
+def is_lost(variable: KerasVariable) -> bool:
+    """True if what is assigned now goes to a scope without state that does not know the variable."""
+    scope = get_stateless_scope()
+    return scope is not None and scope.get_current_value(variable) is None
+
+
+def set_path(variable: KerasVariable, path: str) -> None:
+    """Gives a variable the name that it has behind those of its layers."""
+    variable._path = path
+
+
+# ------------------------------------------------------------------------------------------------------------- models
+
+
+def loss_tracker(model: KerasModel) -> Any:
+    """The metric of a compiled model's loss; None before `compile`."""
+    return getattr(model, "_loss_tracker", None)
+
+
+def has_own_train_step(model: KerasModel) -> bool:
+    """True if a model's class replaces Keras's training step."""
+    return type(model).train_step is not JAXTrainer.train_step
+
+
+def is_unbuilt(model: KerasModel) -> bool:
+    """True if Keras must see a batch's shapes before a model can run, or its losses and metrics."""
+    compiled = (model._compile_metrics, model._compile_loss)
+    return not all(layer.built for layer in model._flatten_layers()) or any(
+        part is not None and not part.built for part in compiled
+    )
+
+
+def updated_metrics(
+    model: KerasModel, metrics: Sequence[Any], loss: Nest, *batch: Nest
+) -> tuple[dict[str, Any], list[Any]]:
+    """A model's logs and its metrics' new values, after a batch `(x, y, y_pred, sample_weight)`."""
+    return model._update_metrics_variables(metrics, loss, *batch)
+
+
+# --------------------------------------------------------------------------------------------------------- optimizers
+
+
+def clipped(optimizer: KerasOptimizer, grads: Sequence[Any]) -> list[Any]:
+    """Gradients as an optimizer clips them."""
+    return optimizer._clip_gradients(grads)
+
+
+def learning_rate(optimizer: KerasOptimizer) -> Any:
+    """The learning rate as an optimizer was given it: a variable, or a schedule."""
+    return getattr(optimizer, "_learning_rate", None)
+
+
+def decays(optimizer: KerasOptimizer, variable: KerasVariable) -> bool:
+    """True if an optimizer's weight decay is for a variable."""
+    return getattr(optimizer, "_use_weight_decay", lambda _: True)(variable)
+
+
+def exclude_from_decay(optimizer: KerasOptimizer, variables: Sequence[Any]) -> None:
+    """Keeps an optimizer's weight decay from variables."""
+    optimizer._exclude_from_weight_decay = {optimizer._var_key(variable) for variable in variables}
+
+
+# --------------------------------------------------------------------------------------------------- data, callbacks
+
+
+def is_dataset(x: object) -> bool:
+    """True for datasets of Grain and of TensorFlow, and loaders of PyTorch."""
+    return is_grain_dataset(x) or is_tf_dataset(x) or is_torch_dataloader(x)
+
+
+def shuffles(adapter: Foreign) -> bool:
+    """True if a data adapter gives another order each epoch."""
+    return bool(getattr(adapter, "_shuffle", False) or getattr(adapter, "shuffle", False))
+
+
+def read_by_threads(adapter: Foreign) -> Any:
+    """The `PyDataset` that other threads read, if an adapter has such a one."""
+    return adapter.py_dataset if getattr(adapter, "enqueuer", None) is not None else None
+
+
+def writes_nothing(backup: Foreign) -> None:
+    """Lets a `BackupAndRestore` restore, but save and delete nothing."""
+    backup._save_model = lambda *_, **__: None
+    backup.delete_checkpoint = False

@@ -1,0 +1,200 @@
+"""`fit` and `evaluate` under `ParameterServerStrategy`: a model goes to workers, where its steps are scheduled."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import keras
+import numpy as np
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src.integrations.keras import internals
+from jaxtribute._src.integrations.keras.data import UnsizedAdapter
+from jaxtribute._src.integrations.keras.internals import KerasModel, KerasOptimizer
+from jaxtribute._src.integrations.keras.server_optimizer import optimizer_on_servers
+from jaxtribute._src.integrations.keras.server_steps import Runner
+from jaxtribute._src.integrations.keras.steps import Lists, Logs
+from jaxtribute._src.integrations.keras.trainer import SCHEDULER, scheduler_of
+from jaxtribute._src.integrations.keras.unpickling import run_steps, runner
+from jaxtribute._src.integrations.keras.variables import adopt
+from jaxtribute._src.parameter_servers.scheduling import pickling
+from jaxtribute._src.parameter_servers.scheduling.coordinator import ClusterCoordinator
+from jaxtribute._src.parameter_servers.scheduling.per_worker import PerWorkerDataset, PerWorkerValues
+from jaxtribute._src.types import Leaf, Nest
+
+if TYPE_CHECKING:
+    from jaxtribute._src.input.options import DatasetCreator, InputOptions
+    from jaxtribute._src.parameter_servers.scheduling.remote_value import RemoteValue
+    from jaxtribute._src.strategies.base import Strategy
+
+_NOT_SENT = dict.fromkeys(
+    (
+        "train_function",
+        "test_function",
+        "predict_function",
+        "history",
+        "_jax_state",
+        "_eval_epoch_iterator",
+        "_jaxtribute_servers",
+    )
+)
+"""Attributes of models that belong to the coordinator's process."""
+
+
+class ModelPickler(pickling.Pickler):
+    """Copies Keras objects by their attributes, so that they need no `get_config`.
+
+    Keras itself would save and load a model, which makes new variables, and needs all classes registered.
+    """
+
+    def reducer_override(self, obj: Leaf) -> Any:
+        """Form in which an object travels."""
+        if isinstance(obj, (internals.KerasSaveable, keras.Variable)):
+            state = {name: None if name in _NOT_SENT else value for name, value in obj.__dict__.items()}
+            return bare, (type(obj),), state
+        if isinstance(obj, internals.tracked_dicts):
+            return dict, (list(obj.items()),)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType, reportUnknownMemberType]
+        if type(obj) in internals.tracked_lists:
+            return internals.tracked_lists[type(obj)], (list(obj),)
+        return super().reducer_override(obj)
+
+
+def bare(kind: type[Any]) -> Any:
+    """An object without attributes, made without `__init__`."""
+    return object.__new__(kind)
+
+
+def shipped_runner(model: KerasModel, optimizer: KerasOptimizer) -> PerWorkerValues:
+    """A model's steps, as each worker gets its own of."""
+    blob = pickling.dumps((model, optimizer), ModelPickler)
+    return PerWorkerValues(lambda: runner(blob))
+
+
+Function = Callable[[Any, Iterator[Any]], tuple[Any, Any]]
+_passes = itertools.count(1)
+_AHEAD = 16
+"""Number of executions scheduled per worker before the oldest is waited for."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Stand-in for a batch that a worker will draw.
+
+    Attributes:
+      dataset: each worker's own.
+      number: which pass over it.
+    """
+
+    dataset: PerWorkerDataset
+    number: int
+
+
+class ScheduledAdapter(UnsizedAdapter):
+    """Stand-ins that Keras reads instead of the batches that each worker makes for itself.
+
+    Args:
+      creator: makes a worker's dataset.
+      strategy: the strategy.
+    """
+
+    def __init__(self, creator: DatasetCreator, strategy: Strategy) -> None:
+        self._make = partial(_dataset, creator.dataset_fn, creator.input_options)
+        self._dataset = PerWorkerDataset(self._make)
+        self._strategy = strategy
+
+    def get_jax_iterator(self) -> Iterator[Turn]:
+        """Turns, without end."""
+        turn = Turn(self._dataset, next(_passes))
+        while True:
+            yield turn
+
+    get_numpy_iterator = get_jax_iterator
+
+    def like_a_batch(self) -> Iterator[Any]:
+        """An array for each of a batch's, with one example. It makes the dataset here, once."""
+        with self._strategy.scope():
+            spec = self._make().element_spec
+        yield jax.tree.map(lambda leaf: np.zeros([n or 1 for n in leaf.shape], leaf.dtype), spec)
+
+
+def _dataset(dataset_fn: Callable[[Any], Any], options: InputOptions | None) -> Any:
+    return contexts.current().strategy.distribute_datasets_from_function(dataset_fn, options)
+
+
+class Scheduler:
+    """One model's objects on the workers.
+
+    Args:
+      model: the model.
+      strategy: its strategy.
+    """
+
+    def __init__(self, model: KerasModel, strategy: Strategy) -> None:
+        self._coordinator = ClusterCoordinator(strategy)
+        self._model, self._strategy = model, strategy
+        self._ahead = _AHEAD * self._coordinator.workers
+        self._running: deque[RemoteValue] = deque()
+        self.logs: Logs | None = None
+        """Result of the last known execution on a worker; None if the last one was here."""
+
+    def function(self, kind: str) -> Function:
+        """Function that `fit` (`train`) or `evaluate` (`test`) calls for each execution."""
+        model = self._model
+        optimizer = optimizer_on_servers(model, self._strategy) if kind == "train" else None
+        runner = shipped_runner(model, optimizer)
+        here: list[Runner] = []
+
+        def call(state: Nest, batches: Iterator[Any]) -> tuple[Logs, Any]:
+            first = next(batches)
+            if isinstance(first, Turn):
+                return self._schedule((runner, kind, first.dataset, first.number, model.steps_per_execution)), state
+            self.logs = None
+            if not here:
+                here.append(Runner(model, optimizer, self._strategy))
+            rest = itertools.islice(batches, model.steps_per_execution - 1)
+            return here[0].run(kind, itertools.chain([first], rest)), state
+
+        return call
+
+    def _schedule(self, arguments: Sequence[Any]) -> Logs:
+        if not self._running:
+            self.logs = {}
+        try:
+            self._running.append(self._coordinator.schedule(run_steps, args=arguments))
+            self._take_finished()
+        except BaseException:
+            self._running.clear()
+            self._coordinator.join()  # if another function failed before, raises what it did
+            raise
+        return self.logs or {}
+
+    def _take_finished(self) -> None:
+        while self._running and (self._running[0].is_done or len(self._running) > self._ahead):
+            self.logs = self._running.popleft().fetch()
+
+    def finish(self) -> None:
+        """Waits for all that is scheduled."""
+        if not self._running:
+            return
+        last = self._running[-1]
+        self._running.clear()
+        self._coordinator.join()
+        self.logs = last.fetch()
+
+
+def make_function(model: KerasModel, strategy: Strategy, kind: str) -> Function:
+    """Runs `fit` and `evaluate` under a `ParameterServerStrategy`."""
+    lists = Lists.of(model)
+    for variable in (*lists.trainable, *lists.layers, *lists.metrics):
+        adopt(variable, strategy)
+    scheduler = scheduler_of(model)
+    if scheduler is None:
+        scheduler = Scheduler(model, strategy)
+        object.__setattr__(model, SCHEDULER, scheduler)
+    return scheduler.function(kind)

@@ -1,0 +1,241 @@
+"""A Keras optimizer on parameter servers: an Optax transformation of it, and its variables beside those it updates."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src.integrations.keras import internals
+from jaxtribute._src.integrations.keras.internals import KerasModel, KerasOptimizer, KerasVariable
+from jaxtribute._src.integrations.keras.unpickling import rebuilt
+from jaxtribute._src.integrations.keras.variables import adopt, keep_in
+from jaxtribute._src.optimizer.optimizer import Optimizer
+from jaxtribute._src.parameter_servers.variables.variable import ServerVariable
+from jaxtribute._src.types import Array, Leaf, Nest
+from jaxtribute.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.strategies.base import Strategy
+
+_CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Properties of a variable that an optimizer asks for besides its value.
+
+    Attributes:
+      path: its name, behind those of its layers.
+      constraint: what it is put through after an update, or None.
+      overwritten: whether its gradient is its new value.
+      decays: whether weight decay is for it.
+    """
+
+    path: str
+    constraint: Any
+    overwritten: bool
+    decays: bool
+
+    @classmethod
+    def of(cls, variable: KerasVariable, optimizer: KerasOptimizer) -> Parameter:
+        """Properties that `optimizer` asks of a Keras variable."""
+        decays = internals.decays(innermost(optimizer), variable)
+        return cls(variable.path, variable.constraint, bool(variable.overwrite_with_gradient), decays)
+
+    @property
+    def plain(self) -> bool:
+        """True if its value is all that matters."""
+        return self.constraint is None and not self.overwritten and self.decays
+
+
+class KerasTransform:
+    """The transformation.
+
+    Where it is given all variables of the model, it knows them apart; on one of several servers, by shape alone.
+
+    Args:
+      optimizer: a Keras optimizer, which is copied.
+      variables: the Keras variables that it updates.
+    """
+
+    def __init__(self, optimizer: KerasOptimizer, variables: Sequence[Any]) -> None:
+        self._kind, self._config = type(optimizer), optimizer.get_config()
+        rate = internals.learning_rate(optimizer)
+        if callable(rate):  # a schedule, which may be the user's own
+            self._config["learning_rate"] = rate
+        if clips_before(optimizer):
+            self._config |= dict.fromkeys(_CLIPS)
+        self._parameters = [Parameter.of(variable, optimizer) for variable in variables]
+
+    def __reduce__(self) -> Any:
+        return rebuilt, (cloudpickle.dumps((type(self), self.__dict__)),)
+
+    @property
+    def told_apart(self) -> list[str]:
+        """The paths of the variables that must be known apart."""
+        return [parameter.path for parameter in self._parameters if not parameter.plain]
+
+    def init(self, params: Sequence[Any]) -> Any:
+        """The first state: of each slot a list like that of the parameters, and what belongs to none of them."""
+        with _made_alone():
+            optimizer, owners = self._built(params)
+            return nested([variable.value for variable in optimizer.variables], owners)
+
+    def update(self, grads: Sequence[Any], state: Nest, params: Sequence[Any] | None = None) -> tuple[list[Any], Any]:
+        """The differences to the new parameters, and the new state."""
+        params = list(params or ())
+        with _made_alone():
+            optimizer, owners = self._built(params)
+            places = jax.tree.leaves(nested(range(len(owners)), owners))
+            values: list[Any] = [None] * len(places)
+            for place, leaf in zip(places, jax.tree.leaves(state), strict=True):
+                values[place] = leaf
+            new, values = optimizer.stateless_apply(values, list(grads), params)
+        changes = [jnp.asarray(value).astype(old.dtype) - old for value, old in zip(new, params, strict=True)]
+        return changes, nested(values, owners)
+
+    def owners(self, params: Sequence[Any]) -> list[int | None]:
+        """For each of the optimizer's variables the parameter that it belongs to and is shaped as, or None."""
+        with _made_alone():
+            return self._built(params)[1]
+
+    def _built(self, params: Sequence[Any]) -> tuple[Any, list[int | None]]:
+        """A copy of the optimizer for parameters of these shapes, and whom its variables belong to."""
+        known = self._parameters if len(self._parameters) == len(params) else None
+        with jax.ensure_compile_time_eval():
+            optimizer = self._kind.from_config(dict(self._config))
+            inner = innermost(optimizer)
+            variables = [_stand_in(param, i, known[i] if known else None) for i, param in enumerate(params)]
+            belonging = _watched(inner)
+            if known:
+                pairs = zip(variables, known, strict=True)
+                internals.exclude_from_decay(inner, [variable for variable, parameter in pairs if not parameter.decays])
+            optimizer.build(variables)
+        index = {id(variable): i for i, variable in enumerate(variables)}
+        owners = [index.get(belonging.get(id(variable), 0)) for variable in optimizer.variables]
+        return optimizer, [
+            None if owner is None or tuple(variable.shape) != tuple(params[owner].shape) else owner
+            for owner, variable in zip(owners, optimizer.variables, strict=True)
+        ]
+
+
+def clips_before(optimizer: KerasOptimizer) -> bool:
+    """True if gradients can be clipped where they are computed, as nothing happens to them between there and here."""
+    plain = innermost(optimizer) is optimizer and not optimizer.gradient_accumulation_steps
+    return plain and optimizer.loss_scale_factor is None and any(getattr(optimizer, clip, None) for clip in _CLIPS)
+
+
+def innermost(optimizer: KerasOptimizer) -> Any:
+    """The optimizer inside those that scale losses."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return optimizer if inner is None else innermost(inner)
+
+
+def nested(values: Sequence[Any], owners: Sequence[int | None]) -> Any:
+    """The values of an optimizer's variables as a state: `{"slots": [[...], ...], "shared": {...}}`."""
+    slots: list[dict[int, Any]] = []
+    shared: dict[str, Any] = {}
+    seen: dict[int, int] = {}
+    for value, owner in zip(values, owners, strict=True):
+        if owner is None:
+            shared[f"{len(shared):03}"] = value
+            continue
+        depth = seen[owner] = seen.get(owner, -1) + 1
+        if depth == len(slots):
+            slots.append({})
+        slots[depth][owner] = value
+    return {"shared": shared, "slots": [[slot.get(i) for i in range(max(slot) + 1)] for slot in slots]}
+
+
+def _watched(optimizer: keras.optimizers.Optimizer) -> dict[int, int]:
+    """Notes for each variable that an optimizer makes, by `id`, that of the variable that it is made beside."""
+    belonging: dict[int, int] = {}
+    original = optimizer.add_variable_from_reference
+
+    def add_variable_from_reference(reference_variable: KerasVariable, *args: Leaf, **kwargs: Leaf) -> Any:
+        made = original(reference_variable, *args, **kwargs)
+        belonging[id(made)] = id(reference_variable)
+        return made
+
+    object.__setattr__(optimizer, "add_variable_from_reference", add_variable_from_reference)
+    return belonging
+
+
+def _stand_in(param: Array, index: int, known: Parameter | None) -> Any:
+    """A Keras variable of the same shape; its value does not matter."""
+    path = known.path if known else f"parameter_{index}"
+    *scopes, name = path.split("/")
+    variable = keras.Variable(initializer="zeros", shape=param.shape, dtype=str(param.dtype), name=name)
+    internals.set_path(variable, "/".join([*scopes, name]))
+    if known is not None:
+        variable.constraint = known.constraint
+        variable.overwrite_with_gradient = known.overwritten
+    return variable
+
+
+@contextmanager
+def _made_alone() -> Generator[None]:
+    """Outside every scope of a strategy and of Keras's."""
+    with contexts.entered(contexts.fallback.make()):
+        yield
+
+
+_ATTRIBUTE = "_jaxtribute_on_servers"
+
+
+def optimizer_on_servers(model: KerasModel, strategy: Strategy) -> Optimizer | None:
+    """Function that applies the gradients of a built model's optimizer on the servers; None if nothing is trained.
+
+    The Keras optimizer's variables are what the servers keep from then on.
+
+    Raises:
+      ArgumentError: it asks more of variables than their values, and they are on several servers.
+    """
+    variables = list(model.trainable_variables)
+    keras_optimizer = model.optimizer
+    if not variables:
+        for variable in keras_optimizer.variables:
+            adopt(variable, strategy)
+        return None
+    known = keras_optimizer.__dict__.get(_ATTRIBUTE)
+    if known is not None and known[0] == [id(variable) for variable in variables]:
+        return known[1]
+    transform = KerasTransform(keras_optimizer, variables)
+    stored: list[ServerVariable] = [variable.stored for variable in variables]
+    owners = transform.owners(stored)
+    _check_alike(transform, stored, [variable.shape for variable in keras_optimizer.variables], owners)
+    with strategy.scope():
+        optimizer = Optimizer(transform, stored)  # pyright: ignore[reportArgumentType] (all that it asks for)
+    places = jax.tree.leaves(nested(range(len(owners)), owners))
+    for place, slot in zip(places, optimizer.variables, strict=True):
+        variable = keras_optimizer.variables[place]
+        value = np.asarray(variable.value)
+        if owners[place] is None or np.any(value):
+            slot.assign(value)
+        keep_in(variable, slot, strategy)
+    object.__setattr__(keras_optimizer, _ATTRIBUTE, ([id(variable) for variable in variables], optimizer))
+    return optimizer
+
+
+def _check_alike(transform: KerasTransform, stored: list[ServerVariable], shapes: list[Any], owners: list[Any]) -> None:
+    if len({shard.server for variable in stored for shard in variable.layout.shards}) == 1 and not any(
+        variable.layout.split for variable in stored
+    ):
+        return
+    odd = [shape for shape, owner in zip(shapes, owners, strict=True) if owner is None and len(shape)]
+    if transform.told_apart or odd:
+        what = ", ".join(transform.told_apart) or f"the whole variables, for slots of shapes {odd}"
+        raise ArgumentError(
+            f"the optimizer must know {what} apart, for a constraint, an exclusion from weight decay or a slot of "
+            "another shape, and the model is on several parameter servers. HINT: use one server and no partitioner, "
+            "or do without."
+        )

@@ -1,0 +1,104 @@
+"""Input on the workers: a dataset that each makes for itself."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src import settings
+from jaxtribute._src.execution.function import Function
+from jaxtribute._src.parameter_servers.scheduling import pickling
+from jaxtribute._src.parameter_servers.scheduling.pickling import ByReference
+from jaxtribute._src.types import Nest
+from jaxtribute.errors import ArgumentTypeError
+
+_numbers = itertools.count(1)
+
+
+class PerWorkerValues(ByReference):
+    """A value for each worker, which a scheduled function gets as its worker's own.
+
+    Args:
+      make: makes it, on the worker, when a function there first uses it.
+
+    Source: `tf.distribute.experimental.coordinator.PerWorkerValues`.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._number = next(_numbers)
+        self._blob = pickling.dumps(make)
+
+    def reference(self) -> tuple[Any, tuple[Any, ...]]:
+        """Reference by which the value is found on a worker."""
+        return pickling.find_resource, (self._number, self._blob)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._number}>"
+
+
+class PerWorkerDataset(PerWorkerValues):
+    """A dataset on each worker; `iter` gives what to pass to `ClusterCoordinator.schedule`.
+
+    Args:
+      dataset_fn: makes the dataset, on each worker.
+
+    Source: `PerWorkerDataset` of `tf.distribute.coordinator`.
+    """
+
+    def __init__(self, dataset_fn: Callable[[], Any]) -> None:
+        self._dataset_fn = settings.function("dataset_fn", dataset_fn)
+        super().__init__(lambda: _distributed(dataset_fn))
+
+    def __iter__(self) -> PerWorkerIterator:
+        # Not `self`, which comes to a worker as the dataset that it stands for.
+        dataset_fn = self._dataset_fn
+        return PerWorkerIterator(lambda: iter(_distributed(dataset_fn)))
+
+    @property
+    def element_spec(self) -> Any:
+        """Shapes and dtypes of an element; makes the dataset here, once more."""
+        return _distributed(self._dataset_fn).element_spec
+
+
+class PerWorkerIterator(PerWorkerValues):
+    """An iterator on each worker; `next` of it works in the scheduled function only."""
+
+    def __iter__(self) -> PerWorkerIterator:
+        return self
+
+    def __next__(self) -> Any:
+        raise ArgumentTypeError(
+            "next was called on the coordinator for an iterator that is on the workers. "
+            "HINT: pass the iterator to coordinator.schedule(step, args=(iterator,)) and call next(iterator) in step."
+        )
+
+
+def check_dataset_fn(dataset_fn: Callable[[], Any] | Iterable[Nest]) -> Callable[[], Any]:
+    """The function that makes a dataset; a dataset itself is made one.
+
+    Raises:
+      ArgumentTypeError: neither a function nor a dataset.
+    """
+    if isinstance(dataset_fn, Function):
+        return dataset_fn.python_function
+    if callable(dataset_fn):
+        return dataset_fn
+    if hasattr(dataset_fn, "__iter__"):
+        return lambda: dataset_fn
+    raise ArgumentTypeError(
+        f"dataset_fn is {dataset_fn!r} of type {type(dataset_fn).__name__}. "
+        "HINT: pass a function without arguments that returns a dataset."
+    )
+
+
+def _distributed(dataset_fn: Callable[[], Any]) -> Any:
+    """The dataset, as one whose iterators can be drawn from in a compiled step."""
+    from jaxtribute._src.input.dataset import DistributedDataset
+
+    strategy = contexts.current().strategy
+    dataset = dataset_fn()
+    if isinstance(dataset, DistributedDataset):
+        return dataset
+    return strategy.distribute_datasets_from_function(lambda _: dataset)

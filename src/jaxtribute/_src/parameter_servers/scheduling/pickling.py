@@ -1,0 +1,216 @@
+"""Functions on their way to workers, through Ray: what belongs to the cluster travels as a reference.
+
+A variable, the strategy, an optimizer and a dataset of each worker are found again by their numbers, so that a function
+that closes over a model meets the worker's own view of the same variables. Everything else travels by value, functions
+and classes of the user's own modules included: they need not be importable on the workers.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+import cloudpickle
+import optax
+
+from jaxtribute._src.execution.function import Function
+from jaxtribute._src.optimizer.optimizer import Optimizer
+from jaxtribute._src.parameter_servers.messaging.errors import told
+from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer
+from jaxtribute._src.parameter_servers.variables.variable import ServerVariable, VariableDescription
+from jaxtribute._src.types import Leaf, Nest
+from jaxtribute._src.values.variable import Variable
+from jaxtribute.errors import ArgumentTypeError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.strategies.base import Strategy
+
+
+F = TypeVar("F", bound=Function[..., Any])
+
+
+class Home(Protocol):
+    """Place where references are found again: a worker."""
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy."""
+        ...
+
+    def variable(self, description: VariableDescription) -> ServerVariable:
+        """The variable of that description."""
+        ...
+
+    def function(
+        self, key: int, kind: type[F], python_function: Callable[..., Any], signature: Nest, donated: Sequence[int]
+    ) -> F:
+        """The compiled function of that number."""
+        ...
+
+    def optimizer(
+        self, remote: RemoteOptimizer, transform: optax.GradientTransformation, variables: Sequence[Variable]
+    ) -> Optimizer:
+        """The optimizer of that number."""
+        ...
+
+    def resource(self, key: int, blob: bytes) -> Any:
+        """Reference to an object that a function makes once on each worker."""
+        ...
+
+
+class _Local(threading.local):
+    home: Home | None = None
+
+
+_local = _Local()
+
+
+class ByReference:
+    """Base of what is a reference on its way to a worker."""
+
+    def reference(self) -> tuple[Any, tuple[Any, ...]]:
+        """The function that finds it on the worker, and its arguments."""
+        raise NotImplementedError
+
+
+def live_here(home: Home | None) -> None:
+    """Says where the calling thread finds references."""
+    _local.home = home
+
+
+def home() -> Home:
+    """The calling thread's place of references.
+
+    Raises:
+      ArgumentTypeError: it is no worker's.
+    """
+    if _local.home is None:
+        raise ArgumentTypeError("this object belongs to a worker. HINT: schedule functions on the coordinator only.")
+    return _local.home
+
+
+def find_variable(description: VariableDescription) -> ServerVariable:
+    """A variable on this worker."""
+    return home().variable(description)
+
+
+def find_strategy() -> Strategy:
+    """The strategy on this worker."""
+    return home().strategy
+
+
+def find_function(
+    key: int, kind: type[F], python_function: Callable[..., Any], signature: Nest, donated: Sequence[int]
+) -> F:
+    """A compiled function on this worker."""
+    return home().function(key, kind, python_function, signature, donated)
+
+
+def find_optimizer(
+    remote: RemoteOptimizer, transform: optax.GradientTransformation, variables: Sequence[Variable]
+) -> Optimizer:
+    """An optimizer on this worker."""
+    return home().optimizer(remote, transform, variables)
+
+
+def find_resource(key: int, blob: bytes) -> Any:
+    """Object that was made once on this worker."""
+    return home().resource(key, blob)
+
+
+def dumps(value: Nest, pickler: type[Pickler] | None = None) -> bytes:
+    """Pickles `value` for a worker, by `Pickler` or one derived from it.
+
+    Raises:
+      ArgumentTypeError: it holds what cannot be on a worker; the message says what.
+    """
+    buffer = io.BytesIO()
+    try:
+        (pickler or Pickler)(buffer, protocol=5).dump(value)
+    except ArgumentTypeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ArgumentTypeError(
+            f"a function or what it uses cannot be sent to workers: {told(error)}. HINT: it closes over something that "
+            "belongs to this process, such as a lock or an open file; make it inside the function."
+        ) from error
+    return buffer.getvalue()
+
+
+def loads(blob: bytes) -> Any:
+    """The inverse of `dumps`, on a worker; only for what came through Ray."""
+    return cloudpickle.loads(blob)
+
+
+class Pickler(cloudpickle.Pickler):
+    """Makes references of what belongs to the cluster."""
+
+    def reducer_override(self, obj: Leaf) -> Any:
+        """Form in which an object travels."""
+        kind = type(obj)
+        if isinstance(obj, ServerVariable):
+            return find_variable, (obj.description,)
+        if isinstance(obj, Variable):
+            raise ArgumentTypeError(
+                f"{obj.name} was not made in the strategy's scope, so that it is on no parameter server, and a worker "
+                "would change a copy of it. HINT: create it in `with strategy.scope():`."
+            )
+        if isinstance(obj, ByReference):
+            return obj.reference()
+        if isinstance(obj, Function):
+            return _function(obj)
+        if kind is Optimizer and obj.remote is not None:
+            return find_optimizer, (obj.remote, obj.transform, obj.trainable_variables)
+        inherited = cast("Any", super())
+        # By value: a script, or a module beside it, is on the coordinator's machine only. A library is installed on
+        # all, and its functions may refer to state of their module, of which a copy would be a second one.
+        if isinstance(obj, FunctionType) and _of_user(obj.__module__):
+            return cast("Any", self)._dynamic_function_reduce(obj)
+        return inherited.reducer_override(obj)
+
+
+def _function(function: Function[..., Any]) -> tuple[Any, tuple[Any, ...]]:
+    python_function = function.python_function
+    owner = getattr(python_function, "__self__", None)
+    if owner is not None:
+        return getattr, (owner, python_function.__name__)
+    return find_function, (id(function), type(function), python_function, function.input_signature, function.donated)
+
+
+_LIBRARIES = tuple(
+    Path(path).resolve() for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+)
+_OWN = Path(__file__).resolve().parents[3]
+
+
+def _of_user(name: str | None) -> bool:
+    """True if a module is neither Python's, an installed library's nor this one, so that a worker may not have it."""
+    path = getattr(sys.modules.get(name or ""), "__file__", None)
+    if not isinstance(path, str):
+        return False
+    # Above the module's packages: the folder that Python found the first of them in.
+    above = (name or "").count(".") + (Path(path).stem == "__init__")
+    # Some installers link the files of a library to a store elsewhere.
+    return not any(_holds_libraries(str(file.parent), above) for file in (Path(path).absolute(), Path(path).resolve()))
+
+
+@functools.lru_cache(maxsize=1024)
+def _holds_libraries(folder: str, above: int) -> bool:
+    """True if libraries are installed in a folder, or so many above it.
+
+    Those are Python's own, those of its environment, of the user alone, of a second environment, of `pip --target`.
+    """
+    own = Path(folder)
+    if any(own.is_relative_to(library) for library in (*_LIBRARIES, _OWN)):
+        return True
+    if {"site-packages", "dist-packages"} & set(own.parts):
+        return True
+    root = Path(*own.parts[: max(1, len(own.parts) - above)])
+    return next(root.glob("*.dist-info/RECORD"), None) is not None

@@ -1,0 +1,109 @@
+"""Starting a cluster's processes for a resolver."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from jaxtribute._src import settings
+from jaxtribute._src.folders import Folder
+from jaxtribute._src.parameter_servers.engines.engine import Engine, ThreadEngine
+from jaxtribute._src.parameter_servers.engines.ray_node import START_S, RayNode, owns_cluster, prepare_ray, start_head
+from jaxtribute._src.parameter_servers.messaging.transport import Keys, TaskSettings
+from jaxtribute._src.parameter_servers.scheduling.cluster import Cluster
+from jaxtribute._src.parameter_servers.scheduling.worker_task import WorkerTask
+from jaxtribute._src.parameter_servers.server.server_task import ServerTask
+from jaxtribute._src.types import Foreign
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
+
+
+def start_cluster(resolver: Foreign, address: str | None, **options: Any) -> Cluster:
+    """Starts the servers and workers that a resolver describes, on Ray.
+
+    Args:
+      resolver: a cluster resolver, or a map of job names to addresses, or to how many tasks.
+      address: of a Ray cluster; by default that of the environment's RAY_ADDRESS, if any.
+      options: those of `Cluster`.
+
+    Raises:
+      ArgumentError: there are no servers or no workers.
+    """
+    servers, workers = tasks_of(resolver)
+    chief = owns_cluster(resolver) if address is None else None
+    if chief is None:
+        address = address or os.environ.get("RAY_ADDRESS")  # as `ray.init` does; `ray job submit` sets it
+    node = start_head(chief) if chief is not None else None
+    try:
+        return _start(node, address or chief, servers, workers, **options)
+    except BaseException:
+        if node is not None:
+            node.stop()
+        raise
+
+
+def _start(node: RayNode | None, address: str | None, servers: int, workers: int, **options: Any) -> Cluster:
+    prepare_ray()
+    from jaxtribute._src.parameter_servers.engines.ray_engine import RayEngine
+
+    remote = address is not None
+    folder = Folder()
+    task_settings = TaskSettings(folder.path, Keys.make() if remote else None)
+    if node is not None:
+        # Nodes of other machines join when their `jd.Server` does, which takes Ray longer than a process takes to
+        # start.
+        options["timeout_s"] = max(options["timeout_s"], START_S)
+    try:
+        engine: Engine = RayEngine(make_task, task_settings, address, remote=remote, node=node)
+    except BaseException:
+        folder.close()
+        raise
+    return Cluster(engine, folder, task_settings, servers=servers, workers=workers, **options)
+
+
+def make_task(
+    role: str, index: int, settings: TaskSettings, host: str | None, *arguments: Any
+) -> ServerTask | WorkerTask:
+    """Makes the task of a process: a worker, a server (`ps`) or a server's mirror (`mirror`)."""
+    if role == "worker":
+        return WorkerTask(index, settings, *arguments)
+    return ServerTask(index, settings, host)
+
+
+def start_in_threads(servers: int, workers: int, **options: Any) -> Cluster:
+    """A cluster whose servers and workers are threads of this process: for tests, and for debugging."""
+    folder = Folder()
+    task_settings = TaskSettings(folder.path)
+    return Cluster(
+        ThreadEngine(make_task, task_settings), folder, task_settings, servers=servers, workers=workers, **options
+    )
+
+
+def tasks_of(resolver: Foreign) -> tuple[int, int]:
+    """Number of servers and workers that a resolver describes.
+
+    Raises:
+      ArgumentError: none, or a negative number of them.
+      ArgumentTypeError: it describes no cluster, or a number of tasks is no whole number.
+    """
+    spec = resolver.cluster_spec() if hasattr(resolver, "cluster_spec") else resolver
+    if not hasattr(spec, "as_dict") and not isinstance(spec, Mapping):
+        raise ArgumentTypeError(
+            f"the cluster is {spec!r} of type {type(spec).__name__}. "
+            "HINT: pass a cluster resolver, a jd.ClusterSpec or a map such as {'ps': 1, 'worker': 2}."
+        )
+    jobs: dict[str, Any] = dict(cast("Any", spec).as_dict() if hasattr(spec, "as_dict") else spec)
+    counts = _count("ps", jobs), _count("worker", jobs)
+    if not all(counts):
+        raise ArgumentError(
+            f"the cluster has {counts[0]} parameter servers and {counts[1]} workers: {jobs}. "
+            "HINT: give the cluster spec the jobs 'ps' and 'worker', with at least one task each."
+        )
+    return counts
+
+
+def _count(job: str, jobs: Mapping[str, Any]) -> int:
+    tasks = jobs.get(job, 0)
+    if isinstance(tasks, Mapping) or (isinstance(tasks, Sequence) and not isinstance(tasks, (str, bytes))):
+        return len(tasks)
+    return settings.whole(f"the number of tasks of job {job!r}", tasks)

@@ -1,0 +1,129 @@
+"""Operations that a traced step will send to the servers: pseudo-variables that it writes, rows that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxtribute._src.execution.traced import TracedProgram, escape_error, variable_p
+from jaxtribute._src.jaxprs.core import Tracer, current_trace, recorded_in
+from jaxtribute._src.parameter_servers.server.client import Exchange
+from jaxtribute._src.types import ArrayLike
+from jaxtribute._src.values.variable import Variable
+from jaxtribute.errors import TraceError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer
+    from jaxtribute._src.parameter_servers.variables.variable import ServerVariable
+
+
+class Part:
+    """One array of an operation; a traced program gives its value among those of the variables that it writes."""
+
+
+class Operation:
+    """A change of one variable.
+
+    Args:
+      kind: as the servers know it.
+      variable: the variable.
+      count: how many arrays it takes.
+    """
+
+    def __init__(self, kind: str, variable: ServerVariable, count: int) -> None:
+        self.kind, self.variable = kind, variable
+        self.parts = tuple(Part() for _ in range(count))
+
+    def add_to(self, exchange: Exchange, values: Sequence[Any]) -> None:
+        """Puts it into a request."""
+        add_operation(exchange, self.kind, self.variable, values)
+
+
+class OptimizerOperation:
+    """One step of an optimizer.
+
+    Args:
+      optimizer: the optimizer.
+      forms: for each of its variables 1 for a dense gradient, 2 for ids and rows.
+    """
+
+    def __init__(self, optimizer: RemoteOptimizer, forms: Sequence[int]) -> None:
+        self.optimizer, self.forms = optimizer, tuple(forms)
+        self.parts = tuple(Part() for _ in range(sum(forms)))
+
+    def add_to(self, exchange: Exchange, values: Sequence[Any]) -> None:
+        """Puts it into a request."""
+        self.optimizer.add_to(exchange, self.forms, values)
+
+
+def add_operation(exchange: Exchange, kind: str, variable: ServerVariable, values: Sequence[Any]) -> None:
+    """Puts a change of one variable into a request."""
+    if len(values) == 1:
+        exchange.dense(kind, variable.layout, values[0])
+    else:
+        exchange.scattered(kind, variable.layout, *values)
+
+
+def record(
+    executor: TracedProgram, operation: Operation | OptimizerOperation, values: Sequence[Any], name: Variable
+) -> None:
+    """Makes a traced program give an operation's arrays.
+
+    Raises:
+      TraceError: called inside a JAX transformation, from where they cannot get out.
+    """
+    # Inside `jax.grad` or a scan the values belong to an inner trace, and would leave it as leaked tracers.
+    if current_trace() is not executor.trace:
+        raise escape_error(name)
+    executor.operations.append(operation)
+    for part, value in zip(operation.parts, values, strict=True):
+        executor.values[part] = jax.numpy.asarray(value)
+        executor.written[part] = None
+
+
+def changed_in(executor: TracedProgram, variable: object) -> bool:
+    """True if a traced program has changed a variable so far."""
+    return any(isinstance(op, Operation) and op.variable is variable for op in executor.operations)
+
+
+def updated_in(executor: TracedProgram, variable: object) -> bool:
+    """True if an optimizer of a traced program has updated a variable so far."""
+    optimizers = (op.optimizer for op in executor.operations if isinstance(op, OptimizerOperation))
+    return any(variable in optimizer.variables for optimizer in optimizers)
+
+
+class Rows:
+    """Some rows of a variable as an input of a traced program; which ones, it computes itself from other inputs.
+
+    Args:
+      variable: the variable.
+      shape: the shape of the ids.
+    """
+
+    def __init__(self, variable: ServerVariable, shape: tuple[int, ...]) -> None:
+        self.variable, self.ids = variable, Part()
+        self.shape, self.dtype = (*shape, *variable.shape[1:]), variable.dtype
+
+
+def read_rows(executor: TracedProgram, variable: ServerVariable, ids: ArrayLike) -> Any:
+    """The rows `ids` of a variable in a traced program.
+
+    Raises:
+      TraceError: called inside a JAX transformation, whose ids are not known before the program runs.
+    """
+    trace = getattr(ids, "_trace", None)
+    if isinstance(ids, Tracer) and trace is not executor.trace:
+        raise TraceError(
+            f"the rows of {variable.name} are looked up inside a JAX transformation (jax.jit, lax.scan, ...), so that "
+            "they cannot be fetched before the step runs. HINT: call jd.nn.embedding_lookup in the step itself."
+        )
+    rows = Rows(variable, np.shape(ids))
+    with recorded_in(executor.trace):
+        value = variable_p.bind(shape=rows.shape, dtype=rows.dtype, key=len(executor.inputs))
+        executor.values[rows.ids] = jax.numpy.asarray(ids)
+    executor.inputs.append(rows)
+    executor.written[rows.ids] = None
+    return value

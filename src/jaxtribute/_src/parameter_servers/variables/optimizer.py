@@ -1,0 +1,197 @@
+"""`jd.Optimizer` whose variables are on parameter servers: gradients travel, slots stay beside the shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+import numpy as np
+import optax
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src.execution.overlay import Overlay
+from jaxtribute._src.execution.traced import TracedProgram, check_untraced
+from jaxtribute._src.jaxprs.core import JaxprEqn, opened
+from jaxtribute._src.jaxprs.flow import Flow
+from jaxtribute._src.jaxprs.kinds import ELEMENTWISE
+from jaxtribute._src.optimizer.slots import Slots, optax_rules, owner_of_leaves
+from jaxtribute._src.parameter_servers.server.client import Exchange
+from jaxtribute._src.parameter_servers.server.layout import Shard
+from jaxtribute._src.parameter_servers.variables.access import summed_rows
+from jaxtribute._src.parameter_servers.variables.operations import OptimizerOperation, record
+from jaxtribute._src.types import Nest
+from jaxtribute._src.values.scatter import IndexedSlices
+from jaxtribute.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.parameter_servers.variables.variable import ServerVariable
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPart:
+    """One server's part of an optimizer's work.
+
+    Attributes:
+      server: which one.
+      shards: the index of the variable and the shard, in the order in which the server knows them.
+      slots: for each leaf of its state the leaf of the whole state that it is (a part of), and the index in `shards`
+        of the shard that it belongs to, or None.
+      shapes: the leaves' shapes.
+    """
+
+    server: int
+    shards: tuple[tuple[int, Shard], ...]
+    slots: tuple[tuple[int, int | None], ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+def plan_parts(transform: optax.GradientTransformation, variables: Sequence[ServerVariable]) -> list[ServerPart]:
+    """Division of an optimizer's work over the servers.
+
+    Raises:
+      ArgumentError: the transformation mixes what is on several servers.
+    """
+    whole = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
+    with optax_rules():
+        state = jax.eval_shape(transform.init, whole)
+    places = {_path(path): leaf for leaf, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(state))}
+    if any(jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
+        raise ArgumentError("the transformation keeps random keys, which parameter servers do not. HINT: leave it out.")
+    owned: dict[int, list[tuple[int, Shard]]] = {}
+    for i, variable in enumerate(variables):
+        for shard in variable.layout.shards:
+            owned.setdefault(shard.server, []).append((i, shard))
+    if len(owned) > 1 or any(v.layout.split for v in variables):
+        check_separable(transform, state, variables)
+    parts: list[ServerPart] = []
+    for server, shards in sorted(owned.items()):
+        local = [jax.ShapeDtypeStruct(shard.shape, variables[i].dtype) for i, shard in shards]
+        with optax_rules():
+            here = jax.eval_shape(transform.init, local)
+        slots: list[tuple[int, int | None]] = []
+        leaves = jax.tree_util.tree_leaves_with_path(here)
+        for (path, _), owner in zip(leaves, owner_of_leaves(here, cast("Any", local)), strict=True):
+            known = _path(path) if owner is None else _path((*path[:-1], jax.tree_util.SequenceKey(shards[owner][0])))
+            if known not in places:
+                raise ArgumentError(
+                    f"the transformation's state {known} cannot be split over {len(owned)} parameter servers. "
+                    "HINT: use one server, or another transformation."
+                )
+            slots.append((places[known], owner))
+        parts.append(ServerPart(server, tuple(shards), tuple(slots), tuple(tuple(leaf.shape) for _, leaf in leaves)))
+    return parts
+
+
+def check_separable(transform: optax.GradientTransformation, state: Nest, variables: Sequence[ServerVariable]) -> None:
+    """Checks that each variable's update needs nothing of the others, and of a split one nothing of other rows.
+
+    Raises:
+      ArgumentError: it does, as `optax.clip_by_global_norm` or a norm of each layer do.
+    """
+    params = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
+    with optax_rules():
+        closed = jax.make_jaxpr(lambda g, s, p: transform.update(g, s, p)[0])(params, state, params)
+    count, leaves = len(variables), len(jax.tree.leaves(state))
+    owners: list[int | None] = [*range(count), *owner_of_leaves(state, variables), *range(count)]
+    assert len(owners) == 2 * count + leaves
+    taints = [frozenset() if owner is None else frozenset({owner}) for owner in owners]
+    split = frozenset(i for i, v in enumerate(variables) if v.layout.split)
+    for i, taint in enumerate(_Needed(split).outputs(opened(closed), taints)):
+        if taint - {i}:
+            others = [variables[j].name if j >= 0 else "its own other rows" for j in sorted(taint - {i})]
+            raise ArgumentError(
+                f"the update of {variables[i].name} needs {', '.join(others)}, which other parameter servers may hold. "
+                "HINT: clip or normalise the gradients in the step, before apply_gradients, or use one server."
+            )
+
+
+_ROWS_KEPT = ELEMENTWISE | {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy_p"}
+
+
+class _Needed(Flow[frozenset[int]]):
+    """The variables that a value depends on; -1 among them if it may mix the rows of one of `split`."""
+
+    def __init__(self, split: frozenset[int]) -> None:
+        super().__init__(frozenset())
+        self._split = split
+
+    def merged(self, one: frozenset[int], other: frozenset[int]) -> frozenset[int]:
+        """Union of the dependencies of both operands."""
+        return one | other
+
+    def row(self, whole: frozenset[int]) -> frozenset[int]:
+        """A loop over rows may carry something from one to the next."""
+        return whole | {-1} if whole & self._split else whole
+
+    def equation(self, eqn: JaxprEqn, given: list[frozenset[int]]) -> list[frozenset[int]]:
+        """Dependencies of the operands; rows are mixed by all that is not known to keep them apart."""
+        union = frozenset[int]().union(*given)
+        # Unknown operations count as mixing rows: refused wrongly is better than a norm over one shard, taken for all
+        # rows.
+        if union & self._split and eqn.primitive.name not in _ROWS_KEPT:
+            union |= {-1}
+        return [union] * len(eqn.outvars)
+
+
+class RemoteOptimizer:
+    """One optimizer's work on servers.
+
+    Args:
+      key: what the servers know it by.
+      variables: the variables that it updates.
+      parts: what each server does.
+      slots: the variables of its state.
+    """
+
+    def __init__(
+        self, key: int, variables: Sequence[ServerVariable], parts: Sequence[ServerPart], slots: Slots
+    ) -> None:
+        self.key, self.variables, self._parts, self.slots = key, tuple(variables), tuple(parts), slots
+
+    def apply(self, grads: Sequence[Any], context: contexts.Context) -> None:
+        """Sends the gradients, now or at the end of the step that is being traced."""
+        executor = context.executor
+        if isinstance(executor, Overlay):
+            raise ArgumentError("apply_gradients inside a function that jd.grad differentiates. HINT: call it outside.")
+        forms = [2 if isinstance(grad, IndexedSlices) else 1 for grad in grads]
+        values: list[Any] = []
+        for grad, variable in zip(grads, self.variables, strict=True):
+            if isinstance(grad, IndexedSlices):
+                values.extend((grad.indices, grad.values))
+            else:
+                values.append(jax.numpy.asarray(grad).astype(variable.dtype))
+        if isinstance(executor, TracedProgram):
+            record(executor, OptimizerOperation(self, forms), values, self.variables[0])
+            return
+        check_untraced(self.variables[0])
+        access = self.variables[0].policy.access
+        with access.client.lock:
+            exchange = Exchange(access.client)
+            self.add_to(exchange, forms, values)
+            access.run(exchange)
+
+    def add_to(self, exchange: Exchange, forms: Sequence[int], values: Sequence[Any]) -> None:
+        """Puts a step into a request: to each server the gradients of its shards."""
+        given = iter(values)
+        grads: list[Any] = [
+            np.asarray(next(given)) if form == 1 else summed_rows(next(given), next(given)) for form in forms
+        ]
+        for part in self._parts:
+            arrays: list[Any] = []
+            for i, shard in part.shards:
+                split = self.variables[i].layout.split
+                if forms[i] == 1:
+                    arrays.append(grads[i][shard.start : shard.stop] if split else grads[i])
+                    continue
+                ids, rows = grads[i]
+                start = shard.start if split else 0
+                mask = (ids >= start) & (ids < start + shard.shape[0])
+                arrays.extend((ids[mask] - start, rows[mask]))
+            local = [forms[i] for i, _ in part.shards]
+            exchange.operation(part.server, ["optimizer", self.key, len(arrays), local], arrays)
+
+
+def _path(path: Any) -> str:
+    return jax.tree_util.keystr(path)
