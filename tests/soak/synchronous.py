@@ -138,6 +138,7 @@ def _damaged(kind: str) -> Fault:
 
 
 def _lost(job: Job) -> None:
+    job.await_(lambda: jd.latest_checkpoint(_checkpoints(job)), "a checkpoint is there")
     job.end_launcher(signal.SIGKILL)
     shutil.rmtree(jd.latest_checkpoint(_checkpoints(job)) or "")
     _again(job)
