@@ -342,7 +342,7 @@ GUARDED = """
     checkpoint/sidecar cluster/runtime cluster/server cluster/waiting execution/eager execution/interrupts
     execution/rendezvous folders integrations/keras/scheduling launcher/family launcher/launch launcher/node
     parameter_servers/engines/engine parameter_servers/engines/ray_engine parameter_servers/engines/ray_node
-    parameter_servers/messaging/transport parameter_servers/scheduling/closure_queue
+    messaging/transport parameter_servers/scheduling/closure_queue
     parameter_servers/scheduling/closures parameter_servers/scheduling/coordinator
     parameter_servers/scheduling/dispatcher parameter_servers/scheduling/remote_value
     parameter_servers/scheduling/starting parameter_servers/server/client parameter_servers/server/saves

@@ -34,8 +34,8 @@ import zmq
 
 import jaxtribute as jd
 from jaxtribute._src.folders import Folder
-from jaxtribute._src.parameter_servers.messaging import wire
-from jaxtribute._src.parameter_servers.messaging.transport import Link, TaskSettings
+from jaxtribute._src.messaging import wire
+from jaxtribute._src.messaging.transport import Link, TaskSettings
 from jaxtribute._src.parameter_servers.server.server_task import ServerTask
 from jaxtribute.errors import JaxtributeError
 from parameter_servers.clusters import coordinated

@@ -17,8 +17,8 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.folders import Folder
+from jaxtribute._src.messaging.transport import Endpoint, Keys, TaskSettings
 from jaxtribute._src.parameter_servers.engines.engine import ThreadEngine
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Keys, TaskSettings
 from jaxtribute._src.parameter_servers.scheduling.cluster import Cluster
 from jaxtribute._src.parameter_servers.scheduling.starting import make_task
 from jaxtribute._src.parameter_servers.strategy import ParameterServerStrategy

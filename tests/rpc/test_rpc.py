@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as arrays
 
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
-from jaxtribute._src.parameter_servers.messaging import wire
+from jaxtribute._src.messaging import wire
 from jaxtribute._src.rpc.protocol import checked, endpoint, read_keys
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError, ClusterSpecError, DeadlineError
 from processes import run_python

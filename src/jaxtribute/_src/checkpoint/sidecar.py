@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxtribute._src import settings
-from jaxtribute._src.parameter_servers.messaging.transport import deadline
+from jaxtribute._src.messaging.transport import deadline
 from jaxtribute._src.values.operators import operand
 from jaxtribute.errors import CheckpointError, DeadlineError
 

@@ -14,10 +14,10 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from jaxtribute._src.cluster.addresses import Address
-from jaxtribute._src.parameter_servers.messaging import wire
-from jaxtribute._src.parameter_servers.messaging.encoding import NotPlainError, as_jax, decode, encode
-from jaxtribute._src.parameter_servers.messaging.errors import told
-from jaxtribute._src.parameter_servers.messaging.transport import Keys
+from jaxtribute._src.messaging import wire
+from jaxtribute._src.messaging.encoding import NotPlainError, as_jax, decode, encode
+from jaxtribute._src.messaging.errors import told
+from jaxtribute._src.messaging.transport import Keys
 from jaxtribute._src.rpc.protocol import (
     CANCELLED,
     DEADLINE_EXCEEDED,

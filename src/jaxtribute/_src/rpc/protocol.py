@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 
 from jaxtribute._src.cluster.addresses import Address
-from jaxtribute._src.parameter_servers.messaging.transport import Keys
+from jaxtribute._src.messaging.transport import Keys
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
 
 OK, CANCELLED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, UNAVAILABLE = 0, 1, 2, 3, 4, 5, 14

@@ -13,10 +13,10 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from jaxtribute._src.cluster.addresses import Address
-from jaxtribute._src.parameter_servers.messaging import wire
-from jaxtribute._src.parameter_servers.messaging.encoding import NotPlainError, as_jax, decode, encode
-from jaxtribute._src.parameter_servers.messaging.errors import told
-from jaxtribute._src.parameter_servers.messaging.transport import KeyCheck, Keys
+from jaxtribute._src.messaging import wire
+from jaxtribute._src.messaging.encoding import NotPlainError, as_jax, decode, encode
+from jaxtribute._src.messaging.errors import told
+from jaxtribute._src.messaging.transport import KeyCheck, Keys
 from jaxtribute._src.rpc.protocol import INVALID_ARGUMENT, NOT_FOUND, UNKNOWN, checked, endpoint, read_keys, tuned
 from jaxtribute._src.types import Json
 from jaxtribute.errors import ArgumentTypeError, ClusterError

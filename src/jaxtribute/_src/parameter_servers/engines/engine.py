@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, TaskSettings
+from jaxtribute._src.messaging.transport import Endpoint, TaskSettings
 from jaxtribute._src.types import Foreign
 
 Lost = Callable[[str, int], None]

@@ -16,10 +16,10 @@ import ray
 from ray import exceptions
 
 from jaxtribute._src.allocator import tune_allocator
+from jaxtribute._src.messaging.errors import told
+from jaxtribute._src.messaging.transport import Endpoint, TaskSettings, deadline, own_host
 from jaxtribute._src.parameter_servers.engines.engine import Back, Failed, Lost, TaskMaker, stack_of
 from jaxtribute._src.parameter_servers.engines.ray_node import START_S, RayNode, resource_of
-from jaxtribute._src.parameter_servers.messaging.errors import told
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, TaskSettings, deadline, own_host
 from jaxtribute.errors import ClusterError, DeadlineError
 
 _LOG = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from jaxtribute._src.folders import Folder
 from jaxtribute._src.launcher.environment import LOCAL_CLUSTER
 from jaxtribute._src.launcher.family import Family
-from jaxtribute._src.parameter_servers.messaging.transport import deadline
+from jaxtribute._src.messaging.transport import deadline
 from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ClusterError, DeadlineError
 

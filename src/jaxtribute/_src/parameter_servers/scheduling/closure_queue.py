@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from jaxtribute._src.parameter_servers.messaging.errors import told
+from jaxtribute._src.messaging.errors import told
 from jaxtribute._src.parameter_servers.scheduling.closures import MAX_ATTEMPTS, Closure, Definition, Numbers, Worker
 from jaxtribute._src.parameter_servers.scheduling.remote_value import RemoteValue
 from jaxtribute._src.types import HostArray, Leaf

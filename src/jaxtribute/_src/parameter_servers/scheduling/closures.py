@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import cloudpickle
 
-from jaxtribute._src.parameter_servers.messaging.encoding import decode
-from jaxtribute._src.parameter_servers.messaging.errors import add_note, told, unpack_error
-from jaxtribute._src.parameter_servers.messaging.transport import Route
-from jaxtribute._src.parameter_servers.messaging.wire import Frames, Header, pack
+from jaxtribute._src.messaging.encoding import decode
+from jaxtribute._src.messaging.errors import add_note, told, unpack_error
+from jaxtribute._src.messaging.transport import Route
+from jaxtribute._src.messaging.wire import Frames, Header, pack
 from jaxtribute._src.parameter_servers.scheduling.remote_value import RemoteValue
 from jaxtribute._src.types import HostArray, Leaf
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError

@@ -20,16 +20,16 @@ import numpy as np
 import optax
 
 from jaxtribute._src.folders import Folder
-from jaxtribute._src.optimizer.slots import Slots, optax_rules, slot_names
-from jaxtribute._src.parameter_servers.engines.engine import Engine
-from jaxtribute._src.parameter_servers.messaging.transport import (
+from jaxtribute._src.messaging.transport import (
     Endpoint,
     Hub,
     TaskSettings,
     deadline,
     end_idle_threads,
 )
-from jaxtribute._src.parameter_servers.messaging.wire import Header
+from jaxtribute._src.messaging.wire import Header
+from jaxtribute._src.optimizer.slots import Slots, optax_rules, slot_names
+from jaxtribute._src.parameter_servers.engines.engine import Engine
 from jaxtribute._src.parameter_servers.scheduling.closures import Numbers, Worker
 from jaxtribute._src.parameter_servers.scheduling.dispatcher import Dispatcher
 from jaxtribute._src.parameter_servers.server import saves

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import numpy as np
 
-from jaxtribute._src.parameter_servers.messaging.encoding import NotPlainError, encode
-from jaxtribute._src.parameter_servers.messaging.errors import name_of, told
+from jaxtribute._src.messaging.encoding import NotPlainError, encode
+from jaxtribute._src.messaging.errors import name_of, told
 from jaxtribute._src.parameter_servers.scheduling import pickling
 from jaxtribute._src.parameter_servers.scheduling.closures import MAX_ATTEMPTS, Definition, checked_timeout
 from jaxtribute._src.parameter_servers.scheduling.per_worker import PerWorkerDataset, check_dataset_fn

@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from jaxtribute._src.parameter_servers.messaging.errors import told
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Hub, Route
-from jaxtribute._src.parameter_servers.messaging.wire import Frames, Header, pack, unpack
+from jaxtribute._src.messaging.errors import told
+from jaxtribute._src.messaging.transport import Endpoint, Hub, Route
+from jaxtribute._src.messaging.wire import Frames, Header, pack, unpack
 from jaxtribute._src.parameter_servers.scheduling.closure_queue import ClosureQueue
 from jaxtribute._src.parameter_servers.scheduling.closures import Closure, Definition, Numbers, Worker, outcome_of
 from jaxtribute._src.types import HostArray

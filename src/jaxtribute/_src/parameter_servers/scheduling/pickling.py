@@ -21,8 +21,8 @@ import cloudpickle
 import optax
 
 from jaxtribute._src.execution.function import Function
+from jaxtribute._src.messaging.errors import told
 from jaxtribute._src.optimizer.optimizer import Optimizer
-from jaxtribute._src.parameter_servers.messaging.errors import told
 from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer
 from jaxtribute._src.parameter_servers.variables.variable import ServerVariable, VariableDescription
 from jaxtribute._src.types import Leaf, Nest

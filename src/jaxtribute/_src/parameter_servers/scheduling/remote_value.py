@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtribute._src.parameter_servers.messaging.encoding import as_jax
+from jaxtribute._src.messaging.encoding import as_jax
 from jaxtribute._src.parameter_servers.scheduling.pickling import ByReference
 from jaxtribute._src.types import Nest
 from jaxtribute.errors import ArgumentTypeError

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from jaxtribute._src import settings
 from jaxtribute._src.folders import Folder
+from jaxtribute._src.messaging.transport import Keys, TaskSettings
 from jaxtribute._src.parameter_servers.engines.engine import Engine, ThreadEngine
 from jaxtribute._src.parameter_servers.engines.ray_node import START_S, RayNode, owns_cluster, prepare_ray, start_head
-from jaxtribute._src.parameter_servers.messaging.transport import Keys, TaskSettings
 from jaxtribute._src.parameter_servers.scheduling.cluster import Cluster
 from jaxtribute._src.parameter_servers.scheduling.worker_task import WorkerTask
 from jaxtribute._src.parameter_servers.server.server_task import ServerTask

@@ -14,11 +14,11 @@ import cloudpickle
 import optax
 
 from jaxtribute._src.execution.function import Function
+from jaxtribute._src.messaging.encoding import NotPlainError, decode, encode
+from jaxtribute._src.messaging.errors import pack_error, told, trace_of
+from jaxtribute._src.messaging.transport import Endpoint, Link, TaskSettings, deadline
+from jaxtribute._src.messaging.wire import Frames, Header, pack, unpack
 from jaxtribute._src.optimizer.optimizer import Optimizer
-from jaxtribute._src.parameter_servers.messaging.encoding import NotPlainError, decode, encode
-from jaxtribute._src.parameter_servers.messaging.errors import pack_error, told, trace_of
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Link, TaskSettings, deadline
-from jaxtribute._src.parameter_servers.messaging.wire import Frames, Header, pack, unpack
 from jaxtribute._src.parameter_servers.scheduling import pickling
 from jaxtribute._src.parameter_servers.scheduling.closures import AHEAD
 from jaxtribute._src.parameter_servers.server.client import Client, ServerLostError

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Keys, Link, deadline
-from jaxtribute._src.parameter_servers.messaging.wire import Header, pack, unpack
+from jaxtribute._src.messaging.transport import Endpoint, Keys, Link, deadline
+from jaxtribute._src.messaging.wire import Header, pack, unpack
 from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.types import ArrayLike
 from jaxtribute._src.values.numbers import row_ids

@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxtribute._src import checksums
 from jaxtribute._src.checksums import Mark
-from jaxtribute._src.parameter_servers.messaging.wire import Header
+from jaxtribute._src.messaging.wire import Header
 from jaxtribute.errors import ClusterError
 
 _LOG = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ import cloudpickle
 import numpy as np
 
 from jaxtribute._src import checksums
-from jaxtribute._src.parameter_servers.messaging.errors import told
-from jaxtribute._src.parameter_servers.messaging.transport import Endpoint, Hub, Link, TaskSettings
-from jaxtribute._src.parameter_servers.messaging.wire import Frames, Header, pack, unpack
+from jaxtribute._src.messaging.errors import told
+from jaxtribute._src.messaging.transport import Endpoint, Hub, Link, TaskSettings
+from jaxtribute._src.messaging.wire import Frames, Header, pack, unpack
 from jaxtribute._src.parameter_servers.server import saves
 from jaxtribute._src.parameter_servers.server.store import Answer, Store
 from jaxtribute.errors import ClusterError

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute._src.parameter_servers.messaging.wire import Header
+from jaxtribute._src.messaging.wire import Header
 from jaxtribute._src.parameter_servers.server.shard_optimizer import ShardOptimizer, padded
 from jaxtribute._src.types import ArrayLike
 from jaxtribute.errors import ArgumentError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxtribute._src.parameter_servers.messaging.wire import Header
+from jaxtribute._src.messaging.wire import Header
 from jaxtribute._src.parameter_servers.server.client import Client, Exchange, pulled
 from jaxtribute._src.parameter_servers.server.layout import Layout
 from jaxtribute._src.parameter_servers.variables.operations import add_operation

@@ -15,7 +15,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import garbage
 
-from jaxtribute._src.parameter_servers.messaging.wire import Frames
+from jaxtribute._src.messaging.wire import Frames
 
 Route: TypeAlias = tuple["zmq.Socket[bytes]", bytes]
 """Way to a caller: the socket that it came through, and its identity there, which is another for each connection."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxtribute._src.folders import Folder
-from jaxtribute._src.parameter_servers.messaging.transport import (
+from jaxtribute._src.messaging.transport import (
     Endpoint,
     Hub,
     Keys,
@@ -18,7 +18,7 @@ from jaxtribute._src.parameter_servers.messaging.transport import (
     TaskSettings,
     end_idle_threads,
 )
-from jaxtribute._src.parameter_servers.messaging.wire import pack, unpack
+from jaxtribute._src.messaging.wire import pack, unpack
 from jaxtribute._src.parameter_servers.server import server_task
 from jaxtribute._src.parameter_servers.server.client import Client, ServerLostError
 from jaxtribute._src.parameter_servers.server.server_task import ServerTask

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jaxtribute._src.parameter_servers.messaging import encoding, wire
+from jaxtribute._src.messaging import encoding, wire
 from jaxtribute.errors import ClusterError
 
 ARRAYS = hnp.arrays(

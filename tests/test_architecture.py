@@ -1,0 +1,107 @@
+"""The border and the rooms: what is public holds names only, and imports point down."""
+
+import ast
+from collections.abc import Generator
+from pathlib import Path
+
+import jaxtribute as jd
+
+ROOT = Path(jd.__file__).parent
+PRIVATE = "jaxtribute._src"
+FLOORS = [
+    {"jaxtribute.errors"},
+    set[str](),  # modules directly in `_src`, which serve all rooms
+    {"jaxprs"},
+    {"values", "partitioners"},
+    {"collectives", "summary"},
+    {"execution"},
+    {"input", "cluster", "messaging", "nn"},
+    {"strategies", "precision", "config", "debug"},
+    {"optimizer"},
+    {"checkpoint", "rpc", "launcher"},
+    {"parameter_servers"},
+    {"integrations"},
+    {"compat"},
+    {"testing"},
+    {"tools"},
+]
+"""From the bottom up. A room imports those below its own."""
+UPWARD = {
+    ("context", "execution"): "types: a context holds an executor and a replica",
+    ("context", "strategies"): "types: a context holds a strategy",
+    ("values", "execution"): "types: reads and writes are asked of an executor",
+    ("values", "strategies"): "types: what a merge_call is given",
+    ("execution", "strategies"): "types: the strategy whose replicas run",
+    ("strategies", "tools"): "Strategy.visualize draws when it is called",
+    ("cluster", "parameter_servers"): "Server is a worker or a parameter server, as its job says",
+}
+"""Imports that point up, for type checkers alone or within a function, with their reasons."""
+
+
+def modules() -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(path: Path) -> Generator[str]:
+    """The modules of the library that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "jaxtribute":
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in MODULES else node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "jaxtribute")
+
+
+def room(module: str) -> str:
+    """The room of a module; its own name where it lies directly in `_src`."""
+    return module.removeprefix(PRIVATE + ".").split(".")[0] if module.startswith(PRIVATE) else module
+
+
+def floor(place: str) -> int:
+    return next((number for number, rooms in enumerate(FLOORS) if place in rooms), 1)
+
+
+def private() -> Generator[tuple[str, str]]:
+    for module, path in MODULES.items():
+        if module.startswith(PRIVATE + "."):
+            for imported in imports(path):
+                yield module, imported
+
+
+def test_of_what_is_public_the_inside_imports_errors_alone() -> None:
+    found = {f"{module} imports {other}" for module, other in private() if not other.startswith(PRIVATE)}
+    assert {one for one in found if not one.endswith(" imports jaxtribute.errors")} == set()
+
+
+def lazily_or_for_types(module: str) -> set[str]:
+    """The modules that a file imports in functions, or for type checkers, alone."""
+    now: set[str] = set()
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            now.update({f"{node.module}.{alias.name}" for alias in node.names} | {node.module})
+    return set(imports(MODULES[module])) - now
+
+
+def test_what_points_up_is_not_imported_when_a_module_loads() -> None:
+    for module, other in private():
+        if (room(module), room(other)) in UPWARD:
+            assert other in lazily_or_for_types(module), f"{module} imports {other}"
+
+
+def test_imports_point_down() -> None:
+    found: dict[tuple[str, str], str] = {}
+    for module, other in private():
+        here, there = room(module), room(other)
+        if here != there and floor(there) >= floor(here) and (floor(here) != 1 or floor(there) != 1):
+            found[here, there] = f"{module} imports {other}"
+    assert {pair: text for pair, text in found.items() if pair not in UPWARD} == {}
+    assert {pair for pair in UPWARD if pair not in found} == set(), "these point up no longer"
