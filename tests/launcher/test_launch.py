@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -91,3 +92,38 @@ def test_a_step_of_slurm_whose_tasks_are_the_ranks() -> None:
     assert config["task"] == {"type": "worker", "index": 3}
     assert config["cluster"]["worker"] == ["n1:8888", "n1:8889", "n2:8888", "n2:8889"]
     assert environment["JAXTRIBUTE_LAUNCHER"] == "1"
+
+
+# The first start fails after a step; each notes how many programs it had to compile.
+COMPILES = """
+import os
+import jax, jax.numpy as jnp
+import jaxtribute as jd
+
+missed = []
+jax.monitoring.register_event_listener(lambda event, **_: missed.append(event) if "cache_misses" in event else None)
+w = jd.Variable(jnp.ones((32, 32)))
+
+@jd.function
+def step(x):
+    for _ in range(20):
+        x = jnp.tanh(x @ w) + jnp.sin(x)
+    return x.sum()
+
+step(jnp.ones((4, 32)))
+with open("notes", "a") as notes:
+    print(len(missed), file=notes)
+if os.environ["JAXTRIBUTE_RESTART"] == "0":
+    raise SystemExit(3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", [1, 0])
+def test_a_restart_finds_the_programs_of_the_start(restarts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    command = (sys.executable, "-c", COMPILES)
+    assert launch(Options(command=command, max_restarts=restarts, grace_s=0.5)) == (0 if restarts else 3)
+    missed = [int(line) for line in Path("notes").read_text().split()]
+    assert (missed[0] > 0 and missed[1] == 0) if restarts else missed == [0]  # a job that ends keeps nothing

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 from jaxtribute._src.cluster.resolvers.slurm import COUNTS, TASKS, SlurmClusterResolver, expand_counts
+from jaxtribute._src.folders import Folder
 from jaxtribute._src.launcher.attempt import Signal
 from jaxtribute._src.launcher.environment import LAUNCHER, TF_CONFIG
 from jaxtribute._src.launcher.follower import Follower
@@ -23,7 +27,18 @@ def launch(options: Options) -> int:
         ClusterError: Machine 0 cannot be reached in the way that was asked for.
         ArgumentError: There are not enough GPUs.
     """
-    return asyncio.run(_launch(options))
+    with _kept_programs(options) as complete:
+        return asyncio.run(_launch(complete))
+
+
+@contextmanager
+def _kept_programs(options: Options) -> Generator[Options]:
+    """Gives a job that may start again a folder for its compiled programs, which goes when the job has ended."""
+    if not options.max_restarts and not options.preemptions:
+        yield options
+        return
+    with closing(Folder()) as folder:
+        yield replace(options, programs=Path(folder.path))
 
 
 async def _launch(options: Options) -> int:

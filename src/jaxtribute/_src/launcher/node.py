@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from jaxtribute._src.cluster.accelerators import VISIBLE, visible_gpus
 from jaxtribute._src.cluster.addresses import Address
+from jaxtribute._src.compilation_cache import cache_environment
 from jaxtribute._src.folders import Folder
 from jaxtribute._src.launcher.attempt import Attempt, Outcome, Program, Signal
 from jaxtribute._src.launcher.certificates import VARIABLES, secret_of_run, write_certificates
@@ -148,6 +149,8 @@ class LocalNode:
         rank, options = start.first + index, self.options
         environment = rank_environment(start.addresses, rank, options.devices)
         environment |= {"PYTHONUNBUFFERED": "1", RESTART: str(start.restart), **certificates}
+        if options.programs is not None:
+            environment |= cache_environment(str(options.programs), environment)
         for name in VARIABLES:
             if not environment.get(name, "set"):
                 del environment[name]  # JAX would take it for half of a setting
