@@ -40,8 +40,8 @@ class CrossDeviceOps:
           mesh: the devices of the replicas.
           options: hints given with the call.
         """
-        del mesh, options
-        return AutoSum()
+        del options
+        return AutoSum.of(mesh)
 
     def reduce(
         self,
@@ -149,7 +149,7 @@ class DefaultCrossDeviceOps(CrossDeviceOps):
         """All-reduces, packed as the library finds best unless `options` says how."""
         if options is not None and options.bytes_per_pack:
             return PackedSum(Packs(bytes_per_pack=options.bytes_per_pack))
-        return AutoSum()
+        return AutoSum.of(mesh)
 
 
 class NcclAllReduce(CrossDeviceOps):

@@ -14,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.jaxprs.making import equal
 from jaxtribute._src.types import Leaf, Numeric
-from jaxtribute._src.values.mesh import AXIS
+from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
 
 Pairs = list[tuple[int, int]]
 
@@ -62,12 +61,19 @@ class AutoSum(SharingSum):
 
     Attributes:
       small_bytes: the largest size that is packed; None for the library's choice.
+      joins: True if the compiler puts small sums into one collective by itself, so that packing only adds copies.
     """
+
+    joins: bool = False
+
+    @classmethod
+    def of(cls, mesh: ReplicaMesh) -> AutoSum:
+        """Makes the sum that fits the compiler of these devices: that of TPUs joins small sums."""
+        return cls(joins=mesh.devices[0].platform == "tpu")
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
         """One all-reduce a pack."""
-        small = 0 if self.small_bytes is None and _joins_by_itself() else self.small_bytes
-        return packed_map(_psum, arrays, small)
+        return packed_map(_psum, arrays, 0 if self.small_bytes is None and self.joins else self.small_bytes)
 
 
 @dataclass(frozen=True)
@@ -278,11 +284,6 @@ def _as_sent(array: Numeric, received: Leaf) -> Any:
     zero = n * (n + bits.type(1)) & bits.type(1)
     whole = lax.bitcast_convert_type(array, bits)
     return lax.bitcast_convert_type(whole ^ jnp.broadcast_to(zero, whole.shape), array.dtype)
-
-
-def _joins_by_itself() -> bool:
-    """True if the replicas' compiler puts small sums into one collective, as TPUs' does; packing only adds copies."""
-    return contexts.current().strategy.extended.mesh.devices[0].platform == "tpu"
 
 
 def _psum(array: Numeric) -> Any:
