@@ -4,6 +4,7 @@ import ast
 from collections.abc import Generator
 from pathlib import Path
 
+import file_index
 import jaxtribute as jd
 
 ROOT = Path(jd.__file__).parent
@@ -105,3 +106,7 @@ def test_imports_point_down() -> None:
             found[here, there] = f"{module} imports {other}"
     assert {pair: text for pair, text in found.items() if pair not in UPWARD} == {}
     assert {pair for pair in UPWARD if pair not in found} == set(), "these point up no longer"
+
+
+def test_the_page_of_files_is_up_to_date() -> None:
+    assert file_index.PAGE.read_text(encoding="utf-8") == file_index.page(), "run python tests/support/file_index.py"
