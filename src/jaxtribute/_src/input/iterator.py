@@ -80,6 +80,7 @@ class DistributedIterator(Feed):
             self._prefetcher = Prefetcher(lambda: _make(steps, place), steps.close, self._buffer, self._threads)
         start = time.monotonic()
         element, self._position = self._prefetcher.get()
+        # A cluster says by this time whom the workers wait for, and why.
         waits.for_input(time.monotonic() - start)
         return element.join() if isinstance(element, Apart) else element
 
@@ -92,6 +93,7 @@ class DistributedIterator(Feed):
     def hand_back(self, batches: Sequence[Drawn]) -> None:
         """Puts elements that were drawn last in front of those to come; for compiled functions."""
         if batches:
+            # With their positions: a checkpoint that is saved now must give these elements again.
             self._returned.extendleft(reversed(batches))
             self._position = batches[0].before
 
@@ -155,6 +157,7 @@ class DistributedIterator(Feed):
             or to another worker or number of workers where that matters.
         """
         _check_state(state, self._steps.kind, self._shard)
+        # What is prefetched already is of the old position, and the thread goes on from there.
         if self._prefetcher is not None:
             raise InputError(
                 f"a position is set before the first element, and this iterator is at step {self._step()}. "
@@ -189,6 +192,7 @@ class DistributedIterator(Feed):
 
 
 def _make(steps: WorkerSteps, place: Placement) -> tuple[Nest, dict[str, Any]]:
+    # With its position: whoever saves means the last element that was handed out, not what waits in the buffer.
     step = next(steps)
     return place(step), steps.get_state()
 
@@ -223,6 +227,8 @@ async def _write(directory: Foreign, text: str) -> None:
 
 
 async def _read(directory: Path, set_state: Callable[[dict[str, Any]], None]) -> None:
+    # Where the number of processes has changed no file has this one's name. All hold the same then, or the position
+    # says that it is another worker's, and is refused.
     own = directory / position_file()
     found = own if own.exists() else next(iter(sorted(directory.glob("process_*.json"))), None)
     if found is None:
