@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import run_python
 
 from jaxtribute._src import allocator
 from jaxtribute.errors import ConfigError
+from processes import run_python
 
 # Frees and takes 64 MB again and again; prints the page faults that this costs after the first time.
 FAULTS = """

@@ -8,10 +8,10 @@ import jax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import run_python
 
 from jaxtribute._src import backend
 from jaxtribute.errors import ConfigError
+from processes import run_python
 
 # Starts JAX and prints its devices, the variable, and the threads that XLA really made. A thread has its name only once
 # it has run, which may be a while after it was made.

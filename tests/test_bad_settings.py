@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from replicas import mirrored
 
 import jaxtribute as jd
 from jaxtribute._src.execution.function import Function
 from jaxtribute._src.testing.runner import MultiProcessRunner
+from replicas import mirrored
 
 NAN = float("nan")
 WRONG: dict[str, list[Any]] = {

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from replicas import here, mirrored, one_device, per_replica, variable
 
 import jaxtribute as jd
+from replicas import here, mirrored, one_device, per_replica, variable
 
 AGG, ON_READ = jd.VariableAggregation, jd.VariableSynchronization.ON_READ
 Parts = list[np.ndarray[Any, Any]]

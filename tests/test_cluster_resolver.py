@@ -1,9 +1,9 @@
 """The public module of cluster resolvers."""
 
 import pytest
-from processes import run_python
 
 import jaxtribute as jd
+from processes import run_python
 
 
 def test_names_are_those_of_tensorflow_and_a_few_more() -> None:

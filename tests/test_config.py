@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import run_python
 
 from jaxtribute import config
 from jaxtribute._src import allocator, backend
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ConfigError
+from processes import run_python
 
 
 @pytest.mark.slow

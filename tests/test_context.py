@@ -3,11 +3,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from replicas import each_executor, execute, here, mirrored, one_device
 
 import jaxtribute as jd
 from jaxtribute._src import context as contexts
 from jaxtribute.errors import ContextError, StrategyMixError
+from replicas import each_executor, execute, here, mirrored, one_device
 
 
 def where() -> tuple[bool, bool, bool]:

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from worker_programs import replica_context
-from worker_programs import strategy as workers_strategy
 
 import jaxtribute as jd
 from jaxtribute._src.testing.shared import SharedRunners
 from jaxtribute.errors import DivergenceError
+from worker_programs import replica_context
+from worker_programs import strategy as workers_strategy
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ import jax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import run_python
 
 from jaxtribute import config
 from jaxtribute._src import devices
 from jaxtribute._src.devices import DeviceSpec, available_devices, default_devices, device_name, resolve_device
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeviceError
+from processes import run_python
 
 PREFIX = "/job:localhost/replica:0/task:0/device:"
 

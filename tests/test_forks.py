@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from processes import run_python
 
 pytestmark = pytest.mark.slow

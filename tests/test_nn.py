@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged import cut, deal, rows
-from replicas import components, each_executor, execute, mirrored
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ContextError
+from ragged import cut, deal, rows
+from replicas import components, each_executor, execute, mirrored
 
 Row = list[Any]
 ROWS: list[Row] = json.loads((Path(__file__).parent / "oracle" / "losses.json").read_text())

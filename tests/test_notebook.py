@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from processes import ProcessFailedError, run_python
 
 NOTEBOOK = Path(__file__).parents[1] / "docs" / "first_hour.ipynb"

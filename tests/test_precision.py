@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from replicas import components, mirrored, one_device, per_replica, variable
 
 import jaxtribute as jd
 from jaxtribute import precision
 from jaxtribute.errors import ArgumentError
+from replicas import components, mirrored, one_device, per_replica, variable
 
 MIXED = "params=float32,compute=bfloat16,output=float32"
 STRATEGIES = {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from processes import ProcessFailedError, free_ports, run_python
 
 

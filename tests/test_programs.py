@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from replicas import mirrored, one_device
 
 import jaxtribute as jd
+from replicas import mirrored, one_device
 
 SIZE = 4
 MODULUS, FEW = np.float32(8), np.float32(4)  # keep the numbers small integers, of which floats are exact

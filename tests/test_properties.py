@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replicas import EXECUTORS, execute, here, mirrored, per_replica, variable
 
 import jaxtribute as jd
+from replicas import EXECUTORS, execute, here, mirrored, per_replica, variable
 
 DTYPES = ("bfloat16", "float32", "int32", "bool")
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)

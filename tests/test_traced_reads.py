@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import EXECUTORS, components, execute, here, ident, mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute._src.execution.program import Program
 from jaxtribute._src.traced_reads import traced_reads
+from replicas import EXECUTORS, components, execute, here, ident, mirrored, one_device, variable
 
 X = np.float32(1)
 

@@ -15,10 +15,10 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from checkpoint_programs import advance, assert_same, build
 from orbax.checkpoint.experimental import v1
 
 import jaxtribute as jd
+from checkpoint_programs import advance, assert_same, build
 from jaxtribute._src.checkpoint import arrays, description
 from jaxtribute._src.values.lending import lent
 from jaxtribute.errors import (

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import pytest
-from processes import run_python
 
 import jaxtribute as jd
 from jaxtribute._src.checkpoint import committing
 from jaxtribute.errors import CheckpointError, ConfigError, DeadlineError
+from processes import run_python
 
 _PROGRAM = """
     import os, signal, sys

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 import optax
 import pytest
-from processes import run_python
 
 import jaxtribute as jd
+from processes import run_python
 
 
 @pytest.mark.slow

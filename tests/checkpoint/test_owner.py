@@ -12,12 +12,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from processes import run_python
 
 import jaxtribute as jd
 from jaxtribute._src.checkpoint import arrays, owner
 from jaxtribute._src.checkpoint.owner import Owner, ProcessIdentity
 from jaxtribute.errors import CheckpointError
+from processes import run_python
 
 _IMPORTS = """
     import os, sys, time

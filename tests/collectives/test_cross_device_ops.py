@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replicas import components, each_executor, execute, here, ident, mirrored, per_replica, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
+from replicas import components, each_executor, execute, here, ident, mirrored, per_replica, variable
 
 ALGORITHMS: dict[str, Any] = {
     "default": lambda: None,

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from replicas import components, fraction, mirrored, per_replica
 
 import jaxtribute as jd
 from jaxtribute._src.collectives.cross_replica import check_axes, reduce_many
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
+from replicas import components, fraction, mirrored, per_replica
 
 Row = list[Any]
 ROWS: list[Row] = json.loads((Path(__file__).parents[1] / "oracle" / "reductions.json").read_text())

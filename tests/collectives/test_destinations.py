@@ -5,11 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from replicas import components, mirrored, one_device, per_replica, variable
 
 import jaxtribute as jd
 from jaxtribute._src.collectives.destinations import parse_destinations, put
 from jaxtribute.errors import ArgumentTypeError, DeviceError
+from replicas import components, mirrored, one_device, per_replica, variable
 
 MESH = mirrored(2).extended.mesh
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-from replicas import mirrored
 
 import jaxtribute as jd
 from jaxtribute._src.collectives.idle import guarded, is_idle, kept
 from jaxtribute._src.values.enums import ReduceOp
+from replicas import mirrored
 
 THREE = mirrored(3)
 SUM, MEAN = ReduceOp.SUM, ReduceOp.MEAN

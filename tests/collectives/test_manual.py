@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 from jax.test_util import check_grads
-from replicas import mirrored
 
 from jaxtribute._src.collectives import manual
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import AXIS
+from replicas import mirrored
 
 DTYPES = ["bool", "int32", "bfloat16", "float32"]
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replicas import execute, fraction, here, mirrored
 
 from jaxtribute._src.collectives import packing
 from jaxtribute._src.jaxprs.core import aval
+from replicas import execute, fraction, here, mirrored
 
 DTYPES = ["float32", "int32", "bfloat16", "uint8"]
 SHAPES = [(), (0,), (3,), (2, 2), (1, 3, 2)]

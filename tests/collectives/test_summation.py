@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
-from replicas import mirrored
 
 from jaxtribute._src.collectives.marks import equal
 from jaxtribute._src.collectives.summation import (
@@ -23,6 +22,7 @@ from jaxtribute._src.collectives.summation import (
     tree_rounds,
 )
 from jaxtribute._src.values.mesh import AXIS
+from replicas import mirrored
 
 SUMS: list[Summation] = [
     AutoSum(),

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
-from replicas import mirrored
 
 from jaxtribute._src.collectives import wholes
 from jaxtribute._src.execution.inference import varying_outputs
 from jaxtribute.errors import VariableError
+from replicas import mirrored
 
 
 def local(fn: Any, *arrays: Any, replicas: int = 2) -> list[Any]:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replicas import components, each_executor, execute, here, mirrored, per_replica, variable
 
 import jaxtribute as jd
+from replicas import components, each_executor, execute, here, mirrored, per_replica, variable
 
 LARGE = {"int8": 100, "uint8": 200, "int16": 30000, "int32": 2_000_000_000, "float16": 60000.0, "bfloat16": 1e30}
 FLOATS = ("float16", "bfloat16")

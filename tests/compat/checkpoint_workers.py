@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from worker_programs import rank, strategy
-
 import jaxtribute.compat.tf as tf
+from worker_programs import rank, strategy
 
 
 def save_as_the_guide_does(folder: str) -> tuple[str | None, float]:

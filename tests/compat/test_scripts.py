@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import run_python
 
 from jaxtribute._src.compat.migrate.scan import scan
 from jaxtribute._src.tools.cli.main import main
+from processes import run_python
 
 HERE = Path(__file__).parent
 RECORDED: dict[str, dict[str, Any]] = json.loads((HERE / "tensorflow.json").read_text())

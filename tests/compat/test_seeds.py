@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tfrecords import write_tfrecord
 
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
@@ -23,6 +22,7 @@ from compat.seed_blocks import Block, read_blocks
 from compat.seed_cases import CASES, Case, case_of
 from compat.seed_outputs import agree, shown, stated
 from compat.seed_workers import run_as_worker
+from tfrecords import write_tfrecord
 
 FOLDER = Path(os.environ.get("JAXTRIBUTE_SEEDS", Path(__file__).parents[2].parent / "shared" / "seeds"))
 BLOCKS = list(read_blocks(FOLDER)) if FOLDER.is_dir() else []

@@ -8,7 +8,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import components
 
 import jaxtribute as jd
 from jaxtribute._src.parameter_servers.engines.starting import start_in_threads
@@ -16,6 +15,7 @@ from jaxtribute._src.strategies.legacy_extended import StepContext
 from jaxtribute.compat import v1
 from jaxtribute.compat.tf.compat.v1 import ConfigProto
 from jaxtribute.errors import ArgumentError, OutOfRangeError
+from replicas import components
 
 
 @pytest.fixture

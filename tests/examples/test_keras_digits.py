@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from processes import run_python
 
 pytestmark = pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from processes import free_ports
 
 ROOT = Path(__file__).parents[2]

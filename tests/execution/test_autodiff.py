@@ -5,10 +5,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import components, each_executor, execute, fraction, here, ident, mirrored, per_replica, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentTypeError
+from replicas import components, each_executor, execute, fraction, here, ident, mirrored, per_replica, variable
 
 STEP = 1e-2
 

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import jaxtribute as jd
+from jaxtribute.errors import ContextError, StrategyMixError, TraceError, VariableError
 from replicas import (
     components,
     each_executor,
@@ -18,9 +21,6 @@ from replicas import (
     per_replica,
     variable,
 )
-
-import jaxtribute as jd
-from jaxtribute.errors import ContextError, StrategyMixError, TraceError, VariableError
 
 
 def leaves(strategy: jd.Strategy, kind: str) -> Any:

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.core import Tracer, eval_jaxpr
-from replicas import mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute._src import context as contexts
@@ -12,6 +11,7 @@ from jaxtribute._src.execution.eager import EagerFrame
 from jaxtribute._src.execution.frames import OverlayFrame, TracedFrame, lift
 from jaxtribute._src.jaxprs.core import current_trace
 from jaxtribute.errors import TraceError
+from replicas import mirrored, one_device, variable
 
 
 def traced(body: Any, *, local: bool = False) -> tuple[Any, TracedFrame]:

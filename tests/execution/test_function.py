@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import components, fraction, here, ident, mirrored, one_device, per_replica, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentTypeError, ContextError, VariableError
+from replicas import components, fraction, here, ident, mirrored, one_device, per_replica, variable
 
 
 def count(fn: Any) -> int:

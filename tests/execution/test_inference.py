@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from replicas import components, execute, fraction, here, ident, mirrored, per_replica, variable
 
 import jaxtribute as jd
 from jaxtribute._src.execution.inference import varying_outputs
 from jaxtribute._src.values.mesh import AXIS
+from replicas import components, execute, fraction, here, ident, mirrored, per_replica, variable
 
 
 def varies(fn: Callable[..., Any], *flags: bool) -> list[bool]:

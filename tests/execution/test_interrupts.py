@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from replicas import here, mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.interrupts import Deferral, Guard
 from jaxtribute._src.execution.program import Program
 from jaxtribute._src.values.stored import updating
+from replicas import here, mirrored, one_device, variable
 
 SUM, MEAN = jd.VariableAggregation.SUM, jd.VariableAggregation.MEAN
 OWN, JAX = str(Path(jd.__file__).parent), str(Path(jax.__file__).parent)

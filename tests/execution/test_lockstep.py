@@ -5,12 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import components, fraction, here, ident, mirrored, per_replica, variable
 
 import jaxtribute as jd
 from jaxtribute._src.execution.lockstep import components as split
 from jaxtribute._src.execution.lockstep import regroup
 from jaxtribute.errors import ContextError
+from replicas import components, fraction, here, ident, mirrored, per_replica, variable
 
 
 def test_replicas_run_in_order_on_their_devices() -> None:

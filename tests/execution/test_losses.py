@@ -8,11 +8,11 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
-from replicas import fraction, mirrored, per_replica, variable
 
 import jaxtribute as jd
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.capture import capture
+from replicas import fraction, mirrored, per_replica, variable
 
 RATE = 0.5
 VALUES = [np.array([1.0, 2.0], np.float32), np.array([3.0, 5.0], np.float32)]

@@ -1,10 +1,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from replicas import mirrored, per_replica
 
 import jaxtribute as jd
 from jaxtribute._src.execution.nests import flatten, is_array, is_distributed, map_leaves
+from replicas import mirrored, per_replica
 
 
 def test_is_array() -> None:

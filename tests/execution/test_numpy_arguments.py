@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import mirrored, one_device, variable
 
 import jaxtribute as jd
+from replicas import mirrored, one_device, variable
 
 SIZE = 400_000
 TRIES = 3

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from replicas import EXECUTORS, execute, here, mirrored, one_device, variable
 
 import jaxtribute as jd
+from replicas import EXECUTORS, execute, here, mirrored, one_device, variable
 
 BASE = np.arange(4, dtype=np.float32)[None]
 STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {

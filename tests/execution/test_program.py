@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import components, fraction, here, mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.capture import Constant, OuterFrame, capture
 from jaxtribute._src.execution.program import Program
 from jaxtribute.errors import StrategyMixError
+from replicas import components, fraction, here, mirrored, one_device, variable
 
 
 def captured(fn: Any, *leaves: Any) -> Any:

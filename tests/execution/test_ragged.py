@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from ragged import UNEVEN, agree, cut, deal, plain, rows
-from replicas import components, each_executor, execute, fraction, here, ident, mirrored, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import ShapeError, VariableError
+from ragged import UNEVEN, agree, cut, deal, plain, rows
+from replicas import components, each_executor, execute, fraction, here, ident, mirrored, variable
 
 FOUR, THREE = mirrored(4), mirrored(3)
 W = rows(2, 2, seed=9)

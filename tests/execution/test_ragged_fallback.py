@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ragged import deal, plain, rows
-from replicas import EXECUTORS, execute, here, mirrored, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import ContextError
+from ragged import deal, plain, rows
+from replicas import EXECUTORS, execute, here, mirrored, variable
 
 THREE, PAIR = mirrored(3), mirrored(2)
 UNEVEN = (2, 1, 0)

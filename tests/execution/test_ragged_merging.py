@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ragged import agree, deal, rows
-from replicas import execute, here, ident, mirrored, variable
 
 import jaxtribute as jd
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.capture import capture
 from jaxtribute._src.execution.ragged import ReplicaClass, inlined, makes_collectives, prepare
 from jaxtribute._src.execution.uncompiled import NotSplittable
+from ragged import agree, deal, rows
+from replicas import execute, here, ident, mirrored, variable
 
 PAIR = mirrored(2)
 W = jnp.asarray(rows(3, seed=5))

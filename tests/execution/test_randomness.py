@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import each_executor, execute, here, mirrored, one_device, per_replica
 
 import jaxtribute as jd
+from replicas import each_executor, execute, here, mirrored, one_device, per_replica
 
 KEYS = {"new": lambda: jax.random.key(3), "old": lambda: jax.random.PRNGKey(3)}
 each_key = pytest.mark.parametrize("kind", KEYS)

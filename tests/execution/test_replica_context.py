@@ -4,6 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import jaxtribute as jd
+from jaxtribute.errors import ArgumentError, ContextError, ShapeError
 from replicas import (
     components,
     each_executor,
@@ -16,9 +19,6 @@ from replicas import (
     per_replica,
     variable,
 )
-
-import jaxtribute as jd
-from jaxtribute.errors import ArgumentError, ContextError, ShapeError
 
 
 @each_executor

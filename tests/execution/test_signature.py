@@ -7,11 +7,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import mirrored, per_replica
 
 import jaxtribute as jd
 from jaxtribute._src.values.spec import PerReplicaSpec
 from jaxtribute.errors import ArgumentError
+from replicas import mirrored, per_replica
 
 
 def spec(*shape: int | None, dtype: Any = jnp.float32) -> jd.ArraySpec:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replicas import components, mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, OutOfRangeError, ShapeError
+from replicas import components, mirrored, one_device, variable
 
 
 class Counter:

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import Meeting, drain, on_workers
 
 from jaxtribute._src.input.agreement import KeyValueAgreements, StepRows, alone
 from jaxtribute._src.input.sources import adapt
 from jaxtribute._src.input.splitting import Shard
 from jaxtribute._src.input.worker_steps import GlobalSteps
 from jaxtribute.errors import InputError
+from simulated import Meeting, drain, on_workers
 
 
 class Store:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import Meeting, drain, on_workers, rows_of, steps_of
 
 from jaxtribute._src.input.dataset import DistributedDataset, distribute_from_function
 from jaxtribute._src.input.options import InputContext
@@ -26,6 +25,7 @@ from jaxtribute.input import (
     make_numpy_dataset,
     shard_hint,
 )
+from simulated import Meeting, drain, on_workers, rows_of, steps_of
 
 TABLES = json.loads(Path(__file__).with_name("tf_tables.json").read_text())
 DATA = InputOptions(auto_shard_policy=AutoShardPolicy.DATA)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from simulated import Meeting, drain, on_workers, rows_of, steps_of
 
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute.input import (
@@ -22,6 +21,7 @@ from jaxtribute.input import (
     make_numpy_dataset,
     shard_hint,
 )
+from simulated import Meeting, drain, on_workers, rows_of, steps_of
 
 
 def explain(dataset: Any, workers: int, replicas: int, policy: AutoShardPolicy | None = None) -> Explanation:

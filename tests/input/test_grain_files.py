@@ -9,13 +9,13 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from simulated import shards
-from tfrecords import write_tfrecord
 
 from jaxtribute._src.input import grain_files
 from jaxtribute._src.input.splitting import Shard
 from jaxtribute.errors import InputError
 from jaxtribute.input import TextLineSource, shard_hint
+from simulated import shards
+from tfrecords import write_tfrecord
 
 Writer = Callable[[Path, list[int]], None]
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import shards
 
 from jaxtribute._src.input import grain_internals, grain_tree
 from jaxtribute._src.input.batches import Batch
 from jaxtribute._src.input.grain_batches import for_worker
 from jaxtribute._src.input.splitting import Shard
 from jaxtribute.input import ArraySource, TextLineSource, make_numpy_dataset
+from simulated import shards
 
 
 @st.composite

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from orbax.checkpoint.experimental import v1 as orbax
-from simulated import Meeting, drain, on_workers, rows_of, steps_of
 
 from jaxtribute._src.input.iterator import DistributedIterator
 from jaxtribute._src.values.mesh import ReplicaMesh
@@ -29,6 +28,7 @@ from jaxtribute.input import (
     distribute_from_function,
     make_numpy_dataset,
 )
+from simulated import Meeting, drain, on_workers, rows_of, steps_of
 
 OFF = InputOptions(auto_shard_policy=AutoShardPolicy.OFF)
 DATA = InputOptions(auto_shard_policy=AutoShardPolicy.DATA)

@@ -7,9 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import mirrored, one_device
 
 import jaxtribute as jd
+from replicas import mirrored, one_device
 
 LONG = np.array([1, 2**31, 3, 2**40 + 7])
 STRATEGIES = {"one device": lambda: one_device(0), "mirrored": lambda: mirrored(2), "three": lambda: mirrored(3)}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import shards
 
 from jaxtribute._src.input.splitting import Shard, cycle_sizes, fill, slice_size, slice_sizes, worker_bounds
+from simulated import shards
 
 TABLES = json.loads(Path(__file__).with_name("tf_tables.json").read_text())
 

@@ -1,8 +1,8 @@
 """Two processes: each has its replicas' rows on its devices, as parts of arrays over all of them."""
 
-import input_workers
 import pytest
 
+import input_workers
 from jaxtribute._src.testing.shared import SharedRunners
 
 pytestmark = pytest.mark.slow

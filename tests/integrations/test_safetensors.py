@@ -13,13 +13,13 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from replicas import mirrored, one_device
-from safetensors_workers import weights_of_a_worker
 
 import jaxtribute as jd
 from jaxtribute._src.integrations import safetensors
 from jaxtribute._src.testing.shared import SharedRunners
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, CheckpointMismatchError, ContextError
+from replicas import mirrored, one_device
+from safetensors_workers import weights_of_a_worker
 
 library: Any = pytest.importorskip("safetensors.numpy")
 

@@ -15,7 +15,6 @@ from jax import lax
 from jax.experimental import pallas
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
-from replicas import mirrored, per_replica
 
 import jaxtribute as jd
 from jaxtribute._src.collectives.listing import listed
@@ -26,6 +25,7 @@ from jaxtribute._src.execution.ragged import makes_collectives
 from jaxtribute._src.jaxprs.core import opened
 from jaxtribute._src.values.mesh import AXIS
 from jaxtribute.errors import VariableError
+from replicas import mirrored, per_replica
 
 ONE = jnp.ones(2)
 

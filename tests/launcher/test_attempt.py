@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import await_end
 
 from jaxtribute._src.launcher.attempt import Attempt, Kind, Outcome, Program, Signal, exit_code, in_words
 from jaxtribute._src.launcher.output import RankOutput
+from processes import await_end
 
 pytestmark = pytest.mark.slow
 

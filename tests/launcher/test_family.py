@@ -7,10 +7,10 @@ import sys
 import textwrap
 
 import pytest
-from processes import await_end
 
 from jaxtribute._src.launcher.family import Family
 from jaxtribute._src.testing.leaks import is_alive
+from processes import await_end
 
 pytestmark = pytest.mark.slow
 

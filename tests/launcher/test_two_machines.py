@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from namespaces import Machine, NoRightsError, two_machines
 
 pytestmark = pytest.mark.slow

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import checkpoint_workers
 import numpy as np
 import pytest
-from checkpoint_programs import advance, assert_same, build
 
+import checkpoint_workers
 import jaxtribute as jd
+from checkpoint_programs import advance, assert_same, build
 from jaxtribute._src.testing.shared import SharedRunners
 
 pytestmark = pytest.mark.slow

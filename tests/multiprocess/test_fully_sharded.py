@@ -7,12 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import sharded_programs as programs
-from replicas import one_device
 
 import jaxtribute as jd
+import sharded_programs as programs
 from jaxtribute._src.testing.shared import SharedRunners
 from jaxtribute.errors import ArgumentError
+from replicas import one_device
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import kill_program
 import numpy as np
 import pytest
 
+import kill_program
 from jaxtribute._src.testing.rehearsal import rehearse
 from jaxtribute._src.testing.shared import SharedRunners
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+
 from namespaces import Machine, NoRightsError, two_machines
 
 pytestmark = pytest.mark.slow

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import worker_programs as programs
 
 import jaxtribute as jd
+import worker_programs as programs
 from jaxtribute._src.testing.shared import SharedRunners
 
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from replicas import mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute._src.execution.program import Program
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
+from replicas import mirrored, one_device, variable
 
 TWO = ["CPU:0", "CPU:1"]
 STRATEGIES = {

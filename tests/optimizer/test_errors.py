@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from replicas import mirrored, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, StrategyMixError
+from replicas import mirrored, variable
 
 FOUR = mirrored(4)
 STRANGER = variable(FOUR, np.zeros(2, np.float32), name="c")

@@ -11,12 +11,12 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged import UNEVEN, deal, rows
-from replicas import each_executor, fraction, here, ident, mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute._src.collectives import cross_replica
 from jaxtribute._src.values.policies.sliced import SlicedPolicy
+from ragged import UNEVEN, deal, rows
+from replicas import each_executor, fraction, here, ident, mirrored, one_device, variable
 
 FOUR = mirrored(4)
 SHAPES: list[tuple[tuple[int, ...], Any]] = [((7, 3), np.float32), ((2, 1, 3), jnp.bfloat16)]

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
-from ragged import rows
-from replicas import mirrored
 
 from jaxtribute._src.collectives.wholes import slice_size
 from jaxtribute._src.jaxprs.core import is_program
 from jaxtribute._src.optimizer.slicing import NotSliceable, Slice, own_slice, run_on_slices, whole
+from ragged import rows
+from replicas import mirrored
 
 Program = Callable[..., Any]
 

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from replicas import mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute._src.optimizer.slots import leaves_of, owner_of_leaves
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.sliced import SlicedPolicy
 from jaxtribute.errors import ArgumentTypeError, ShapeError
+from replicas import mirrored, one_device, variable
 
 FOUR = mirrored(4)
 

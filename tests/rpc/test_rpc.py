@@ -18,13 +18,13 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from processes import run_python
 
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
 from jaxtribute._src.parameter_servers.messaging import wire
 from jaxtribute._src.rpc.protocol import checked, endpoint, read_keys
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError, ClusterSpecError, DeadlineError
+from processes import run_python
 
 rpc = jd.experimental.rpc
 LOOPBACK = "127.0.0.1:0"

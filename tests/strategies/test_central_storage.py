@@ -8,6 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+
+import jaxtribute as jd
+from jaxtribute.errors import ArgumentTypeError, DeviceError, ShapeError, VariableError
 from replicas import (
     components,
     each_executor,
@@ -20,9 +23,6 @@ from replicas import (
     per_replica,
     variable,
 )
-
-import jaxtribute as jd
-from jaxtribute.errors import ArgumentTypeError, DeviceError, ShapeError, VariableError
 
 AGG = jd.VariableAggregation
 PREFIX = "/job:localhost/replica:0/task:0/device:CPU:"

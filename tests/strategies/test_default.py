@@ -1,10 +1,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from replicas import here, ident, mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import ContextError
+from replicas import here, ident, mirrored, one_device, variable
 
 
 def test_it_is_there_from_the_start() -> None:

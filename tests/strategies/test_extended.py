@@ -4,6 +4,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
+
+import jaxtribute as jd
+from jaxtribute._src.values.policies.mirrored import MirroredPolicy
+from jaxtribute._src.values.policies.on_read import OnReadPolicy
+from jaxtribute._src.values.policies.plain import PlainPolicy
+from jaxtribute.errors import ArgumentError, StrategyMixError
 from replicas import (
     components,
     each_executor,
@@ -16,12 +22,6 @@ from replicas import (
     per_replica,
     variable,
 )
-
-import jaxtribute as jd
-from jaxtribute._src.values.policies.mirrored import MirroredPolicy
-from jaxtribute._src.values.policies.on_read import OnReadPolicy
-from jaxtribute._src.values.policies.plain import PlainPolicy
-from jaxtribute.errors import ArgumentError, StrategyMixError
 
 Synchronization = jd.VariableSynchronization
 

@@ -10,10 +10,10 @@ import optax
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from replicas import mirrored, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeviceError, StrategyMixError
+from replicas import mirrored, variable
 
 DEVICES = [f"CPU:{i}" for i in range(4)]
 SHARDED = jd.FullyShardedStrategy(DEVICES, min_bytes=0)

@@ -1,10 +1,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from replicas import components, fraction, ident, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentTypeError, DeviceError
+from replicas import components, fraction, ident, variable
 
 
 @pytest.mark.parametrize("devices", [None, []])

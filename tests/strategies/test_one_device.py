@@ -1,10 +1,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from replicas import here, ident, per_replica, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import DeviceError
+from replicas import here, ident, per_replica, variable
 
 
 @pytest.mark.parametrize(

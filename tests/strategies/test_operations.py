@@ -6,6 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import jaxtribute as jd
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ContextError, StrategyMixError, VariableError
 from replicas import (
     components,
     each_executor,
@@ -18,9 +21,6 @@ from replicas import (
     per_replica,
     variable,
 )
-
-import jaxtribute as jd
-from jaxtribute.errors import ArgumentError, ArgumentTypeError, ContextError, StrategyMixError, VariableError
 
 SUM, ON_READ = jd.VariableAggregation.SUM, jd.VariableSynchronization.ON_READ
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from replicas import components, each_executor, execute, fraction, here, one_device, per_replica, variable
 
 import jaxtribute as jd
+from replicas import components, each_executor, execute, fraction, here, one_device, per_replica, variable
 
 
 class ReversedMirroredExtended(jd.StrategyExtended):

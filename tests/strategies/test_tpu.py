@@ -7,10 +7,10 @@ from collections.abc import Generator
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from worker_programs import replica_context
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, DeviceError
+from worker_programs import replica_context
 
 
 @pytest.fixture

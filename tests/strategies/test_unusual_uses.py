@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import components, each_executor, execute, here, ident, mirrored, one_device, variable
 
 import jaxtribute as jd
+from replicas import components, each_executor, execute, here, ident, mirrored, one_device, variable
 
 SEVERAL: dict[str, Callable[[], jd.Strategy]] = {
     "mirrored": lambda: mirrored(2),

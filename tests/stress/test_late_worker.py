@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import sharded_programs as programs
 
+import sharded_programs as programs
 from jaxtribute.testing import run_multi_process
 
 pytestmark = pytest.mark.slow

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+
 from processes import run_python
 
 SCRIPT = Path(__file__).parent / "loops.py"

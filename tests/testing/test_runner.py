@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from processes import await_end
 
 import jaxtribute as jd
 from jaxtribute._src.testing.leaks import is_alive
 from jaxtribute._src.testing.shared import SharedRunners
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeadlineError, ProcessFailedError
 from jaxtribute.testing import Exited, MultiProcessRunner, run_multi_process
+from processes import await_end
 
 CALLS: list[str] = []
 

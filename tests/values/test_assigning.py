@@ -4,9 +4,9 @@ import inspect
 
 import jax.numpy as jnp
 import pytest
-from replicas import components, mirrored, variable
 
 import jaxtribute as jd
+from replicas import components, mirrored, variable
 
 
 def test_tensorflows_arguments_are_accepted_and_the_variable_is_returned() -> None:

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import components, each_executor, execute, fraction, mirrored, one_device, per_replica, variable
 
 import jaxtribute as jd
 from jaxtribute._src.values.operators import operand
+from replicas import components, each_executor, execute, fraction, mirrored, one_device, per_replica, variable
 
 STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
     "default": jd.get_strategy,

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from replicas import execute, fraction, here, mirrored, one_device, variable
 
 import jaxtribute as jd
+from replicas import execute, fraction, here, mirrored, one_device, variable
 
 Row = list[Any]
 ROWS: list[Row] = json.loads((Path(__file__).parents[1] / "oracle" / "contexts.json").read_text())

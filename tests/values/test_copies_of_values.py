@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import jaxtribute as jd
 from replicas import (
     components,
     each_strategy,
@@ -19,8 +21,6 @@ from replicas import (
     per_replica,
     variable,
 )
-
-import jaxtribute as jd
 
 
 @each_strategy

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from replicas import components, mirrored, per_replica
 
 import jaxtribute as jd
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute.errors import ArgumentTypeError
+from replicas import components, mirrored, per_replica
 
 DTYPES = [np.dtype(name) for name in ("float32", "int32", "bool", "uint8")]
 

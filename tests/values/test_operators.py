@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import mirrored, variable
 
 import jaxtribute as jd
 from jaxtribute._src.values.operators import operand
+from replicas import mirrored, variable
 
 FLOATS = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow]
 COMPARISONS = [operator.lt, operator.le, operator.gt, operator.ge]

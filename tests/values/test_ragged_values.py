@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged import UNEVEN, deal, rows
-from replicas import mirrored
 
 import jaxtribute as jd
 from jaxtribute._src.values.distributed import idle_replicas
+from ragged import UNEVEN, deal, rows
+from replicas import mirrored
 
 FOUR = mirrored(4)
 MESH = FOUR.extended.mesh

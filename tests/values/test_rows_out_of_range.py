@@ -6,9 +6,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import components, each_executor, each_strategy, variable
 
 import jaxtribute as jd
+from replicas import components, each_executor, each_strategy, variable
 
 IDS = [-5, -1, 0, 3, 4, 99]
 SCATTERED = {

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replicas import components, each_executor, execute, ident, mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
+from replicas import components, each_executor, execute, ident, mirrored, one_device, variable
 
 AGG, ON_READ = jd.VariableAggregation, jd.VariableSynchronization.ON_READ
 METHODS = {

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from replicas import components, execute, here, ident, mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute._src.values.lending import lent
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, StrategyMixError, TraceError, VariableError
+from replicas import components, execute, here, ident, mirrored, one_device, variable
 
 ONES = np.ones(3, np.float32)
 

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from processes import run_python
 
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
 from jaxtribute.errors import ArgumentError, JaxtributeError, OutOfRangeError, TraceError
+from processes import run_python
 
 
 class Pair(NamedTuple):

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
-from replicas import mirrored
 
 from jaxtribute._src.collectives.marks import state_p
 from jaxtribute._src.execution.central.placing import Stage, place
 from jaxtribute._src.values.mesh import AXIS
+from replicas import mirrored
 
 MESH = mirrored(2).extended.mesh
 V, X = jnp.float32(1.0), jnp.arange(4.0)

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from replicas import components, fraction, variable
 
 import jaxtribute as jd
 from jaxtribute._src.execution.central import plan as plans
+from replicas import components, fraction, variable
 
 SUM = jd.VariableAggregation.SUM
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
-from replicas import mirrored
 
 from jaxtribute._src.collectives.marks import equal
 from jaxtribute._src.execution.central.sinking import sink
 from jaxtribute._src.jaxprs.walking import piece, used_by
 from jaxtribute._src.values.mesh import AXIS
+from replicas import mirrored
 
 SPLIT, WHOLE = PartitionSpec(AXIS), PartitionSpec()
 X = jnp.arange(4.0)

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import run_python
 
 from jaxtribute._src.input.options import AutoShardPolicy
 from jaxtribute._src.input.sources import adapt
 from jaxtribute._src.input.splitting import Shard
 from jaxtribute.errors import InputError
+from processes import run_python
 
 
 @pytest.mark.slow

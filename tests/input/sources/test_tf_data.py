@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from simulated import Meeting, drain, on_workers, rows_of, steps_of
 
 from jaxtribute._src.input.policy import resolve
 from jaxtribute._src.input.sources import adapt
@@ -14,6 +13,7 @@ from jaxtribute._src.input.splitting import Shard
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute.errors import InputError
 from jaxtribute.input import AutoShardPolicy, InputContext, InputOptions, distribute_dataset
+from simulated import Meeting, drain, on_workers, rows_of, steps_of
 
 tf: Any = pytest.importorskip("tensorflow")
 

@@ -6,11 +6,11 @@ import sys
 from typing import Any
 
 import pytest
-from processes import run_python
 
 import jaxtribute as jd
 from jaxtribute._src.context import entering
 from jaxtribute._src.integrations.keras import activation
+from processes import run_python
 
 _LATER = """
     import sys

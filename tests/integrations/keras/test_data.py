@@ -8,12 +8,12 @@ from typing import Any
 import grain
 import numpy as np
 import pytest
-from keras_models import BATCH, X, Y, both, classifier, keras
 
 import jaxtribute as jd
 from jaxtribute._src.integrations.keras.data import DistributedAdapter, Placed, Placer, adapted
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute.errors import ArgumentError
+from keras_models import BATCH, X, Y, both, classifier, keras
 
 BATCHES = [(X[i : i + BATCH], Y[i : i + BATCH]) for i in range(0, len(X), BATCH)]
 

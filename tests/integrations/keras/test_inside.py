@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import X, Y, classifier, keras
 
 import jaxtribute as jd
 from jaxtribute._src.integrations.keras import inside, patches
+from keras_models import X, Y, classifier, keras
 
 
 def parameters(function: Any) -> list[str]:

@@ -5,10 +5,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from keras_models import keras
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError
+from keras_models import keras
 
 ROWS, BATCH = 13, 8
 X = np.random.default_rng(0).normal(size=(ROWS, 5)).astype(np.float32)

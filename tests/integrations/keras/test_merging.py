@@ -7,11 +7,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from keras_models import X, Y, crossentropy, keras, under
 
 import jaxtribute as jd
 from jaxtribute._src.integrations.keras.merging import contributions, merged, start_of_layers, start_of_metrics
 from jaxtribute._src.integrations.keras.share import Share
+from keras_models import X, Y, crossentropy, keras, under
 
 ROWS = (3, 3, 2, 0)
 

@@ -7,10 +7,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from keras_models import X, Y, classifier, crossentropy, keras
-from processes import run_python
 
 import jaxtribute as jd
+from keras_models import X, Y, classifier, crossentropy, keras
+from processes import run_python
 
 _FIRST = """
     import jax.numpy as jnp

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras_models as models
 import numpy as np
 import pytest
-from keras_models import X, Y, assert_same, both, keras, trained
 
 import jaxtribute as jd
+import keras_models as models
+from keras_models import X, Y, assert_same, both, keras, trained
 
 
 @pytest.fixture(params=[jd.MirroredStrategy, jd.FullyShardedStrategy])

@@ -7,12 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from keras_models import RNG, X, Y, assert_same, both, crossentropy, keras, trained
 
 import jaxtribute as jd
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.integrations.keras import share as shares
 from jaxtribute._src.integrations.keras.share import Share
+from keras_models import RNG, X, Y, assert_same, both, crossentropy, keras, trained
 
 # Of int64 JAX warns where Keras asks for shapes.
 TOKENS = RNG.integers(0, 5, (16, 3), np.int32)

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from keras_models import X, Y, assert_same, both, classifier, crossentropy, keras, trained
 
 import jaxtribute as jd
 from jaxtribute._src.integrations.keras.steps import Lists, predict_step, rows_of
 from jaxtribute.errors import ContextError
+from keras_models import X, Y, assert_same, both, classifier, crossentropy, keras, trained
 
 
 class OwnStep(keras.Sequential):

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from jax.core import Tracer
-from keras_models import BATCH, WEIGHTS, X, Y, assert_same, both, classifier, crossentropy, devices, keras, trained
 
 import jaxtribute as jd
 from jaxtribute._src.integrations.keras.trainer import strategy_of
 from jaxtribute.errors import StrategyMixError
+from keras_models import BATCH, WEIGHTS, X, Y, assert_same, both, classifier, crossentropy, devices, keras, trained
 
 STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
     "OneDevice": lambda: jd.OneDeviceStrategy("CPU:5"),

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from keras_models import keras
 
 from jaxtribute._src.integrations.keras.transform import KerasTransform, nested
+from keras_models import keras
 
 optimizers: Any = keras.optimizers
 KINDS: dict[str, Callable[[], Any]] = {

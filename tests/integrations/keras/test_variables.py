@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from keras_models import keras
 
 import jaxtribute as jd
 from jaxtribute._src.integrations.keras.variables import StrategyVariable, adopt
+from keras_models import keras
 
 
 def test_a_variable_is_one_of_the_strategys(four: jd.Strategy) -> None:

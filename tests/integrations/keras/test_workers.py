@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import keras_workers
 import numpy as np
 import pytest
-from keras_models import X, assert_same, classifier, keras, trained
 
 import jaxtribute as jd
+import keras_workers
 from jaxtribute._src.integrations.keras import workers
 from jaxtribute._src.testing.shared import SharedRunners
+from keras_models import X, assert_same, classifier, keras, trained
 
 
 @pytest.mark.slow

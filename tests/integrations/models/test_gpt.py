@@ -11,11 +11,11 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from gpt_models import BATCH, EqxGpt, NnxGpt, batches, entropies, plain_equinox, plain_nnx
 from numpy.testing import assert_allclose
-from replicas import mirrored, one_device
 
 import jaxtribute as jd
+from gpt_models import BATCH, EqxGpt, NnxGpt, batches, entropies, plain_equinox, plain_nnx
+from replicas import mirrored, one_device
 
 pytestmark = pytest.mark.slow  # each compiles a training, or runs it operation by operation
 

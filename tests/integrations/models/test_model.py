@@ -14,10 +14,10 @@ import optax
 import pytest
 from flax import nnx
 from numpy.testing import assert_allclose, assert_array_equal
-from replicas import each_executor, execute, mirrored, one_device
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, TraceError, VariableError
+from replicas import each_executor, execute, mirrored, one_device
 
 ONES = np.ones((4, 3), np.float32)
 

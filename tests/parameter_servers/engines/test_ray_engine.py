@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import free_ports, run_python
 
 from jaxtribute._src.cluster.server import Server
 from jaxtribute._src.launcher.node import LOOPBACK
@@ -15,6 +14,7 @@ from jaxtribute._src.parameter_servers.engines import ray_engine, ray_node, star
 from jaxtribute._src.parameter_servers.engines.starting import tasks_of
 from jaxtribute._src.tools.cli.main import main
 from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
+from processes import free_ports, run_python
 
 HERE = Path(__file__).parents[1]
 CLUSTER = {"chief": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"], "worker": ["127.0.0.1:3"]}

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replicas import fraction, mirrored
 
 import jaxtribute as jd
 from jaxtribute._src.values.policies.base import Update, coerce
 from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
+from replicas import fraction, mirrored
 
 NAMES = ["bool", "int8", "uint8", "int32", "float16", "bfloat16", "float32", "complex64"]
 

@@ -2,11 +2,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from replicas import components, each_executor, execute, fraction, here, mirrored, variable
 
 import jaxtribute as jd
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute.errors import VariableError
+from replicas import components, each_executor, execute, fraction, here, mirrored, variable
 
 Aggregation = jd.VariableAggregation
 

@@ -3,10 +3,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replicas import components, each_executor, execute, fraction, here, mirrored, variable
 
 import jaxtribute as jd
 from jaxtribute.errors import VariableError
+from replicas import components, each_executor, execute, fraction, here, mirrored, variable
 
 Aggregation = jd.VariableAggregation
 ON_READ = jd.VariableSynchronization.ON_READ

@@ -1,10 +1,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from replicas import components, each_executor, execute, fraction, mirrored, one_device, variable
 
 import jaxtribute as jd
 from jaxtribute._src.values.policies.plain import PlainPolicy
+from replicas import components, each_executor, execute, fraction, mirrored, one_device, variable
 
 
 @each_executor

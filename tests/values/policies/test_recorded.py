@@ -6,9 +6,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from replicas import components, execute, fraction, here, mirrored, variable
 
 import jaxtribute as jd
+from replicas import components, execute, fraction, here, mirrored, variable
 
 Row = list[Any]
 ROWS: list[Row] = json.loads((Path(__file__).parents[2] / "oracle" / "variables.json").read_text())

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental import io_callback
-from replicas import components, each_executor, execute, fraction, mirrored, per_replica, variable
 
 import jaxtribute as jd
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.sharded import ShardedPolicy
 from jaxtribute.errors import VariableError
+from replicas import components, each_executor, execute, fraction, mirrored, per_replica, variable
 
 SUM, MEAN, FIRST = (
     jd.VariableAggregation.SUM,

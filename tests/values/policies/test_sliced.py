@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replicas import components, execute, fraction, mirrored
 
 import jaxtribute as jd
 from jaxtribute._src.values.policies.sliced import SlicedPolicy
+from replicas import components, execute, fraction, mirrored
 
 
 def sliced(replicas: int, value: Any) -> jd.Variable:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from replicas import components
 
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
 from jaxtribute.errors import ArgumentError, InputError
+from replicas import components
 
 Dataset = tf.data.Dataset
 counts = st.integers(0, 12)

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-from replicas import components
-from tfrecords import write_tfrecord
 
 import jaxtribute as jd
 import jaxtribute.compat.tf as tf
@@ -12,6 +10,8 @@ from jaxtribute._src.compat.tf.data.records import TFRecordSource
 from jaxtribute._src.input.sources import adapt
 from jaxtribute._src.input.splitting import Shard
 from jaxtribute.errors import ArgumentError, InputError
+from replicas import components
+from tfrecords import write_tfrecord
 
 
 @pytest.fixture
