@@ -22,7 +22,7 @@ from processes import run_python
 _IMPORTS = """
     import os, sys, time
     from pathlib import Path
-    from jaxtribute.checkpoint import owner
+    from jaxtribute._src.checkpoint import owner
     from jaxtribute._src.checkpoint.owner import Owner
     from jaxtribute.errors import CheckpointError
     folder = Path(sys.argv[1])
