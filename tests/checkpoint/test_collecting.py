@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.checkpoint.collecting import Found, collect
+from jaxtribute._src.checkpoint.collecting import Contents, collect
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 
@@ -35,7 +35,7 @@ class Model:
         return self.layers[0].kernel + 1
 
 
-def found(**trackables: Any) -> Found:
+def found(**trackables: Any) -> Contents:
     return collect(trackables, trackables.__setitem__)
 
 

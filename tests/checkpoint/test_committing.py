@@ -16,7 +16,7 @@ from processes import run_python
 _PROGRAM = """
     import os, signal, sys
     import jaxtribute as jd
-    from jaxtribute.checkpoint import arrays
+    from jaxtribute._src.checkpoint import arrays
 
     value = jd.Variable(0)
     checkpoints = jd.CheckpointManager(jd.Checkpoint(v=value), sys.argv[1])

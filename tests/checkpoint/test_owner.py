@@ -15,14 +15,14 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.checkpoint import arrays, owner
-from jaxtribute._src.checkpoint.owner import Owner, Process
+from jaxtribute._src.checkpoint.owner import Owner, ProcessIdentity
 from jaxtribute.errors import CheckpointError
 from processes import run_python
 
 _IMPORTS = """
     import os, sys, time
     from pathlib import Path
-    from jaxtribute.checkpoint import owner
+    from jaxtribute._src.checkpoint import owner
     from jaxtribute._src.checkpoint.owner import Owner
     from jaxtribute.errors import CheckpointError
     folder = Path(sys.argv[1])
@@ -70,7 +70,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def elsewhere(tmp_path: Path) -> Path:
     """The file of a process on another machine, just touched."""
     file = tmp_path / ".ckpt.owner"
-    file.write_text(json.dumps(asdict(replace(Process.own(), host="other", machine="other"))))
+    file.write_text(json.dumps(asdict(replace(ProcessIdentity.own(), host="other", machine="other"))))
     return file
 
 
@@ -180,7 +180,7 @@ def test_a_job_that_was_stopped_learns_that_another_has_taken_over(tmp_path: Pat
     manager = jd.CheckpointManager(jd.Checkpoint(v=jd.Variable(1.0)), tmp_path, block=True)
     manager.save()
     finish = arrays.merge
-    other = replace(Process.own(), host="other", machine="other")
+    other = replace(ProcessIdentity.own(), host="other", machine="other")
 
     def take_over(*_: object) -> None:
         (tmp_path / ".ckpt.owner").write_text(json.dumps(asdict(other)))
@@ -195,9 +195,9 @@ def test_a_job_that_was_stopped_learns_that_another_has_taken_over(tmp_path: Pat
 
 
 def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
-    own = Process.own()
+    own = ProcessIdentity.own()
     assert own.same(own)
-    assert own.same(Process.parse(json.dumps(asdict(own))))
+    assert own.same(ProcessIdentity.parse(json.dumps(asdict(own))))
     assert not own.ended(own.machine)
     assert replace(own, started="1").ended(own.machine) == bool(own.started)
     assert replace(own, pid=2**22 + 1).ended(own.machine)

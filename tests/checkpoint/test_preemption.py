@@ -17,7 +17,7 @@ import pytest
 import jaxtribute as jd
 from jaxtribute._src.checkpoint import committing, preemption
 from jaxtribute._src.checkpoint import preemption_agreement as agreement
-from jaxtribute._src.checkpoint.preemption_agreement import Notice
+from jaxtribute._src.checkpoint.preemption_agreement import NoticeListener
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterError, ContextError, DeadlineError
 
 Handler = jd.experimental.PreemptionCheckpointHandler
@@ -224,7 +224,7 @@ def listen(peers: Peers, watcher: Any = None) -> tuple[Any, list[str], threading
         heard.set()
 
     anyone: Any = peers
-    return Notice(anyone, watcher, hear), whom, heard
+    return NoticeListener(anyone, watcher, hear), whom, heard
 
 
 def test_a_notice_of_another_worker_is_heard(peers: Peers) -> None:

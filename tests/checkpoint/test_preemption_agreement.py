@@ -33,8 +33,9 @@ class Peers:
     def set(self, key: str, value: str) -> None:
         self._store[key] = value
 
-    def list(self, prefix: str) -> dict[str, str]:
-        return {key: value for key, value in dict(self._store).items() if key.startswith(prefix)}
+    def by_rank(self, place: str) -> dict[int, str]:
+        keys = dict(self._store).items()
+        return {int(key.rpartition("/")[2]): value for key, value in keys if key.startswith(f"{place}/")}
 
     def check(self) -> None:
         if self.failure is not None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from jaxtribute._src.cluster.failures import Failure
+import io
+import sys
+
+import jax
+import pytest
+
+from jaxtribute._src.cluster.failures import Failure, may_be_broken_collective, say
 
 NAMES = ("worker 0 (a:1)", "worker 1 (b:1)")
 
@@ -21,3 +27,23 @@ def test_there_and_back() -> None:
 def test_who_noticed() -> None:
     failure = Failure(1, "was lost", "", 0)
     assert failure.message(NAMES) == "worker 1 (b:1) was lost, as worker 0 (a:1) noticed"
+
+
+def test_a_collective_that_lost_a_peer_is_found_below_other_errors() -> None:
+    def wrapped(cause: BaseException) -> BaseException:
+        try:
+            raise RuntimeError("the step failed") from cause
+        except RuntimeError as error:
+            return error
+
+    assert may_be_broken_collective(wrapped(ValueError("Gloo all-reduce failed: connection closed by peer")))
+    assert may_be_broken_collective(wrapped(jax.errors.JaxRuntimeError("UNAVAILABLE")))
+    assert not may_be_broken_collective(wrapped(ValueError("not a number")))
+    assert not may_be_broken_collective(None)
+
+
+def test_a_line_that_nobody_can_read_any_more_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    say("worker 1 was lost")

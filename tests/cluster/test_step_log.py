@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from jaxtribute._src.cluster.step_log import Flight, StepLog, described
+from jaxtribute._src.cluster.step_log import StepInFlight, StepLog, described
 from jaxtribute._src.observers import Event
 
 
@@ -24,7 +24,7 @@ def test_a_step_is_in_flight_until_its_result_is_there() -> None:
 def test_an_array_that_a_later_step_took_over_has_landed() -> None:
     array = jnp.ones(3)
     array.delete()
-    assert Flight(1, "step", 0.0, array).landed()
+    assert StepInFlight(1, "step", 0.0, array).landed()
 
 
 def test_a_result_without_arrays_is_not_watched() -> None:

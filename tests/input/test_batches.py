@@ -18,8 +18,8 @@ from jaxtribute._src.input.batches import (
     as_array,
     as_batch,
     check_splittable,
+    copied,
     empty_like,
-    own,
     path_name,
     replica_spec,
     rows,
@@ -117,11 +117,11 @@ def test_empty_like_keeps_shapes_and_dtypes() -> None:
     assert empty["b"].shape == (0,)
 
 
-def test_own_copies_what_others_may_write_to() -> None:
+def test_arrays_that_others_may_write_to_are_copied() -> None:
     array = np.zeros(2)
-    copied = own([array])[0]
+    kept = copied([array])[0]
     array[:] = 1
-    assert copied.tolist() == [0, 0]
+    assert kept.tolist() == [0, 0]
 
 
 def test_names_of_places() -> None:

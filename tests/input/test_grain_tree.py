@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxtribute._src.input import grain_inside, grain_tree
+from jaxtribute._src.input import grain_internals, grain_tree
 from jaxtribute._src.input.batches import Batch
 from jaxtribute._src.input.grain_batches import for_worker
 from jaxtribute._src.input.splitting import Shard
@@ -80,7 +80,7 @@ def test_workers_shares_join_to_the_batch(dataset: Any, workers: int, local: int
     if records:
         identity: Any = lambda record: record  # noqa: E731
         node = grain_tree.outer_batch(dataset)
-        mapped = grain_inside.with_parents(node, (grain_inside.parents(node)[0].map(identity),))
+        mapped = grain_internals.with_parents(node, (grain_internals.parents(node)[0].map(identity),))
         dataset = grain_tree.rewrite(dataset, lambda n: mapped if n is node else None)
     found = [for_worker(dataset, shard) for shard in shards(workers, workers * local)]
     expected_how = {"arrays"} if not records else {"records"} if workers > 1 else {"all"}

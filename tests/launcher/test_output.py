@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxtribute._src.launcher import output
-from jaxtribute._src.launcher.output import RankOutput, Reader, open_log
+from jaxtribute._src.launcher.output import OutputReader, RankOutput, open_log
 
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -123,12 +123,12 @@ def test_a_reader_that_has_gone_is_no_error(monkeypatch: pytest.MonkeyPatch) -> 
     output.say("x")
 
 
-def read(write: Callable[[Reader], object], *, terminal: bool = False, patience_s: float = 10.0) -> list[bytes]:
+def read(write: Callable[[OutputReader], object], *, terminal: bool = False, patience_s: float = 10.0) -> list[bytes]:
     """What arrives of what `write` writes to the child's end."""
     found: list[bytes] = []
 
     async def run() -> None:
-        reader = Reader(found.append, terminal=terminal)
+        reader = OutputReader(found.append, terminal=terminal)
         try:
             write(reader)
             await asyncio.sleep(0)
@@ -167,7 +167,7 @@ def test_a_terminal_has_a_size_and_is_raw(monkeypatch: pytest.MonkeyPatch) -> No
         with os.fdopen(os.dup(theirs), "w") as screen:
             monkeypatch.setattr("sys.stdout", screen)
 
-            def look(reader: Reader) -> None:
+            def look(reader: OutputReader) -> None:
                 assert os.get_terminal_size(reader.child_end) == (77, 33)
                 assert reader.terminal is not None
                 assert not termios.tcgetattr(reader.child_end)[1] & termios.OPOST
@@ -180,7 +180,7 @@ def test_a_terminal_has_a_size_and_is_raw(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_other_errors_are_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        reader = Reader(lambda _: None, terminal=False)
+        reader = OutputReader(lambda _: None, terminal=False)
         os.close(reader.child_end)
 
         def fail(*_: object) -> bytes:

@@ -65,6 +65,7 @@ class _BorrowedHandler(_handlers.ArrayHandler):
         context = _handlers.get_ts_context(
             use_ocdbt=True, file_io_concurrency_limit=_THREADS, data_copy_concurrency_limit=_THREADS
         )
+        # Orbax would choose the threads by itself, and the training has to share the cores with them.
         for info in infos:
             info.ts_context = context
         order = sorted(range(len(values)), key=lambda i: -values[i].place)
@@ -74,6 +75,7 @@ class _BorrowedHandler(_handlers.ArrayHandler):
             saved = [_handlers.SaveArgs(chunk_byte_size=_CHUNK_BYTES)] * len(chosen)
             for commit in await super().serialize(arrays, [infos[i] for i in order[batch]], saved):
                 commit.result()
+            # The memory of a copy is freed when it is given back: nothing may point there any more.
             del arrays
             for value in chosen:
                 value.lease.give_back()

@@ -35,6 +35,7 @@ class Background:
           BaseException: what the one before has raised.
         """
         self.wait()
+        # A signal between the two lines there would leave a save that nobody waits for.
         undisturbed(self._begin, threading.Thread(target=self._run, args=(save,), name="jaxtribute-save"))
 
     def _begin(self, thread: threading.Thread) -> None:
@@ -51,6 +52,7 @@ class Background:
             self._thread.join(timeout_s)
             if not self._thread.is_alive():
                 self._thread = None
+        # Once: the next save starts without the error of the last.
         error, self._error = self._error, None
         if error is not None:
             raise error

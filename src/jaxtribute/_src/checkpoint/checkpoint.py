@@ -12,8 +12,8 @@ from typing import Any
 from jaxtribute._src import context as contexts
 from jaxtribute._src.checkpoint import arrays, committing
 from jaxtribute._src.checkpoint.background import Background
-from jaxtribute._src.checkpoint.collecting import Found, cell, collect
-from jaxtribute._src.checkpoint.committing import STATE, Channel, Save
+from jaxtribute._src.checkpoint.collecting import Contents, cell, collect
+from jaxtribute._src.checkpoint.committing import STATE, Save, SaveChannel
 from jaxtribute._src.checkpoint.description import Description, Differences
 from jaxtribute._src.checkpoint.files import FILE, check_name, check_path, check_text, stem
 from jaxtribute._src.checkpoint.owner import Owner
@@ -82,6 +82,7 @@ class Checkpoint:
     """
 
     def __init__(self, **trackables: Nest) -> None:
+        # Past this class's own `__setattr__`, which takes any name for that of a trackable.
         object.__setattr__(self, "_trackables", {})
         object.__setattr__(self, "_background", Background())
         object.__setattr__(self, "_counts", dict.fromkeys(_COUNTERS, 0))
@@ -92,7 +93,7 @@ class Checkpoint:
     _trackables: dict[str, Any]
     _background: Background
     _counts: dict[str, int]
-    _channel: Channel | None
+    _channel: SaveChannel | None
 
     def __setattr__(self, name: str, value: Nest) -> None:
         if name.startswith("_") or hasattr(type(self), name):
@@ -171,12 +172,15 @@ class Checkpoint:
         _check_context("save")
         target = check_path(path, "path")
         check_name(target.name, "path")
+        # One save at a time: two would hold two copies of what the training has changed meanwhile. An error of the one
+        # before comes out here.
         self._background.wait()
         found, channel = self._found(), self._agreeing()
         positions = {name: _position(name, iterator) for name, iterator in found.iterators.items()}
         with updating:  # no step in between: all values are of one moment
             specs, leaves = found.snapshots()  # a function of its own: see interrupts
         description = Description.of(specs, positions, channel.cluster.workers if channel else 1)
+        # Still in the thread that trains: no step can come before what is written first is taken.
         arrays.begin(leaves)
         claim = owner or Owner(target.parent, stem(target))
         save = Save(target, leaves, positions, description, committed, claim, owner is not None, channel, timeout_s)
@@ -246,14 +250,14 @@ class Checkpoint:
         differences = Restore(path, found, strict, without, committing.cluster()).run()
         return RestoreStatus(path, differences)
 
-    def _agreeing(self) -> Channel | None:
+    def _agreeing(self) -> SaveChannel | None:
         """Agreement of the workers on this object's saves; None for one process."""
         cluster = committing.cluster()
         if cluster is not None and (self._channel is None or self._channel.cluster is not cluster):
-            object.__setattr__(self, "_channel", Channel(cluster))
+            object.__setattr__(self, "_channel", SaveChannel(cluster))
         return self._channel if cluster is not None else None
 
-    def _found(self) -> Found:
+    def _found(self) -> Contents:
         found = collect(self._trackables, self._trackables.__setitem__)
         for name in found.leaves:
             check_text(name, "the name of a value")

@@ -25,7 +25,7 @@ _NUMBERS = (bool, int, float)
 
 
 @dataclass
-class Found:
+class Contents:
     """Contents of a checkpoint.
 
     Attributes:
@@ -49,7 +49,7 @@ class Found:
         return specs, values
 
 
-def collect(trackables: dict[str, Any], replace: Callable[[str, Any], None]) -> Found:
+def collect(trackables: dict[str, Any], replace: Callable[[str, Any], None]) -> Contents:
     """Finds all values.
 
     Args:
@@ -77,7 +77,7 @@ class _Walk:
     """Goes through objects, each once."""
 
     def __init__(self) -> None:
-        self.found = Found()
+        self.found = Contents()
         self.count = 0
         self._seen: dict[int, Any] = {}
 
@@ -96,7 +96,7 @@ class _Walk:
             elif not self._stateful(key, leaf):
                 self._attributes(key, leaf)
         if plain:
-
+            # Arrays and numbers cannot change in place, so the whole nest is made anew around the restored ones.
             def rebuild() -> Callable[[], None]:
                 replace(name, tree.unflatten(cells))
                 return lambda: replace(name, value)
@@ -146,6 +146,7 @@ class _Walk:
 
     def _first_time(self, value: object) -> bool:
         self.count += 1
+        # The objects are kept, not their ids alone: those of one that is garbage may be given to the next.
         if id(value) in self._seen:
             return False
         self._seen[id(value)] = value

@@ -52,7 +52,7 @@ def patience(cluster: Cluster, timeout_s: float | None = None) -> float:
     return min(cluster.timeout_s, _LONGEST_S) if timeout_s is None else timeout_s
 
 
-class Channel:
+class SaveChannel:
     """Meeting place of the workers for the saves of one checkpoint object, which come one after the other.
 
     Args:
@@ -102,7 +102,7 @@ class Save:
     committed: Callable[[], None]
     owner: Owner
     owned: bool = False
-    channel: Channel | None = None
+    channel: SaveChannel | None = None
     timeout_s: float | None = None
 
     @property
@@ -125,7 +125,7 @@ class Save:
             else:
                 self._run_in(self.channel)
         except (CheckpointError, TimeoutError):
-            raise
+            raise  # they name the worker already
         except Exception as error:
             raise CheckpointError(
                 f"{self.path} was not saved: {type(error).__name__}: {error}. HINT: see the cause above; checkpoints "
@@ -137,16 +137,18 @@ class Save:
                 self.owner.release()
 
     def _give_back(self) -> None:
+        # Also where nothing came to be written: of a variable on loan each step makes a copy.
         for one in self.arrays.values():
             if isinstance(one, Lease):
                 one.give_back()
 
-    def _run_in(self, channel: Channel) -> None:
+    def _run_in(self, channel: SaveChannel) -> None:
         """The same in several processes: the first makes the folder, all write, the first completes it."""
         channel.begin()
         cluster, key = channel.cluster, channel.key
         timeout_s = patience(cluster, self.timeout_s)
         first = cluster.rank == 0
+        # Nobody writes before the folder is there; where it could not be made, all skip the writing and learn why.
         made = _outcome(self._make) if first else ""
         if first:
             cluster.set(f"{key}/made", made)
@@ -154,17 +156,22 @@ class Save:
             made = cluster.get(f"{key}/made", timeout_s, of=0)
 
         def write() -> None:
+            # The marks are set before `written` is, so the first process finds them without waiting.
             self._write()
             cluster.set(f"{key}/marks/{cluster.rank}", json.dumps(self._own_marks()))
 
         cluster.set(f"{key}/written/{cluster.rank}", made or _outcome(write))
         if first:
-            outcomes = [cluster.get(f"{key}/written/{rank}", timeout_s, of=rank) for rank in range(cluster.workers)]
-            failed = [f"{cluster.names[rank]}: {text}" for rank, text in enumerate(outcomes) if text]
+            failed: list[str] = []
+            for rank in range(cluster.workers):
+                outcome = cluster.get(f"{key}/written/{rank}", timeout_s, of=rank)
+                if outcome:
+                    failed.append(f"{cluster.names[rank]}: {outcome}")
             cluster.set(
                 f"{key}/result", "; ".join(failed) or _outcome(lambda: self._complete(self._all_marks(channel)))
             )
             channel.clean()
+        # All wait for the end: a save that one process takes for complete is so for every other.
         result = cluster.get(f"{key}/result", timeout_s, of=0)
         if result:
             raise CheckpointError(
@@ -194,7 +201,7 @@ class Save:
         positions = [f"{name}/{position_file()}" for name in self.positions]
         return checksums.marks(self.unfinished, [*files, *positions])
 
-    def _all_marks(self, channel: Channel) -> dict[str, Mark]:
+    def _all_marks(self, channel: SaveChannel) -> dict[str, Mark]:
         """The marks that the processes have told."""
         cluster, found = channel.cluster, dict[str, Mark]()
         for rank in range(cluster.workers):
@@ -208,11 +215,17 @@ class Save:
         Args:
           known: marks of files that need not be read again.
         """
+        # The order makes it complete or not at all. The description is the last file, and whoever reads it finds all
+        # others, with their checksums. The files are there before the name is, and the name before the old checkpoint
+        # goes: whenever the machine stops, one of both is whole under a name that is looked for.
         arrays.merge(self.unfinished / STATE)
+        # What the processes have written they have read themselves; the index is new.
         rest = [name for name in checksums.names(self.unfinished) if name not in known]
         marks = {**known, **checksums.marks(self.unfinished, rest)}
         replace(self.description, files=marks).write(self.unfinished)
         sync(self.unfinished)
+        # The last look: had this process been stopped for minutes, another job could own the name by now, and its
+        # checkpoint would be replaced here.
         self.owner.check()
         replaced = self.path.with_name(self.path.name + REPLACED)
         shutil.rmtree(replaced, ignore_errors=True)

@@ -148,6 +148,7 @@ def _entries(directory: Path) -> dict[str, Any]:
     try:
         entries = json.loads(content)
         checksum = entries.pop("checksum", None)
+        # The first format had no checksum; it is refused by its number later, not called damaged.
         sound = checksum == _checksum(entries) or (checksum is None and entries["format"] == _WITHOUT_CHECKSUM)
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         raise _damaged(directory, f"{FILE} cannot be read: {type(error).__name__}: {error}") from None

@@ -87,6 +87,7 @@ def check_text(text: str, what: str) -> None:
 
 def standing(path: Path) -> Path:
     """Path of the checkpoint of a name: beside it, if a program was killed while a new one took its place."""
+    # Between its two renames a save has taken the old name away and not given it again.
     replaced = path.with_name(path.name + REPLACED)
     return replaced if not path.exists() and replaced.exists() else path
 
@@ -111,6 +112,7 @@ def left_over(directory: Path, name: str) -> list[Path]:
     unfinished = _matching(directory, name, re.escape(UNFINISHED)).values()
     replaced = _matching(directory, name, re.escape(REPLACED)).values()
     found = [path.with_name(path.name + UNFINISHED) for path in unfinished]
+    # Beside the new checkpoint the old one is left over; alone it is the checkpoint: see `standing`.
     return found + [path.with_name(path.name + REPLACED) for path in replaced if path.exists()]
 
 

@@ -54,6 +54,7 @@ def newest_whole(paths: Iterable[Path], directory: Path, known: dict[Path, Ident
     skipped: list[str] = []
     for path in paths:
         identity = identity_of(path)
+        # Reading all files of a checkpoint takes long, so one that this object has saved or verified is not read again.
         try:
             if identity is None or known.get(path) != identity:
                 verify(path)
@@ -96,7 +97,7 @@ def nothing_whole(directory: Path, reasons: Sequence[str]) -> CheckpointDamagedE
     )
 
 
-class Preserved:
+class KeptCheckpoints:
     """Records the checkpoints of one name that stay, and their times of writing.
 
     Args:

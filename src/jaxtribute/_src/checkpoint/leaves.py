@@ -116,6 +116,7 @@ class CellLeaf:
     def snapshot(self) -> Lease | HostArray:
         """A copy: the program may change or donate the original at any time."""
         value = self._get()
+        # A file needs one writer: of an array that every process has for itself, the first process writes its own.
         if isinstance(value, jax.Array):
             data = jax.random.key_data(value) if self.spec.key else value
             if not (jax.process_count() > 1 and data.is_fully_addressable):

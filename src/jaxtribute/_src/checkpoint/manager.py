@@ -16,7 +16,14 @@ from jaxtribute._src.checkpoint import committing
 from jaxtribute._src.checkpoint.checkpoint import Checkpoint
 from jaxtribute._src.checkpoint.description import Description
 from jaxtribute._src.checkpoint.files import UNFINISHED, check_name, check_path, complete, left_over, numbered, standing
-from jaxtribute._src.checkpoint.folder import Identity, Preserved, identity_of, leave_out, newest_whole, nothing_whole
+from jaxtribute._src.checkpoint.folder import (
+    Identity,
+    KeptCheckpoints,
+    identity_of,
+    leave_out,
+    newest_whole,
+    nothing_whole,
+)
 from jaxtribute._src.checkpoint.owner import Owner
 from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, CheckpointDamagedError, CheckpointError
@@ -66,13 +73,7 @@ class CheckpointManager:
         block: bool = False,
         timeout_s: float | None = None,
     ) -> None:
-        limits = {
-            "max_to_keep": max_to_keep,
-            "keep_checkpoint_every_n_hours": keep_checkpoint_every_n_hours,
-            "checkpoint_interval": checkpoint_interval,
-        }
-        for name, value in limits.items():
-            settings.amount(name, value, above=True, optional=True)
+        settings.amount("keep_checkpoint_every_n_hours", keep_checkpoint_every_n_hours, above=True, optional=True)
         settings.whole("max_to_keep", max_to_keep, 1, optional=True)
         settings.whole("checkpoint_interval", checkpoint_interval, 1, optional=True)
         settings.amount("timeout_s", timeout_s, above=True, optional=True)
@@ -92,8 +93,8 @@ class CheckpointManager:
         self._step_counter, self._interval = step_counter, checkpoint_interval
         self._init_fn, self._block, self._timeout_s = init_fn, block, timeout_s
         self._last_step: int | None = None
-        self._preserved = Preserved(self._directory, self._name)
-        self._preserved_at = max(self._preserved.entries().values(), default=time.time())
+        self._kept = KeptCheckpoints(self._directory, self._name)
+        self._preserved_at = max(self._kept.entries().values(), default=time.time())
         self._owner = Owner(self._directory, self._name)
         self._known: dict[Path, Identity | None] = {}
         self._damaged: set[Path] = set()
@@ -235,6 +236,7 @@ class CheckpointManager:
         It becomes the owner of the folder before, so that no other job's checkpoints are taken for one's own.
         """
         cluster = committing.cluster()
+        # The first worker alone owns and lists the folder, so that all try the same checkpoints in the same order.
         error = self._claimed() if cluster is None or cluster.rank == 0 else ""
         found = [str(path) for path in self._newest_first()]
         if cluster is not None:
@@ -258,11 +260,14 @@ class CheckpointManager:
 
     def _prune(self, saved: Path) -> None:
         """Deletes what is too old or was never completed; the first worker does it, after each save."""
+        # It may have taken the name of a damaged one.
         self._damaged.discard(saved)
         self._known[saved] = identity_of(saved)
         found = complete(self._directory, self._name)
+        # A damaged checkpoint does not count, else too few that can be restored would stay; nor does the new one here,
+        # which is never deleted: `1 - max_to_keep` below makes up for it.
         others = [number for number in sorted(found) if found[number] not in (*self._damaged, saved)]
-        kept = self._preserved.entries()
+        kept = self._kept.entries()
         for number in others[: 1 - self._max_to_keep or None] if self._max_to_keep is not None else []:
             if number in kept or self._begins_span(found[number]):
                 kept.setdefault(number, self._preserved_at)
@@ -272,7 +277,7 @@ class CheckpointManager:
             shutil.rmtree(gone, ignore_errors=True)
             standing(found[number]).rename(gone)
         if kept:
-            self._preserved.write(kept)
+            self._kept.write(kept)
         for left in left_over(self._directory, self._name):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -286,6 +291,7 @@ class CheckpointManager:
             return False
         if written_at - self._preserved_at < self._every_s:
             return False
+        # From its own time on, not from now: spans do not drift with the time that saving takes.
         self._preserved_at = written_at
         return True
 

@@ -28,7 +28,7 @@ _POLL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessIdentity:
     """A process, told from every other one.
 
     Attributes:
@@ -46,7 +46,7 @@ class Process:
     program: str
 
     @classmethod
-    def own(cls) -> Process:
+    def own(cls) -> ProcessIdentity:
         """This process."""
         host = socket.gethostname()
         boot = _text("/proc/sys/kernel/random/boot_id").strip()
@@ -55,7 +55,7 @@ class Process:
         return cls(host, os.getpid(), _started(os.getpid()), f"{host} {boot}", sys.argv[0])
 
     @classmethod
-    def parse(cls, text: str) -> Process | None:
+    def parse(cls, text: str) -> ProcessIdentity | None:
         """Reads what `asdict` gave, as JSON; None of anything else, such as half of it."""
         try:
             found = cls(**json.loads(text))
@@ -63,7 +63,7 @@ class Process:
             return None
         return found if isinstance(found.pid, int) else None  # pyright: ignore[reportUnnecessaryIsInstance]
 
-    def same(self, other: Process | None) -> bool:
+    def same(self, other: ProcessIdentity | None) -> bool:
         """True if both are one process."""
         return other is not None and (self.machine, self.pid, self.started) == (other.machine, other.pid, other.started)
 
@@ -77,6 +77,7 @@ class Process:
             return True
         except PermissionError:
             pass  # another user's
+        # Numbers of processes are used again: one of another start is another process.
         now = _started(self.pid)
         return bool(now) and now != self.started
 
@@ -84,7 +85,7 @@ class Process:
         return f"process {self.pid} on {self.host} ({self.program or 'python'})"
 
 
-_NOBODY = Process("", 0, "", "", "")
+_NOBODY = ProcessIdentity("", 0, "", "", "")
 
 
 class Owner:
@@ -109,8 +110,8 @@ class Owner:
           CheckpointError: another process is; it is named.
           OSError: nothing can be written there.
         """
-        own = Process.own()
-        if own.same(Process.parse(_text(self._file))):
+        own = ProcessIdentity.own()
+        if own.same(ProcessIdentity.parse(_text(self._file))):
             return  # also by another object of this process
         self.release()
         with contextlib.suppress(FileExistsError):  # where it is no folder, the next line says so
@@ -118,9 +119,10 @@ class Owner:
         while not _created(self._file, own):
             other = _await_end(self._file, own)
             if own.same(other):
-                return
+                return  # another object of this process was faster, in another thread
             if other is not None:
                 _remove(self._file, other)
+        # At the latest when Python ends; the thread must not hold this object, which would then never be garbage.
         stop = threading.Event()
         self._closing = weakref.finalize(self, _release, self._file, own, stop)
         threading.Thread(target=_renew, args=(self._file, own, stop), name="jaxtribute-owner", daemon=True).start()
@@ -131,8 +133,8 @@ class Owner:
         Raises:
           CheckpointError: one has; it is named.
         """
-        other = Process.parse(_text(self._file))
-        if other is not None and not Process.own().same(other):
+        other = ProcessIdentity.parse(_text(self._file))
+        if other is not None and not ProcessIdentity.own().same(other):
             raise CheckpointError(
                 f"{self._what} now belong to {other}, which took them over while this process did not run. HINT: end "
                 "one of both jobs, or give them folders or names of their own."
@@ -144,9 +146,10 @@ class Owner:
             self._closing()
 
 
-def _created(file: Path, own: Process) -> bool:
+def _created(file: Path, own: ProcessIdentity) -> bool:
     """Creates the file, unless it is there."""
     try:
+        # The system creates it or fails, over the network too: of two processes that come at once, one gets it.
         with file.open("x") as made:
             made.write(json.dumps(asdict(own)))
             made.flush()
@@ -156,7 +159,7 @@ def _created(file: Path, own: Process) -> bool:
     return True
 
 
-def _await_end(file: Path, own: Process) -> Process | None:
+def _await_end(file: Path, own: ProcessIdentity) -> ProcessIdentity | None:
     """Waits until the process that a file names is known to have ended, and returns it; None if the file is gone.
 
     A file that says nothing, of a process that is just writing it or of a disk that was full, is waited for likewise.
@@ -167,7 +170,7 @@ def _await_end(file: Path, own: Process) -> Process | None:
     first: int | None = None
     deadline = time.monotonic() + _GRACE_S
     while True:
-        other = Process.parse(_text(file))
+        other = ProcessIdentity.parse(_text(file))
         if other is not None and (own.same(other) or other.ended(own.machine)):
             return other
         try:
@@ -177,6 +180,7 @@ def _await_end(file: Path, own: Process) -> Process | None:
             return None
         if age_s > _STALE_S:
             return other or _NOBODY
+        # Another machine's process cannot be looked at, only its file: touched while this one waits, it is alive.
         first = first or touched
         alive = other is not None and (touched != first or other.machine == own.machine)
         if alive and time.monotonic() > deadline:
@@ -198,32 +202,35 @@ def _age_s(file: Path, touched_ns: int) -> float:
         probe.unlink(missing_ok=True)
 
 
-def _remove(file: Path, other: Process) -> None:
+def _remove(file: Path, other: ProcessIdentity) -> None:
     """Removes the file of a process that has ended, unless another one has taken its place meanwhile."""
+    # Renamed first, then looked at: two that have seen the same dead owner may both come here, and the second would
+    # remove the file that the first has made since. It finds that out, and puts the file back.
     aside = file.with_name(f"{file.name}.{socket.gethostname()}.{os.getpid()}.old")
     try:
         file.rename(aside)
     except FileNotFoundError:
         return  # one that waited, too, was faster
-    found = Process.parse(_text(aside))
+    found = ProcessIdentity.parse(_text(aside))
     if found is not None and not found.same(other):
         aside.rename(file)
     else:
         aside.unlink(missing_ok=True)
 
 
-def _renew(file: Path, own: Process, stop: threading.Event) -> None:
+def _renew(file: Path, own: ProcessIdentity, stop: threading.Event) -> None:
     """Touches the file until `stop` is set."""
     while not stop.wait(_TOUCHED_EVERY_S):
         with contextlib.suppress(OSError):  # the disk may be back next time
-            if own.same(Process.parse(_text(file))):
+            if own.same(ProcessIdentity.parse(_text(file))):
                 os.utime(file)
 
 
-def _release(file: Path, own: Process, stop: threading.Event) -> None:
+def _release(file: Path, own: ProcessIdentity, stop: threading.Event) -> None:
     stop.set()
     with contextlib.suppress(OSError):
-        if Process.own().same(own) and own.same(Process.parse(_text(file))):  # not in a process forked from it
+        # Not in a process that was forked from the owner.
+        if ProcessIdentity.own().same(own) and own.same(ProcessIdentity.parse(_text(file))):
             file.unlink(missing_ok=True)
 
 

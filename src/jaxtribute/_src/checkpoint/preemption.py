@@ -17,7 +17,7 @@ from jaxtribute._src import settings
 from jaxtribute._src.checkpoint import committing
 from jaxtribute._src.checkpoint.checkpoint import Checkpoint
 from jaxtribute._src.checkpoint.manager import CheckpointManager
-from jaxtribute._src.checkpoint.preemption_agreement import Notice, Rounds, read_notice
+from jaxtribute._src.checkpoint.preemption_agreement import NoticeListener, Rounds, read_notice
 from jaxtribute._src.cluster.failures import say
 from jaxtribute._src.exit_codes import RESUME as RESUME_CODE
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeadlineError
@@ -109,7 +109,8 @@ class PreemptionCheckpointHandler:
         self._heard_at = 0.0
         self._run_s = 0.0
         self._saved = False
-        self._notice = Notice(cluster, self._config.termination_watcher_fn, self._heard)
+        # Before the restore: a signal that comes while it runs would otherwise end the program without a word.
+        self._notice = NoticeListener(cluster, self._config.termination_watcher_fn, self._heard)
         self._restored = self._manager.restore_or_initialize()
         self._report("start", self._restored)
 
@@ -203,6 +204,7 @@ class PreemptionCheckpointHandler:
             path = self._config.save_fn(*args, **kwargs)
         else:
             path = self._manager.save(*args, **{"check_interval": False, **kwargs})
+        # To its end: the program's own comes next.
         self._manager.wait()
         self._report("saved", path)
         if self._cluster is None or self._cluster.rank == 0:
@@ -210,6 +212,7 @@ class PreemptionCheckpointHandler:
 
     def _extra_rounds(self, save_s: float) -> int:
         """Number of further calls that there is time for, before a second save; the first worker decides for all."""
+        # The second save must fit in as well, and may take longer than the first did.
         left = (self._config.grace_period or 0.0) - (time.monotonic() - self._heard_at) - (1 + _MARGIN) * save_s
         more = int(max(0.0, left) / self._run_s) if self._run_s else 0
         if self._cluster is None:

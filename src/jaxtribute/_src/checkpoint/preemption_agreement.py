@@ -28,7 +28,7 @@ def read_notice(cluster: Cluster) -> tuple[int, str] | None:
     return None if text is None else tuple(json.loads(text))
 
 
-class Notice:
+class NoticeListener:
     """Listens for the first notice on any worker.
 
     Args:
@@ -74,6 +74,7 @@ class Notice:
 
     def _listen(self) -> None:
         asked = 0.0
+        # Alone and without a function to ask, only the signal can come, and that wakes the thread.
         pause = _LOOK_S if self._cluster is not None else _ASK_S if self._watcher is not None else None
         while True:
             told = self._told.wait(pause)
@@ -96,6 +97,7 @@ class Notice:
         if self._cluster is None:
             return f"this process {self._why}" if told else None
         known = read_notice(self._cluster)
+        # The first notice counts: of several that go at once, all must name the same.
         if known is None and told:
             known = self._cluster.rank, self._why
             self._cluster.set(KEY, json.dumps(known))
@@ -128,6 +130,7 @@ class Rounds:
 
     def learn(self) -> None:
         """Publishes where this worker is. Called once, in another thread."""
+        # One step with what `due` does: the program must not pass the place that is being published as its next.
         with self._lock:
             self._learned, place = True, self._next
         if self._cluster is not None:
@@ -164,10 +167,11 @@ class Rounds:
         timeout_s = patience(cluster)
         deadline = time.monotonic() + timeout_s
         while True:
-            places = {int(key.rpartition("/")[2]): int(value) for key, value in cluster.list(f"{_ROOT}/").items()}
+            places = cluster.by_rank(_ROOT)
             missing = [rank for rank in range(cluster.workers) if rank not in places]
             if not missing:
-                return max(places.values())
+                # The furthest: those behind it can still come there, and nobody can go back.
+                return max(map(int, places.values()))
             if all(rank in cluster.watch.left for rank in missing):
                 # They have passed their last place and ended: what they did last is what counts, with no save.
                 self._over = True

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxtribute._src import checksums
 from jaxtribute._src.checkpoint import arrays
-from jaxtribute._src.checkpoint.collecting import Found
+from jaxtribute._src.checkpoint.collecting import Contents
 from jaxtribute._src.checkpoint.committing import STATE
 from jaxtribute._src.checkpoint.description import Description, Differences
 from jaxtribute._src.checkpoint.files import standing
@@ -43,7 +43,7 @@ class Restore:
     """
 
     path: Path
-    found: Found
+    found: Contents
     strict: bool
     without: Sequence[str]
     cluster: Cluster | None
@@ -62,6 +62,7 @@ class Restore:
         try:
             differences = self._prepare(values, undo)
             self._change(values, undo)
+        # Ctrl-C, too, must not leave half of another state. Values go back before positions, as they changed last.
         except BaseException as error:
             _put_back([*undo, *values.undo], error)
             raise
@@ -123,6 +124,7 @@ class Restore:
             own = f"{name}/{position_file()}"
             position = json.loads((standing(self.path) / (own if own in files else files[0])).read_text("utf-8"))
             before = iterator.get_state()
+            # Before any value changes: an iterator may refuse its position.
             iterator.set_state(position)
             undo.append(lambda iterator=iterator, before=before: iterator.set_state(before))
 
@@ -178,6 +180,7 @@ def _agree(path: Path, error: Exception | None, cluster: Cluster | None, state: 
     if not failed:
         return
     only_damage = all(damaged for _, damaged, _ in failed)
+    # Its own error says most, and has the traceback. Only damage that others have not found alone is told anew below.
     if error is not None and not (own[0] and len(failed) > 1):
         raise error
     # All raise the same kind, as all or none fall back to an earlier checkpoint.
@@ -196,7 +199,7 @@ class _Values:
       found: the program's values.
     """
 
-    def __init__(self, path: Path, found: Found) -> None:
+    def __init__(self, path: Path, found: Contents) -> None:
         self._path, self._found = path, found
         self._specs: dict[str, Spec] = {}
         self._names: list[str] = []
@@ -204,6 +207,7 @@ class _Values:
         """Values that were replaced for ever, as there was no memory to keep the old ones."""
         self.undo: list[Callable[[], None]] = []
         """Calls that put back the values that have changed."""
+        # Nothing is read yet: a generator looks at the names, which `read` finds, when it is asked for its first part.
         self._parts = self._read_parts()
         self._first: dict[str, Any] = {}
 
@@ -230,6 +234,7 @@ class _Values:
             for name in list(values):
                 leaf = self._found.leaves[name]
                 try:
+                    # Noted before the value changes: whatever happens in between, it can go back.
                     self.undo.append(leaf.keep())
                     leaf.put(values.pop(name), self._specs[name])
                 except Exception as error:
@@ -271,12 +276,14 @@ class _Values:
         if placement is None:
             return spec.size * max(1, spec.rows) * itemsize
         shape, sharding = placement
+        # The logical CPU devices share one memory, where each has its part; accelerators have memories of their own.
         host = [device for device in sharding.addressable_devices if device.platform == "cpu"]
         return math.prod(sharding.shard_shape(shape)) * itemsize * max(1, len(host))
 
 
 def _room() -> int:
     """The bytes that values may take beside those that they replace: half of what is free on a device or the host."""
+    # Half: until all is well, the old values stay beside the new ones, and Orbax needs room to read into.
     free = [_free_on_host()]
     for device in jax.local_devices():
         stats = device.memory_stats() or {}
@@ -293,6 +300,7 @@ def _free_on_host() -> int:
             free = int(line.split()[1]) * 1024
     limit = "".join(_lines("/sys/fs/cgroup/memory.max"))
     if limit.isdecimal():
+        # The container's count has the files that the kernel keeps in memory, and would give up: "inactive_file".
         used = int("".join(_lines("/sys/fs/cgroup/memory.current")) or 0)
         stat = dict(line.split() for line in _lines("/sys/fs/cgroup/memory.stat"))
         free = min(free, int(limit) - used + int(stat.get("inactive_file", 0)))

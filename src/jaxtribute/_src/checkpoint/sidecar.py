@@ -109,6 +109,7 @@ class SidecarEvaluator:
                 self._present = present
                 if found is not None and found != seen:
                     return found
+            # Waiting for the event, `stop` is noticed at once.
             if self._stopping.wait(self._poll_s):
                 return None
         raise DeadlineError(

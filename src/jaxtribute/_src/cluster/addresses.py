@@ -29,8 +29,10 @@ class Address:
         Raises:
           ClusterSpecError: it has no host, or no port from 0 to 65535.
         """
+        # From the right: an IPv6 address has colons of its own.
         host, _, port = text.rpartition("://")[2].rpartition(":")
         bare = host.removeprefix("[").removesuffix("]")
+        # ASCII alone: "²" is a digit for Python as well.
         if not bare or not port.isascii() or not port.isdigit() or int(port) > 65535:
             raise ClusterSpecError(
                 f"{text!r} is no address of a task. HINT: write host:port, such as '10.0.0.2:2222' or '[::1]:2222'."

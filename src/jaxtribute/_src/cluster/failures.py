@@ -30,6 +30,7 @@ class Failure:
     def raised(cls, rank: int, error: BaseException) -> Failure:
         """The failure of a worker whose program raised."""
         lines = traceback.format_exception(error)
+        # One line, as it becomes a part of the other workers' messages.
         summary = "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
         return cls(rank, f"raised {summary}", "".join(lines), rank)
 
@@ -57,6 +58,7 @@ def may_be_broken_collective(error: BaseException | None) -> bool:
     return (
         isinstance(error, jax.errors.JaxRuntimeError)
         or (isinstance(error, ValueError) and "Gloo" in str(error))
+        # It may come wrapped, by JAX or by the program's own handling.
         or may_be_broken_collective(error.__cause__ or error.__context__)
     )
 
@@ -67,4 +69,4 @@ def say(text: str) -> None:
         sys.stderr.write(f"jaxtribute: {text}\n")
         sys.stderr.flush()
     except (OSError, ValueError):
-        return
+        return  # whoever read it is gone, and the watch must go on

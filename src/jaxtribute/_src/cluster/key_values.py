@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from jaxtribute._src.cluster.roster import Roster
+from jaxtribute._src.cluster.roster import Roster, rank_of
 from jaxtribute._src.cluster.step_log import StepLog
 from jaxtribute._src.cluster.waiting import RunningClock
 from jaxtribute._src.cluster.watch import Watch
@@ -62,11 +62,13 @@ class KeyValues:
         while True:
             self.check()
             left = deadline - clock.now()
+            # Nothing can end a wait within the service, so it lasts a second at most: then failures are looked at.
             try:
                 return self.store.blocking_key_value_get(key, max(1, int(1000 * min(left, 1.0))))
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise ClusterError(f"the coordination service failed: {str(error).splitlines()[0]}") from error
+            # One that has ended sets nothing any more; it may have set this key just before, hence the second look.
             if of is not None and of in self.watch.left and self.try_get(key) is None:
                 raise ClusterError(
                     f"{self.names[self.rank]} is in {self.steps.last}, and {whom} has ended its program after "
@@ -84,6 +86,7 @@ class KeyValues:
         try:
             return self.store.key_value_try_get(key)
         except jax.errors.JaxRuntimeError as error:
+            # JAX's errors of the service are of one class, and differ by their texts.
             if "NOT_FOUND" in str(error):
                 return None
             raise
@@ -95,6 +98,10 @@ class KeyValues:
     def list(self, prefix: str) -> dict[str, str]:
         """The keys below a directory, by their full names."""
         return dict(self.store.key_value_dir_get(prefix))
+
+    def by_rank(self, place: str) -> dict[int, str]:
+        """The values of the keys `{place}/{rank}` that are set, by rank."""
+        return {rank_of(key): value for key, value in self.list(f"{place}/").items()}
 
     def check(self) -> None:
         """Raises what is known of a failure elsewhere.

@@ -66,19 +66,22 @@ def compare(cluster: Cluster, name: str, collectives: Sequence[str]) -> None:
       ClusterError: one does something else; it names both and their lines.
     """
     digest = hashlib.sha256("\n".join(collectives).encode()).hexdigest()
-    texts = cluster.exchange("the ledger", json.dumps([name, caller(), digest]))
-    told = [json.loads(text) for text in texts]
-    if len({(one[0], one[2]) for one in told}) == 1:
+    told = list(map(json.loads, cluster.exchange("the ledger", json.dumps([name, caller(), digest]))))
+    # The line of the call does not count: workers may come to one program by different lines.
+    programs = [(name, digest) for name, _, digest in told]
+    if len(set(programs)) == 1:
         return
-    lists = [json.loads(text) for text in cluster.exchange("the ledger's lists", json.dumps(list(collectives)))]
-    other = next(rank for rank, one in enumerate(told) if (one[0], one[2]) != (told[0][0], told[0][2]))
+    # The lists are long, so they are told only where the digests differ: on all workers, as all have seen the same.
+    lists = list(map(json.loads, cluster.exchange("the ledger's lists", json.dumps(list(collectives)))))
+    # The first worker that differs from worker 0: every worker names the same two.
+    other = next(rank for rank, program in enumerate(programs) if program != programs[0])
     pair = (0, other)
     lines = [f"  {cluster.names[rank]}: {told[rank][0]}, called at {told[rank][1]}" for rank in pair]
-    steps = zip_longest(*(lists[rank] for rank in pair), fillvalue="none")
-    apart = next(((place, texts) for place, texts in enumerate(steps) if len(set(texts)) > 1), None)
-    if apart is not None:
-        place, texts = apart
-        lines += [f"  collective {place} of {cluster.names[pair[i]]}: {text}" for i, text in enumerate(texts)]
+    for place, texts in enumerate(zip_longest(lists[0], lists[other], fillvalue="none")):
+        if texts[0] != texts[1]:
+            for rank, text in zip(pair, texts, strict=True):
+                lines.append(f"  collective {place} of {cluster.names[rank]}: {text}")
+            break
     raise ClusterError(
         "the workers are about to run different collectives:\n"
         + "\n".join(lines)

@@ -47,7 +47,9 @@ class Roster:
         for job in JOBS:
             tasks = jobs.get(job, ())
             pairs = tasks.items() if isinstance(tasks, Mapping) else enumerate(tasks)
-            members += [Member(job, index, address) for index, address in sorted(pairs)]
+            # By index: every worker must count the same ranks, whatever the order of its own copy of the spec.
+            for index, address in sorted(pairs):
+                members.append(Member(job, index, address))
         found = [rank for rank, one in enumerate(members) if (one.job, one.index) == (task_type, task_id)]
         if not found:
             known = ", ".join(map(str, members)) or "none"
@@ -77,3 +79,8 @@ class Roster:
     def named(self, ranks: Sequence[int]) -> str:
         """A list of members for a message."""
         return ", ".join(self.names[rank] for rank in ranks)
+
+
+def rank_of(key: str) -> int:
+    """The rank at the end of a key of the coordination service, such as `jaxtribute/watch/pulse/3`."""
+    return int(key.rpartition("/")[2])

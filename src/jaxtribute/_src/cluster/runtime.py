@@ -53,6 +53,7 @@ class Cluster(KeyValues):
     """The cluster that this process belongs to: its members, a key-value store and barriers. Made by `connect`."""
 
     def __init__(self, roster: Roster, store: Foreign, silence_s: float, timeout_s: float) -> None:
+        # The clock must notice that this process stood still before the others' silence, which then is its own, counts.
         steps = StepLog(RunningClock(min(5.0, silence_s / 2)))
         super().__init__(roster, store, Watch(store, roster, silence_s, self._end, steps), steps)
         self.timeout_s = timeout_s
@@ -87,7 +88,7 @@ class Cluster(KeyValues):
         self.set(f"{place}/{self.rank}", "")
 
         def absent() -> list[int]:
-            here = {int(key.rpartition("/")[2]) for key in self.list(f"{place}/")}
+            here = self.by_rank(place)
             return [rank for rank in range(self.workers) if rank not in here]
 
         await_workers(self.roster, absent, f"at the barrier {name!r}", timeout_s, self.check, self.watch.whereabouts)
@@ -105,6 +106,7 @@ class Cluster(KeyValues):
           ClusterError: the workers are at different calls, or one failed.
           DeadlineError: a worker did not come within `timeout_s`.
         """
+        # Keys by number, not by name: workers at different calls then read each other's texts, and can say so.
         number, self._exchanges = self._exchanges, self._exchanges + 1
         place = f"jaxtribute/exchange/{number}"
         own = [what, text, caller()]
@@ -142,6 +144,7 @@ class Cluster(KeyValues):
         Raises:
           ClusterError: another worker failed, or with the ledger on it is about to do something else.
         """
+        # Before each program: a collective with a worker that is gone would wait until the watch ends the process.
         self.check()
         if not ledger.enabled():
             self.steps.entering(name)
@@ -165,6 +168,7 @@ class Cluster(KeyValues):
     def fail(self, error: BaseException) -> None:
         """Tells the other workers that this one's program has raised; they end within seconds."""
         cause = self.watch.cause(error)
+        # Otherwise the program's own traceback says it already.
         if cause.rank != self.rank:
             say(f"{self.names[self.rank]} failed because {cause.message(self.names)}")
 
@@ -172,6 +176,7 @@ class Cluster(KeyValues):
         """Ends this process at once, after a failure; JAX would wait minutes for the workers that are gone."""
         self.watch.depart()
         failure = self.watch.failure
+        # No exit of Python's: its last steps, those of JAX among them, would wait for the workers that are gone.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1 if failure is not None and failure.rank == self.rank else exit_codes.ELSEWHERE)
@@ -219,6 +224,7 @@ def connect(
     jobs: Mapping[str, Any] = spec if isinstance(spec, Mapping) else spec.as_dict()
     roster = Roster.of(jobs, task_type, task_id)
     if _current is not None:
+        # Several strategies of one program share its cluster.
         if _current.roster == roster:
             return _current
         raise ConfigError(
@@ -233,6 +239,7 @@ def connect(
     # A forked child is no worker, and its end not this one's.
     os.register_at_fork(after_in_child=_forget)
     _report_exceptions(cluster)
+    # Before the barrier: where that fails, the end of the program still tells the others, and leaves.
     _current = cluster
     cluster.barrier("start", timeout_s)
     return cluster
@@ -252,6 +259,7 @@ def leave() -> None:
         return
     if cluster.watch.failure is None:
         try:
+            # Told first: workers that still wait for this one learn that it will not come, and do not call it lost.
             cluster.watch.leave()
             _await_leaving(cluster)
         except (jax.errors.JaxRuntimeError, ClusterError) as error:
@@ -334,6 +342,7 @@ def _start(roster: Roster, timeout_s: float) -> None:
 
 def _cpu_client(host: str) -> Any:
     """JAX's CPU client, with collectives that listen on this worker's address alone."""
+    # By default Gloo listens where the machine's name leads, which may be an interface that the others cannot reach.
     store = distributed.global_state.client
     if store is None or _config.jax_cpu_collectives_implementation != "gloo":
         return xla_bridge.make_cpu_client()
@@ -345,6 +354,7 @@ def _report_exceptions(cluster: Cluster) -> None:
     shown = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # Shown first: telling the others may take seconds, where a collective has broken.
         shown(kind, error, trace)
         if not isinstance(error, KeyboardInterrupt) or cluster.workers > 1:
             cluster.fail(error.with_traceback(trace))

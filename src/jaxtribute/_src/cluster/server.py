@@ -152,6 +152,7 @@ def _only(argument: str, choices: list[_T], shown: str) -> _T:
 def _start(spec: ClusterSpec, task: ServerDef) -> Callable[[], None]:
     """Starts the task, and returns what `join` calls."""
     if "ps" in spec.jobs:
+        # Ray is loaded only where there are parameter servers.
         from jaxtribute._src.parameter_servers.engines.ray_node import task_of_cluster
 
         return task_of_cluster(spec, task)
@@ -167,7 +168,6 @@ def _join(cluster: runtime.Cluster) -> None:
     others = set(range(cluster.workers)) - {cluster.rank}
     while True:
         cluster.check()
-        joined = {int(key.rpartition("/")[2]) for key in cluster.list(f"{_JOINED}/")}
-        if others <= joined | cluster.watch.left.keys():
+        if others <= cluster.by_rank(_JOINED).keys() | cluster.watch.left.keys():
             return
         time.sleep(_POLL_S)

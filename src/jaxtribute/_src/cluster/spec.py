@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,10 +118,11 @@ class ClusterSpec:
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
         """The addresses of each job: a list where all indices from 0 on are there, otherwise a dict by index."""
-        return {
-            job: list(tasks.values()) if tasks and max(tasks) + 1 == len(tasks) else dict(tasks)
-            for job, tasks in self._jobs.items()
-        }
+        found: dict[str, list[str] | dict[int, str]] = {}
+        for job, tasks in self._jobs.items():
+            all_known = bool(tasks) and max(tasks) + 1 == len(tasks)
+            found[job] = list(tasks.values()) if all_known else dict(tasks)
+        return found
 
     def as_cluster_def(self) -> ClusterDef:
         """The cluster as plain data, the jobs in order of their names. TensorFlow returns a protocol buffer."""
@@ -188,6 +190,7 @@ def task_number(value: object) -> int | None:
     """The number of a task: a whole number from 0 on, or one in digits, as JSON has keys; None for anything else."""
     if isinstance(value, str) and value.isascii() and value.isdigit():
         return int(value)
+    # True and False are ints of Python's, and no numbers of tasks.
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
     number = operator.index(value)
@@ -241,4 +244,4 @@ class ClusterDeviceFilters:
 
     def as_dict(self) -> dict[str, dict[int, list[str]]]:
         """The filters by job and task index."""
-        return {job: {index: list(each) for index, each in tasks.items()} for job, tasks in self._filters.items()}
+        return copy.deepcopy(self._filters)

@@ -17,7 +17,7 @@ _KEPT = 64
 
 
 @dataclass(frozen=True)
-class Flight:
+class StepInFlight:
     """A step that has been handed to the devices and may not have finished.
 
     Attributes:
@@ -37,9 +37,10 @@ class Flight:
         if self.result is None:
             return False
         try:
+            # A deleted array was donated to a later step, which is in flight itself and is watched then.
             return self.result.is_deleted() or self.result.is_ready()
         except RuntimeError:
-            return True
+            return True  # donated by the thread that trains, between the two calls
 
 
 class StepLog(Observer):
@@ -53,8 +54,8 @@ class StepLog(Observer):
 
     def __init__(self, clock: RunningClock | None = None) -> None:
         self.clock = clock or RunningClock()
-        self._flights: deque[Flight] = deque(maxlen=_KEPT)
-        self._entered: Flight | None = None
+        self._flights: deque[StepInFlight] = deque(maxlen=_KEPT)
+        self._entered: StepInFlight | None = None
         self.number = 0
         self.name = "start"
         self.last = "no step"
@@ -73,16 +74,17 @@ class StepLog(Observer):
         self.number += 1
         self.name = name
         self.last = f"step {self.number} of {name}{line and f', called at {line}'}"
-        self._entered = Flight(self.number, name, self.clock.now(), None)
+        self._entered = StepInFlight(self.number, name, self.clock.now(), None)
 
     def dispatched(self, result: Nest) -> None:
         """The step was handed over."""
         self._entered = None
+        # One array stands for all: those of a step are ready together.
         leaf = next((x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)), None)
         if leaf is not None:
-            self._flights.append(Flight(self.number, self.name, self.clock.now(), leaf))
+            self._flights.append(StepInFlight(self.number, self.name, self.clock.now(), leaf))
 
-    def oldest(self) -> Flight | None:
+    def oldest(self) -> StepInFlight | None:
         """The step that has been in flight for longest, if any is; else the one that is being handed over."""
         while self._flights:
             first = self._flights[0]

@@ -42,6 +42,7 @@ def line(before: Reports, after: Reports, seconds: float, names: Sequence[str]) 
       names: the workers' names, by rank.
     """
     ranks = [rank for rank in range(len(names)) if rank in before and rank in after]
+    # Before all have reported twice there is nothing to compare: the one that is missing may be the slowest.
     if len(ranks) < len(names) or seconds <= 0:
         return None
     spent = {rank: _spent(before[rank], after[rank]) for rank in ranks}

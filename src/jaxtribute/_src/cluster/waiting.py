@@ -37,6 +37,7 @@ class RunningClock:
         with self._lock:
             now = time.monotonic()
             if now - self._seen > self._most_s:
+                # As if no time had passed since the last look.
                 self.stopped_s += now - self._seen
             self._seen = now
             return now - self.stopped_s
@@ -77,5 +78,6 @@ def await_workers(
         if now - spoken > _SPEAK_EVERY_S:
             spoken = now
             say(f"{roster.names[roster.rank]} has waited {now - start:.0f} s {where} for {roster.named(missing)}")
+        # Most workers come within milliseconds; whoever waits for minutes must not keep the service busy.
         time.sleep(pause)
         pause = min(2 * pause, _POLL_S)

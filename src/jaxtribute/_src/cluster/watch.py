@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jaxtribute._src.callers import main_thread, stack
 from jaxtribute._src.cluster import stragglers
 from jaxtribute._src.cluster.failures import Failure, may_be_broken_collective, say
+from jaxtribute._src.cluster.roster import rank_of
 from jaxtribute._src.cluster.step_log import StepLog, described
 from jaxtribute._src.observers import INPUT, observe
 
@@ -76,6 +77,7 @@ class Watch:
         self._clock = steps.clock
         self._told_s = 0.0
         """Seconds for which this process has stood still, as it has said."""
+        # From the start on: a worker that never pulses is lost as well.
         self._heard = dict.fromkeys(range(len(roster.members)), self._clock.now())
         self._pulses: dict[int, str] = {}
         self._answered = self._clock.now()
@@ -118,10 +120,15 @@ class Watch:
             self._store.key_value_set(f"{ROOT}/asked/{self._rank}", "", True)
             while len(stacks) < len(ranks) and time.monotonic() < deadline:
                 time.sleep(_PULSE_S / 5)
-                told = {int(key.rpartition("/")[2]): text for key, text in self._store.key_value_dir_get(STACKS)}
-                stacks = {rank: told[rank] for rank in ranks if rank in told}
-        lines = [f"{self._roster.names[rank]}: {described(self.report(rank))}" for rank in ranks]
-        return "\n".join(f"{line}\n{stacks.get(rank, '')}".rstrip() for line, rank in zip(lines, ranks, strict=True))
+                for key, text in self._store.key_value_dir_get(STACKS):
+                    if rank_of(key) in ranks:
+                        stacks[rank_of(key)] = text
+        # One that does not answer, as it is gone or its interpreter is stuck, is told by its last pulse alone.
+        lines: list[str] = []
+        for rank in ranks:
+            report = f"{self._roster.names[rank]}: {described(self.report(rank))}"
+            lines.append(f"{report}\n{stacks.get(rank, '')}".rstrip())
+        return "\n".join(lines)
 
     def publish(self, failure: Failure) -> None:
         """Tells the others of a failure.
@@ -129,6 +136,7 @@ class Watch:
         Args:
           failure: what happened; one that is known already is kept instead.
         """
+        # The first is the cause; those after it mostly follow from it.
         self.failure = self.failure or failure
         self._tell("failure", self.failure.encode())
 
@@ -142,6 +150,8 @@ class Watch:
         """
         own = Failure.raised(self._rank, error)
         if may_be_broken_collective(error):
+            # Something did break, so a short silence, which is nothing otherwise, tells whose end it was. Without it
+            # all workers but the one that is gone would blame themselves, each for the error that it got.
             self._silence_s = min(self._silence_s, _SUSPICIOUS_S)
             deadline = time.monotonic() + 2 * _SUSPICIOUS_S
             while self.failure is None and time.monotonic() < deadline:
@@ -173,22 +183,28 @@ class Watch:
         self._store.key_value_set(f"{ROOT}/left/{self._rank}", self._steps.last, True)
 
     def _all_gone(self) -> bool:
-        entries = self._store.key_value_dir_get(f"{ROOT}/")
-        gone = {int(key.rpartition("/")[2]) for key, _ in entries if key.split("/")[-2] in ("gone", "left")}
+        gone: set[int] = set()
+        for key, _ in self._store.key_value_dir_get(f"{ROOT}/"):
+            if key.split("/")[-2] in ("gone", "left"):
+                gone.add(rank_of(key))
         now = self._clock.now()
-        lost = {rank for rank, heard in self._heard.items() if now - heard > _SUSPICIOUS_S}
-        return len(gone | lost) == len(self._roster.members)
+        for rank, heard in self._heard.items():
+            if now - heard > _SUSPICIOUS_S:
+                gone.add(rank)
+        return len(gone) == len(self._roster.members)
 
     def _pulse(self) -> None:
         count = 0
         while not self._stop.is_set():
             count += 1
             try:
+                # The count makes each pulse another one, also where the program stands still: only then is it heard.
                 pulse = json.dumps({"count": count, "report": self._steps.report()})
                 self._store.key_value_set(f"{ROOT}/pulse/{self._rank}", pulse, True)
                 self._read(self._store.key_value_dir_get(f"{ROOT}/"))
                 self._answered = self._clock.now()
             except RuntimeError as error:
+                # While this process leaves, the coordinator may be gone before: that is no failure.
                 if self._stop.wait(_PULSE_S):
                     return
                 if self._clock.now() - self._answered > self._silence_s:
@@ -210,6 +226,7 @@ class Watch:
             elif kind == "failure":
                 failures.append(Failure.decode(value))
             asked = asked or kind == "asked"
+        # Replaced as a whole: other threads read it without a lock.
         self.left = left
         if asked and not self._shown:
             self._shown = True
@@ -226,19 +243,24 @@ class Watch:
             self._say_stopped()
             self._compare(now)
             silent_s = now - self._answered
+            # Rank 0 hosts the service itself, and cannot be cut off from it.
             if silent_s > self._silence_s and self._rank != 0:
                 self._fail(Failure(0, f"was lost: no answer for {silent_s:.0f} s", "", self._rank))
                 return
             if self._check_steps(now):
                 return
-            lost = [
-                rank
-                for rank, heard in self._heard.items()
-                if rank not in self.left and rank != self._rank and now - heard > self._silence_s
-            ]
-            if lost and silent_s < self._silence_s / 2:
-                self._fail(Failure(lost[0], f"was lost: no pulse for {self._silence_s:.0f} s", "", self._rank))
+            lost = self._lost(now)
+            # Pulses come through the service: while that does not answer, all seem silent, and none is blamed.
+            if lost is not None and silent_s < self._silence_s / 2:
+                self._fail(Failure(lost, f"was lost: no pulse for {self._silence_s:.0f} s", "", self._rank))
                 return
+
+    def _lost(self, now: float) -> int | None:
+        """Another worker that should run and has not pulsed for too long; None if all have."""
+        for rank, heard in self._heard.items():
+            if rank not in self.left and rank != self._rank and now - heard > self._silence_s:
+                return rank
+        return None
 
     def _say_stopped(self) -> None:
         """Says for how long this process did not run: what happened meanwhile is no silence of the others."""
@@ -250,6 +272,7 @@ class Watch:
     def _compare(self, now: float) -> None:
         """The coordinator says now and then whom the others wait for."""
         then, before = self._compared
+        # One worker says it for all.
         if self._rank != 0 or not self._every_s or now - then < self._every_s:
             return
         after = {rank: self.report(rank) for rank in list(self._pulses)}
@@ -267,8 +290,11 @@ class Watch:
         behind = min(others, key=lambda rank: self.report(rank).get("step", 0), default=self._rank)
         theirs = self.report(behind).get("step", 0)
         if oldest.result is None and theirs >= oldest.number and now - oldest.start < self.deadline_s + _COMPILATION_S:
-            return False  # all may be compiling
+            # Without a result the step is still traced, compiled or handed over here, and nobody is behind it: the
+            # compiler may take many minutes, on all workers at once.
+            return False
         if theirs > oldest.number:
+            # Even the last of the others has begun a later step, so this worker is the one that is behind.
             behind = self._rank
         summary = (
             f"holds up step {oldest.number} of {oldest.name}, which {self._roster.names[self._rank]} has waited "

@@ -81,15 +81,15 @@ class KeyValueAgreements:
 
         def agree(step: int, rows: StepRows, /) -> Sequence[StepRows]:
             own.append(f"{prefix}/{step}/{self._worker}")
+            # Told before anything is asked: otherwise all would wait for the first to speak.
             self._store.set(own[-1], json.dumps(rows))
-            texts = [
-                self._store.get(f"{prefix}/{step}/{worker}", self._timeout_s, of=worker)
-                for worker in range(self._workers)
-            ]
-            found = [json.loads(text) for text in texts]
+            found: list[StepRows] = []
+            for worker in range(self._workers):
+                told = json.loads(self._store.get(f"{prefix}/{step}/{worker}", self._timeout_s, of=worker))
+                found.append(None if told is None else tuple(told))
             if len(own) > 1:
                 # All are at this step, so all have read everything of the step before.
                 self._store.delete(own.pop(0))
-            return [None if one is None else tuple(one) for one in found]
+            return found
 
         return agree

@@ -78,6 +78,7 @@ def _rows(array: np.ndarray[Any, Any], indices: Foreign) -> Any:
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     out = memory[start : start + size].view(array.dtype).reshape(shape)
+    # With its default mode NumPy would copy through a buffer; no index is out of range here.
     return np.take(array, indices, axis=0, out=out, mode="clip")
 
 

@@ -38,6 +38,7 @@ class Batch:
 
 def is_sparse(value: object) -> bool:
     """True for sparse matrices of JAX (BCOO and its like) and of SciPy."""
+    # Looked up, not imported: a program that has not loaded the library has no such matrix.
     ours, scipys = sys.modules.get("jax.experimental.sparse"), sys.modules.get("scipy.sparse")
     return (ours is not None and isinstance(value, ours.JAXSparse)) or (scipys is not None and scipys.issparse(value))
 
@@ -104,6 +105,7 @@ def rows(tree: Nest, start: int, stop: int) -> Nest:
 def split(tree: Nest, sizes: Sequence[int]) -> list[Nest]:
     """Cuts every array of a tree into consecutive pieces of the given sizes."""
     leaves, structure = jax.tree.flatten(tree)
+    # Views of NumPy's arrays: nothing is copied on the way to the devices.
     pieces: list[Nest] = []
     start = 0
     for size in sizes:
@@ -117,7 +119,7 @@ def empty_like(tree: Nest) -> Nest:
     return jax.tree.map(lambda leaf: np.empty((0, *(size or 0 for size in leaf.shape[1:])), leaf.dtype), tree)
 
 
-def own(tree: Nest) -> Nest:
+def copied(tree: Nest) -> Nest:
     """Copies the NumPy arrays of a tree, for a producer that may write into them again."""
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tree)
 

@@ -54,6 +54,7 @@ class DistributedDataset:
 
     @cached_property
     def _placement(self) -> Placement:
+        # One for all passes, as it warns once of numbers that do not fit.
         return (to_devices if self._options.experimental_fetch_to_device else to_host)(self._mesh)
 
     def _steps(self) -> WorkerSteps:
@@ -121,8 +122,10 @@ class _Rebatched(DistributedDataset):
     def _steps(self) -> WorkerSteps:
         source, shard = self._sharding.source, self._shard
         if self._sharding.kind == "global":
+            # An exchange of all workers before each step costs time, and is left out where nobody can end early.
             certain = shard.workers == 1 or source.knows_end()
             return GlobalSteps(source.open(shard), shard, None if certain else self._agree())
+        # Opened whole: the source is this worker's own part already.
         size = self._original.batch_size() or 0
         return LocalSteps(source.open(Shard()), shard, self._agree(), lambda: self._spec_of_source, size)
 
@@ -156,6 +159,7 @@ class _FromFunction(DistributedDataset):
         agree: Agreements | None,
     ) -> None:
         super().__init__(mesh, shard, options, agree)
+        # Called once: each pass opens the same datasets again.
         self._sources = [adapt(dataset_fn(context)) for context in self._contexts()]
 
     def _contexts(self) -> list[InputContext]:

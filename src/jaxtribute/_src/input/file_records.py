@@ -37,6 +37,7 @@ class FileRecords:
         file = bisect.bisect_right(self._ends, position)
         record = position - (self._ends[file - 1] if file else 0)
         begin, end = (int(places[record]) for places in self._places[file])
+        # Opened each time: Grain reads in several threads, and sends sources to processes, where no open file can go.
         with Path(self.paths[file]).open("rb") as stream:
             stream.seek(begin)
             return stream.read(end - begin)
@@ -79,6 +80,7 @@ def _lines(path: str) -> tuple[Places, Places]:
         while block := stream.read(1 << 20):
             found += (np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + offset + 1).tolist()
             offset += len(block)
+    # The last line may be without its end.
     if found[-1] != size:
         found.append(size)
     places = np.asarray(found, np.int64)

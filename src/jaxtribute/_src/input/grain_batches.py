@@ -7,10 +7,10 @@ from typing import Any
 import grain
 import numpy as np
 
-from jaxtribute._src.input import grain_inside as inside
+from jaxtribute._src.input import grain_internals as internals
 from jaxtribute._src.input import grain_tree
 from jaxtribute._src.input.batches import Batch, as_batch, rows
-from jaxtribute._src.input.grain_inside import Node, parents
+from jaxtribute._src.input.grain_internals import Node, parents
 from jaxtribute._src.input.grain_tree import PositionMap
 from jaxtribute._src.input.permutation import Positions
 from jaxtribute._src.input.splitting import Shard, worker_bounds
@@ -25,7 +25,7 @@ class _WorkerBatches(grain.MapDataset[Batch]):
     def __init__(self, node: Node, shard: Shard) -> None:
         self._records = parents(node)[0]
         super().__init__(self._records)
-        found = inside.batching(node)
+        found = internals.batching(node)
         assert found is not None
         self._size, self._stack = found.size, found.stack
         self._length = len(node)
@@ -37,6 +37,8 @@ class _WorkerBatches(grain.MapDataset[Batch]):
     def __getitem__(self, index: int | slice) -> Any:
         if not isinstance(index, int):
             return self.slice(index)
+        # Beyond its length a dataset goes on with the next epoch, whose records have numbers of their own: so a
+        # shuffle below gives them in another order.
         epoch, batch = divmod(index, self._length)
         records = len(self._records)
         total = min(self._size, records - batch * self._size)
@@ -55,7 +57,8 @@ class ArrayBatches(_WorkerBatches):
         super().__init__(node, shard)
         self._positions = positions
         self._source = grain_tree.array_source(source)
-        self._range = inside.range_of(source)
+        self._range = internals.range_of(source)
+        # Many batches of a small dataset at once, though no more than an epoch of it.
         self._chunk_size = min(_CHUNK, max(len(self._records), self._size))
         self._chunks: dict[int, Positions] = {}
 
@@ -105,6 +108,7 @@ def for_worker(dataset: Node, shard: Shard) -> tuple[Any, str]:
       The dataset, and how it is read: `"arrays"` (its elements are `Batch`es cut by index), `"records"` (`Batch`es
       of this worker's records) or `"all"` (elements as the pipeline makes them).
     """
+    # First of all: Grain's own shuffle repeats a record at some lengths.
     dataset = grain_tree.exact(dataset)
     node = grain_tree.outer_batch(dataset)
     if node is None:
@@ -117,7 +121,7 @@ def for_worker(dataset: Node, shard: Shard) -> tuple[Any, str]:
         whole = _Trees(ArrayBatches(inner, Shard(), *found))
         return grain_tree.rewrite(dataset, lambda n: whole if n is inner else None), "all"
     found = grain_tree.positions_of(parents(node)[0])
-    if found is not None and (grain_tree.array_source(found[1]) or inside.range_of(found[1])):
+    if found is not None and (grain_tree.array_source(found[1]) or internals.range_of(found[1])):
         cut: Any = ArrayBatches(node, shard, *found)
         return grain_tree.rewrite(dataset, lambda n: cut if n is node else None), "arrays"
     if shard.workers == 1:
@@ -128,12 +132,12 @@ def for_worker(dataset: Node, shard: Shard) -> tuple[Any, str]:
 
 def _first_array_batch(node: Node) -> Any:
     """The batching node over arrays below maps of whole batches, if that is all there is."""
-    while inside.is_reordering(node) or inside.is_map(node):
+    while internals.is_reordering(node) or internals.is_map(node):
         node = parents(node)[0]
     if grain_tree.stacking(node) is None:
         return None
     found = grain_tree.positions_of(parents(node)[0])
-    if found is None or not (grain_tree.array_source(found[1]) or inside.range_of(found[1])):
+    if found is None or not (grain_tree.array_source(found[1]) or internals.range_of(found[1])):
         return None
     return node
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import grain
 
-from jaxtribute._src.input import grain_inside as inside
-from jaxtribute._src.input.grain_inside import Node, SameElements, parents
+from jaxtribute._src.input import grain_internals as internals
+from jaxtribute._src.input.grain_internals import Node, SameElements, parents
 from jaxtribute._src.input.grain_tree import rewrite, walk
 from jaxtribute._src.input.splitting import Shard
 from jaxtribute.errors import InputError
@@ -36,7 +36,7 @@ def keep(dataset: Node, shard: Shard) -> Node:
     reader = readers[0]
     own = slice(shard.worker, None, shard.workers)
     try:
-        return rewrite(dataset, lambda node: inside.over_files(node, own) if node is reader else None)
+        return rewrite(dataset, lambda node: internals.over_files(node, own) if node is reader else None)
     except ValueError as error:
         raise InputError(
             f"the files of this dataset cannot be shared out among {shard.workers} workers: {error}. "
@@ -52,13 +52,14 @@ def _readers(node: Node) -> list[Node]:
 
 
 def _names(node: Node) -> tuple[str, ...]:
-    interleaved = inside.interleaved(node)
+    interleaved = internals.interleaved(node)
     if interleaved is not None:
         return tuple(_name(node, interleaved, number) for number in range(len(interleaved)))
-    if inside.is_concatenation(node):
+    if internals.is_concatenation(node):
+        # Shared out by its parts, so each part must be one file.
         below = [_names_below(parent) for parent in parents(node)]
         return tuple(names[0] for names in below) if all(len(names) == 1 for names in below) else ()
-    return inside.paths(node)
+    return internals.paths(node)
 
 
 def _names_below(node: Node) -> tuple[str, ...]:

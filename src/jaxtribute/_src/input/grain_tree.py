@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jaxtribute._src.input import grain_inside as inside
+from jaxtribute._src.input import grain_internals as internals
 from jaxtribute._src.input.array_source import ArraySource
-from jaxtribute._src.input.grain_inside import Batching, Node, parents
+from jaxtribute._src.input.grain_internals import Batching, Node, parents
 from jaxtribute._src.input.permutation import Positions, permute, permutes_exactly
 
 PositionMap: TypeAlias = Callable[[Positions], Positions]
@@ -33,36 +33,37 @@ def rewrite(node: Node, change: Callable[[Node], Node | None]) -> Node:
         return changed
     old = parents(node)
     new = tuple(rewrite(parent, change) for parent in old)
-    return node if all(a is b for a, b in zip(old, new, strict=True)) else inside.with_parents(node, new)
+    return node if all(a is b for a, b in zip(old, new, strict=True)) else internals.with_parents(node, new)
 
 
 def stacking(node: Node) -> Batching | None:
     """The batching of a node that stacks records in Grain's default way; None for all others."""
-    found = inside.batching(node)
+    found = internals.batching(node)
     return found if found is not None and found.default else None
 
 
 def drops_elements(node: Node) -> bool:
     """True if a node of the tree may leave out elements, so that positions and counts are not known ahead."""
-    return any(inside.may_drop(below) for below in walk(node))
+    return any(internals.may_drop(below) for below in walk(node))
 
 
 def outer_batch(node: Node) -> Node | None:
     """The batching node whose batches reach the top of the tree unchanged, if there is one."""
-    while inside.is_reordering(node) and stacking(node) is None:
+    while internals.is_reordering(node) and stacking(node) is None:
         node = parents(node)[0]
     return node if stacking(node) is not None else None
 
 
 def as_map_dataset(node: Node) -> Node:
     """The random-access form of a dataset, where its only sequential part is reading ahead and batching."""
-    records = inside.read_ahead(node)
+    records = internals.read_ahead(node)
     if records is not None:
         return records
-    found = inside.batching(node)
+    found = internals.batching(node)
     if found is not None:
         below = parents(node)[0]
-        records = inside.read_ahead(below)
+        records = internals.read_ahead(below)
+        # Where elements are left out, the batch of an index is not the one that comes at that place.
         if records is not None and not drops_elements(below):
             return records.batch(found.size, drop_remainder=found.drops_remainder, batch_fn=found.stack)
     return node
@@ -74,9 +75,9 @@ def positions_of(node: Node) -> tuple[PositionMap, Node] | None:
     Returns:
       The map, for arrays of positions, and the source node; None if the dataset does more than reorder.
     """
-    if inside.source_of(node) is not None or inside.range_of(node) is not None:
+    if internals.source_of(node) is not None or internals.range_of(node) is not None:
         return _within(len(node)), node
-    if not inside.is_reordering(node):
+    if not internals.is_reordering(node):
         return None
     below = positions_of(parents(node)[0])
     if below is None:
@@ -91,24 +92,25 @@ def _within(length: int) -> PositionMap:
 
 
 def _step(node: Node) -> PositionMap:
-    shuffled = inside.shuffling(node)
+    shuffled = internals.shuffling(node)
     if shuffled is not None:
         return _shuffled(shuffled)
-    sliced = inside.slicing(node)
+    sliced = internals.slicing(node)
     if sliced is not None:
         return _sliced(sliced, len(node))
-    repeated = inside.repeated_alike(node)
+    repeated = internals.repeated_alike(node)
     if repeated is not None:
         return _within(repeated)
     return lambda positions: positions
 
 
-def _shuffled(shuffle: inside.Shuffling) -> PositionMap:
+def _shuffled(shuffle: internals.Shuffling) -> PositionMap:
     size = np.uint64(shuffle.window)
 
     def step(positions: Positions) -> Positions:
         group, within = positions // size, positions % size
         result = np.empty_like(positions)
+        # Each window has a seed of its own; a batch mostly lies in one or two.
         for number in np.unique(group):
             chosen = group == number
             seed = (shuffle.seed + int(number)) % 2**32
@@ -118,8 +120,9 @@ def _shuffled(shuffle: inside.Shuffling) -> PositionMap:
     return step
 
 
-def _sliced(slicing: inside.Slicing, length: int) -> PositionMap:
+def _sliced(slicing: internals.Slicing, length: int) -> PositionMap:
     def step(positions: Positions) -> Positions:
+        # One epoch of the slice lies in one epoch of the whole, so positions beyond its length skip what it leaves out.
         signed = positions.astype(np.int64)
         return (slicing.start + signed % length * slicing.stride + signed // length * slicing.whole).astype(np.uint64)
 
@@ -128,7 +131,7 @@ def _sliced(slicing: inside.Slicing, length: int) -> PositionMap:
 
 def array_source(node: Node) -> ArraySource | None:
     """The arrays that a source node reads rows of, if that is what it does."""
-    held = inside.source_of(node)
+    held = internals.source_of(node)
     if isinstance(held, ArraySource):
         return held
     return ArraySource(held) if isinstance(held, np.ndarray) and held.ndim else None
@@ -138,15 +141,15 @@ def is_in_memory(node: Node) -> bool:
     """True if all records come from arrays, sequences or ranges, so that reading waits for nothing."""
     ends = [below for below in walk(node) if not parents(below)]
     held = (ArraySource, np.ndarray, list, tuple)
-    return all(inside.range_of(end) is not None or isinstance(inside.source_of(end), held) for end in ends)
+    return all(internals.range_of(end) is not None or isinstance(internals.source_of(end), held) for end in ends)
 
 
-class ExactShuffle(inside.SameElements):
+class ExactShuffle(internals.SameElements):
     """A global shuffle for the lengths that Grain's own does not permute; see `permutation.permute`."""
 
     def __init__(self, parent: Node, seed: int) -> None:
         super().__init__(parent)
-        self._step = _shuffled(inside.Shuffling(len(parent), seed))
+        self._step = _shuffled(internals.Shuffling(len(parent), seed))
 
     def __getitem__(self, index: int | slice) -> Any:
         if not isinstance(index, int):
@@ -158,8 +161,8 @@ def exact(node: Node) -> Node:
     """The dataset with each shuffle that would repeat a record replaced by one that does not."""
 
     def change(node: Node) -> Node | None:
-        found = inside.shuffling(node)
-        if found is not None and inside.shuffles_all(node) and not permutes_exactly(found.window):
+        found = internals.shuffling(node)
+        if found is not None and internals.shuffles_all(node) and not permutes_exactly(found.window):
             return ExactShuffle(exact(parents(node)[0]), found.seed)
         return None
 

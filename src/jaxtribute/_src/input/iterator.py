@@ -90,6 +90,7 @@ class DistributedIterator(Feed):
     def hand_back(self, batches: Sequence[Drawn]) -> None:
         """Puts elements that were drawn last in front of those to come; for compiled functions."""
         if batches:
+            # With their positions: a checkpoint that is saved now must give these elements again.
             self._returned.extendleft(reversed(batches))
             self._position = batches[0].before
 
@@ -153,6 +154,7 @@ class DistributedIterator(Feed):
             or to another worker or number of workers where that matters.
         """
         _check_state(state, self._steps.kind, self._shard)
+        # What is prefetched already is of the old position, and the thread goes on from there.
         if self._prefetcher is not None:
             raise InputError(
                 f"a position is set before the first element, and this iterator is at step {self._step()}. "
@@ -187,6 +189,7 @@ class DistributedIterator(Feed):
 
 
 def _make(steps: WorkerSteps, place: Placement) -> tuple[Nest, dict[str, Any]]:
+    # With its position: whoever saves means the last element that was handed out, not what waits in the buffer.
     step = next(steps)
     return place(step), steps.get_state()
 
@@ -221,6 +224,8 @@ async def _write(directory: Foreign, text: str) -> None:
 
 
 async def _read(directory: Path, set_state: Callable[[dict[str, Any]], None]) -> None:
+    # Where the number of processes has changed no file has this one's name. All hold the same then, or the position
+    # says that it is another worker's, and is refused.
     own = directory / position_file()
     found = own if own.exists() else next(iter(sorted(directory.glob("process_*.json"))), None)
     if found is None:

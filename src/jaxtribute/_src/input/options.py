@@ -79,6 +79,7 @@ class InputOptions:
                 f"experimental_fetch_to_device={fetch} and experimental_prefetch_to_device={prefetch} are two names of "
                 "one option. HINT: give only experimental_fetch_to_device."
             )
+        # Frozen, so what was checked and completed is put in past its own `__setattr__`.
         given = prefetch if fetch is None else fetch
         fetch = True if given is None else settings.flag("experimental_fetch_to_device", given)
         object.__setattr__(self, "experimental_fetch_to_device", fetch)

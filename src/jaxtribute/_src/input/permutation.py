@@ -73,6 +73,8 @@ def permute(positions: Positions, length: int, seed: int) -> Positions:
     """
     if length <= 1:
         return np.zeros_like(positions)
+    # The cipher's smallest block has 2**16 places: of a short range most turns end outside, and Grain's own, which is
+    # compiled, is faster at that.
     if length < _SCALAR_BELOW or not _agrees_with_grain():
         return np.array([index_shuffle(int(p), length - 1, seed, _ROUNDS) for p in positions], np.uint64)
     width = _width(length)
@@ -80,6 +82,8 @@ def permute(positions: Positions, length: int, seed: int) -> Positions:
         return _table(length, seed)[positions]
     keys = _round_keys(seed)
     result = _encrypt(positions, keys, width)
+    # The cipher permutes a whole block, which is larger than the range. Whoever lands outside is encrypted again: the
+    # map of the range on itself that this gives is a permutation, too.
     outside = np.flatnonzero(result >= length)
     while outside.size:
         result[outside] = again = _encrypt(result[outside], keys, width)

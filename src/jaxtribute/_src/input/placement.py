@@ -46,6 +46,7 @@ class _Watched:
 
     def __call__(self, step: WorkerStep) -> Nest:
         """Places the step's data."""
+        # Once is enough, and to look at every integer of every step would take time.
         if not self._said and not jax.config.read("jax_enable_x64"):
             self._look(step.tree if step.parts is None else step.parts)
         return self._place(step)
@@ -78,6 +79,7 @@ def to_host(mesh: ReplicaMesh) -> Placement:
 
 
 def _place(step: WorkerStep, mesh: ReplicaMesh, put: Callable[[Nest, ReplicaMesh], Nest]) -> Nest:
+    # One call for the batch: device by device it takes several times as long.
     if step.even and step.parts is None:
         leaves, structure = jax.tree.flatten(put(step.tree, mesh))
         return structure.unflatten([PerReplica.from_split(leaf, mesh) for leaf in leaves])
@@ -85,6 +87,7 @@ def _place(step: WorkerStep, mesh: ReplicaMesh, put: Callable[[Nest, ReplicaMesh
         return jax.tree.map(lambda *leaves: PerReplica.from_host(leaves, mesh), *map(_numeric, step.cut()))
     parts = [_put(part, device) for part, device in zip(step.cut(), mesh.local_devices, strict=True)]
     if step.rows is None:
+        # The shapes of the other workers' parts are not known here.
         if len(mesh.local_ids) < mesh.size:
             return Apart(parts, mesh)
         return jax.tree.map(lambda *leaves: PerReplica.from_parts(leaves, mesh), *parts)
@@ -92,6 +95,7 @@ def _place(step: WorkerStep, mesh: ReplicaMesh, put: Callable[[Nest, ReplicaMesh
 
     def whole(*leaves: Array) -> PerReplica:
         first = leaves[0]
+        # The rows tell the shapes of the other workers' parts, which need not be asked for.
         signatures = [((count, *first.shape[1:]) if first.ndim else (), str(first.dtype)) for count in rows]
         return PerReplica.from_parts(leaves, mesh, signatures)
 
@@ -151,6 +155,7 @@ def _put(tree: Nest, where: Foreign) -> Nest:
     try:
         return jax.device_put(tree, where)
     except TypeError:
+        # Looked for only now: a check of each leaf would cost time in every step.
         for path, leaf in jax.tree.leaves_with_path(tree):
             _check_numeric(leaf, path)
         raise

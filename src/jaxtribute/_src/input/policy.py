@@ -65,6 +65,7 @@ def _automatic(source: Source, shard: Shard) -> tuple[AutoShardPolicy, str]:
         reason = f"its {len(files)} file(s) do not go round {shard.workers} workers"
     else:
         reason = "it reads no files that can be shared out"
+    # Six levels up is the user's own call of the strategy's method.
     if source.reads == "all":
         warnings.warn(
             f"AutoShardPolicy.AUTO shards this {source.name} by DATA, because {reason}: every worker reads all of it "
@@ -82,6 +83,7 @@ def _automatic(source: Source, shard: Shard) -> tuple[AutoShardPolicy, str]:
 
 
 def _is_shardable(source: Source, shard: Shard) -> bool:
+    # Only the library that made it can tell, and only by doing it.
     try:
         source.by_file(shard)
     except InputError:

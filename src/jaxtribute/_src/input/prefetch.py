@@ -42,6 +42,7 @@ class Threads:
             # Through the queue, since a Thread keeps its arguments alive for as long as it runs.
             shared.jobs.put(job)
             if shared.idle:
+                # Counted down here, not by the thread: the next job must not count on the same one.
                 shared.idle -= 1
                 return
         threading.Thread(target=_serve, args=(shared,), name="jaxtribute-prefetch", daemon=True).start()
@@ -59,6 +60,7 @@ def _serve(shared: _Shared) -> None:
         try:
             job = shared.jobs.get(timeout=_IDLE_SECONDS)
         except queue.Empty:
+            # Looked at once more under the lock: a job may have come since, for which this thread was counted on.
             with shared.lock:
                 if shared.jobs.empty():
                     shared.idle -= 1
@@ -95,6 +97,7 @@ class Prefetcher(Generic[T]):
         self, produce: Callable[[], T], release: Callable[[], None], buffer: int, threads: Threads | None = None
     ) -> None:
         self._channel = channel = _Channel(buffer)
+        # The thread works in the scope of the one who iterates. JAX keeps its settings by thread instead.
         context = contextvars.copy_context()
         x64 = bool(jax.config.read("jax_enable_x64"))
         self._end: BaseException | None = None
@@ -127,6 +130,7 @@ class Prefetcher(Generic[T]):
         try:
             raise error
         finally:
+            # The traceback has this frame, and the frame would have the error: garbage that holds the whole pipeline.
             del error
 
     def close(self) -> None:
@@ -165,6 +169,8 @@ def _work(
     channel.thread = threading.get_ident()
     try:
         with jax.enable_x64(x64):
+            # A place is taken before an element is made: no more than `buffer` are ever there, on devices with little
+            # memory too.
             while channel.places.get() and not channel.stopped:
                 channel.elements.put((produce(), None))
         at_end = False
@@ -181,7 +187,7 @@ def _work(
 
 def _stop(channel: _Channel) -> None:
     channel.stopped = True
-    channel.places.put(False)
+    channel.places.put(False)  # wakes a producer that waits for a place
     # Garbage may be collected in any thread, the prefetching one included.
     if channel.thread != threading.get_ident() and channel.working.acquire(timeout=_JOIN_SECONDS):
         channel.working.release()

@@ -73,6 +73,7 @@ def worker_step(batch: Batch, shard: Shard) -> WorkerStep:
         return WorkerStep(batch.tree, None, (batch.total or 0,), even=True)
     total = check_splittable(batch, shard.replicas)
     sizes = slice_sizes(total, shard.replicas)
+    # The source may have left out rows of other workers: the tree then begins in the midst of the batch.
     start = sum(sizes[: shard.first]) - batch.start
     own = sizes[shard.first : shard.first + shard.local]
     tree = batch.tree if shard.local == shard.replicas else rows(batch.tree, start, start + sum(own))
@@ -158,11 +159,12 @@ class LocalSteps:
 
     def __next__(self) -> WorkerStep:
         sizes, tree = self._take()
+        # Asked without data too: as long as another worker has some, its collectives wait for this one's replicas.
         others = self._agree(self._step, sizes)
-        if all(other is None for other in others):
+        if not any(others):
             raise StopIteration
         self._step += 1
-        counts = tuple(count for other in others for count in other or (0,) * self._shard.local)
+        counts = _rows_of_all(others, self._shard.local)
         if sizes is None:
             return WorkerStep(empty_like(self._template()), None, (0,) * self._shard.local, even=False, rows=counts)
         return WorkerStep(tree, None, sizes, even=len(set(counts)) == 1, rows=counts)
@@ -180,12 +182,16 @@ class LocalSteps:
             if total > self._used:
                 self._batch = batch
         total = check_splittable(self._batch, self._shard.replicas)
+        # Cut as a full batch would be, a short last one too: its replicas then have as many
+        # rows as before, fewer at its end, or none.
         cycle = cycle_sizes(self._largest, self._shard)
         local = self._shard.local
         sizes = fill(total - self._used, cycle[self._cut : self._cut + local])
         start, self._used, self._cut = self._used, self._used + sum(sizes), self._cut + local
         tree = rows(self._batch.tree, start, self._used)
         if self._used >= total:
+            # The position in the midst of a batch is the one before it, and the rows used: the batch is read again.
+            # At its end the next one is.
             self._batch, self._used, self._cut = None, 0, 0
             self._before = self._stream.get_state()
         return sizes, tree
@@ -209,6 +215,7 @@ class LocalSteps:
     def _cut_after(self, used: int) -> int:
         """Number of slices of a batch that make up its first `used` rows, for as many replicas as there are now."""
         cycle = cycle_sizes(self._largest, self._shard)
+        # Another number of replicas cuts the batch at other rows; it can go on only where both cut.
         for cut in range(0, len(cycle), self._shard.local):
             if sum(cycle[:cut]) == used:
                 return cut
@@ -253,24 +260,24 @@ class FunctionSteps:
         self._step = 0
 
     def __next__(self) -> WorkerStep:
-        parts = [self._next(replica) for replica in range(self._shard.local)]
-        sizes: StepRows = None
-        if self._complete(parts):
-            sizes = tuple(0 if part is None else part.total or 0 for part in parts)
-        trees = self._trees(parts) if sizes is not None else []
+        local = self._shard.local
+        parts = list(map(self._next, range(local)))
+        has_data = self._complete(parts)
+        trees = [self._empty() if part is None else part.tree for part in parts] if has_data else []
+        sizes = tuple(0 if part is None else part.total or 0 for part in parts) if has_data else None
+        # A number for shapes and dtypes goes along with the rows: workers must know whether all have the same, without
+        # an exchange of its own.
         others = self._agree(self._step, None if sizes is None else (*sizes, _form(trees)))
-        if all(other is None for other in others) or (self._static and any(other is None for other in others)):
+        told = [other for other in others if other is not None]
+        if not told or (self._static and len(told) < len(others)):
             raise StopIteration
         self._step += 1
-        counts = tuple(count for other in others for count in (other or (0,) * (self._shard.local + 1))[:-1])
-        forms = {other[-1] for other in others if other is not None}
+        counts = _rows_of_all([other and other[:-1] for other in others], local)
+        forms = {other[-1] for other in told}
         alike = len(forms) == 1 and forms != {0}
         even = len(set(counts)) == 1 and alike
-        trees = trees or self._trees([None] * self._shard.local)
-        return WorkerStep(None, trees, sizes or (0,) * self._shard.local, even=even, rows=counts if alike else None)
-
-    def _trees(self, parts: Sequence[Batch | None]) -> list[Nest]:
-        return [self._empty() if part is None else part.tree for part in parts]
+        trees = trees or [self._empty()] * local
+        return WorkerStep(None, trees, sizes or (0,) * local, even=even, rows=counts if alike else None)
 
     def _next(self, replica: int) -> Batch | None:
         try:
@@ -306,7 +313,16 @@ class FunctionSteps:
             stream.close()
 
 
+def _rows_of_all(told: Sequence[StepRows], local: int) -> tuple[int, ...]:
+    """Rows of each replica of all workers; none for the `local` replicas of a worker without data."""
+    counts: list[int] = []
+    for each in told:
+        counts += (0,) * local if each is None else each
+    return tuple(counts)
+
+
 def _form(trees: Sequence[Nest]) -> int:
     """A number for the shapes, but for their rows, and dtypes that all trees have; 0 where they differ."""
     forms = {str([(leaf.shape[1:], str(leaf.dtype)) for leaf in jax.tree.leaves(tree)]) for tree in trees}
+    # Never 0, which says that they differ.
     return crc32(forms.pop().encode()) or 1 if len(forms) == 1 else 0

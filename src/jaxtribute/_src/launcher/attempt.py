@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from jaxtribute._src.exit_codes import ELSEWHERE, RESUME
 from jaxtribute._src.launcher.family import Family, Process
-from jaxtribute._src.launcher.output import RankOutput, Reader, copy_size
+from jaxtribute._src.launcher.output import OutputReader, RankOutput, copy_size
 
 
 class Kind(StrEnum):
@@ -33,12 +33,12 @@ class Outcome:
     """Kind of end, and the rank that caused it.
 
     Attributes:
-        kind: What it came to.
-        code: The exit code that says so: 0, the rank's own, or 128 and the number of the signal that killed it.
-        rank: The rank that was first, if any.
-        words: One line on what happened there.
-        traceback: Its traceback, if one was printed.
-        killed: How many ranks were ended by a signal that the launcher did not send.
+      kind: what it came to.
+      code: the exit code that says so: 0, the rank's own, or 128 and the number of the signal that killed it.
+      rank: the rank that was first, if any.
+      words: one line on what happened there.
+      traceback: its traceback, if one was printed.
+      killed: how many ranks were ended by a signal that the launcher did not send.
     """
 
     kind: Kind
@@ -105,15 +105,15 @@ class Attempt:
     """The ranks of this machine, started once.
 
     Args:
-        programs: By rank.
-        grace_s: Seconds between SIGTERM and SIGKILL.
-        save_s: Seconds that preempted ranks have to save.
+      programs: by rank.
+      grace_s: seconds between SIGTERM and SIGKILL.
+      save_s: seconds that preempted ranks have to save.
     """
 
     def __init__(self, programs: Mapping[int, Program], grace_s: float, save_s: float) -> None:
         self._programs, self._grace_s, self._save_s = programs, grace_s, save_s
         self._ends: list[_End] = []
-        self._readers: list[Reader] = []
+        self._readers: list[OutputReader] = []
         self._due: list[tuple[float, Signal]] = []
         """Signals still to be sent, and when."""
         self._sent: set[int] = set()
@@ -144,6 +144,7 @@ class Attempt:
         """Hands a signal on. Ctrl-C ends the ranks soon, and at once the second time; SIGTERM lets them save."""
         again = self._asked is Signal.SIGINT and number is Signal.SIGINT
         self._asked = number
+        # Whoever presses Ctrl-C twice does not want to wait for anything.
         if again:
             self._escalate((0.0, Signal.SIGKILL))
         elif number is Signal.SIGINT:
@@ -160,7 +161,7 @@ class Attempt:
 
     def _start(self, family: Family, rank: int) -> asyncio.Future[int]:
         program = self._programs[rank]
-        reader = Reader(program.output.feed, terminal=program.terminal)
+        reader = OutputReader(program.output.feed, terminal=program.terminal)
         self._readers.append(reader)
         try:
             process = family.start(program.command, program.environment, reader.child_end)
@@ -173,6 +174,7 @@ class Attempt:
             self._send_due(family)
             self._wake.clear()
             wake = asyncio.ensure_future(self._wake.wait())
+            # `_wake` ends the wait when a signal has changed what is due, which the timeout does not know of.
             timeout = max(self._due[0][0] - time.monotonic(), 0) if self._due else None
             done, _ = await asyncio.wait([*waiting, wake], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             wake.cancel()
@@ -184,11 +186,13 @@ class Attempt:
         self._ends.append(end)
         if code == 0 or self._failing or self._asked is not None:
             return
-        if code == RESUME:  # all of them are about to end so
+        # One rank has saved, so all have agreed to: the others get the time that saving takes, not that of a failure.
+        if code == RESUME:
             if not self._due:
                 self._escalate((self._save_s, Signal.SIGTERM), (self._save_s + self._grace_s, Signal.SIGKILL))
             return
         self._failing = True
+        # A rank that ends because of another tells by its code that the cause is still to come.
         first = CAUSE_S if code == ELSEWHERE else 0.0
         self._escalate((first, Signal.SIGTERM), (first + self._grace_s, Signal.SIGKILL))
         for other, program in self._programs.items():
@@ -211,6 +215,8 @@ class Attempt:
         bad = [end for end in self._ends if end.code != 0]
         own = [end for end in bad if not end.ours]
         killed = sum(end.code < 0 for end in own)
+        # In the order of their ends: the first that failed by itself is the cause; one that only reports a failure of
+        # another is named where that other one is not to be seen, as on another machine.
         causes = [end for end in own if end.code not in (ELSEWHERE, RESUME)]
         causes += [end for end in own if end.code == ELSEWHERE]
         if self._asked is not None and (bad or self._asked is Signal.SIGINT):

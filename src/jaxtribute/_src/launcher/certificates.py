@@ -92,6 +92,7 @@ def write_certificates(secret: bytes, folder: Path) -> dict[str, str]:
     secret_key = own.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
+    # The authority may sign certificates of processes and nothing else, below it no further authority.
     signs = dict.fromkeys(_USES, False) | {"key_cert_sign": True}
     limits = x509.BasicConstraints(ca=True, path_length=0), x509.KeyUsage(**signs)
     texts = {

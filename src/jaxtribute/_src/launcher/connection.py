@@ -66,8 +66,8 @@ class Line:
         """Hears the other's random number; to be awaited before anything is sent by the end that calls.
 
         Raises:
-            OSError: The other end has gone.
-            ValueError: It speaks without a key.
+          OSError: the other end has gone.
+          ValueError: it speaks without a key.
         """
         if self._key is None or self._salts:
             return
@@ -96,6 +96,7 @@ class Line:
 
     def send(self, message: Message) -> None:
         """Sends a message; if the other end is gone, that comes out when an answer is waited for."""
+        # Without the other's number nothing can be sealed: it has not spoken, so it hears nothing either.
         if self._writer.is_closing() or (self._key is not None and not self._salts):
             return
         line = json.dumps(message).encode()
@@ -119,6 +120,7 @@ class Line:
             return None
         if not isinstance(message, dict):
             return None
+        # Counted by both sides alike, as the number is a part of the next seal.
         self._heard += 1
         return message
 
@@ -135,8 +137,8 @@ async def connect(host: str, port: int, key: bytes | None = None) -> Line:
     """Connects to another launcher.
 
     Raises:
-        OSError: Nobody listens there, or the one who does says nothing.
-        ClusterError: A key is needed, and the other launcher has none.
+      OSError: nobody listens there, or the one who does says nothing.
+      ClusterError: a key is needed, and the other launcher has none.
     """
     line = Line(*await asyncio.open_connection(host, port, limit=LONGEST), key, calls=True)
     try:

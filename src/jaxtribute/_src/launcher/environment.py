@@ -16,21 +16,31 @@ LOCAL_CLUSTER = "JAXTRIBUTE_LOCAL_CLUSTER"
 """Set to 1 where the chief starts all other tasks of its cluster on this machine."""
 
 
+def tf_config(cluster: Mapping[str, object], task_type: str | None, index: int | None) -> str:
+    """The value of `TF_CONFIG` for a task.
+
+    Args:
+      cluster: the addresses of each job.
+      task_type: the task's job.
+      index: its index there.
+    """
+    return json.dumps({"cluster": cluster, "task": {"type": task_type, "index": index}})
+
+
 def rank_environment(
     addresses: Sequence[str], index: int, devices: int | None = None, inherited: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """The whole environment of one process.
 
     Args:
-        addresses: `host:port` of every worker, by rank.
-        index: The rank of the process.
-        devices: The number of its logical CPU devices. JAX then leaves accelerators alone, unless `JAX_PLATFORMS` says
-            otherwise. `None` leaves its devices as they are.
-        inherited: What it is made from; this process's environment by default.
+      addresses: `host:port` of every worker, by rank.
+      index: the rank of the process.
+      devices: the number of its logical CPU devices. JAX then leaves accelerators alone, unless `JAX_PLATFORMS` says
+        otherwise. `None` leaves its devices as they are.
+      inherited: what it is made from; this process's environment by default.
     """
     found = dict(os.environ if inherited is None else inherited)
-    task = {"type": "worker", "index": index}
-    found[TF_CONFIG] = json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
+    found[TF_CONFIG] = tf_config({"worker": list(addresses)}, "worker", index)
     found[LAUNCHER] = "1"
     if devices is not None:
         found[CPU_DEVICES] = str(devices)
@@ -42,9 +52,9 @@ def chief_environment(address: str, servers: int, workers: int) -> dict[str, str
     """Settings that tell a process that it is the chief of servers and workers, which it starts on this machine.
 
     Args:
-        address: `host:port` of the process.
-        servers: How many parameter servers.
-        workers: How many workers.
+      address: `host:port` of the process.
+      servers: how many parameter servers.
+      workers: how many workers.
     """
     host = address.rpartition(":")[0]
     # Nobody listens there: the places only say how many there are.
@@ -53,8 +63,7 @@ def chief_environment(address: str, servers: int, workers: int) -> dict[str, str
         "ps": [f"{host}:{1 + i}" for i in range(servers)],
         "worker": [f"{host}:{1 + servers + i}" for i in range(workers)],
     }
-    task = {"type": "chief", "index": 0}
-    return {TF_CONFIG: json.dumps({"cluster": cluster, "task": task}), LOCAL_CLUSTER: "1"}
+    return {TF_CONFIG: tf_config(cluster, "chief", 0), LOCAL_CLUSTER: "1"}
 
 
 def rank_of_this_process(environment: Mapping[str, str] | None = None) -> int:

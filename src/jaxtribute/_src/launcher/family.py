@@ -57,11 +57,11 @@ class Family:
         """Starts one more member. Its standard input is empty.
 
         Args:
-            command: The program and its arguments.
-            environment: All of its environment.
-            output: Where its standard output goes: a file, or `subprocess.PIPE`.
-            errors: Where its standard error goes, with the output by default.
-            pass_fds: File descriptors that it inherits.
+          command: the program and its arguments.
+          environment: all of its environment.
+          output: where its standard output goes: a file, or `subprocess.PIPE`.
+          errors: where its standard error goes, with the output by default.
+          pass_fds: file descriptors that it inherits.
         """
         member = subprocess.Popen(
             command,

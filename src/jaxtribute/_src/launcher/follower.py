@@ -49,12 +49,13 @@ class Follower:
         then tries to come back, for as long as it waits at the start.
 
         Raises:
-            DeadlineError: Machine 0 was not there in time.
-            ClusterError: Machine 0 does not want this one.
+          DeadlineError: machine 0 was not there in time.
+          ClusterError: machine 0 does not want this one.
         """
         lost = None
         while True:
             line = await self._reach()
+            # The address by which machine 0 is reached is one by which this machine can be.
             self._node = LocalNode(self._options, line.own_host)
             try:
                 line.send({"machine": self._options.node_rank})
@@ -145,6 +146,7 @@ class Follower:
         if running is not None:
             node.stop()
             await running
+        # Not a word before the end: a stranger listens there, or the keys differ. To come back would be in vain.
         if not line.heard:
             raise ClusterError(
                 f"machine 0 at {self._address} did not answer as a launcher of this job. HINT: see what it says, and "

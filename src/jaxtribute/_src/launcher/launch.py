@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
@@ -13,7 +12,7 @@ from pathlib import Path
 from jaxtribute._src.cluster.resolvers.slurm import COUNTS, TASKS, SlurmClusterResolver, expand_counts
 from jaxtribute._src.folders import Folder
 from jaxtribute._src.launcher.attempt import Signal
-from jaxtribute._src.launcher.environment import LAUNCHER, TF_CONFIG
+from jaxtribute._src.launcher.environment import LAUNCHER, TF_CONFIG, tf_config
 from jaxtribute._src.launcher.follower import Follower
 from jaxtribute._src.launcher.leader import Leader
 from jaxtribute._src.launcher.options import Options
@@ -23,9 +22,9 @@ def launch(options: Options) -> int:
     """Runs the job, or this machine's part of it, and returns the exit code. Call it in the main thread.
 
     Raises:
-        DeadlineError: Other machines did not come in time.
-        ClusterError: Machine 0 cannot be reached in the way that was asked for.
-        ArgumentError: There are not enough GPUs.
+      DeadlineError: other machines did not come in time.
+      ClusterError: machine 0 cannot be reached in the way that was asked for.
+      ArgumentError: there are not enough GPUs.
     """
     with _kept_programs(options) as complete:
         return asyncio.run(_launch(complete))
@@ -48,6 +47,7 @@ async def _launch(options: Options) -> int:
         number: lambda number=number: launcher.forward(number)
         for number in (Signal.SIGINT, Signal.SIGTERM, Signal.SIGQUIT)
     }
+    # A terminal that closes takes the job along, and lets it save before.
     handlers[Signal.SIGHUP] = lambda: launcher.forward(Signal.SIGTERM)
     handlers[Signal.SIGUSR1] = launcher.grow
     handlers[Signal.SIGWINCH] = launcher.resize
@@ -58,6 +58,7 @@ async def _launch(options: Options) -> int:
 
 def become(command: tuple[str, ...], environment: dict[str, str]) -> None:
     """Turns this process into the program; does not return."""
+    # In place of this process: signals, the exit code and the number are the program's own.
     os.execvpe(command[0], command, environment)
 
 
@@ -71,10 +72,9 @@ def slurm_environment(environment: Mapping[str, str] | None = None) -> dict[str,
     """The environment for the program of a task that Slurm has started as a rank.
 
     Raises:
-        ClusterSpecError: Slurm's variables are incomplete or contradict each other.
+      ClusterSpecError: Slurm's variables are incomplete or contradict each other.
     """
     found = dict(os.environ if environment is None else environment)
     resolver = SlurmClusterResolver(environ=found)
     spec = resolver.cluster_spec()  # which also sets the GPUs of this task in `found`
-    task = {"type": resolver.task_type, "index": resolver.task_id}
-    return found | {TF_CONFIG: json.dumps({"cluster": spec.as_dict(), "task": task}), LAUNCHER: "1"}
+    return found | {TF_CONFIG: tf_config(spec.as_dict(), resolver.task_type, resolver.task_id), LAUNCHER: "1"}

@@ -42,6 +42,7 @@ class Leader:
     def forward(self, number: Signal) -> None:
         """Hands a signal on: Ctrl-C to the ranks of all machines, others to those of this one. The job ends then."""
         self._asked = number
+        # SIGTERM comes to a machine that is taken away: its ranks tell all others, which then save as well.
         nodes = self._running if number is Signal.SIGINT else self._running[:1]
         for node in nodes:
             node.forward(number)
@@ -63,8 +64,8 @@ class Leader:
         """Runs the job to its end; the exit code.
 
         Raises:
-            DeadlineError: Machines did not come in time.
-            ClusterError: The coordinator's address is not free, or none of this machine's.
+          DeadlineError: machines did not come in time.
+          ClusterError: the coordinator's address is not free, or none of this machine's.
         """
         code = ELSEWHERE
         host = LOOPBACK
@@ -124,6 +125,7 @@ class Leader:
         if self._meeting is None:
             return [self._local], [own]
         await self._await_machines(self._meeting, len(own), again=again)
+        # This machine first: rank 0, which hosts the coordination service, is at the address that all know.
         remote = [node for _, node in sorted(self._meeting.present.items()) if node.addresses]
         return [self._local, *remote], [own, *(node.addresses for node in remote)]
 
@@ -137,6 +139,7 @@ class Leader:
             workers = own + sum(len(node.addresses) for node in ready.values())
             enough = self._options.min_workers is not None and workers >= self._options.min_workers
             waited = time.monotonic() - start
+            # At a restart those that are missing were just lost, and may never come back.
             if enough and waited > (REJOIN_S if again else self._options.join_timeout_s):
                 say(f"goes on with {workers} worker(s), without {_machines(missing)}")
                 return
@@ -155,6 +158,7 @@ class Leader:
         tasks: dict[asyncio.Task[Outcome], Node] = {}
         first, run = 0, secrets.token_hex(16)
         for node, own in zip(nodes, addresses, strict=True):
+            # Another number for each start: a process that is left of the last one has no certificate of this one.
             start = Start(everyone, first, len(own), restart, run)
             tasks[asyncio.ensure_future(node.run(start))] = node
             first += len(own)
@@ -177,6 +181,8 @@ class Leader:
             for task in done:
                 found.append(task.result())
                 del tasks[task]
+                # The first bad end decides when the others are stopped; a machine that does not even answer then, as
+                # the network is cut, is given up, so that the job can end or start without it.
                 if found[-1].kind is not Kind.DONE and give_up_at == float("inf"):
                     stop_at = time.monotonic() + self._patience(found[-1])
                     give_up_at = stop_at + self._options.grace_s + ANSWER_S

@@ -34,14 +34,15 @@ class ReservedPorts:
     there, while the kernel gives the port to nobody who asks for a free one.
 
     Args:
-        count: How many.
-        host: The address of this machine that they are reserved on.
+      count: how many.
+      host: the address of this machine that they are reserved on.
     """
 
     def __init__(self, count: int, host: str = LOOPBACK) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with ExitStack() as stack:
             sockets = [stack.enter_context(socket.socket(family)) for _ in range(count)]
+            # Bound at once, all of them: closed one by one, the kernel would give the same port again.
             for one in sockets:
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 one.bind((host, 0))
@@ -68,11 +69,11 @@ class Start:
     """Facts that a machine needs to start its ranks.
 
     Attributes:
-        addresses: Of all ranks.
-        first: The first rank of this machine.
-        count: How many ranks it has.
-        restart: How often the job has been started before.
-        run: A random number of this start, in letters; empty without one.
+      addresses: of all ranks.
+      first: the first rank of this machine.
+      count: how many ranks it has.
+      restart: how often the job has been started before.
+      run: a random number of this start, in letters; empty without one.
     """
 
     addresses: Sequence[str]
@@ -95,8 +96,8 @@ class LocalNode:
     """This machine's ranks, from one start of the job to the next.
 
     Args:
-        options: What was asked for.
-        host: The address of this machine that the others know.
+      options: what was asked for.
+      host: the address of this machine that the others know.
     """
 
     def __init__(self, options: Options, host: str) -> None:
@@ -173,13 +174,13 @@ def gpus_of(index: int, each: int, workers: int, environment: Mapping[str, str])
     """The ids of the GPUs of one worker: its share of those that this machine has, or lets this process see.
 
     Args:
-        index: The worker among those of this machine.
-        each: GPUs a worker.
-        workers: Workers of this machine.
-        environment: Where `CUDA_VISIBLE_DEVICES` may stand.
+      index: the worker among those of this machine.
+      each: GPUs a worker.
+      workers: workers of this machine.
+      environment: where `CUDA_VISIBLE_DEVICES` may stand.
 
     Raises:
-        ArgumentError: There are not so many.
+      ArgumentError: there are not so many.
     """
     found = visible_gpus(environment)
     if each * workers > len(found):

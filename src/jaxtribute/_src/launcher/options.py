@@ -20,25 +20,25 @@ class Options:
     """One launch, on this machine.
 
     Attributes:
-        command: The program of every rank with its arguments.
-        workers: Processes on this machine.
-        served: Parameter servers and workers that the one process starts by itself; `None` for a job without servers.
-        devices: Logical CPU devices a process; `None` leaves it what it finds.
-        gpus: GPUs a process, of those that this machine has; `None` leaves it all.
-        nodes: Machines.
-        node_rank: This machine among them; machine 0 is the one that the others find.
-        coordinator: `host:port` of machine 0's launcher, where there are several machines.
-        key: A secret that the launchers share, by which they know each other; `None` believes who comes first.
-        join_timeout_s: Seconds to wait for the other machines.
-        max_restarts: How often the job is started again after a failure.
-        max_preemptions: How often it is started again after it was preempted and has saved; `None` for `PREEMPTIONS`
-            where it is started again after failures, else never.
-        min_workers: Workers of all machines that suffice to go on; `None` takes all.
-        grace_s: Seconds between SIGTERM and SIGKILL for the others of a rank that failed.
-        save_s: Seconds that preempted processes have to save.
-        log_dir: Where the log files go, one a rank; `None` writes none.
-        split: Whether only rank 0's output is shown.
-        programs: Folder for compiled programs, which restarts find there; `None` keeps none.
+      command: the program of every rank with its arguments.
+      workers: processes on this machine.
+      served: parameter servers and workers that the one process starts by itself; `None` for a job without servers.
+      devices: logical CPU devices a process; `None` leaves it what it finds.
+      gpus: GPUs a process, of those that this machine has; `None` leaves it all.
+      nodes: machines.
+      node_rank: this machine among them; machine 0 is the one that the others find.
+      coordinator: `host:port` of machine 0's launcher, where there are several machines.
+      key: a secret that the launchers share, by which they know each other; `None` believes who comes first.
+      join_timeout_s: seconds to wait for the other machines.
+      max_restarts: how often the job is started again after a failure.
+      max_preemptions: how often it is started again after it was preempted and has saved; `None` for `PREEMPTIONS`
+        where it is started again after failures, else never.
+      min_workers: workers of all machines that suffice to go on; `None` takes all.
+      grace_s: seconds between SIGTERM and SIGKILL for the others of a rank that failed.
+      save_s: seconds that preempted processes have to save.
+      log_dir: where the log files go, one a rank; `None` writes none.
+      split: whether only rank 0's output is shown.
+      programs: folder for compiled programs, which restarts find there; `None` keeps none.
     """
 
     command: tuple[str, ...]
@@ -80,14 +80,14 @@ def complete(
     """The options with what the surroundings say about other machines.
 
     Args:
-        options: What was asked for, apart from the machines.
-        nodes: Machines, where that was asked for.
-        node_rank: This machine, where that was asked for.
-        environment: Where Slurm and Kubernetes leave their word; this process's environment by default.
+      options: what was asked for, apart from the machines.
+      nodes: machines, where that was asked for.
+      node_rank: this machine, where that was asked for.
+      environment: where Slurm and Kubernetes leave their word; this process's environment by default.
 
     Raises:
-        ArgumentError: The machines do not fit each other.
-        ClusterSpecError: Slurm's variables are malformed.
+      ArgumentError: the machines do not fit each other.
+      ClusterSpecError: Slurm's variables are malformed.
     """
     environment = os.environ if environment is None else environment
     if nodes is None and environment.get(TASKS):
@@ -119,6 +119,7 @@ def _in_slurm(options: Options, environment: Mapping[str, str]) -> Options:
     rank = int(environment[RANK])
     if len(hosts) == 1:
         return options
+    # Each machine works the port out by itself: one job, one port, and another job on the same machines another.
     job = environment.get(_JOB, "0")
     port = _FIRST_PORT + (int(job) if job.isdecimal() else 0) % _PORTS
     coordinator = options.coordinator or f"{hosts[0]}:{port}"

@@ -19,15 +19,15 @@ from typing import IO
 _CHUNK = 1 << 16
 
 
-class Reader:
+class OutputReader:
     """The reading end of a process's output.
 
     Args:
-        feed: Gets what was read.
-        terminal: Whether the process is to see a terminal, as large as this process's, instead of a pipe.
+      feed: gets what was read.
+      terminal: whether the process is to see a terminal, as large as this process's, instead of a pipe.
 
     Attributes:
-        child_end: The file descriptor for the process; close it once the process has started.
+      child_end: the file descriptor for the process; close it once the process has started.
     """
 
     def __init__(self, feed: Callable[[bytes], None], *, terminal: bool) -> None:
@@ -63,6 +63,7 @@ class Reader:
             self._end()
 
     def _end(self) -> None:
+        # First: once it is closed, another file may get the same number.
         asyncio.get_running_loop().remove_reader(self._fd)
         os.close(self._fd)
         self.terminal = None
@@ -94,9 +95,9 @@ class RankOutput:
     """The output of one rank, cut into lines.
 
     Args:
-        prefix: What stands before each line on the terminal; `None` passes everything on as it comes.
-        shown: Whether it goes to the terminal at all.
-        log: A file that all of it goes to, lines of JAX's runtime that tell a user nothing too.
+      prefix: what stands before each line on the terminal; `None` passes everything on as it comes.
+      shown: whether it goes to the terminal at all.
+      log: a file that all of it goes to, lines of JAX's runtime that tell a user nothing too.
     """
 
     def __init__(self, prefix: bytes | None, *, shown: bool, log: IO[bytes] | None) -> None:
@@ -112,6 +113,7 @@ class RankOutput:
         data = _NOISE.sub(b"", data)
         if self._prefix is None and self.shown:
             write(data)
+        # Whole lines alone: ranks that write at once would else be mixed within a line.
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._end(line)

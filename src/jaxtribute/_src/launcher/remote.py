@@ -25,8 +25,8 @@ class RemoteNode:
     """A machine whose launcher has connected.
 
     Attributes:
-        number: Which machine it is.
-        addresses: Of its ranks for the next start; empty while it is not ready for one.
+      number: which machine it is.
+      addresses: of its ranks for the next start; empty while it is not ready for one.
     """
 
     def __init__(self, number: int, line: Line) -> None:
@@ -72,12 +72,12 @@ class RemoteNode:
 
 
 class Meeting:
-    """Finds the address at which the launchers of the other machines find machine 0.
+    """The place where machine 0 meets the launchers of the other machines.
 
     Args:
-        address: Where it listens: the coordinator.
-        nodes: How many machines the job has.
-        key: What their launchers share; `None` takes whoever comes for one of them.
+      address: where it listens: the coordinator.
+      nodes: how many machines the job has.
+      key: what their launchers share; `None` takes whoever comes for one of them.
     """
 
     def __init__(self, address: Address, nodes: int, key: bytes | None = None) -> None:
@@ -93,10 +93,10 @@ class Meeting:
         """Starts to listen.
 
         Args:
-            patience_s: Seconds to wait for its name: Kubernetes publishes that of a pod only once the pod runs.
+          patience_s: seconds to wait for its name: Kubernetes publishes that of a pod only once the pod runs.
 
         Raises:
-            ClusterError: The address is not one of this machine, or taken.
+          ClusterError: the address is not one of this machine, or taken.
         """
         end = asyncio.get_running_loop().time() + patience_s
         try:
@@ -134,6 +134,7 @@ class Meeting:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # Whoever connects and says nothing must not take all the sockets that the launcher may open.
         if self._strangers >= STRANGERS:
             writer.close()
             return
@@ -153,6 +154,7 @@ class Meeting:
         node = self.present[number] = RemoteNode(number, line)
         line.send({"welcome": True})
         await node.listen(self.changed.set)
+        # It may have come back meanwhile, over another connection.
         if self.present.get(number) is node:
             del self.present[number]
         self.changed.set()

@@ -54,6 +54,7 @@ class Client:
         if keys is not None:
             self._socket.curve_serverkey = keys.called_public
             self._socket.curve_publickey, self._socket.curve_secretkey = keys.caller_public, keys.caller_secret
+        # ZeroMQ hides the end of a connection and makes another one; calls that were under way would wait in vain.
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._connected = False
         self._socket.connect(endpoint(address))
@@ -93,6 +94,7 @@ class Client:
         limit = _checked_ms(timeout_in_ms) or DEFAULT_TIMEOUT_MS
         client = Client(checked(rpc_layer, address, found), name, limit, found)
         try:
+            # At once: where there is no server the error comes here, not with the first call.
             client._methods = frozenset(map(str, client._send(None, (), 0).get_value()))
         except BaseException:
             client.close()
@@ -167,6 +169,7 @@ class Client:
             self._outcomes[number] = None
             self._socket.send_multipart(frames)
         outcome: list[Outcome] = []
+        # The result may be asked for in several threads, and the outcome is there to be taken once.
         one_at_a_time = threading.Lock()
 
         def wait() -> Outcome:
@@ -181,6 +184,7 @@ class Client:
         """Returns the outcome of a call; None if there is none in time. Whoever waits reads for the others, too."""
         while True:
             with self._lock:
+                # A short turn: between two the lock is free for calls of other threads, and for those that wait.
                 left = max(0.0, end - time.monotonic())
                 try:
                     if self._outcomes[number] is None and self._socket.poll(int(1e3 * min(left, _TURN_S)) + 1):

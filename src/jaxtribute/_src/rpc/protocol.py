@@ -76,6 +76,7 @@ def make_keys(path: str | PathLike[str]) -> None:
       FileExistsError: it is.
     """
     text = json.dumps({name: key.decode() for name, key in asdict(Keys.make()).items()})
+    # Made with its rights: a file that is restricted once it is there can be read in between.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text + "\n")
@@ -116,12 +117,14 @@ def checked(rpc_layer: str, address: str, keys: Keys | None) -> Address:
 
 def endpoint(address: Address) -> str:
     """ZeroMQ's name of an address."""
+    # ZeroMQ listens at addresses, and knows no names there.
     host = "127.0.0.1" if address.host == "localhost" else address.host
     return f"tcp://{Address(host, address.port)}"
 
 
 def tuned(socket: zmq.Socket[bytes], address: Address) -> zmq.Socket[bytes]:
     """A socket for an address."""
+    # What is unsent must not keep a process from ending.
     socket.linger = 0
     socket.ipv6 = ":" in address.host
     return socket

@@ -105,6 +105,7 @@ class Server:
             socket.close()
             _stop(context, authenticator, None)
             raise ClusterError(f"cannot listen at {self.address}: {error}. HINT: choose another port.") from error
+        # With port 0 the system has chosen one, which clients must be told.
         bound = str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
         self._address = Address(self._address.host, int(bound.rpartition(":")[2]))
         thread.start()

@@ -49,5 +49,8 @@ def detect(environ: Mapping[str, str] | None = None) -> Detection | None:
       ClusterSpecError: the environment describes a cluster, and does so incompletely or wrongly.
     """
     environ = os.environ if environ is None else environ
-    found = (cls.detect(environ) for cls in known())
-    return next((detection for detection in found if detection is not None), None)
+    for cls in known():
+        detection = cls.detect(environ)
+        if detection is not None:
+            return detection
+    return None

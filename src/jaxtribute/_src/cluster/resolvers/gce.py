@@ -46,6 +46,7 @@ def metadata(path: str, environ: Mapping[str, str]) -> str:
     """
     host = environ.get("GCE_METADATA_HOST") or environ.get("GCE_METADATA_IP") or "metadata.google.internal"
     url = f"http://{host}/computeMetadata/v1/{path}"
+    # Without the header the server does not answer, so that no web page can make a program ask it.
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
@@ -113,6 +114,7 @@ class GCEClusterResolver(ClusterResolver):
             orderBy="name",
         )
         addresses: list[str] = []
+        # The API answers page by page.
         while request is not None:
             response = request.execute()
             addresses += [self._address(item["instance"]) for item in response.get("items", [])]
@@ -122,6 +124,7 @@ class GCEClusterResolver(ClusterResolver):
                 f"the instance group {self._group!r} of project {self._project!r} in {self._zone!r} has no running "
                 "machine. HINT: start its machines, or check the three names."
             )
+        # In an order that does not change from call to call, as ranks must not.
         return ClusterSpec({self._job: sorted(addresses)})
 
     def _address(self, instance: str) -> str:

@@ -99,6 +99,7 @@ class KubernetesClusterResolver(ClusterResolver):
         if _INDEX not in environ or _HOST not in environ:
             return None
         index, hostname = integer(environ, _INDEX), environ.get(_HOSTNAME, "")
+        # The name of the Job stands nowhere else in a pod's environment.
         job = hostname.removesuffix(f"-{index}")
         if job in ("", hostname):
             raise ClusterSpecError(
@@ -123,13 +124,19 @@ class KubernetesClusterResolver(ClusterResolver):
             pods = {job: self._pods(selectors) for job, selectors in self._selectors.items()}
             problem = self._problem(pods)
             if not problem:
-                return ClusterSpec({job: [f"{pod.status.pod_ip}:{self._port}" for pod in pods[job]] for job in pods})
+                return ClusterSpec({job: self._addresses(found) for job, found in pods.items()})
             if time.monotonic() >= deadline:
                 raise ClusterError(f"{problem}, after {self._timeout_s:g} s. HINT: {self._remedy()}")
             time.sleep(min(_POLL_S, self._timeout_s / 10))
 
+    def _addresses(self, pods: Sequence[Any]) -> list[str]:
+        return [f"{pod.status.pod_ip}:{self._port}" for pod in pods]
+
     def _pods(self, selectors: Sequence[str]) -> list[Any]:
-        return [pod for selector in selectors for pod in sorted(self._ask(selector), key=_place)]
+        found: list[Any] = []
+        for selector in selectors:
+            found += sorted(self._ask(selector), key=_place)
+        return found
 
     def _ask(self, selector: str) -> list[Any]:
         try:
@@ -137,6 +144,7 @@ class KubernetesClusterResolver(ClusterResolver):
                 return self._client.list_pod_for_all_namespaces(label_selector=selector, **self._options).items
             return self._client.list_namespaced_pod(self._namespace, label_selector=selector, **self._options).items
         except Exception as error:
+            # Known by their module: where a client was passed, the library need not be installed.
             if type(error).__module__.partition(".")[0] not in ("kubernetes", "urllib3"):
                 raise
             where = "all namespaces" if self._namespace is None else f"namespace {self._namespace!r}"
@@ -166,6 +174,7 @@ class KubernetesClusterResolver(ClusterResolver):
 def _place(pod: Foreign) -> tuple[int, str]:
     labels = getattr(pod.metadata, "labels", None)
     index = labels.get(_INDEX_OF_POD) if isinstance(labels, dict) else None
+    # As a number: by their names, pod 10 comes before pod 2.
     return (int(index) if index is not None else -1, pod.metadata.name)
 
 

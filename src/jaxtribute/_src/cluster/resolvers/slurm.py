@@ -147,6 +147,8 @@ class SlurmClusterResolver(ClusterResolver):
                 f"{RANK} is {self._rank}: expected 0 to {assigned - 1}, because {self._nodes} has {assigned} tasks. "
                 "HINT: let nothing but srun set it."
             )
+        # With another distribution (srun --distribution=cyclic) the tasks count otherwise than the nodes do: this one
+        # would then listen at an address that the others look for on another machine.
         expected, here = self._places[self._rank][0], self.environ.get(_NODE)
         if here in self._nodes and here != expected:
             raise ClusterSpecError(
@@ -155,6 +157,7 @@ class SlurmClusterResolver(ClusterResolver):
             )
 
     def _share_gpus(self, per_task: int | None) -> int:
+        # By the node with most tasks, so that each task of the cluster gets as many GPUs.
         most, available = max(self._nodes.values(), default=0), len(self._gpus)
         if per_task is None:
             per_task = available // most if most else 0
@@ -177,6 +180,7 @@ class SlurmClusterResolver(ClusterResolver):
     def _set_gpus(self) -> None:
         if not self._gpus_per_task or not isinstance(self.environ, MutableMapping):
             return
+        # By the task's place on its node: all tasks of a node see the same GPUs, and each takes others.
         first = self._places[self._rank][1] * self._gpus_per_task
         self.environ[_ALL_GPUS] = ",".join(self._gpus)
         self.environ[VISIBLE] = ",".join(self._gpus[first : first + self._gpus_per_task])
@@ -187,7 +191,7 @@ def _node_gpus(environ: Mapping[str, str], count: int | None) -> list[str]:
     ids = remembered.split(",") if remembered else visible_gpus(environ)
     if count is None or count <= len(ids):
         return ids[:count]
-    return [str(number) for number in range(count)]
+    return list(map(str, range(count)))
 
 
 _GROUP = re.compile(r"\[([^\[\]]*)\]")
@@ -212,20 +216,24 @@ def expand_hosts(text: str) -> list[str]:
     """
     if not _LIST.fullmatch(text):
         raise _malformed_hosts(text, "as a whole")
-    count = sum(
-        math.prod(_count_ranges(text, piece) for piece in _GROUP.split(entry)[1::2]) for entry in _ENTRY.findall(text)
-    )
+    # Counted before anything is made: a few letters can stand for more hosts than the memory holds.
+    count = 0
+    for entry in _ENTRY.findall(text):
+        count += math.prod(_count_ranges(text, piece) for piece in _GROUP.split(entry)[1::2])
     if count > _MOST:
         raise _malformed_hosts(text, f"with its {count} hosts, of which {_MOST} are expected at most")
-    return [host for entry in _ENTRY.findall(text) for host in _expand_entry(text, entry)]
+    hosts: list[str] = []
+    for entry in _ENTRY.findall(text):
+        hosts += _expand_entry(text, entry)
+    return hosts
 
 
 def _expand_entry(text: str, entry: str) -> list[str]:
-    # Every second piece is what stood in brackets.
-    pieces = [
-        _expand_ranges(text, piece) if number % 2 else [piece] for number, piece in enumerate(_GROUP.split(entry))
-    ]
-    return ["".join(combination) for combination in itertools.product(*pieces)]
+    pieces: list[list[str]] = []
+    for number, piece in enumerate(_GROUP.split(entry)):
+        # Every second piece is what stood in brackets.
+        pieces.append(_expand_ranges(text, piece) if number % 2 else [piece])
+    return list(map("".join, itertools.product(*pieces)))
 
 
 def _expand_ranges(text: str, ranges: str) -> list[str]:
@@ -268,6 +276,7 @@ def expand_counts(text: str) -> list[int]:
                 f"{text!r} is no list of Slurm's tasks per node at {part!r}. HINT: expected counts and repetitions, "
                 "such as '3(x2),2,1'."
             )
+        # A number that is too long to be read counts too many in any case.
         too_long = max(len(found[1]), len(found[2] or "")) > _DIGITS
         tasks, more = (_MOST, 2) if too_long else (int(found[1]), int(found[2] or 1))
         total += max(tasks, 1) * more

@@ -76,6 +76,7 @@ class TFConfigClusterResolver(ClusterResolver):
             return ""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
+        # The base returns an empty address here; TensorFlow's programs take that for a cluster of one task.
         if task_type is None or task_id is None:
             raise self._without_task()
         return with_protocol(spec.task_address(task_type, task_id), self.rpc_layer if rpc_layer is None else rpc_layer)

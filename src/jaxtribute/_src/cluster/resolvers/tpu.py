@@ -164,6 +164,7 @@ class TPUClusterResolver(ClusterResolver):
             tpu = tpu[0]
         if tpu:
             return str(tpu)
+        # What the machine says of its slice goes before a name, about which the API would have to be asked.
         hosts = next((self.environ[name] for name in _HOSTS if self.environ.get(name)), "")
         slices = ",".join(f"grpc://{host.strip()}" for host in hosts.split(",")) if hosts else ""
         named = self.environ.get(_ENDPOINTS) or slices or self.environ.get(_NAME) or self._from_config()
@@ -203,6 +204,7 @@ class TPUClusterResolver(ClusterResolver):
             raise ClusterError(
                 f"TPU {self._tpu!r} is not ready; its state is {node.get('state')!r}. HINT: wait until it is READY."
             )
+        # Of a TPU of one host the address stands at the node itself.
         return [f"{end['ipAddress']}:{end['port']}" for end in node.get("networkEndpoints", [node])]
 
 

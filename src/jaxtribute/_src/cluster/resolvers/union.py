@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from jaxtribute._src.cluster.resolvers.base import ClusterResolver, with_protocol
@@ -56,6 +57,7 @@ class UnionResolver(ClusterResolver):
         for resolver in self._resolvers:
             for job, tasks in resolver.cluster_spec().as_dict().items():
                 others = described.setdefault(job, [])
+                # Once: else the same cluster, described twice, would have every address twice.
                 if tasks not in others:
                     others.append(tasks)
         return ClusterSpec({job: _merge(job, parts) for job, parts in described.items()})
@@ -115,7 +117,7 @@ class UnionResolver(ClusterResolver):
 def _merge(job: str, parts: list[list[str] | dict[int, str]]) -> list[str] | dict[int, str]:
     lists = [part for part in parts if isinstance(part, list)]
     if len(lists) == len(parts):
-        return [address for part in lists for address in part]
+        return list(itertools.chain.from_iterable(lists))
     merged: dict[int, str] = {}
     for part in parts:
         for index, address in part.items() if isinstance(part, dict) else enumerate(part):

@@ -8,10 +8,10 @@ from typing import Any
 import grain
 
 from jaxtribute._src.input import grain_files, grain_tree
-from jaxtribute._src.input import grain_inside as inside
+from jaxtribute._src.input import grain_internals as internals
 from jaxtribute._src.input.batches import Batch, as_batch
 from jaxtribute._src.input.grain_batches import for_worker
-from jaxtribute._src.input.grain_inside import Node
+from jaxtribute._src.input.grain_internals import Node
 from jaxtribute._src.input.sources import register
 from jaxtribute._src.input.sources.base import Source
 from jaxtribute._src.input.sources.grain_map import MapSource
@@ -99,7 +99,7 @@ class LoaderSource(Source):
 
     def open(self, shard: Shard) -> _LoaderStream:
         """Starts a pass."""
-        shards = inside.loader_shards(self._loader)
+        shards = internals.loader_shards(self._loader)
         if shard.workers > 1 and shards > 1:
             raise InputError(
                 f"this DataLoader reads one of {shards} shards already, and its batches would be shared out among "
@@ -109,12 +109,8 @@ class LoaderSource(Source):
         return _LoaderStream(iter(self._loader))
 
 
-class _LoaderStream:
-    def __init__(self, iterator: Foreign) -> None:
-        self._iterator = iterator
-
-    def __next__(self) -> Batch:
-        return as_batch(next(self._iterator))
+class _LoaderStream(GrainStream):
+    """A Grain loader's iterator, which gives its position as JSON in bytes."""
 
     def get_state(self) -> Any:
         """The position."""
@@ -126,7 +122,7 @@ class _LoaderStream:
 
     def close(self) -> None:
         """Closes what is read from."""
-        inside.close_loader(self._iterator)
+        internals.close_loader(self._iterator)
 
 
 register("grain.DataLoader", lambda dataset: isinstance(dataset, grain.DataLoader), LoaderSource)

@@ -16,7 +16,7 @@ from jaxtribute._src.input import grain_files, grain_tree
 from jaxtribute._src.input.array_source import make_numpy_dataset
 from jaxtribute._src.input.batches import Batch, as_batch
 from jaxtribute._src.input.grain_batches import for_worker
-from jaxtribute._src.input.grain_inside import Node, parents
+from jaxtribute._src.input.grain_internals import Node, parents
 from jaxtribute._src.input.sources import register
 from jaxtribute._src.input.sources.base import Source, has_arrays_only
 from jaxtribute._src.input.splitting import Shard
@@ -109,6 +109,7 @@ class _Positions:
         """The index that a saved position means here, also if the batch size has changed since."""
         index, size = int(state["next"]), state.get("batch_size")
         if size != self._batch_size:
+            # At the end the last batch may have been a short one: nobody knows how many examples there were.
             examples = index * (size or 1)
             index, rest = divmod(examples, self._batch_size or 1)
             if rest or state["length"] == int(state["next"]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from jaxtribute._src.input.batches import Batch, as_batch, own
+from jaxtribute._src.input.batches import Batch, as_batch, copied
 from jaxtribute._src.input.sources import register
 from jaxtribute._src.input.sources.base import Source
 from jaxtribute._src.input.splitting import Shard
@@ -40,7 +40,7 @@ class IterableSource(Source):
         # The element goes back in front of a one-shot iterator.
         iterator: Iterator[Nest] = self._iterable if self._peeked is None else self._peeked
         try:
-            element = own(as_batch(next(iterator)).tree)
+            element = copied(as_batch(next(iterator)).tree)
         except StopIteration:
             return None
         self._peeked = itertools.chain([element], iterator)
@@ -86,7 +86,7 @@ class CountingStream:
         batch = as_batch(next(self._iterator))
         self._count += 1
         # Its producer may write the next batch into the same memory while this one is still on its way.
-        return Batch(own(batch.tree), batch.total)
+        return Batch(copied(batch.tree), batch.total)
 
     def get_state(self) -> dict[str, int]:
         """The position."""
@@ -98,6 +98,7 @@ class CountingStream:
         if self._sequence is not None:
             self._iterator = iter(self._sequence[count:])
         elif self._reiterable and count >= self._count:
+            # Read and dropped: there is no other way into the midst of an iterable.
             skipped = sum(1 for _ in itertools.islice(self._iterator, count - self._count))
             if skipped < count - self._count:
                 raise InputError(

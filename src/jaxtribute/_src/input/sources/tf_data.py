@@ -68,6 +68,7 @@ class TfSource(Source):
 
     def batch_size(self) -> int | None:
         """Examples in a full batch."""
+        # TensorFlow's own walk: what comes after the batching may have changed the rows.
         module = importlib.import_module("tensorflow.python.data.experimental.ops.distribute")
         size = int(module.compute_batch_size(self._dataset))
         return size if size > 0 else None
@@ -172,6 +173,7 @@ class _TfStream:
 
     def close(self) -> None:
         """Closes what is read from."""
+        # TensorFlow frees its iterator, and the threads behind it, with the last reference.
         self._iterator = iter(())
 
 

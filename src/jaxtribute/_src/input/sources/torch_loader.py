@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtribute._src.input.batches import Batch, as_batch, own
+from jaxtribute._src.input.batches import Batch, as_batch, copied
 from jaxtribute._src.input.sources import register
 from jaxtribute._src.input.sources.base import Source
 from jaxtribute._src.input.sources.iterables import CountingStream
@@ -51,6 +51,7 @@ class TorchSource(Source):
     def __init__(self, loader: Foreign) -> None:
         self._loader = loader
         sampler = type(getattr(loader, "sampler", None)).__name__
+        # Without a generator of its own a sampler draws from PyTorch's, which goes on from pass to pass.
         self.shuffled_anew = sampler == "RandomSampler" and loader.sampler.generator is None
 
     def open(self, shard: Shard) -> _StatefulStream | CountingStream:
@@ -101,7 +102,7 @@ class _StatefulStream:
         if self._iterator is None:
             self._iterator = iter(self._loader)
         batch = as_batch(_to_numpy(next(self._iterator)))
-        return Batch(own(batch.tree), batch.total)
+        return Batch(copied(batch.tree), batch.total)
 
     def get_state(self) -> Any:
         """The position."""

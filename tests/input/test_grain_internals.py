@@ -1,6 +1,6 @@
 """The facts about Grain's insides that the library relies on, one test each.
 
-A release of Grain that changes one of them fails here, and the test's name says what to look at in `grain_inside`.
+A release of Grain that changes one of them fails here, and the test's name says what to look at in `grain_internals`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from grain.experimental import InterleaveIterDataset, ParquetIterDataset, TFRecordIterDataset, WindowShuffleMapDataset
 
-from jaxtribute._src.input import grain_inside as inside
+from jaxtribute._src.input import grain_internals as internals
 from jaxtribute.input import TextLineSource
 
 Records = grain.MapDataset[Any]
@@ -28,9 +28,9 @@ def records() -> Records:
 
 def test_a_node_keeps_what_it_reads_from(records: Records) -> None:
     mapped = records.map(str)
-    assert inside.parents(mapped) == (records,)
-    assert inside.parents(records) == ()
-    assert inside.parents(mapped.to_iter_dataset()) == (mapped,)
+    assert internals.parents(mapped) == (records,)
+    assert internals.parents(records) == ()
+    assert internals.parents(mapped.to_iter_dataset()) == (mapped,)
 
 
 def test_a_users_own_node_may_know_no_parents() -> None:
@@ -44,7 +44,7 @@ def test_a_users_own_node_may_know_no_parents() -> None:
         def __getitem__(self, index: Any) -> Any:
             return 7
 
-    assert inside.parents(Own()) == ()
+    assert internals.parents(Own()) == ()
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,11 @@ def test_a_copy_over_other_parents_takes_lengths_anew(records: Records, chain: A
     fewer = grain.MapDataset.source(numbers)
 
     def over(node: Any) -> Any:
-        return fewer if node is records else inside.with_parents(node, tuple(over(one) for one in inside.parents(node)))
+        return (
+            fewer
+            if node is records
+            else internals.with_parents(node, tuple(over(one) for one in internals.parents(node)))
+        )
 
     changed = over(node)
     assert [np.asarray(changed[index]).tolist() for index in range(len(changed))] == expected
@@ -74,29 +78,29 @@ def test_a_copy_over_other_parents_takes_lengths_anew(records: Records, chain: A
 def test_a_copy_has_its_own_seed_and_statistics(records: Records) -> None:
     node = records.seed(3).shuffle()
     list(node)
-    found = inside.with_parents(node.map(lambda x: x), (records.seed(4),))
+    found = internals.with_parents(node.map(lambda x: x), (records.seed(4),))
     assert found._default_seed != node._default_seed  # pyright: ignore[reportPrivateUsage]
     assert found._stats is not node._stats  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_slice_is_bound_to_a_number_of_records(records: Records) -> None:
     with pytest.raises(ValueError, match="was resolved for 12 records"):
-        inside.with_parents(records[2:], (grain.MapDataset.range(5),))
+        internals.with_parents(records[2:], (grain.MapDataset.range(5),))
 
 
 def test_reorderings(records: Records) -> None:
     seeded = records.seed(1)
     for node in (seeded, seeded.shuffle(), records[1:], records.repeat(2)):
-        assert inside.is_reordering(node)
-    assert inside.is_reordering(WindowShuffleMapDataset(records, window_size=4, seed=1))
+        assert internals.is_reordering(node)
+    assert internals.is_reordering(WindowShuffleMapDataset(records, window_size=4, seed=1))
     for node in (records, records.map(str), records.batch(2), records.filter(bool)):
-        assert not inside.is_reordering(node)
+        assert not internals.is_reordering(node)
 
 
 def test_what_may_drop_elements(records: Records) -> None:
-    assert inside.may_drop(records.filter(bool))
-    assert inside.may_drop(records.to_iter_dataset().filter(bool))
-    assert not inside.may_drop(records.map(str))
+    assert internals.may_drop(records.filter(bool))
+    assert internals.may_drop(records.to_iter_dataset().filter(bool))
+    assert not internals.may_drop(records.map(str))
 
 
 def test_maps(records: Records) -> None:
@@ -104,110 +108,110 @@ def test_maps(records: Records) -> None:
         return value
 
     for node in (records.map(str), records.map_with_index(max), records.seed(1).random_map(at_random)):
-        assert inside.is_map(node)
-    assert not inside.is_map(records)
+        assert internals.is_map(node)
+    assert not internals.is_map(records)
 
 
 @pytest.mark.parametrize("sequential", [False, True])
 def test_batching(records: Records, sequential: bool) -> None:
     data: Any = records.to_iter_dataset() if sequential else records
-    found = inside.batching(data.batch(5, drop_remainder=True))
+    found = internals.batching(data.batch(5, drop_remainder=True))
     assert found is not None
     assert found.default
     assert (found.size, found.drops_remainder) == (5, True)
     assert found.stack([np.zeros(2), np.ones(2)]).tolist() == [[0, 0], [1, 1]]
-    own = inside.batching(data.batch(5, batch_fn=list))
+    own = internals.batching(data.batch(5, batch_fn=list))
     assert own is not None
     assert not own.default
     assert own.stack is list
-    assert inside.batching(data) is None
+    assert internals.batching(data) is None
 
 
 def test_shuffles_number_their_seeds_by_epoch(records: Records) -> None:
     node = records.shuffle(2**32 - 1)
-    assert inside.shuffling(node) == inside.Shuffling(12, 2**32 - 1)
-    assert inside.shuffles_all(node)
+    assert internals.shuffling(node) == internals.Shuffling(12, 2**32 - 1)
+    assert internals.shuffles_all(node)
     places = [grain.experimental.index_shuffle(i, 11, 0, 4) for i in range(12)]
     assert [node[12 + i] for i in range(12)] == places  # the seed of the second epoch is one more, modulo 2**32
 
 
 def test_window_shuffles_number_their_seeds_by_window(records: Records) -> None:
     node = WindowShuffleMapDataset(records, window_size=4, seed=6)
-    assert inside.shuffling(node) == inside.Shuffling(4, 6)
-    assert not inside.shuffles_all(node)
+    assert internals.shuffling(node) == internals.Shuffling(4, 6)
+    assert not internals.shuffles_all(node)
     places = [grain.experimental.index_shuffle(i, 3, 8, 4) for i in range(4)]
     assert [node[8 + i] for i in range(4)] == [8 + place for place in places]
 
 
 def test_slices_stay_within_an_epoch(records: Records) -> None:
     node = records.shuffle(1)[3::2]
-    assert inside.slicing(node) == inside.Slicing(12, 3, 2)
+    assert internals.slicing(node) == internals.Slicing(12, 3, 2)
     assert node[5] == records.shuffle(1)[12 + 3]
-    assert inside.slicing(records) is None
+    assert internals.slicing(records) is None
 
 
 def test_repetitions_in_one_order(records: Records) -> None:
-    assert inside.repeated_alike(records.repeat(3, reseed_each_epoch=False)) == 12
-    assert inside.repeated_alike(records.repeat(3)) is None
-    assert inside.repeated_alike(records) is None
+    assert internals.repeated_alike(records.repeat(3, reseed_each_epoch=False)) == 12
+    assert internals.repeated_alike(records.repeat(3)) is None
+    assert internals.repeated_alike(records) is None
 
 
 def test_sources_and_ranges(records: Records) -> None:
-    assert isinstance(inside.source_of(records), np.ndarray)
-    assert inside.source_of(records.map(str)) is None
-    assert inside.range_of(grain.MapDataset.range(2, 9, 3)) == (2, 9, 3)
-    assert inside.range_of(records) is None
+    assert isinstance(internals.source_of(records), np.ndarray)
+    assert internals.source_of(records.map(str)) is None
+    assert internals.range_of(grain.MapDataset.range(2, 9, 3)) == (2, 9, 3)
+    assert internals.range_of(records) is None
 
 
 def test_reading_ahead_keeps_the_random_access(records: Records) -> None:
-    assert inside.read_ahead(records.to_iter_dataset()) is records
-    assert inside.read_ahead(records.to_iter_dataset().map(str)) is None
+    assert internals.read_ahead(records.to_iter_dataset()) is records
+    assert internals.read_ahead(records.to_iter_dataset().map(str)) is None
 
 
 def test_files_of_nodes(tmp_path: Path, records: Records) -> None:
     names = [str(tmp_path / f"{number}.txt") for number in range(2)]
     for name in names:
         Path(name).write_text("line\n")
-    assert inside.paths(ParquetIterDataset(names)) == tuple(names)
-    assert inside.paths(ParquetIterDataset(names[0])) == (names[0],)
-    assert inside.paths(TFRecordIterDataset(names[1])) == (names[1],)
-    assert inside.paths(grain.MapDataset.source(TextLineSource(names))) == tuple(names)
-    assert inside.paths(records) == ()
+    assert internals.paths(ParquetIterDataset(names)) == tuple(names)
+    assert internals.paths(ParquetIterDataset(names[0])) == (names[0],)
+    assert internals.paths(TFRecordIterDataset(names[1])) == (names[1],)
+    assert internals.paths(grain.MapDataset.source(TextLineSource(names))) == tuple(names)
+    assert internals.paths(records) == ()
 
 
 def test_interleaved_datasets(records: Records) -> None:
     parts = [records.to_iter_dataset(), records.to_iter_dataset()]
-    assert inside.interleaved(InterleaveIterDataset(parts, cycle_length=2)) == parts
-    assert inside.interleaved(records) is None
+    assert internals.interleaved(InterleaveIterDataset(parts, cycle_length=2)) == parts
+    assert internals.interleaved(records) is None
 
 
 def test_slices_of_files(tmp_path: Path) -> None:
     names = [str(tmp_path / f"{number}.parquet") for number in range(3)]
-    own = inside.over_files(ParquetIterDataset(names), slice(1, None, 2))
-    assert inside.paths(own) == (names[1],)
+    own = internals.over_files(ParquetIterDataset(names), slice(1, None, 2))
+    assert internals.paths(own) == (names[1],)
     with pytest.raises(ValueError, match="reads a single file"):
-        inside.over_files(TFRecordIterDataset(names[0]), slice(0, None, 2))
+        internals.over_files(TFRecordIterDataset(names[0]), slice(0, None, 2))
 
 
 def test_concatenation(records: Records) -> None:
     both = grain.MapDataset.concatenate([records, records[2:]])
-    assert inside.is_concatenation(both)
-    assert len(inside.over_files(both, slice(1, None, 2))) == 10
+    assert internals.is_concatenation(both)
+    assert len(internals.over_files(both, slice(1, None, 2))) == 10
 
 
 def test_a_node_may_say_that_it_changes_no_element() -> None:
     """Grain asks a class attribute, by which its summaries leave such nodes out."""
     assert vars(grain.MapDataset)["_MUTATES_ELEMENT_SPEC"] is True
-    assert vars(inside.SameElements)["_MUTATES_ELEMENT_SPEC"] is False
+    assert vars(internals.SameElements)["_MUTATES_ELEMENT_SPEC"] is False
 
 
 def test_shards_of_a_loader_and_its_end() -> None:
     sampler = grain.samplers.IndexSampler(6, shard_options=grain.sharding.ShardOptions(1, 3), num_epochs=1)
     loader = grain.DataLoader(data_source=range(6), sampler=sampler)  # pyright: ignore[reportArgumentType]
-    assert inside.loader_shards(loader) == 3
+    assert internals.loader_shards(loader) == 3
     iterator = iter(loader)
     assert next(iterator) in range(6)
-    inside.close_loader(iterator)
+    internals.close_loader(iterator)
 
 
 def test_batches_are_made_as_they_were_asked_for() -> None:

@@ -1,7 +1,7 @@
 """All that the library knows of Grain's insides: the kinds of its nodes, and what their private fields say.
 
-Other files read a Grain dataset through these functions alone. `tests/input/test_grain_inside.py` states each fact, so
-that a release of Grain that changes one fails there.
+Other files read a Grain dataset through these functions alone. `tests/input/test_grain_internals.py` states each fact,
+so that a release of Grain that changes one fails there.
 """
 
 # pyright: reportPrivateUsage=false
@@ -105,6 +105,7 @@ def with_parents(node: Node, replaced: tuple[Node, ...]) -> Node:
     Raises:
       ValueError: the node is a slice of a certain number of records, and now there are others.
     """
+    # A copy, as each kind of node has a constructor of its own, and the user's subclasses have any.
     clone = copy.copy(node)
     for cached in _OF_PARENTS:
         clone.__dict__.pop(cached, None)
@@ -120,6 +121,7 @@ def with_parents(node: Node, replaced: tuple[Node, ...]) -> Node:
 
 def is_reordering(node: Node) -> bool:
     """True if a node only chooses and orders records, and never looks at them."""
+    # By their exact types: a subclass of the user's may do anything with the records.
     return type(node) in _REORDERING
 
 
@@ -234,6 +236,7 @@ def _source_over(source: Foreign, own: Foreign) -> Any:
         return type(source)(files[own], **rest)
     given = source._reader_options_string
     options = dict(pair.split(":", 1) for pair in given.split(",")) if given else None
+    # A path may name a part of a file, which the new source would read whole: only the numbers of records tell.
     result = record_files(source.paths[own], options)
     if len(result) != sum(part.num_records for part in source._read_instructions[own]):
         raise ValueError(f"{source!r} reads only parts of its files")
