@@ -1,8 +1,8 @@
 """All that the library knows of Keras's insides: where things lie in `keras.src`, and what private fields say.
 
-Other files reach Keras's internals through this one alone. `tests/integrations/keras/test_internals.py` states each fact,
-so that a release of Keras that changes one fails there. Two trainers are known: that of Keras 3.15, which calls the
-compiled step once for each batch, and its successor, which scans over batches stacked in one.
+Other files reach Keras's internals through this one alone. `tests/integrations/keras/test_internals.py` states each
+fact, so that a release of Keras that changes one fails there. Two trainers are known: that of Keras 3.15, which calls
+the compiled step once for each batch, and its successor, which scans over batches stacked in one.
 """
 
 # pyright: reportPrivateUsage=false
@@ -79,15 +79,16 @@ def loss_tracker(model: KerasModel) -> Any:
 
 def has_own_train_step(model: KerasModel) -> bool:
     """True if a model's class replaces Keras's training step."""
+    # Of the class: Keras itself sets no `train_step` on a model.
     return type(model).train_step is not JAXTrainer.train_step
 
 
 def is_unbuilt(model: KerasModel) -> bool:
     """True if Keras must see a batch's shapes before a model can run, or its losses and metrics."""
-    compiled = (model._compile_metrics, model._compile_loss)
-    return not all(layer.built for layer in model._flatten_layers()) or any(
-        part is not None and not part.built for part in compiled
-    )
+    for part in (*model._flatten_layers(), model._compile_metrics, model._compile_loss):
+        if part is not None and not part.built:
+            return True
+    return False
 
 
 def updated_metrics(

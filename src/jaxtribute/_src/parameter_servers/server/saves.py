@@ -207,5 +207,9 @@ def _all(directory: Path) -> dict[int, Path]:
     """The saves of a directory by their numbers, those that never ended too; other files there are not touched."""
     if not directory.is_dir():
         return {}
-    matches = [_NAME.fullmatch(path.name) for path in directory.iterdir()]
-    return {int(match[1]): directory / match[0] for match in matches if match is not None}
+    found: dict[int, Path] = {}
+    for path in directory.iterdir():
+        match = _NAME.fullmatch(path.name)
+        if match is not None:
+            found[int(match[1])] = path
+    return found
