@@ -91,10 +91,8 @@ def changed_in(frame: TracedFrame, variable: object) -> bool:
 
 def updated_in(frame: TracedFrame, variable: object) -> bool:
     """True if an optimizer of a traced program has updated a variable so far."""
-    for operation in frame.operations:
-        if isinstance(operation, OptimizerOperation) and variable in operation.optimizer.variables:
-            return True
-    return False
+    optimizers = (op.optimizer for op in frame.operations if isinstance(op, OptimizerOperation))
+    return any(variable in optimizer.variables for optimizer in optimizers)
 
 
 class Rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -71,21 +71,20 @@ class Step:
         self._home, self._tree, self._constants = home, capture.tree, capture.constants
         inputs: list[Any] = list(frame.inputs)
         own = len(jaxpr.invars) - len(inputs) - frame.fed
+        where = {id(entry): jaxpr.invars[own + i] for i, entry in enumerate(inputs)}
         outputs = dict(zip(frame.written, jaxpr.outvars[capture.tree.num_leaves :], strict=True))
         lookups = [entry for entry in inputs if isinstance(entry, Rows)]
         leaves = [*jaxpr.invars[:own], *jaxpr.invars[own + len(inputs) :]]
         self._ids = _IdProgram(capture.closed, leaves, [outputs[rows.ids] for rows in lookups])
         self._operations = list(frame.operations)
-        parts: list[Part] = []
-        for operation in self._operations:
-            parts.extend(operation.parts)
+        parts = [part for operation in self._operations for part in operation.parts]
         self._plain: list[Variable] = [entry for entry in frame.written if isinstance(entry, Variable)]
         wanted = [*jaxpr.outvars[: capture.tree.num_leaves]]
         wanted += [outputs[entry] for entry in (*parts, *self._plain)]
         # A variable that is only written, or whose rows alone are read, must not be pulled whole.
         small, used = pruned(capture.closed, wanted)
         taken = list(itertools.compress(jaxpr.invars, used))
-        order = self._note_inputs(inputs, leaves, jaxpr.invars[own : own + len(inputs)], taken)
+        order = self._note_inputs(inputs, leaves, where, taken)
         self._note_sources(lookups)
         # Not JAX's own function of the program: its inputs come in another order.
         run, places = as_function(small), list(map(order.index, taken))
@@ -96,21 +95,22 @@ class Step:
         """Age of this run's values, in pushes."""
 
     def _note_inputs(
-        self, inputs: Sequence[Any], leaves: Sequence[Var], variables: Sequence[Var], taken: Sequence[Var]
+        self, inputs: Sequence[Any], leaves: Sequence[Var], where: Mapping[int, Var], taken: Sequence[Var]
     ) -> list[Var]:
         """Notes which inputs and leaves the cut program takes; returns its inputs in the order of passing them.
 
         Args:
           inputs: the variables and rows that the trace reads.
           leaves: the trace's inputs that are the caller's leaves.
-          variables: its inputs that are those of `inputs`.
+          where: the trace's inputs that are those of `inputs`, by their ids.
           taken: its inputs that the cut program takes.
         """
         kept = set(map(id, taken))
         order: list[Var] = []
         self._inputs: list[Any] = []
         self._leaf_places: list[int] = []
-        for entry, var in zip(inputs, variables, strict=True):
+        for entry in inputs:
+            var = where[id(entry)]
             if id(var) in kept:
                 self._inputs.append(entry)
                 order.append(var)
