@@ -13,7 +13,7 @@ from jaxtribute._src.execution.capture import Capture, Constant, is_constant
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, Literal, Var, as_function, opened, pruned
 from jaxtribute._src.parameter_servers.server.client import Exchange, pulled
 from jaxtribute._src.parameter_servers.variables.access import Access, Gather
-from jaxtribute._src.parameter_servers.variables.operations import Part, Rows
+from jaxtribute._src.parameter_servers.variables.operations import Rows
 from jaxtribute._src.types import Leaf
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.variable import Variable
