@@ -234,6 +234,8 @@ class Numbers:
     def skip(self, number: int) -> None:
         """Gives no numbers up to this one any more."""
         with self._lock:
+            # A program that restores what an earlier run saved counts from the start: servers would take its first
+            # pushes for those that the state already has, and drop them.
             self._next = max(self._next, number)
 
     def floor(self) -> int:

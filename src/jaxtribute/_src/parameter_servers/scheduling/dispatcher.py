@@ -304,6 +304,7 @@ class Dispatcher:
                 return
             following = worker.first()
             if following is not None:
+                # It waited behind this one until now; its time counts from here.
                 following.started = time.monotonic()
             if lost:
                 self.queue.put_back([closure])

@@ -75,6 +75,8 @@ class SaveDescription:
                 f"{path} was saved by {self.servers} parameter servers, and there are {servers}. "
                 "HINT: use as many, or save with jd.Checkpoint, which any number can restore."
             )
+        # Keys are counted as variables are made, so that the same program comes to the same keys; another one would
+        # load rows of one variable into another.
         if self.shards != own.shards:
             other = [*(s for s in self.shards if s not in own.shards), *(s for s in own.shards if s not in self.shards)]
             key, server, shape, kind = other[0]
