@@ -158,6 +158,8 @@ class Model:
         model = self._outline.build(before)
         result = fn(model, *args, **kwargs)
         after = self._outline.values(model)
+        # By identity: an array that code has not replaced is not written, and does not have to be alike on the
+        # replicas.
         self._keep([(c, new) for c, old, new in zip(self._cells, before, after, strict=True) if new is not old])
         return result
 
@@ -288,6 +290,7 @@ class Model:
                     "jd.Model takes the mean, or change it outside strategy.run."
                 )
         means = [(cell.variable, value) for cell, value in changes if cell.part.kind is Kind.STATISTIC]
+        # All in one collective, whatever the number of layers that keep statistics.
         reduced = replica.all_reduce(ReduceOp.MEAN, [_checked(variable, value) for variable, value in means])
         for (variable, _), value in zip(means, reduced, strict=True):
             variable.policy.store(variable, value.astype(variable.dtype), context)
@@ -330,6 +333,7 @@ def _made(parts: Sequence[Part], prefix: str, key: jax.Array | None) -> list[_Ce
     for number, part in enumerate(parts):
         value, implementation = part.value, None
         if is_key(value):
+            # Variables hold numbers: of a key they keep the data, and the kind beside it.
             value, implementation = _concrete(part, number, key)
         elif isinstance(value, jax.ShapeDtypeStruct):
             value = np.zeros(value.shape, value.dtype)
@@ -339,7 +343,8 @@ def _made(parts: Sequence[Part], prefix: str, key: jax.Array | None) -> list[_Ce
             prefix + part.name,
             aggregation=_AGGREGATIONS.get(part.kind, VariableAggregation.NONE),
         )
-        path = (*(part for part in (prefix.rstrip("/"),) if part), *map(str, part.path))
+        head = (prefix.rstrip("/"),) if prefix else ()
+        path = (*head, *map(str, part.path))
         cells.append(_Cell(Part(part.path, None, part.kind), path, variable, implementation))
     return cells
 

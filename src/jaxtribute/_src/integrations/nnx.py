@@ -8,7 +8,7 @@ from typing import Any
 import flax.nnx as nnx  # pyright: ignore[reportMissingImports]
 import jax
 
-from jaxtribute._src.integrations.parts import Kind, Part, Path, is_array, is_inexact
+from jaxtribute._src.integrations.parts import Kind, Part, Path, is_array, is_inexact, step_of
 from jaxtribute._src.types import Leaf, Nest
 from jaxtribute.errors import VariableError
 
@@ -26,6 +26,7 @@ def accepts(model: Nest) -> bool:
 
 def take_apart(model: Nest) -> tuple[list[Part], Outline]:
     """The arrays of all variables; what several modules share comes once."""
+    # `split` finds what is shared by identity, and puts it into the state once.
     graph, state = _nnx.split(model)
     parts = [Part(path, array, _kind(owner, array)) for path, owner, array in _arrays(state)]
     return parts, Outline(graph, jax.tree.structure(state), parts)
@@ -51,6 +52,7 @@ class Outline:
 
     def values(self, model: Nest) -> list[Any]:
         """The arrays of a module, whatever its other attributes are now."""
+        # By path, not by place: what code adds to a module would move all that comes behind.
         found = {path: array for path, _, array in _arrays(_nnx.split(model)[1])}
         new = [path for path in found if path not in set(self._paths)]
         lost = [path for path in self._paths if path not in found]
@@ -80,26 +82,21 @@ def _arrays(state: Nest) -> list[tuple[Path, Any, Any]]:
         return isinstance(value, _nnx.Variable)
 
     found: list[tuple[Path, Any, Any]] = []
+    # Two walks: the owner's type says what an array is for, and its value may be a nest of arrays.
     for path, owner in jax.tree.leaves_with_path(state, is_leaf=is_variable):
-        steps = tuple(_step(key) for key in path)
+        steps = tuple(map(step_of, path))
         if not is_variable(owner):
             found.append((steps, owner, owner))
             continue
         for inner, array in jax.tree.leaves_with_path(owner.get_value()):
-            found.append(((*steps, *(_step(key) for key in inner)), owner, array))
+            found.append(((*steps, *map(step_of, inner)), owner, array))
     return found
-
-
-def _step(key: Leaf) -> Any:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return getattr(key, attribute)
-    return str(key)
 
 
 def _kind(owner: Leaf, array: Leaf) -> Kind:
     if not is_array(array):
         return Kind.FIXED
+    # Before its base class, whose other heir is the count: that one must move alike on all replicas, keys must not.
     if isinstance(owner, _nnx.RngKey):
         return Kind.KEY
     if isinstance(owner, _nnx.RngState):

@@ -98,6 +98,7 @@ def take_apart(model: Nest) -> tuple[list[Part], Outline]:
       ArgumentError: the model must be made in another way, as the message says.
     """
     for library, file in _LIBRARIES.items():
+        # A model of a library that was never imported cannot be; importing it for the question would cost seconds.
         if library not in sys.modules:
             continue
         known: Any = import_module(f"jaxtribute._src.integrations.{file}")
@@ -110,6 +111,14 @@ def take_apart(model: Nest) -> tuple[list[Part], Outline]:
         f"the model is a {type(model).__name__}, which holds no arrays. HINT: pass a module of Flax NNX or Equinox, or "
         "a nest of arrays such as the parameters that a module of Flax Linen or Haiku is initialised with."
     )
+
+
+def step_of(key: Leaf) -> Leaf:
+    """The attribute, key or place in a list that one step of a path of JAX's stands for."""
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return getattr(key, attribute)
+    return str(key)
 
 
 def is_array(value: Leaf) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from jaxtribute._src.integrations.parts import Kind, Part, is_array, is_inexact, is_key
-from jaxtribute._src.types import Leaf, Nest
+from jaxtribute._src.integrations.parts import Kind, Part, is_array, is_inexact, is_key, step_of
+from jaxtribute._src.types import Nest
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 
@@ -21,6 +21,7 @@ def accepts(model: Nest) -> bool:
 
 def take_apart(model: Nest) -> tuple[list[Part], Outline]:
     """The arrays; those of floating numbers are parameters, as `equinox.is_inexact_array` has it."""
+    # Equinox keeps numbers as settings, and so does JAX as static leaves: of one's own nest it is not known which.
     _check_numbers(model)
     _check_states(model)
     return _apart(model, lambda value: Kind.PARAMETER if is_inexact(value) else Kind.FIXED)
@@ -94,17 +95,17 @@ class Outline:
 
 def _apart(nest: Nest, kind: Callable[[Any], Kind]) -> tuple[list[Part], Outline]:
     found, structure = jax.tree.flatten_with_path(nest)
-    places = [place for place, (_, leaf) in enumerate(found) if is_array(leaf)]
-    parts = [Part(tuple(map(_step, path)), leaf, kind(leaf)) for path, leaf in (found[place] for place in places)]
-    leaves = [None if is_array(leaf) else leaf for _, leaf in found]
+    leaves: list[Any] = []
+    places: list[int] = []
+    parts: list[Part] = []
+    for place, (path, leaf) in enumerate(found):
+        if not is_array(leaf):
+            leaves.append(leaf)
+            continue
+        leaves.append(None)  # an outline holds no arrays: their present values are in variables
+        places.append(place)
+        parts.append(Part(tuple(map(step_of, path)), leaf, kind(leaf)))
     return parts, Outline(structure, leaves, places, parts)
-
-
-def _step(key: Leaf) -> Any:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return getattr(key, attribute)
-    return str(key)
 
 
 def _check_numbers(model: Nest) -> None:

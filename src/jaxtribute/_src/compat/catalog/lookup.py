@@ -84,6 +84,7 @@ def names() -> list[str]:
 
 
 def _entry(full: str, here: str, path: str) -> Entry:
+    # Asked of the library itself, so that the table cannot promise what is not there.
     if not exists(here):
         return Entry(full, "", Kind.ABSENT, why_absent(full))
     if path in notes.DIFFERENT:
@@ -95,6 +96,7 @@ def entry_of(name: str) -> Entry:
     """Finds the entry of any full name of TensorFlow, such as `tf.data.Dataset.map`."""
     known = distribute_entries()
     path = name
+    # A member that the table does not list is told of by its class.
     while path.startswith(("tf.distribute.", "tf.compat.v1.distribute.")):
         if path in known:
             return known[path]
@@ -130,6 +132,7 @@ def why_absent(full: str) -> str:
 
 def explain_absent(module: str, prefix: str, name: str) -> AttributeError:
     """Returns the error for `name` of the module that stands for TensorFlow's `prefix`."""
+    # Python asks modules for names of its own, such as `__path__`; looking those up would load the whole table.
     reason = "" if name.startswith("__") else why_absent(f"{prefix}.{name}")
     told = f"module {module!r} has no {name!r}"
     if not reason:

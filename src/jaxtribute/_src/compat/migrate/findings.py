@@ -51,6 +51,7 @@ class Source:
     def __init__(self, text: str) -> None:
         self.text = text
         self.tree = ast.parse(text)
+        # Python's `ast` counts columns in bytes of UTF-8.
         self._bytes = text.encode()
         self._starts = [0]
         for line in self._bytes.splitlines(keepends=True):

@@ -52,6 +52,7 @@ def _what(node: ast.AST, names: Names, arguments: set[str]) -> str:
             return "for tf.range"
         if not _is_dataset(over, names):
             return ""
+        # By its name: what an argument is cannot be seen in the text, and an iterator works differently.
         given = isinstance(over, ast.Name) and over.id in arguments and "iterator" not in over.id
         return "for dataset argument" if given else "for dataset"
     if isinstance(node, (ast.If, ast.While)):

@@ -52,6 +52,7 @@ def _imports(source: Source, node: ast.Import) -> Iterator[Finding]:
         if root is None or alias.name.startswith("jaxtribute"):
             continue
         place = (node.lineno, node.col_offset + 1, alias.name)
+        # `import a.b` takes modules only; everything else needs `from a import b`.
         if not _is_module(root):
             yield Finding(*place, Kind.ABSENT, _reason(root))
         elif len(node.names) > 1:

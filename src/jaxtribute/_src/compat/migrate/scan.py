@@ -46,6 +46,7 @@ class Report:
         edits = [edit for finding in self.findings for edit in finding.edits]
         if not edits:
             return self.source.text
+        # Scanned once more: an edit within another one was left out, and is made in the next turn.
         return scan(self.source.apply([*edits, *_needed_imports(self.source, edits)])).rewritten()
 
 
@@ -78,11 +79,13 @@ def scan(text: str) -> Report:
 def _uses(source: Source, names: Names) -> Iterator[Finding]:
     """Names of TensorFlow, each chain of attributes once."""
     told: set[str] = set()
+    # Of `tf.data.Dataset.map` only the whole chain counts, not each name in it.
     inner = {id(node.value) for node in ast.walk(source.tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(source.tree):
         if not isinstance(node, (ast.Attribute, ast.Name)) or id(node) in inner or not isinstance(node.ctx, ast.Load):
             continue
         name = names.of(node)
+        # Tapes have findings of their own, with the whole block around them.
         if name is None or name in ("tf", "tf.GradientTape") or (isinstance(node, ast.Name) and not _is_import(name)):
             continue
         entry = entry_of(name)

@@ -121,6 +121,7 @@ def _problem(
     between: Sequence[ast.stmt],
 ) -> str:
     """Reason why the block cannot become a function without a human eye; empty if it can."""
+    # Any other use, such as `tape.watch`, does something that the function would not.
     uses = [node for node in ast.walk(scope) if isinstance(node, ast.Name) and node.id == tape]
     if len(uses) != 2:
         return f"`{tape}` is used more than once"
@@ -131,6 +132,7 @@ def _problem(
             return f"the block holds a `{type(node).__name__.lower()}` on line {getattr(node, 'lineno', block.lineno)}"
         if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
             return f"line {node.lineno} writes to `{ast.unparse(node)}`, which would keep a value that is being traced"
+    # In a function an assignment anywhere makes the name local, and reading it before fails.
     early = _read_before_stored(block.body)
     if early:
         return f"`{sorted(early)[0]}` is read in the block before it is assigned there"
@@ -138,6 +140,7 @@ def _problem(
     if loss not in stored:
         return f"`{loss}` is not assigned in the block"
     needed = _loaded([ast.Expr(variables)]) | _stored([statement])
+    # The gradient is taken where the block was: what it needs must be the same there.
     moved = (_stored(between) | stored) & needed
     return f"`{sorted(moved)[0]}` changes between the block and the gradient" if moved else ""
 

@@ -101,6 +101,8 @@ class Checkpoint(checkpoints.Checkpoint):
         path, cluster = check_path(path, "path"), committing.cluster()
         if cluster is not None:
             path.parent.mkdir(parents=True, exist_ok=True)  # which programs of TensorFlow's clean up
+            # TensorFlow's programs give each worker another folder; here all write one checkpoint, which needs one
+            # path.
             path = cluster.exchange("checkpoint path", str(path))[0]
         return super().write(path, block=block, timeout_s=timeout_s, committed=committed, owner=owner)
 

@@ -98,6 +98,7 @@ class Sources:
         del output_shapes, name
         types = output_types
         if output_signature is not None:
+            # Only types matter: shapes are those of what the generator gives.
             types = jax.tree.map(lambda spec: spec.dtype, output_signature, is_leaf=_is_spec)
 
         def elements() -> Iterator[Nest]:
@@ -183,6 +184,7 @@ class Dataset(Sources, Transformations):
           InputError: the dataset is empty.
         """
         for element in self._pipeline:
+            # The first element will do: records of a dataset are alike but for the rows of a last, smaller batch.
             return jax.tree.map(lambda leaf: _spec(leaf, self._pipeline.rows_vary), element)
         raise InputError("the dataset is empty, so nothing is known of its elements. HINT: give it an element.")
 
@@ -194,6 +196,7 @@ class Dataset(Sources, Transformations):
         length = self._pipeline.length()
         if length is not None:
             return length
+        # Of records with numbers, only a dataset that repeats for ever has no length.
         return -1 if isinstance(self._pipeline, Indexed) else -2
 
     def __len__(self) -> int:

@@ -94,6 +94,7 @@ class _Function(functions.Function[..., Any]):
         """The compiled form of a replica function, which it does not keep alive; the same one each time."""
         if isinstance(run, functions.Function):
             return run
+        # A bound method is a new object each time that it is asked for: its object and function are what stays.
         method = isinstance(run, MethodType)
         owner, key = (run.__self__, run.__func__) if method else (run, None)
         try:
@@ -101,6 +102,7 @@ class _Function(functions.Function[..., Any]):
         except TypeError:  # an object that cannot be a key
             return functions.function(run)
         if key not in known:
+            # Strong, it would keep its own key alive, and the table would grow with each function that a loop makes.
             reference = weakref.WeakMethod(run) if method else weakref.ref(run)
 
             def replica(*args: Nest, **kwargs: Nest) -> Any:
@@ -181,6 +183,7 @@ def cond(pred: ArrayLike, true_fn: Callable[[], Any], false_fn: Callable[[], Any
     """Calls one of two functions; in a compiled program both are compiled. Source: `tf.cond`."""
     del name
     pred = operand(pred)
+    # Otherwise the value is known, and one branch runs as Python, with its effects.
     if isinstance(pred, Tracer):
         return jax.lax.cond(pred, lambda: map_leaves(as_tensor, true_fn()), lambda: map_leaves(as_tensor, false_fn()))
     return true_fn() if pred else false_fn()
@@ -217,6 +220,7 @@ def print(*inputs: Nest, end: str = "\n", sep: str = " ", output_stream: TextIO 
 
     inputs = tuple(operand(value) for value in inputs)
     if any(isinstance(value, Tracer) for value in inputs):
+        # Texts cannot be arguments of a callback: they are put in where the arrays come back.
         places = [place for place, value in enumerate(inputs) if isinstance(value, jax.Array)]
 
         def write_traced(*arrays: Array) -> None:

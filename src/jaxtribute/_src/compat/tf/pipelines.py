@@ -51,6 +51,7 @@ class Indexed:
 
     def shuffle(self, buffer: int, seed: int) -> Indexed | Streamed:
         """The records in an order drawn over all of them, another one in each repetition."""
+        # Grain cannot draw from infinitely many; a stream is shuffled within a buffer, as TensorFlow does it.
         if self.length() is None:
             return self.stream().shuffle(buffer, seed)
         return Indexed(self.dataset.shuffle(seed=seed), self.rows_vary)
@@ -104,6 +105,7 @@ class Streamed:
 
         def repeated() -> Iterator[Nest]:
             for _ in itertools.count() if count is None else range(count):
+                # A stream that gives nothing would otherwise be opened again for ever.
                 empty = True
                 for record in self.open():
                     empty = False

@@ -65,6 +65,7 @@ def host_array(value: TensorLike, dtype: DType = None) -> np.ndarray[Any, Any]:
     else:
         array: np.ndarray[Any, Any] = np.asarray(operand(value))
         # A nest that holds arrays keeps their type; one of Python numbers has none of its own.
+        # NumPy alone cannot tell: `[np.float64(1)]` and `[1.0]` become the same array.
         array = array if _holds_arrays(value) else array.astype(_DEFAULTS.get(array.dtype, array.dtype), copy=False)
     if array.dtype.kind == "U":
         texts: Any = array
@@ -86,6 +87,7 @@ def as_tensor(value: TensorLike, dtype: DType = None) -> Any:
         dtype = jax.dtypes.canonicalize_dtype(dtype)
     if isinstance(value, jax.Array):
         return value if dtype is None or value.dtype == dtype else value.astype(dtype)
+    # NumPy would ask a tracer for its value.
     if isinstance(value, (list, tuple)) and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
         return jnp.stack([as_tensor(part, dtype) for part in value])
     array = host_array(value, dtype)

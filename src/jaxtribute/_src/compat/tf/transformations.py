@@ -53,6 +53,7 @@ class Transformations:
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """Keeps the elements for which a function holds. Source: `tf.data.Dataset.filter`."""
         del name
+        # Which records are left is not known before they are read, so that they have no numbers any more.
         return self._derive(self._pipeline.stream().filter(lambda element: bool(apply(predicate, element))))
 
     def batch(

@@ -79,6 +79,7 @@ class Variable(metaclass=_IsJaxtributes):
                     "HINT: give an initial value of the final shape, and apply constraints after each update."
                 )
         variable = JdVariable(
+            # A function: the strategy calls it where the value is to be, and once.
             lambda: _value(initial_value, dtype),
             trainable,
             name,
@@ -146,6 +147,7 @@ class Module:
 
 
 def _leaves(module: Module) -> Iterator[Any]:
+    # Sorted, as TensorFlow sorts: the order of a module's variables is part of what programs rely on.
     for _, value in sorted(vars(module).items()):
         yield from _inside(value)
 

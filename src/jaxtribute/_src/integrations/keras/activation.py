@@ -22,7 +22,9 @@ def install() -> None:
 
 def _look() -> None:
     """Takes Keras as it is, or waits for its import: what the first scope or traced function does."""
+    # Once: the finder below waits for an import of Keras that comes later.
     entering.remove(_look)
+    # A module without a version is still being imported, and what would be replaced may not be there yet.
     if getattr(sys.modules.get(_NAME), "__version__", None) is not None:
         connect()
     else:
@@ -56,6 +58,7 @@ class _Watcher:
         """Keras's own spec, with `connect` behind its execution; None for all other modules."""
         if name != _NAME:
             return None
+        # Removed before the search: the finders behind this one would otherwise be asked through it again.
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:

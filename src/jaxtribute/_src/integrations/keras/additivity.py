@@ -24,6 +24,7 @@ _MIXED = -2
 
 def checked_updates(original: Callable[..., Any], model: KerasModel, metrics_variables: Nest, *batch: Nest) -> Any:
     """A trainer's `_update_metrics_variables`, which in a replica's step refuses metrics that do not add up."""
+    # Outside of `fit`, and on one replica that keeps its metrics, any update is right.
     share = current()
     if share is not None and (share.sends or not share.alone):
         variables = model.metrics_variables
@@ -45,7 +46,11 @@ def check_additive(
     Raises:
       VariableError: one does something else, such as keeping a maximum, and says that it is summed.
     """
-    owners = {id(v): metric for metric in _own_metrics(model) for v in metric.variables if v.aggregation == "sum"}
+    owners: dict[int, Any] = {}
+    for metric in _own_metrics(model):
+        for variable in metric.variables:
+            if variable.aggregation == "sum":
+                owners[id(variable)] = metric
     if not owners:
         return
     added = _adds(opened(jax.make_jaxpr(update)(list(values))))
@@ -61,7 +66,10 @@ def check_additive(
 
 
 def _own_metrics(model: KerasModel) -> list[Any]:
-    found = [one for metric in model.metrics for one in getattr(metric, "metrics", None) or [metric]]
+    found: list[Any] = []
+    for metric in model.metrics:
+        found.extend(getattr(metric, "metrics", None) or [metric])
+    # Keras's own are known: they add what they find to their sums, or say how else these are to be aggregated.
     return [metric for metric in found if not type(metric).__module__.startswith("keras.")]
 
 
@@ -87,6 +95,7 @@ class _Sums(Flow[int]):
         name, bound = eqn.primitive.name, [one for one in given if one != _FREE]
         if not bound:
             return [_FREE] * len(eqn.outvars)
+        # A change of type may round, and a sum of rounded shares is not the rounded sum.
         if name in _SAME and aval(eqn.outvars[0]).dtype == aval(eqn.invars[0]).dtype:
             return [given[0]]
         if name in _PLUS and len(bound) == 1 and (given[0] != _FREE or name.startswith("add")):

@@ -37,6 +37,7 @@ def check_call(
             f"run_eagerly=True under {strategy!r}, whose workers compile steps. HINT: compile the model without it; "
             "jd.OneDeviceStrategy runs a model eagerly."
         )
+    # By the names of the parameters: `x` may be given by place or by name.
     name = method.__name__
     given = inspect.signature(method).bind(model, *args, **kwargs).arguments
     creator = creator_of(given.get("x"))
@@ -109,9 +110,12 @@ def _wants_batches(callback: Foreign, phase: str) -> bool:
     frequency = getattr(callback, "save_freq", getattr(callback, "update_freq", None))
     if isinstance(frequency, int) or frequency == "batch":
         return True
-    methods = [getattr(callback, f"on_{phase}_{hook}") for hook in _HOOKS]
-    own = [method for method in methods if not is_default(method)]
-    return any(not _module(method).startswith("keras.") for method in own)
+    for hook in _HOOKS:
+        method = getattr(callback, f"on_{phase}_{hook}")
+        # Keras's own callbacks do in these methods what need not see every batch, such as drawing the progress bar.
+        if not is_default(method) and not _module(method).startswith("keras."):
+            return True
+    return False
 
 
 def _module(method: Foreign) -> str:

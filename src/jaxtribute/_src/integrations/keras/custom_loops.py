@@ -49,6 +49,7 @@ def together(variable: KerasVariable, value: Array) -> Any:
     replica = own_replica()
     if replica is None:
         return value
+    # Each replica starts from the same sum: adding up what they have added counts every example once.
     if variable.aggregation == "sum":  # metrics: what each replica adds
         old = variable.stored.read_value()
         return old + replica.all_reduce(ReduceOp.SUM, value - old)
@@ -68,6 +69,7 @@ def summed_gradients(
     if not optimizer.built and trainable_variables is not None:  # once for all replicas
         trainable_variables = list(trainable_variables)
         replica.merge_call(lambda _: optimizer.build(trainable_variables))
+    # None, for a weight that the loss does not use, is no leaf and stays where it is.
     grads, places = jax.tree.flatten(list(grads))
     grads = places.unflatten(replica.all_reduce(ReduceOp.SUM, grads))
     with _summed():
@@ -79,6 +81,7 @@ def initialized_now(original: Callable[..., Any], variable: KerasVariable, initi
 
     @functools.wraps(initializer)
     def now(*args: Leaf, **kwargs: Leaf) -> Any:
+        # A tracer kept by a layer would outlive its trace, and the next call would fail on it.
         with jax.ensure_compile_time_eval():
             return initializer(*args, **kwargs)
 

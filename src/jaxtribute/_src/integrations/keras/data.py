@@ -91,6 +91,7 @@ class DistributedAdapter(UnsizedAdapter):
 
 def readable(x: Nest) -> Any:
     """`x`, but a dataset of `jaxtribute.compat.tf` as Grain's, which Keras knows."""
+    # Not imported for the question: whoever has such a dataset has imported the module.
     module = sys.modules.get("jaxtribute._src.compat.tf.dataset")
     return x.to_grain() if module is not None and isinstance(x, module.Dataset) else x
 
@@ -99,6 +100,7 @@ def creator_of(x: Nest) -> DatasetCreator | None:
     """`x` as what makes datasets, if it is a function or such a one."""
     if isinstance(x, DatasetCreator):
         return x
+    # A `PyDataset`, or a model of data, may be callable, too.
     is_function = callable(x) and not any(hasattr(type(x), name) for name in ("__getitem__", "__iter__"))
     return DatasetCreator(cast("Any", x)) if is_function else None
 
@@ -133,6 +135,7 @@ class Placer:
     def __call__(self, batch: Nest) -> tuple[Any, int]:
         """The batch with `PerReplica` leaves (arrays, for one replica), and how many examples it has."""
         leaves = jax.tree.leaves(batch)
+        # From a distributed dataset, which has cut and placed its batches already.
         if leaves and isinstance(leaves[0], Placed):
             return jax.tree.map(lambda leaf: leaf.value, batch), leaves[0].rows
         whole = as_batch(batch)

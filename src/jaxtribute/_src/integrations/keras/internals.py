@@ -79,15 +79,16 @@ def loss_tracker(model: KerasModel) -> Any:
 
 def has_own_train_step(model: KerasModel) -> bool:
     """True if a model's class replaces Keras's training step."""
+    # Of the class: Keras itself sets no `train_step` on a model.
     return type(model).train_step is not JAXTrainer.train_step
 
 
 def is_unbuilt(model: KerasModel) -> bool:
     """True if Keras must see a batch's shapes before a model can run, or its losses and metrics."""
-    compiled = (model._compile_metrics, model._compile_loss)
-    return not all(layer.built for layer in model._flatten_layers()) or any(
-        part is not None and not part.built for part in compiled
-    )
+    for part in (*model._flatten_layers(), model._compile_metrics, model._compile_loss):
+        if part is not None and not part.built:
+            return True
+    return False
 
 
 def updated_metrics(

@@ -29,20 +29,20 @@ def start_of_metrics(variables: Sequence[Any], values: State, share: Share) -> S
     """Start values of a replica's metrics: sums over examples start from zero, so that a step's share can be told."""
     if share.alone and not share.sends:
         return values
-    return [
-        jnp.zeros_like(value) if variable.aggregation == "sum" else value
-        for variable, value in zip(variables, values, strict=True)
-    ]
+    start: State = []
+    for variable, value in zip(variables, values, strict=True):
+        start.append(jnp.zeros_like(value) if variable.aggregation == "sum" else value)
+    return start
 
 
 def start_of_layers(variables: Sequence[Any], values: State, share: Share) -> State:
     """Start values of a replica's layers: each has random numbers of its own, and replica 0 those of one device."""
     if share.alone and not share.sends:
         return values
-    return [
-        _apart(value, share) if variable.name == _SEED else value
-        for variable, value in zip(variables, values, strict=True)
-    ]
+    start: State = []
+    for variable, value in zip(variables, values, strict=True):
+        start.append(_apart(value, share) if variable.name == _SEED else value)
+    return start
 
 
 def contributions(variables: Sequence[Any], start: State, end: State, share: Share) -> list[Any]:
@@ -54,22 +54,23 @@ def contributions(variables: Sequence[Any], start: State, end: State, share: Sha
       end: what it came to, None where it wrote nothing.
       share: the replica.
     """
-    return [
-        None if new is None or new is old else _contribution(variable, old, new, share)
-        for variable, old, new in zip(variables, start, end, strict=True)
-    ]
+    found: list[Any] = []
+    for variable, old, new in zip(variables, start, end, strict=True):
+        found.append(None if new is None or new is old else _contribution(variable, old, new, share))
+    return found
 
 
 def merged(variables: Sequence[Any], values: State, totals: Sequence[Any]) -> State:
     """The new values, from those before the step and the sums of all replicas' contributions."""
-    return [
-        value if total is None else _value(variable, value, total)
-        for variable, value, total in zip(variables, values, totals, strict=True)
-    ]
+    found: State = []
+    for variable, value, total in zip(variables, values, totals, strict=True):
+        found.append(value if total is None else _value(variable, value, total))
+    return found
 
 
 def _apart(seed: Array, share: Share) -> Any:
     """A generator's seed and counter, the seed moved by the number of the replica, or of the worker that sends."""
+    # Only the seed is moved: all replicas draw equally often, so that their counters stay equal.
     number = share.context.replica_id_in_sync_group if share.worker is None else np.uint32(share.worker)
     moved = lax.convert_element_type(number, jnp.uint32) * _APART
     return seed + jnp.stack([moved, jnp.zeros_like(moved)]).astype(seed.dtype)
@@ -79,11 +80,14 @@ def _contribution(variable: KerasVariable, old: Array, new: Array, share: Share)
     floats = jnp.issubdtype(new.dtype, jnp.inexact)
     if variable.aggregation == "sum":
         return new - old
+    # Moving averages: each replica's is weighted by its examples, so that one without any counts for nothing.
     if floats and variable.aggregation in ("none", "mean"):
         return new * jnp.asarray(share.weight, new.dtype)
     is_first = jnp.asarray(share.context.replica_id_in_sync_group) == 0
     if not floats and new.dtype.itemsize == 4:  # as floats, to travel with the gradients
+        # A float32 has 24 bits for the number: halves of 16 bits are exact in it, 32 bits would not be.
         new = jnp.stack([new >> 16, new & 0xFFFF]).astype(jnp.float32)
+    # What is the same on all replicas, such as a count of steps, is taken from one: the others add zeros.
     return jnp.where(is_first, new, jnp.zeros_like(new))
 
 

@@ -71,6 +71,7 @@ def in_one_order(adapter: Foreign, strategy: Strategy) -> Iterator[Any]:
       InputError: a `PyDataset` that other threads shuffle.
     """
     iterator = adapter.get_jax_iterator()
+    # Every worker reads the same arrays then, in the same order.
     if not internals.shuffles(adapter):
         return iterator
     threaded = internals.read_by_threads(adapter)

@@ -75,6 +75,7 @@ class Patch:
     def _target(self, name: str) -> tuple[Any, str] | None:
         if not isinstance(self.where, type):
             return (self.where, name) if hasattr(self.where, name) else None
+        # Where it is defined, so that all classes below get it.
         where = internals.owner(self.where, name)
         return None if where is None else (self.where if where is object else where, name)
 
@@ -142,6 +143,7 @@ def _called(original: Method, model: KerasModel, *args: Leaf, **kwargs: Leaf) ->
             return original(model, *args, **kwargs)
         with contexts.entered(contexts.fallback.make()):  # a plain model's data are its own, too
             return original(model, *args, **kwargs)
+    # Before anything runs: what a strategy refuses should not fail in the middle of an epoch.
     checks.check_call(original, model, strategy, args, kwargs)
     if original.__name__ in _SHOWN and not multi_worker.is_first(strategy):
         args, kwargs = multi_worker.silenced(original, model, args, kwargs)
@@ -164,6 +166,7 @@ def _made(
     model: KerasModel,
     force: bool = False,
 ) -> Any:
+    # Keras keeps the function on the model, and `compile` takes it away.
     if force or getattr(model, name) is None:
         setattr(model, name, make(model, strategy))
     return getattr(model, name)
@@ -180,12 +183,14 @@ def _built_on_sample(
 
 
 def _no_state(_: Method, __: Strategy, ___: Foreign, **kwargs: bool) -> Any:
+    # Keras asks for some of its four lists of values; each is empty.
     return tuple(() for name in kwargs if name != "purge_model_variables" and kwargs[name])
 
 
 def _finished(original: Method, _: Strategy, model: KerasModel) -> None:
     scheduler = trainer.scheduler_of(model)
     if scheduler is not None:
+        # A callback or `get_weights` reads variables now, which steps that still run on workers would change.
         scheduler.finish()
     original(model)
 
@@ -212,6 +217,7 @@ def _adapting(original: Method, epoch: Foreign, x: Nest, *args: Leaf, **kwargs: 
 
 
 def _expected(original: Method, epoch: Foreign) -> None:
+    # Keras warns of data that end before the steps do; here nobody has said how many there are.
     if epoch.steps_per_epoch or not isinstance(epoch.data_adapter, DistributedAdapter):
         original(epoch)
 
@@ -228,8 +234,12 @@ def _on_host(original: Method, epoch: Foreign) -> Iterator[Any]:
 # ---------------------------------------------------------------------------------------------------------- the table
 
 _SHOWN = ("fit", "evaluate", "predict")
+_GRADIENTS = "gradients are added up before they are applied"
+_OWN_GRADIENTS = "the same in a replica function of one's own"
 _CALLED = (*_SHOWN, "train_on_batch", "test_on_batch", "predict_on_batch")
 
+# One row for each place: what is replaced, by what, and why. Anything that Keras does is changed here or not at all, so
+# that a new release of Keras is tried against this table, before the first function is replaced.
 PATCHES = (
     Patch(keras.Variable, ("__new__",), new_variable, "a strategy stores the variables that are made in its scope"),
     Patch(
@@ -302,13 +312,9 @@ PATCHES = (
         synchronizable,
         "a scope takes synchronized=True, which Keras has for TensorFlow alone",
     ),
-    *(
-        Patch(kind, ("stateless_apply",), whole_batch_gradients, "gradients are added up before they are applied")
-        for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer)
-    ),
-    *(
-        Patch(kind, ("apply",), summed_gradients, "the same in a replica function of one's own")
-        for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer)
-    ),
+    Patch(keras.optimizers.Optimizer, ("stateless_apply",), whole_batch_gradients, _GRADIENTS),
+    Patch(keras.optimizers.LossScaleOptimizer, ("stateless_apply",), whole_batch_gradients, _GRADIENTS),
+    Patch(keras.optimizers.Optimizer, ("apply",), summed_gradients, _OWN_GRADIENTS),
+    Patch(keras.optimizers.LossScaleOptimizer, ("apply",), summed_gradients, _OWN_GRADIENTS),
 )
 """All that is changed in Keras."""

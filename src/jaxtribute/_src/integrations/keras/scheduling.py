@@ -56,6 +56,8 @@ class ModelPickler(pickling.Pickler):
     def reducer_override(self, obj: Leaf) -> Any:
         """Form in which an object travels."""
         if isinstance(obj, (internals.KerasSaveable, keras.Variable)):
+            # Compiled functions and state of an epoch stay: they hold what cannot travel, and each worker makes its
+            # own.
             state = {name: None if name in _NOT_SENT else value for name, value in obj.__dict__.items()}
             return bare, (type(obj),), state
         if isinstance(obj, internals.tracked_dicts):
@@ -147,11 +149,13 @@ class Scheduler:
         """Function that `fit` (`train`) or `evaluate` (`test`) calls for each execution."""
         model = self._model
         optimizer = optimizer_on_servers(model, self._strategy) if kind == "train" else None
+        # Pickled once for each `fit`, when the model is built: workers keep what they have unpickled.
         runner = shipped_runner(model, optimizer)
         here: list[Runner] = []
 
         def call(state: Nest, batches: Iterator[Any]) -> tuple[Logs, Any]:
             first = next(batches)
+            # Data that the coordinator reads itself, such as validation arrays, are computed here.
             if isinstance(first, Turn):
                 return self._schedule((runner, kind, first.dataset, first.number, model.steps_per_execution)), state
             self.logs = None
@@ -175,6 +179,7 @@ class Scheduler:
         return self.logs or {}
 
     def _take_finished(self) -> None:
+        # The oldest first: logs are those of the last step in the order of scheduling that is known to have ended.
         while self._running and (self._running[0].is_done or len(self._running) > self._ahead):
             self.logs = self._running.popleft().fetch()
 

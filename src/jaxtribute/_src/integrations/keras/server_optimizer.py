@@ -70,13 +70,16 @@ class KerasTransform:
     def __init__(self, optimizer: KerasOptimizer, variables: Sequence[Any]) -> None:
         self._kind, self._config = type(optimizer), optimizer.get_config()
         rate = internals.learning_rate(optimizer)
+        # `get_config` gives it as a dictionary, which could be read back for Keras's own schedules alone.
         if callable(rate):  # a schedule, which may be the user's own
             self._config["learning_rate"] = rate
+        # The worker clips, with all gradients at hand; clipped once more on a server, by part, they would change again.
         if clips_before(optimizer):
             self._config |= dict.fromkeys(_CLIPS)
         self._parameters = [Parameter.of(variable, optimizer) for variable in variables]
 
     def __reduce__(self) -> Any:
+        # By a function that sets Keras's backend first: a server may not have imported Keras.
         return rebuilt, (cloudpickle.dumps((type(self), self.__dict__)),)
 
     @property
@@ -96,10 +99,12 @@ class KerasTransform:
         with _made_alone():
             optimizer, owners = self._built(params)
             places = jax.tree.leaves(nested(range(len(owners)), owners))
+            # A state lists slots parameter by parameter; Keras wants them in the order in which it made its variables.
             values: list[Any] = [None] * len(places)
             for place, leaf in zip(places, jax.tree.leaves(state), strict=True):
                 values[place] = leaf
             new, values = optimizer.stateless_apply(values, list(grads), params)
+        # Optax's rule is a difference. Computed from the new value, the sum gives that value but for rounding.
         changes = [jnp.asarray(value).astype(old.dtype) - old for value, old in zip(new, params, strict=True)]
         return changes, nested(values, owners)
 
@@ -121,11 +126,13 @@ class KerasTransform:
                 internals.exclude_from_decay(inner, [variable for variable, parameter in pairs if not parameter.decays])
             optimizer.build(variables)
         index = {id(variable): i for i, variable in enumerate(variables)}
-        owners = [index.get(belonging.get(id(variable), 0)) for variable in optimizer.variables]
-        return optimizer, [
-            None if owner is None or tuple(variable.shape) != tuple(params[owner].shape) else owner
-            for owner, variable in zip(owners, optimizer.variables, strict=True)
-        ]
+        owners: list[int | None] = []
+        for variable in optimizer.variables:
+            owner = index.get(belonging.get(id(variable), 0))
+            # A slot of another shape, such as Adafactor's rows and columns, cannot be cut as its parameter is.
+            alike = owner is not None and tuple(variable.shape) == tuple(params[owner].shape)
+            owners.append(owner if alike else None)
+        return optimizer, owners
 
 
 def clips_before(optimizer: KerasOptimizer) -> bool:
@@ -206,8 +213,9 @@ def optimizer_on_servers(model: KerasModel, strategy: Strategy) -> Optimizer | N
         for variable in keras_optimizer.variables:
             adopt(variable, strategy)
         return None
+    ids = [id(variable) for variable in variables]
     known = keras_optimizer.__dict__.get(_ATTRIBUTE)
-    if known is not None and known[0] == [id(variable) for variable in variables]:
+    if known is not None and known[0] == ids:
         return known[1]
     transform = KerasTransform(keras_optimizer, variables)
     stored: list[ServerVariable] = [variable.stored for variable in variables]
@@ -219,10 +227,11 @@ def optimizer_on_servers(model: KerasModel, strategy: Strategy) -> Optimizer | N
     for place, slot in zip(places, optimizer.variables, strict=True):
         variable = keras_optimizer.variables[place]
         value = np.asarray(variable.value)
+        # Servers have made the slots as zeros; a value that is not zero comes from training before, or from a file.
         if owners[place] is None or np.any(value):
             slot.assign(value)
         keep_in(variable, slot, strategy)
-    object.__setattr__(keras_optimizer, _ATTRIBUTE, ([id(variable) for variable in variables], optimizer))
+    object.__setattr__(keras_optimizer, _ATTRIBUTE, (ids, optimizer))
     return optimizer
 
 

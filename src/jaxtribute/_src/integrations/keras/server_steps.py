@@ -14,7 +14,7 @@ from jaxtribute._src.integrations.keras.internals import KerasModel
 from jaxtribute._src.integrations.keras.merging import State, start_of_layers, start_of_metrics
 from jaxtribute._src.integrations.keras.server_optimizer import clips_before
 from jaxtribute._src.integrations.keras.share import Share, entered
-from jaxtribute._src.integrations.keras.steps import Lists, Logs, rows_of
+from jaxtribute._src.integrations.keras.steps import Lists, Logs, rows_of, values_of
 from jaxtribute._src.optimizer.optimizer import Optimizer
 from jaxtribute._src.parameter_servers.scheduling.worker_task import current_worker_index
 from jaxtribute._src.strategies.base import Strategy
@@ -41,6 +41,7 @@ class Runner:
         known = self._passes.get(kind)
         if known is None or known[0] != turn:
             if known is not None:
+                # The last pass may have ended early; its prefetching thread ends with it.
                 known[1].close()
             known = self._passes[kind] = turn, iter(dataset)
         return known[1]
@@ -62,12 +63,13 @@ class Runner:
     def _train(self, batch: Nest) -> Logs:
         lists, share = self._lists, self._share(batch)
         trainable, layers, slots, metrics = map(
-            _values, (lists.trainable, lists.layers, lists.optimizer, lists.metrics)
+            values_of, (lists.trainable, lists.layers, lists.optimizer, lists.metrics)
         )
         start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
         with entered(share):
             logs, state = self._model.train_step((trainable, start[0], slots, start[1]), batch)
         gradients = share.gradients
+        # On the servers each sees a part of the gradients only, of which a norm over all cannot be told.
         if gradients is not None and clips_before(self._model.optimizer):
             gradients = internals.clipped(self._model.optimizer, gradients)
         _send(lists.trainable, trainable, state[0])
@@ -79,7 +81,7 @@ class Runner:
 
     def _test(self, batch: Nest) -> Logs:
         lists, share = self._lists, self._share(batch)
-        trainable, layers, metrics = map(_values, (lists.trainable, lists.layers, lists.metrics))
+        trainable, layers, metrics = map(values_of, (lists.trainable, lists.layers, lists.metrics))
         start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
         with entered(share):
             logs, state = self._model.test_step((trainable, *start), batch)
@@ -94,15 +96,13 @@ class Runner:
         return Share(context, rows, rows, worker=self._worker, metrics=self._lists.metric_ids)
 
 
-def _values(variables: Sequence[Any]) -> State:
-    return [variable.stored.read_value() for variable in variables]
-
-
 def _send(variables: Sequence[Any], before: State, after: Sequence[Any]) -> None:
     """Sends what a step changes: the differences, which add up with those of other workers, where values are sums."""
     for variable, old, new in zip(variables, before, after, strict=True):
+        # Nothing was written: nothing travels.
         if new is None or new is old:
             continue
+        # Values that all workers write alike, and flags, have no meaningful sum.
         if variable.aggregation == "only_first_replica" or new.dtype == jnp.bool_:
             variable.stored.assign(new)
         else:

@@ -102,8 +102,10 @@ def whole_batch_losses(
     """Keras's `reduce_weighted_values`, for a replica's part of a batch."""
     loss = original(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
     share = current()
+    # A loss without examples' axis is no mean over the batch that could be put together.
     if share is None or share.alone or not share.total or jnp.ndim(values) == 0:
         return loss
+    # The step weights what comes of this by the share of examples; a sum is to come out of that unweighted.
     if reduction == "sum":
         return loss / (share.weight or 1.0)
     if reduction == "mean_with_sample_weight" and (mask is not None or sample_weight is not None):
@@ -125,6 +127,7 @@ def whole_batch_moments(
         return original(x, axes, keepdims=keepdims, synchronized=synchronized)
     if share.alone:
         return original(x, axes, keepdims=keepdims)
+    # Counts and sums over a whole batch overflow, or lose digits, in half precision.
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     axes = tuple(axes)
     count = share.sum(jnp.asarray(math.prod(wide.shape[axis] for axis in axes), wide.dtype))
@@ -140,6 +143,7 @@ def synchronizable(
 ) -> None:
     """`BatchNormalization.__init__`, which takes `synchronized=True` in a strategy's scope."""
     scoped = not contexts.current().strategy.is_default
+    # Keras refuses the flag on JAX; it is set behind its check, and `moments` is given it then.
     original(layer, *args, synchronized=synchronized and not scoped, **kwargs)
     layer.synchronized = synchronized
 
@@ -159,6 +163,7 @@ def whole_batch_gradients(
                 "a train_step applies gradients twice, which parameter servers do not. HINT: use one optimizer, "
                 "and call its stateless_apply once."
             )
+        # Kept for the worker to send: servers apply them, and the variables stay as they are here.
         share.gradients = list(grads)
         return list(trainable_variables), list(optimizer_variables)
     if share is None or share.reduced or share.alone:

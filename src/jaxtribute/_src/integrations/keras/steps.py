@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from jax import lax
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.integrations.keras import internals
-from jaxtribute._src.integrations.keras.internals import KerasModel
+from jaxtribute._src.integrations.keras.internals import KerasModel, KerasVariable
 from jaxtribute._src.integrations.keras.merging import State, contributions, merged, start_of_layers, start_of_metrics
 from jaxtribute._src.integrations.keras.share import Share, entered
 from jaxtribute._src.types import Array, Nest
@@ -68,7 +69,7 @@ def train_step(model: KerasModel, lists: Lists) -> Step:
 
     def step(batch: Nest, total: int) -> tuple[list[Any], Logs]:
         share, batch = _share(batch, total, lists)
-        before = [_values(part) for part in (lists.trainable, lists.layers, lists.optimizer, lists.metrics)]
+        before = list(map(values_of, (lists.trainable, lists.layers, lists.optimizer, lists.metrics)))
         trainable, layers, optimizer, metrics = before
         start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
         with entered(share):
@@ -79,10 +80,11 @@ def train_step(model: KerasModel, lists: Lists) -> Step:
             else:
                 ends, logs, grads = _local_gradients(model, before, start, batch, share)
                 grads, layers, metrics, logs = _reduced(model, lists, before, start, ends, logs, share, grads)
+                # `stateless_apply` is replaced, too: it must not add up again what has been added up.
                 share.reduced = True
                 new_trainable, new_optimizer = model.optimizer.stateless_apply(optimizer, grads, trainable)
         new = [*new_trainable, *layers, *new_optimizer, *metrics]
-        return _changed([value for part in before for value in part], new), logs
+        return _changed(list(itertools.chain.from_iterable(before)), new), logs
 
     return step
 
@@ -92,14 +94,14 @@ def test_step(model: KerasModel, lists: Lists) -> Step:
 
     def step(batch: Nest, total: int) -> tuple[list[Any], Logs]:
         share, batch = _share(batch, total, lists)
-        trainable, layers, metrics = map(_values, (lists.trainable, lists.layers, lists.metrics))
+        trainable, layers, metrics = map(values_of, (lists.trainable, lists.layers, lists.metrics))
         start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
         with entered(share):
             logs, state = model.test_step((trainable, *start), batch)
             before = [trainable, layers, [], metrics]
             _, new_layers, new_metrics, logs = _reduced(model, lists, before, start, (state[1], state[2]), logs, share)
-        new = [*_changed(layers, new_layers), *(None for _ in lists.optimizer), *_changed(metrics, new_metrics)]
-        return [*(None for _ in trainable), *new], logs
+        unchanged = [None] * len(trainable), [None] * len(lists.optimizer)
+        return [*unchanged[0], *_changed(layers, new_layers), *unchanged[1], *_changed(metrics, new_metrics)], logs
 
     return step
 
@@ -109,17 +111,17 @@ def predict_step(model: KerasModel, lists: Lists) -> Step:
 
     def step(batch: Nest, total: int) -> tuple[list[Any], Any]:
         share, batch = _share(batch, total, lists)
-        trainable, layers = map(_values, (lists.trainable, lists.layers))
+        trainable, layers = map(values_of, (lists.trainable, lists.layers))
         start = start_of_layers(lists.layers, layers, share)
         with entered(share):
             outputs, ends = model.predict_step((trainable, start), batch)
-        changed = [None if new is None or new is old else new for old, new in zip(start, ends, strict=True)]
+        changed = _changed(start, ends)
         if not share.alone and any(new is not None for new in changed):
             totals = share.sum(contributions(lists.layers, start, changed, share))
             changed = _changed(layers, merged(lists.layers, layers, totals))
         outputs = jax.tree.map(lambda leaf: _own(leaf if share.rows else leaf[:0], share), outputs)
-        rest = (None for _ in (*lists.optimizer, *lists.metrics))
-        return [*(None for _ in trainable), *changed, *rest], outputs
+        rest = [None] * (len(lists.optimizer) + len(lists.metrics))
+        return [*[None] * len(trainable), *changed, *rest], outputs
 
     return step
 
@@ -135,12 +137,14 @@ def _share(batch: Nest, total: int, lists: Lists) -> tuple[Share, Any]:
     if context is None:
         raise ContextError("a Keras step runs in a replica context only. HINT: call model.fit, which enters one.")
     share = Share(context, rows_of(batch), total, metrics=lists.metric_ids)
+    # A program computes something in any case; the weight of these examples is zero.
     if not share.rows:
         batch = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), batch)
     return share, batch
 
 
-def _values(variables: Sequence[Any]) -> State:
+def values_of(variables: Sequence[KerasVariable]) -> State:
+    """The values that variables have at the start of a step."""
     return [variable.stored.read_value() for variable in variables]
 
 
@@ -189,6 +193,7 @@ def _reduced(
         contributions(lists.metrics, start[1], ends[1], share),
         extra,
     )
+    # One collective for all of it: a message between processes costs more than what is in it.
     grads, layer_totals, metric_totals, extra = share.sum(local)
     layers = merged(lists.layers, before[1], layer_totals)
     metrics = merged(lists.metrics, before[3], metric_totals)

@@ -50,6 +50,7 @@ def strategy_of(model: KerasModel) -> Strategy | None:
     """The strategy in whose scope a model was made or compiled, or its variables were; None for plain Keras."""
     found = model.__dict__.get(_ATTRIBUTE)
     tracker = internals.loss_tracker(model)
+    # A model loaded from a file, or compiled in a scope only, tells by the variables that it has.
     if found is None and tracker is not None:
         found = _strategy_of(tracker.variables[:1])
     if found is None and getattr(model, "built", False):
@@ -109,9 +110,12 @@ def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], St
     replica = make(model, lists)
     place = Placer(strategy)
 
+    # Keras's own condition for compiling.
     compiled = model.jit_compile and not model.run_eagerly
 
     def step(batch: Nest, total: Total) -> Any:
+        # New values come out of the replicas rather than being written inside: Keras's steps are pure functions of
+        # lists.
         values, result = strategy.run(replica, (batch, total.rows))
         for variable, value in zip(lists.all, values, strict=True):
             if value is not None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def received(blob: bytes) -> Any:
     """Unpickles the coordinator's Keras objects on a worker, whose own Keras learns about strategies first."""
     _choose_backend()
+    # Entering a scope connects Keras: the objects that are unpickled are then of the classes that know strategies.
     with pickling.home().strategy.scope():
         import keras as keras
 
@@ -34,6 +35,7 @@ def runner(blob: bytes) -> Any:
 
 def run_steps(steps: Runner, kind: str, dataset: Iterable[Nest], turn: int, number: int) -> Any:
     """Runs some steps of a `runner` on a pass over this worker's dataset; scheduled by a coordinator."""
+    # Kept between calls: a closure runs some steps of a pass, and the next one on this worker goes on with it.
     batches = steps.batches(kind, dataset, turn)
     logs: Any = {}
     for _ in range(number):
@@ -51,4 +53,5 @@ def rebuilt(blob: bytes) -> Any:
 
 
 def _choose_backend() -> None:
+    # A worker is a process of its own, which has not seen what the program has set before its import of Keras.
     os.environ.setdefault("KERAS_BACKEND", "jax")

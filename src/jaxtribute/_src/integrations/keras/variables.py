@@ -66,6 +66,7 @@ class StrategyVariable(keras.Variable):
 
     @_value.setter
     def _value(self, value: Leaf) -> None:
+        # Keras sets None for a variable whose value is to come.
         if self._stored is not None:
             if value is not None:
                 self._stored.assign(together(self, value))
@@ -119,6 +120,7 @@ def joined(variable: KerasVariable) -> Variable:
 def new_variable(_: object, cls: type[Any], *__: object, **___: object) -> Any:
     """`keras.Variable.__new__`: in a strategy's scope a variable is a `StrategyVariable`."""
     strategy = contexts.current().strategy
+    # Slots that an optimizer makes under parameter servers stay plain: the servers make their own from its description.
     if cls is not keras.Variable or strategy.is_default or (on_servers(strategy) and internals.made_by_optimizer()):
         return object.__new__(cls)
     variable = object.__new__(StrategyVariable)
@@ -134,7 +136,9 @@ def on_servers(strategy: Strategy) -> bool:
 
 def keep_in(variable: KerasVariable, stored: Variable, strategy: Strategy) -> None:
     """Makes `stored` hold a Keras variable's value."""
+    # An attribute of the object would hide the property of the class.
     variable.__dict__.pop("_value", None)
+    # Layers, optimizers and metrics hold the object: it has to become another one in its place.
     variable.__class__ = StrategyVariable
     variable.strategy, variable._stored = strategy, stored
 

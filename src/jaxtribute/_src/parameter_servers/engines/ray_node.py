@@ -119,6 +119,7 @@ def prepare_ray() -> None:
 
 def make_token() -> None:
     """Makes the token of this user's Ray clusters, unless there is one; only the user can read it."""
+    # A token that the user has chosen is not touched, nor is one made beside it.
     given = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
     path = Path.home() / ".ray" / "auth_token"
     if given or os.environ.get(AUTHENTICATION, "token") != "token":

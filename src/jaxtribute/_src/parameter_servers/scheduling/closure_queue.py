@@ -195,6 +195,7 @@ class ClosureQueue:
         """Ends everything for a server that is lost; calls raise `error` until `mend`."""
         with self.changed:
             self.cancel(error)
+            # The loss is raised by every call until it is mended, not by the next one alone.
             self._error, self._broken = None, error
             self._drop_running()
             self.changed.notify_all()

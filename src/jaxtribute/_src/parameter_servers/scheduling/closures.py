@@ -197,12 +197,13 @@ class Worker:
             return False
         if not self.running:
             return True
-        behind = [*self.running.values(), closure]
-        if any(other.timeout_s is not None or other.ended for other in behind):
-            return False  # such a closure may end the process, with what waits behind it
-        seconds = [other.definition.seconds for other in behind]
-        # Only functions known to be short: what waits behind a long one could run elsewhere meanwhile.
-        return len(seconds) <= AHEAD and all(s is not None and s < _SHORT_S for s in seconds)
+        for other in (*self.running.values(), closure):
+            if other.timeout_s is not None or other.ended:
+                return False  # such a closure may end the process, with what waits behind it
+            # Only functions known to be short: what waits behind a long one could run elsewhere meanwhile.
+            if other.definition.seconds is None or other.definition.seconds >= _SHORT_S:
+                return False
+        return len(self.running) < AHEAD
 
 
 class Numbers:
@@ -233,6 +234,8 @@ class Numbers:
     def skip(self, number: int) -> None:
         """Gives no numbers up to this one any more."""
         with self._lock:
+            # A program that restores what an earlier run saved counts from the start: servers would take its first
+            # pushes for those that the state already has, and drop them.
             self._next = max(self._next, number)
 
     def floor(self) -> int:

@@ -36,7 +36,7 @@ from jaxtribute._src.parameter_servers.server import saves
 from jaxtribute._src.parameter_servers.server.client import Client, Request, ServerLostError
 from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.parameter_servers.variables.access import Access
-from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer, plan_parts
+from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer, plan_parts, shapes_of
 from jaxtribute._src.parameter_servers.variables.variable import ServerVariable, ShardInfo, VariableDescription
 from jaxtribute._src.partitioners import Partitioner, shard_offsets
 from jaxtribute._src.types import DType, Leaf
@@ -134,9 +134,10 @@ class Cluster:
             raise
 
     def _start(self) -> None:
-        self.endpoints = [self.engine.endpoint("ps", i, self.timeout_s) for i in range(self.servers)]
-        if self._mirrored:
-            self._mirrors = [self.engine.endpoint("mirror", i, self.timeout_s) for i in range(self.servers)]
+        for index in range(self.servers):
+            self.endpoints.append(self.engine.endpoint("ps", index, self.timeout_s))
+            if self._mirrored:
+                self._mirrors.append(self.engine.endpoint("mirror", index, self.timeout_s))
         self.client.connect(self.endpoints, self.epoch)
         self._activate(range(self.servers))
         self.dispatcher.announce()
@@ -208,7 +209,7 @@ class Cluster:
         """Makes an optimizer's slots beside its variables."""
         parts = plan_parts(transform, variables)
         with optax_rules():
-            state = jax.eval_shape(transform.init, [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables])
+            state = jax.eval_shape(transform.init, shapes_of(variables))
         leaves = jax.tree_util.tree_leaves_with_path(state)
         shards: list[list[Shard]] = [[] for _ in leaves]
         owners: list[int | None] = [None] * len(leaves)
@@ -341,11 +342,18 @@ class Cluster:
         given = Path(directory).absolute() if directory else None
         self._directory = given or self._directory or Path(self._folder.path) / "saved"
         path = saves.next_folder(self._directory)
-        answers = self._ask({i: ({"t": "save", "path": str(saves.file_of(path, i))}, []) for i in range(self.servers)})
+        answers = self._ask(self._about_files("save", path))
         marks = {server: header["mark"] for server, (header, _) in answers.items()}
         saves.complete(path, saves.SaveDescription.of(self.numbers.last(), self._shards, marks))
         self._saved = path
         return path
+
+    def _about_files(self, kind: str, folder: Path) -> dict[int, Request]:
+        """Asks each server to `save` or `restore` its own file of a folder."""
+        requests: dict[int, Request] = {}
+        for index in range(self.servers):
+            requests[index] = {"t": kind, "path": str(saves.file_of(folder, index))}, []
+        return requests
 
     def restore(self, path: str | PathLike[str] | None = None) -> None:
         """Brings back what was saved last, on all servers, and forgets what was running."""
@@ -365,8 +373,7 @@ class Cluster:
         try:
             self._activate(range(self.servers))
             self.client.connect(self.endpoints, self.epoch)
-            paths = {i: str(saves.file_of(chosen, i)) for i in range(self.servers)}
-            self.client.call({i: ({"t": "restore", "path": path}, []) for i, path in paths.items()})
+            self.client.call(self._about_files("restore", chosen))
         except BaseException as error:
             self._disown(chosen, error)
             raise

@@ -132,9 +132,13 @@ class Dispatcher:
 
     def _pause_s(self) -> float:
         """Returns how long to wait for messages: not past the end of a running function's time."""
+        pause_s = _TURN_S
         with self._changed:
-            running = [worker.first() for worker in self._workers.values()]
-        return min([_TURN_S, *(closure.left_s() for closure in running if closure is not None)])
+            for worker in self._workers.values():
+                closure = worker.first()
+                if closure is not None:
+                    pause_s = min(pause_s, closure.left_s())
+        return pause_s
 
     # What workers are told.
 
@@ -300,6 +304,7 @@ class Dispatcher:
                 return
             following = worker.first()
             if following is not None:
+                # It waited behind this one until now; its time counts from here.
                 following.started = time.monotonic()
             if lost:
                 self.queue.put_back([closure])

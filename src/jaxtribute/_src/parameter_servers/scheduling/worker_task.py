@@ -275,6 +275,8 @@ class WorkerTask:
 
     def _say_begun(self, key: int, sent: int) -> None:
         """Tells the coordinator that a closure runs, which may end this process before a message has left."""
+        # A process that ends at once must be known to have ended with this closure, rather than between two: the
+        # message has to be out before the function runs, which only the answer tells.
         self._say("begun", c=key, n=sent)
         left = deadline(self._timeout_s)
         while left() and not self._stopping.is_set():

@@ -75,6 +75,8 @@ class SaveDescription:
                 f"{path} was saved by {self.servers} parameter servers, and there are {servers}. "
                 "HINT: use as many, or save with jd.Checkpoint, which any number can restore."
             )
+        # Keys are counted as variables are made, so that the same program comes to the same keys; another one would
+        # load rows of one variable into another.
         if self.shards != own.shards:
             other = [*(s for s in self.shards if s not in own.shards), *(s for s in own.shards if s not in self.shards)]
             key, server, shape, kind = other[0]
@@ -207,5 +209,9 @@ def _all(directory: Path) -> dict[int, Path]:
     """The saves of a directory by their numbers, those that never ended too; other files there are not touched."""
     if not directory.is_dir():
         return {}
-    matches = [_NAME.fullmatch(path.name) for path in directory.iterdir()]
-    return {int(match[1]): directory / match[0] for match in matches if match is not None}
+    found: dict[int, Path] = {}
+    for path in directory.iterdir():
+        match = _NAME.fullmatch(path.name)
+        if match is not None:
+            found[int(match[1])] = path
+    return found

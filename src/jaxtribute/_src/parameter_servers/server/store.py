@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,18 +129,19 @@ class Store:
         Args:
           lent: whether the arrays are used before anything here changes, so that none has to be copied.
         """
-        keys = list(self.entries)
-        optimizers = [[id_, o.params, o.slots, o.owners] for id_, o in self.optimizers.items()]
-        header = {
-            "keys": keys,
-            "versions": [self.entries[key].version for key in keys],
-            "by_rows": [key for key in keys if self.entries[key].by_rows],
-            "applied": sorted(self._applied),
-            "floor": self._floor,
-            "optimizers": optimizers,
-        }
-        entries = [self.entries[key] for key in keys]
-        return header, [np.asarray(entry.value) if lent else entry.host() for entry in entries]
+        header: Header = {"keys": [], "versions": [], "by_rows": [], "optimizers": []}
+        # With the pushes that are in it: the closures of which they are may run again under the server that loads it.
+        header |= {"applied": sorted(self._applied), "floor": self._floor}
+        arrays: list[Array] = []
+        for key, entry in self.entries.items():
+            header["keys"].append(key)
+            header["versions"].append(entry.version)
+            if entry.by_rows:
+                header["by_rows"].append(key)
+            arrays.append(np.asarray(entry.value) if lent else entry.host())
+        for id_, made in self.optimizers.items():
+            header["optimizers"].append([id_, made.params, made.slots, made.owners])
+        return header, arrays
 
     def load(self, header: Header, arrays: Iterable[Array]) -> None:
         """Takes a `state`; versions go on from the higher, so that no caller holds what is older for current.
@@ -218,9 +219,18 @@ class Store:
     def _optimize(self, optimizer: ShardOptimizer, forms: Sequence[int], values: list[Array]) -> None:
         """One step. `forms` says for each shard whether its gradient is dense (1 array) or of some rows (2)."""
         given = iter(values)
-        grads = [_Gradient.dense(next(given)) if form == 1 else _Gradient.rows(*_two(given)) for form in forms]
-        # A slot that belongs to a shard is read and written where its shard is.
-        places = [*grads, *(_WHOLE if owner is None else grads[owner] for owner in optimizer.owners)]
+        grads: list[_Gradient] = []
+        for form in forms:
+            if form == 1:
+                grads.append(_Gradient.dense(next(given)))
+            else:
+                grads.append(_Gradient.rows(next(given), next(given)))
+        places = list(grads)
+        for owner in optimizer.owners:
+            if owner is None:
+                places.append(_WHOLE)
+            else:  # a slot that belongs to a shard is read and written where its shard is
+                places.append(grads[owner])
         entries = [self._entry(key) for key in (*optimizer.params, *optimizer.slots)]
         parts = [place.read(entry) for place, entry in zip(places, entries, strict=True)]
         count = len(grads)
@@ -258,10 +268,6 @@ class _Gradient:
 
 
 _WHOLE = _Gradient(None)
-
-
-def _two(given: Iterator[Array]) -> tuple[Array, Array]:
-    return next(given), next(given)
 
 
 def _row_function(function: np.ufunc) -> Callable[[Array, Array, Array], None]:

@@ -135,6 +135,7 @@ def summed_rows(ids: ArrayLike, rows: ArrayLike) -> tuple[np.ndarray[Any, Any], 
     rows = rows.reshape(len(ids), *rows.shape[1:])
     if not len(ids):
         return ids.astype(np.int32), rows
+    # Stable, so that rows of one id are added in the order of the batch, and give the same sum each time.
     order = np.argsort(ids, kind="stable")
     unique, starts = np.unique(ids[order], return_index=True)
     return unique.astype(np.int32), np.add.reduceat(rows[order], starts, axis=0)

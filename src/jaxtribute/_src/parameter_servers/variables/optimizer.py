@@ -53,7 +53,7 @@ def plan_parts(transform: optax.GradientTransformation, variables: Sequence[Serv
     Raises:
       ArgumentError: the transformation mixes what is on several servers.
     """
-    whole = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
+    whole = shapes_of(variables)
     with optax_rules():
         state = jax.eval_shape(transform.init, whole)
     places = {_path(path): leaf for leaf, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(state))}
@@ -90,7 +90,7 @@ def check_separable(transform: optax.GradientTransformation, state: Nest, variab
     Raises:
       ArgumentError: it does, as `optax.clip_by_global_norm` or a norm of each layer do.
     """
-    params = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
+    params = shapes_of(variables)
     with optax_rules():
         closed = jax.make_jaxpr(lambda g, s, p: transform.update(g, s, p)[0])(params, state, params)
     count, leaves = len(variables), len(jax.tree.leaves(state))
@@ -105,6 +105,11 @@ def check_separable(transform: optax.GradientTransformation, state: Nest, variab
                 f"the update of {variables[i].name} needs {', '.join(others)}, which other parameter servers may hold. "
                 "HINT: clip or normalise the gradients in the step, before apply_gradients, or use one server."
             )
+
+
+def shapes_of(variables: Sequence[ServerVariable]) -> list[jax.ShapeDtypeStruct]:
+    """Shapes and element types of variables, for tracing with them."""
+    return [jax.ShapeDtypeStruct(variable.shape, variable.dtype) for variable in variables]
 
 
 _ROWS_KEPT = ELEMENTWISE | {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy_p"}
@@ -155,12 +160,14 @@ class RemoteOptimizer:
         executor = context.executor
         if isinstance(executor, Overlay):
             raise ArgumentError("apply_gradients inside a function that jd.grad differentiates. HINT: call it outside.")
-        forms = [2 if isinstance(grad, IndexedSlices) else 1 for grad in grads]
+        forms: list[int] = []
         values: list[Any] = []
         for grad, variable in zip(grads, self.variables, strict=True):
             if isinstance(grad, IndexedSlices):
+                forms.append(2)
                 values.extend((grad.indices, grad.values))
             else:
+                forms.append(1)
                 values.append(jax.numpy.asarray(grad).astype(variable.dtype))
         if isinstance(executor, TracedProgram):
             record(executor, OptimizerOperation(self, forms), values, self.variables[0])
@@ -175,9 +182,12 @@ class RemoteOptimizer:
     def add_to(self, exchange: Exchange, forms: Sequence[int], values: Sequence[Any]) -> None:
         """Puts a step into a request: to each server the gradients of its shards."""
         given = iter(values)
-        grads: list[Any] = [
-            np.asarray(next(given)) if form == 1 else summed_rows(next(given), next(given)) for form in forms
-        ]
+        grads: list[Any] = []
+        for form in forms:
+            if form == 1:
+                grads.append(np.asarray(next(given)))
+            else:  # the rows of one id are added up, as a server reads and writes each of its rows once in a step
+                grads.append(summed_rows(next(given), next(given)))
         for part in self._parts:
             arrays: list[Any] = []
             for i, shard in part.shards:

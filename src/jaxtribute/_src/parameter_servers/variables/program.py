@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxtribute._src.execution.capture import Capture, Constant, is_constant
-from jaxtribute._src.jaxprs.core import ClosedJaxpr, Literal, as_function, opened, pruned
+from jaxtribute._src.jaxprs.core import ClosedJaxpr, Literal, Var, as_function, opened, pruned
 from jaxtribute._src.parameter_servers.server.client import Exchange, pulled
 from jaxtribute._src.parameter_servers.variables.access import Access, Gather
-from jaxtribute._src.parameter_servers.variables.operations import Part, Rows
+from jaxtribute._src.parameter_servers.variables.operations import Rows
 from jaxtribute._src.types import Leaf
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.variable import Variable
@@ -82,22 +83,54 @@ class Step:
         wanted += [outputs[entry] for entry in (*parts, *self._plain)]
         # A variable that is only written, or whose rows alone are read, must not be pulled whole.
         small, used = pruned(capture.closed, wanted)
-        kept = {id(var) for var, use in zip(jaxpr.invars, used, strict=True) if use}
-        self._leaf_places = [i for i, var in enumerate(leaves) if id(var) in kept]
-        self._inputs = [entry for entry in inputs if id(where[id(entry)]) in kept]
-        order = [*(where[id(entry)] for entry in self._inputs), *(leaves[i] for i in self._leaf_places)]
+        taken = list(itertools.compress(jaxpr.invars, used))
+        order = self._note_inputs(inputs, leaves, where, taken)
+        self._note_sources(lookups)
         # Not JAX's own function of the program: its inputs come in another order.
-        run, taken = as_function(small), [var for var, use in zip(jaxpr.invars, used, strict=True) if use]
-        places = [order.index(var) for var in taken]
+        run, places = as_function(small), list(map(order.index, taken))
         self._jitted: Any = jax.jit(lambda *given: run(*(given[place] for place in places)))
-        self._lookups = [entry for entry in self._inputs if isinstance(entry, Rows)]
-        self._lookup_places = [lookups.index(entry) for entry in self._lookups]
-        self._pulled: list[Any] = [e for e in self._inputs if isinstance(e, Variable) and e.policy.remote]
         self._access = _access(self._inputs, self._operations)
         self._count = capture.tree.num_leaves
         self._age = 0
         """Age of this run's values, in pushes."""
-        assert all(isinstance(part, Part) for part in parts)
+
+    def _note_inputs(
+        self, inputs: Sequence[Any], leaves: Sequence[Var], where: Mapping[int, Var], taken: Sequence[Var]
+    ) -> list[Var]:
+        """Notes which inputs and leaves the cut program takes; returns its inputs in the order of passing them.
+
+        Args:
+          inputs: the variables and rows that the trace reads.
+          leaves: the trace's inputs that are the caller's leaves.
+          where: the trace's inputs that are those of `inputs`, by their ids.
+          taken: its inputs that the cut program takes.
+        """
+        kept = set(map(id, taken))
+        order: list[Var] = []
+        self._inputs: list[Any] = []
+        self._leaf_places: list[int] = []
+        for entry in inputs:
+            var = where[id(entry)]
+            if id(var) in kept:
+                self._inputs.append(entry)
+                order.append(var)
+        for i, var in enumerate(leaves):
+            if id(var) in kept:
+                self._leaf_places.append(i)
+                order.append(var)
+        return order
+
+    def _note_sources(self, lookups: Sequence[Rows]) -> None:
+        """Notes which inputs are pulled whole, and which are rows, each with its place among all `lookups`."""
+        self._lookups: list[Rows] = []
+        self._lookup_places: list[int] = []
+        self._pulled: list[Any] = []
+        for entry in self._inputs:
+            if isinstance(entry, Rows):
+                self._lookups.append(entry)
+                self._lookup_places.append(lookups.index(entry))
+            elif isinstance(entry, Variable) and entry.policy.remote:
+                self._pulled.append(entry)
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Pulls, runs, pushes."""
@@ -120,15 +153,18 @@ class Step:
         if age is None:
             for variable in self._pulled:
                 exchange.pull(variable.layout)
-        gathers = [
-            Gather(exchange, rows.variable.layout, where) for rows, where in zip(self._lookups, ids, strict=True)
-        ]
+        gathers: list[Gather] = []
+        for rows, where in zip(self._lookups, ids, strict=True):
+            gathers.append(Gather(exchange, rows.variable.layout, where))
         answers = access.run(exchange)
-        rows = iter(gathers)
-        return [
-            next(rows).result(answers) if isinstance(entry, Rows) else self._value(access, entry)
-            for entry in self._inputs
-        ]
+        found = iter(gathers)
+        values: list[Any] = []
+        for entry in self._inputs:
+            if isinstance(entry, Rows):
+                values.append(next(found).result(answers))
+            else:
+                values.append(self._value(access, entry))
+        return values
 
     def _value(self, access: Access, variable: Any) -> Any:
         if not variable.policy.remote:
@@ -186,7 +222,7 @@ class _IdProgram:
         if all(place is not None for place in self._direct):
             return
         small, used = pruned(closed, ids)
-        needed = [var for var, use in zip(opened(closed).invars, used, strict=True) if use]
+        needed = list(itertools.compress(opened(closed).invars, used))
         if any(id(var) not in places for var in needed):
             raise TraceError(
                 "rows are looked up by ids that depend on variables or on other rows, so that they are not known "
