@@ -13,6 +13,7 @@ import numpy as np
 from rich.table import Table
 
 from jaxtribute._src.input.splitting import slice_size
+from jaxtribute._src.tools import tables
 from jaxtribute._src.tools.planning.cost import StepCost
 from jaxtribute._src.tools.planning.kinds import Device
 from jaxtribute._src.tools.planning.machine import run_module
@@ -149,10 +150,8 @@ def is_here(device: Device) -> bool:
 
 def table(comparisons: Sequence[Comparison]) -> Table:
     """Predictions beside measurements."""
-    result = Table(title="On this machine", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    headings = ("devices", "processes", "examples on each", "launch", "products", "passes", "collectives")
-    for heading in (*headings, "predicted", "measured", "error"):
-        result.add_column(heading, justify="right")
+    headings = "devices,processes,examples on each,launch,products,passes,collectives,predicted,measured,error"
+    result = tables.table("On this machine", headings.split(","), wrap=True)
     for one in comparisons:
         taken = (one.parts.launch, one.parts.products, one.parts.passes, one.parts.collectives)
         times = [f"{seconds * 1e3:.3f} ms" for seconds in (*taken, one.predicted, one.measured)]

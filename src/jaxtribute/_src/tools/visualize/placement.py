@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxtribute._src.devices import device_name
-from jaxtribute._src.tools.visualize.units import shape_text
+from jaxtribute._src.tools.tables import shape_text
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.mesh import ReplicaMesh

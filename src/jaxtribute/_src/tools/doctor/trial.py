@@ -11,8 +11,7 @@ import numpy as np
 from jaxtribute._src.cluster.resolvers.base import ClusterResolver
 from jaxtribute._src.execution.function import function
 from jaxtribute._src.strategies.base import Strategy
-from jaxtribute._src.tools.doctor.findings import Finding, Level
-from jaxtribute._src.tools.doctor.situation import Situation
+from jaxtribute._src.tools.doctor.report import Finding, Level, Situation
 from jaxtribute.errors import ClusterError, JaxtributeError
 
 SECONDS = 10.0
