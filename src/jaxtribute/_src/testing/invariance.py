@@ -16,6 +16,7 @@ from jaxtribute._src.strategies.fully_sharded import FullyShardedStrategy
 from jaxtribute._src.strategies.mirrored import MirroredStrategy
 from jaxtribute._src.strategies.one_device import OneDeviceStrategy
 from jaxtribute._src.testing.runner import run_multi_process
+from jaxtribute._src.types import Leaf, Nest
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
@@ -118,12 +119,12 @@ def _values(step_fn: Program, strategy: Strategy) -> list[dict[str, np.ndarray]]
     return [_leaves(step) for step in steps]
 
 
-def _leaves(tree: Any) -> dict[str, np.ndarray]:
+def _leaves(tree: Nest) -> dict[str, np.ndarray]:
     found = tree_leaves_with_path(tree, is_leaf=lambda node: isinstance(node, (Variable, Mirrored, PerReplica)))
     return {keystr(path) or "the value": _array(keystr(path), leaf) for path, leaf in found}
 
 
-def _array(place: str, leaf: Any) -> np.ndarray:
+def _array(place: str, leaf: Leaf) -> np.ndarray:
     if isinstance(leaf, PerReplica):
         raise ArgumentTypeError(
             f"the value at {place or 'the top'} has a part on each replica, and strategies have different numbers of "

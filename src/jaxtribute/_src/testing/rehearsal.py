@@ -51,7 +51,7 @@ class Rehearsal:
 
 
 def rehearse(
-    script: Any,
+    script: str | os.PathLike[str],
     arguments: Sequence[str] = (),
     *,
     workers: int = 2,
@@ -104,7 +104,7 @@ def rehearse(
 
 
 def _launch(
-    script: Any,
+    script: str | os.PathLike[str],
     arguments: Sequence[str],
     workers: int,
     devices: int | None,

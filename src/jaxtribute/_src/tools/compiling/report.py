@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from jaxtribute._src.tools import tables
+from jaxtribute._src.tools.compiling.step import CompiledStep
 from jaxtribute._src.tools.tables import bytes_text, seconds_text
 
 HOW = (
@@ -28,7 +29,7 @@ _NAMES = {
 }
 
 
-def as_dict(step: Any) -> dict[str, Any]:
+def as_dict(step: CompiledStep) -> dict[str, Any]:
     """A `CompiledStep` as values that JSON can hold, without the program's text."""
     exchanged = [
         {"kind": one.kind, "bytes": one.nbytes, "asynchronous": one.asynchronous, "arrays": len(one.parts)}

@@ -15,6 +15,7 @@ from jaxtribute._src.tools.compiling.topologies import Topology
 from jaxtribute._src.tools.planning.hlo import Collective, collectives
 from jaxtribute._src.tools.planning.inspection import Step
 from jaxtribute._src.tools.planning.prediction import COMPUTE, MEMORY, Cluster, collective_time
+from jaxtribute._src.types import Foreign, Leaf
 from jaxtribute.errors import ArgumentError, JaxtributeError
 
 _ALIASES = re.compile(r"input_output_alias=\{ (?P<pairs>.*?) \}, ")
@@ -167,14 +168,14 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
     )
 
 
-def _share(array: Any) -> int:
+def _share(array: Leaf) -> int:
     """Bytes of an array on each device."""
     sharding = getattr(array, "sharding", None)
     shape = array.shape if sharding is None else sharding.shard_shape(array.shape)
     return math.prod(shape) * array.dtype.itemsize
 
 
-def _held(step: Step, rows: int, memory: Any) -> Held:
+def _held(step: Step, rows: int, memory: Foreign) -> Held:
     program = step.program
 
     def shares(arrays: Iterable[Any]) -> int:

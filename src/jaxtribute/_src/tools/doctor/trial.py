@@ -12,6 +12,7 @@ from jaxtribute._src.cluster.resolvers.base import ClusterResolver
 from jaxtribute._src.execution.function import function
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.tools.doctor.report import Finding, Level, Situation
+from jaxtribute._src.types import Leaf
 from jaxtribute.errors import ClusterError, JaxtributeError
 
 SECONDS = 10.0
@@ -90,7 +91,7 @@ class _Round:
         )
 
         @function
-        def total(values: Any) -> Any:
+        def total(values: Leaf) -> Any:
             return strategy.reduce("SUM", values, axis=None)
 
         self._total = total

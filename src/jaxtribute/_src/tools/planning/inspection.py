@@ -17,6 +17,7 @@ from jaxtribute._src.tools.planning.hlo import collectives, passes
 from jaxtribute._src.tools.planning.probes import Wanted
 from jaxtribute._src.tools.planning.products import products
 from jaxtribute._src.tools.user_scripts import STEPS_AND_INPUT, Finished, run_script, training_step
+from jaxtribute._src.types import Foreign, Leaf, Nest
 from jaxtribute.errors import ArgumentError, JaxtributeError
 
 _HALF = re.compile(r"stablehlo\.(?:dot_general|convolution|dot)\b.*x(?:bf16|f16)>")
@@ -127,12 +128,12 @@ def _rows(leaves: Sequence[Any], drawn: Sequence[Any]) -> dict[int, int]:
     return found or split
 
 
-def _replicated(leaf: Any) -> bool:
+def _replicated(leaf: Leaf) -> bool:
     sharding = getattr(leaf, "sharding", None)
     return sharding is None or sharding.is_fully_replicated
 
 
-def _quantities(compiled: Any) -> tuple[float, float, float]:
+def _quantities(compiled: Foreign) -> tuple[float, float, float]:
     """Floating-point operations, bytes accessed and bytes of memory on one device."""
     costs = compiled.cost_analysis() or {}
     memory = compiled.memory_analysis()
@@ -188,7 +189,7 @@ def look_at_script(script: Path, arguments: Sequence[str], look: Callable[[Step]
     return looker.found
 
 
-def cost_of(step: Callable[..., Any], *args: Any, **kwargs: Any) -> StepCost:
+def cost_of(step: Callable[..., Any], *args: Nest, **kwargs: Nest) -> StepCost:
     """Cost of a step on each device; the step is called once, and its changes of variables are kept.
 
     Args:

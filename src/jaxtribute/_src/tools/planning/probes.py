@@ -23,6 +23,7 @@ from jaxtribute._src.collectives.wholes import scattered
 from jaxtribute._src.tools.bench.timing import in_turns, seconds_a_call
 from jaxtribute._src.tools.planning.hlo import Collective
 from jaxtribute._src.tools.planning.products import Product, all_made
+from jaxtribute._src.types import Array, HostArray
 
 _SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 25)
 """Bytes of the passes that are measured."""
@@ -182,7 +183,7 @@ class _Everywhere:
         """
         arrays = [self._ones(shape) for shape in shapes]
 
-        def local(carry: Any, *values: Any) -> Any:
+        def local(carry: Array, *values: Array) -> Any:
             carry, rest = function(carry, *values)
             return (jax.lax.psum(carry, "replica") if meet else carry), rest
 
@@ -201,19 +202,19 @@ class _Everywhere:
         whole = (first * self._mesh.size, *rest)
         sharding = jax.NamedSharding(self._mesh, self._split)
 
-        def part(index: Any) -> Any:
-            sizes = (len(range(*one.indices(size))) for one, size in zip(index, whole, strict=True))
+        def part(index: tuple[slice, ...] | None) -> HostArray:
+            sizes = (len(range(*one.indices(size))) for one, size in zip(index or (), whole, strict=True))
             return np.ones(tuple(sizes), shape.dtype)
 
         return jax.make_array_from_callback(whole, sharding, part)
 
 
-def _more(carry: Any, *values: Any) -> Any:
+def _more(carry: Array, *values: Array) -> Any:
     return carry * 0.5, [value + 1 for value in values]
 
 
 def _passes(times: int) -> Callable[..., Any]:
-    def run(carry: Any, value: Any) -> Any:
+    def run(carry: Array, value: Array) -> Any:
         value = value * 0.5 + carry
         if times > 1:  # a loop, as XLA would make one pass of several
             value = jax.lax.fori_loop(0, times, lambda _, before: before * 0.5 + 1, value)
@@ -223,7 +224,7 @@ def _passes(times: int) -> Callable[..., Any]:
 
 
 def _exchanges(wanted: Sequence[Collective]) -> Callable[..., Any]:
-    def run(carry: Any, *values: Any) -> Any:
+    def run(carry: Array, *values: Array) -> Any:
         first = min(range(len(wanted[0].parts)), key=lambda place: values[place].size)
         rest = [value + carry if place == first else value for place, value in enumerate(values)]
         results: list[Any] = []

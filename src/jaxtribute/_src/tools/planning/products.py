@@ -11,6 +11,7 @@ import jax
 
 from jaxtribute._src.jaxprs.core import Jaxpr, JaxprEqn, aval, opened
 from jaxtribute._src.jaxprs.walking import programs_in
+from jaxtribute._src.types import Array
 
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 _MOST = 64
@@ -74,7 +75,7 @@ def all_made(found: Sequence[Product]) -> tuple[Callable[..., Any], float, list[
     counts = [max(round(one.times * share), 1) for one in found]
     smaller = [min(range(len(one.shapes)), key=lambda place: one.shapes[place].size) for one in found]
 
-    def make(carry: Any, *given: Any) -> Any:
+    def make(carry: Array, *given: Array) -> Any:
         rest, nothing = list(given), carry * 0
         results: list[Any] = []
         for one, count, place in zip(found, counts, smaller, strict=True):

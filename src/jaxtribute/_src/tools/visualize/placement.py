@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxtribute._src.devices import device_name
 from jaxtribute._src.tools.tables import shape_text
+from jaxtribute._src.types import Leaf, Nest
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.mesh import ReplicaMesh
@@ -104,7 +105,7 @@ class _Found:
     flat: tuple[int, ...] | None = None
 
 
-def placement(title: str, mesh: ReplicaMesh, nest: Any) -> Placement:
+def placement(title: str, mesh: ReplicaMesh, nest: Nest) -> Placement:
     """Finds out where the leaves of a nest lie.
 
     Args:
@@ -131,7 +132,7 @@ def short_name(device: jax.Device) -> str:
     return name if jax.process_count() == 1 else f"worker {device.process_index} {name}"
 
 
-def _leaves(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+def _leaves(nest: Nest, prefix: str) -> Iterator[tuple[str, Any]]:
     """Names and leaves, variables whole, objects with variables opened."""
     stop = (Variable, PerReplica, Mirrored)
     for path, leaf in jax.tree_util.tree_flatten_with_path(nest, is_leaf=lambda value: isinstance(value, stop))[0]:
@@ -146,7 +147,7 @@ def _leaves(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield (str(getattr(leaf, "path", name)), inner) if isinstance(inner, jax.Array) else (name, leaf)
 
 
-def _find(name: str, leaf: Any) -> _Found:
+def _find(name: str, leaf: Leaf) -> _Found:
     if isinstance(leaf, Variable):
         return _variable(name, leaf)
     if isinstance(leaf, PerReplica):
@@ -207,9 +208,9 @@ def _per_replica(name: str, value: PerReplica) -> _Found:
     return _Found(name, (start, *value.data.shape[1:]), value.data.dtype.name, How.SPLIT, parts)
 
 
-def _nbytes(value: Any) -> int:
+def _nbytes(value: object) -> int:
     return int(getattr(value, "nbytes", 0))
 
 
-def _size(shape: Any) -> int:
+def _size(shape: Iterable[int]) -> int:
     return int(np.prod(list(shape), dtype=np.int64))
