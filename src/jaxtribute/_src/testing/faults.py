@@ -221,6 +221,7 @@ class _Pending:
     def __init__(self, fault: Fault, rank: int) -> None:
         self.fault = fault
         self._count = 0
+        # By what is the same in each run: a fault that was met can be met again.
         self._random = random.Random(f"{fault.seed}/{rank}/{fault.kind}/{fault.at}")
 
     def reach(self) -> None:
@@ -267,12 +268,14 @@ def _corrupt(variable: Variable | str, by: float, replica: int) -> None:
         )
     pieces = [np.asarray(shard.data) for shard in shards]
     old = pieces[replica]
+    # Written shard by shard behind the strategy's back: no assignment could make copies differ.
     pieces[replica] = ~old if old.dtype == bool else old + np.asarray(by, old.dtype)
     placed = [jax.device_put(piece, shard.device) for piece, shard in zip(pieces, shards, strict=True)]
     found.bind(jax.make_array_from_single_device_arrays(array.shape, array.sharding, placed))
 
 
 def _variable(name: str) -> Variable:
+    # Faults of the environment know a name only, and the library keeps no list of all variables.
     alive = [one for one in gc.get_objects() if isinstance(one, Variable)]
     for one in alive:
         if one.name.startswith(name):

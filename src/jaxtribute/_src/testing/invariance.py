@@ -115,6 +115,7 @@ def _usual(counts: Sequence[int]) -> dict[str, Callable[[], Strategy]]:
 
 def _values(step_fn: Program, strategy: Strategy) -> list[dict[str, np.ndarray]]:
     result = step_fn(strategy)
+    # The steps of a generator run as they are asked for, so each is compared by itself.
     steps = result if isinstance(result, Generator) else [result]
     return [_leaves(step) for step in steps]
 
@@ -152,6 +153,7 @@ def _compare(right: _Run, other: _Run, rtol: float, atol: float) -> None:
 
 def _difference(expected: np.ndarray, found: np.ndarray, rtol: float, atol: float) -> tuple[Any, Any, str] | None:
     """Describes the first value that differs: its place, expected and found."""
+    # Another shape or dtype would be broadcast or promoted, and then be close.
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return f"{expected.dtype}{list(expected.shape)}", f"{found.dtype}{list(found.shape)}", ""
     same = np.isclose(_plain(found), _plain(expected), rtol=rtol, atol=atol, equal_nan=True)

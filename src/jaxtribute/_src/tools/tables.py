@@ -9,6 +9,7 @@ from rich.table import Table
 
 def bytes_text(count: float) -> str:
     """Bytes in the unit that keeps the number short: `640 B`, `66.0 KB`, `1.2 GB` (powers of 1,000)."""
+    # Powers of 1,000, as makers of memory and links count.
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"

@@ -69,8 +69,10 @@ def _measure(strategy: Strategy, kind: str, nbytes: int, rounds: int) -> Collect
     def through_library(value: Leaf) -> Any:
         return strategy.run(replica, (value,))
 
+    # The same arrays on the same devices: only the library lies between the two.
     bare = jax.jit(_manual(local, mesh))
     calls: dict[str, Callable[[], Any]] = {"library": lambda: through_library(value), "bare": lambda: bare(value.data)}
+    # Results of many calls in flight would fill the memory of small devices.
     count = min(max(_AT_ONCE // max(nbytes * mesh.size, 1), 2), 32)
     found = alternate(calls, count=count, rounds=rounds)
     size = (each * mesh.size if kind == "all-gather" else each) * 4

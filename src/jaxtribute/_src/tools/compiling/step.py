@@ -130,6 +130,7 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
       DoesNotFitError: it needs more memory than a device has.
     """
     placed: set[jax.Device] = set()
+    # A variable of no strategy is brought to the program's devices before it runs; the others must lie there.
     for variable in (*step.program.donated, *step.program.kept):
         if variable.policy.mesh is not None or step.program.mesh is None:
             placed |= variable.stored.devices()
@@ -150,6 +151,7 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
     costs = compiled.cost_analysis() or {}
     memory = compiled.memory_analysis()
     program = step.program
+    # Donation is a permission. Which outputs did take over an input's memory stands in the program's first line.
     aliased = _aliased_outputs(text)
     return CompiledStep(
         topology=topology,
@@ -188,6 +190,7 @@ def _held(step: Step, rows: int, memory: Foreign) -> Held:
         variables=variables,
         slots=slots,
         others=others,
+        # The compiler counts arguments with the padding of their tiles, the arrays' shapes are without.
         padding=max(memory.argument_size_in_bytes - variables - slots - others, 0),
         results=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         scratch=memory.temp_size_in_bytes,

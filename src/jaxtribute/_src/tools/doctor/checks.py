@@ -50,6 +50,7 @@ def check_cluster(situation: Situation) -> Iterator[Finding]:
         words, _, fix = situation.problem.partition(" HINT: ")
         yield Finding(Level.ERROR, "cluster", words, fix)
     elif found is None:
+        # Nothing found is the usual case at home, and a mystery on a cluster: what was looked for tells.
         looked = "; ".join(kind.looks_for for kind in known() if kind.looks_for)
         yield Finding(Level.FACT, "resolver", f"none: this process trains alone. Looked for {looked}")
         yield from _half_set(situation)
@@ -210,6 +211,7 @@ def _gpus(situation: Situation, found: int) -> Iterator[Finding]:
 
 def _pool(situation: Situation, devices: int) -> Iterator[Finding]:
     size = situation.environ.get(POOL, os.environ.get(POOL, ""))
+    # Each device may hold one thread in a collective and one in a launch that follows.
     if size.isdecimal() and int(size) < 2 * devices:
         yield Finding(
             Level.WARNING,

@@ -96,6 +96,7 @@ def calibrate(script: Path, arguments: Sequence[str], counts: Sequence[int]) -> 
     """
     _check(script)
     with tempfile.TemporaryDirectory() as directory:
+        # Of the largest number only: a program on one device has no collectives to look at.
         costs = {count: str(Path(directory, "cost.json")) if count == max(counts) else "-" for count in counts}
         found = [_compare(script, arguments, count, 1, cost) for count, cost in costs.items()]
         return StepCost.load(Path(costs[max(counts)])), found

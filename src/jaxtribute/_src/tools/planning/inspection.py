@@ -21,6 +21,7 @@ from jaxtribute._src.types import Foreign, Leaf, Nest
 from jaxtribute.errors import ArgumentError, JaxtributeError
 
 _HALF = re.compile(r"stablehlo\.(?:dot_general|convolution|dot)\b.*x(?:bf16|f16)>")
+# Batches are known by identity, and iterators draw ahead: the step's own is among the last few.
 _RECENT = 64
 
 
@@ -75,6 +76,7 @@ class Step:
         """Cost of the step, seen at two sizes of the batch to tell what is fixed."""
         rows = max(self.batch // self.replicas, 1)
         fewer = max(rows // 2, 1)
+        # At two batch sizes: what is equal in both, such as the update of the weights, is the fixed part.
         lowered = self.lower(rows)
         compiled = lowered.compile()
         seen = [_quantities(compiled)]
@@ -119,9 +121,11 @@ class Step:
 def _rows(leaves: Sequence[Any], drawn: Sequence[Any]) -> dict[int, int]:
     """The leaves that hold examples, with their numbers of rows: those drawn from a dataset, or split, or alike."""
     shaped = {place: leaf for place, leaf in enumerate(leaves) if getattr(leaf, "ndim", 0)}
+    # An example is where a batch is, so arrays are compared by identity: two may hold the same numbers.
     ids = {id(one) for one in drawn}
     found = {place: leaf.shape[0] for place, leaf in shaped.items() if id(leaf) in ids}
     split = {place: leaf.shape[0] for place, leaf in shaped.items() if not _replicated(leaf)}
+    # Best evidence first: drawn from a dataset, split over the replicas, as many rows as the first argument.
     if not found and not split and shaped:
         first = next(iter(shaped.values())).shape[0]
         found = {place: first for place, leaf in shaped.items() if leaf.shape[0] == first}
@@ -137,6 +141,7 @@ def _quantities(compiled: Foreign) -> tuple[float, float, float]:
     """Floating-point operations, bytes accessed and bytes of memory on one device."""
     costs = compiled.cost_analysis() or {}
     memory = compiled.memory_analysis()
+    # An output that takes over an argument's memory is counted once.
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     return (
         max(float(costs.get("flops", 0.0)), 0.0),

@@ -86,6 +86,7 @@ def break_down(timeline: Timeline, steps: int) -> Breakdown:
     devices = {name: _device(operations, timeline, steps) for name, operations in timeline.devices.items()}
     if not devices:
         devices = {"no device": _device([], timeline, steps)}
+    # Devices wait for each other, so the mean of their shares adds up to the step as each one's do.
     columns = zip(*((one.compute, one.collectives, one.input, one.host) for one in devices.values()), strict=True)
     mean = Shares(*(sum(column) / len(devices) for column in columns))
     return Breakdown(steps, mean, devices, _longest(timeline, steps))
@@ -96,6 +97,7 @@ def _device(operations: Sequence[Operation], timeline: Timeline, steps: int) -> 
         mine = (span for one in operations if one.collective is collective for span in one.spans)
         return clip(mine, timeline.window)
 
+    # Each moment counts once, for the first that holds: what hides behind computing costs nothing.
     compute = spans(collective=False)
     collectives = subtract(spans(collective=True), compute)
     waits = subtract(clip(timeline.inputs, timeline.window), union([*compute, *collectives]))

@@ -64,6 +64,7 @@ def timeline(planes: Iterable[Any]) -> Timeline:
     result = Timeline()
     found: dict[str, list[Operation]] = defaultdict(list)
     for plane in planes:
+        # A GPU's or TPU's operations have a plane for each device; those of CPU devices run in the host's threads.
         accelerator = plane.name.startswith("/device:")
         for line in plane.lines:
             events: dict[str, list[tuple[float, float, str]]] = defaultdict(list)

@@ -43,6 +43,7 @@ class Picture:
 
     def __str__(self) -> str:
         """The picture as plain text, at most 200 columns wide."""
+        # A fixed width: a file looks the same wherever it was written.
         console = Console(file=io.StringIO(), width=200, color_system=None)
         console.print(self)
         file = console.file
@@ -99,6 +100,7 @@ def visualize(strategy: Strategy, what: Nest, limit: int = 40) -> Picture:
 
 def _is_dataset(what: Nest) -> bool:
     """True if this is one opaque thing that can be iterated over, as datasets and loaders are."""
+    # An array can be iterated over, too, and so can what holds variables.
     if is_whole(what) or isinstance(what, (jax.Array, np.ndarray, str)) or hasattr(what, "variables"):
         return False
     whole = jax.tree_util.all_leaves([what])

@@ -137,6 +137,7 @@ def _leaves(nest: Nest, prefix: str) -> Iterator[tuple[str, Any]]:
     stop = (Variable, PerReplica, Mirrored)
     for path, leaf in jax.tree_util.tree_flatten_with_path(nest, is_leaf=lambda value: isinstance(value, stop))[0]:
         name = prefix + jax.tree_util.keystr(path, simple=True, separator="/") or "value"
+        # Optimizers and models of Keras are leaves to JAX, and hold what is to be drawn.
         inner = None if isinstance(leaf, stop) else getattr(leaf, "variables", None)
         if isinstance(inner, (list, tuple)):
             yield from _leaves(list(cast("Sequence[Any]", inner)), f"{name}/")
@@ -182,6 +183,7 @@ def _array(name: str, array: jax.Array) -> _Found:
     for device, index in array.sharding.devices_indices_map(array.shape).items():
         slices = index or ()
         bounds = tuple(piece.indices(size)[:2] for piece, size in zip(slices, array.shape, strict=True))
+        # Equal elements get one number, and so one colour: copies are seen as copies.
         content = contents.setdefault(bounds, len(contents))
         parts[device] = Cell(bounds, content, _size(stop - start for start, stop in bounds) * array.dtype.itemsize)
     how = How.ONE if len(parts) == 1 else How.COPY if len(contents) == 1 else How.SPLIT
@@ -192,6 +194,7 @@ def _per_replica(name: str, value: PerReplica) -> _Found:
     """Parts in the order in which `gather` joins them."""
     mesh = value.mesh
     local = dict(zip(mesh.local_ids, value.values, strict=True)) if value.shapes is None else {}
+    # Components that are no rows of one array: each replica's own.
     if value.is_tuple or value.scalar:
         cells = {mesh.devices[i]: Cell((), i, _nbytes(one)) for i, one in local.items()}
         first = next(iter(local.values()))

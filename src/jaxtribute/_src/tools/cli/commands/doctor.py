@@ -40,6 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _preempt(arguments.preempt)
     from jaxtribute._src.tools.doctor.report import Level, look
 
+    # A copy: resolvers may set variables, which the doctor's own process must not see.
     situation = look(dict(os.environ))
     worst = Level.FACT
     for finding in _findings(situation, arguments):
