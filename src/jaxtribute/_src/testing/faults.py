@@ -40,7 +40,7 @@ class InjectedError(RuntimeError):
 
 
 class Where(TypedDict, total=False):
-    """When and to whom a fault happens: attributes of `Fault`."""
+    """Moment and rank of a fault, as the attributes of `Fault` have them."""
 
     rank: int | None
     at: str

@@ -206,7 +206,6 @@ class MultiProcessRunner:
         if len(answers) < self.workers:
             raise self._give_up(name, answers, lost, limit)
         failure = self._first_failure(name, answers, lost)
-        # A cluster that has lost a process is of no use to the next call.
         if any(isinstance(answer, Exited) for answer in answers.values()):
             self.kill()
         if failure is not None:

@@ -23,7 +23,7 @@ class Line:
     @classmethod
     def through(cls, few: int, low: float, many: int, high: float) -> Line:
         """The line through the values at `few` and `many` examples; never falling, never below zero."""
-        # The compiler may choose other algorithms for other sizes, and a line that falls would predict less than nothing.
+        # The compiler may choose another algorithm for more examples; a falling line would predict less than nothing.
         each = max((high - low) / (many - few), 0.0) if many > few else 0.0
         return cls(max(low - each * few, 0.0), each)
 
