@@ -67,6 +67,7 @@ def _apply() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
+    # glibc itself reads these variables as the process starts: what the user set is in force.
     chosen = [setting for variable, setting in _SETTINGS.items() if variable not in os.environ]
     answers = [mallopt(parameter, value) for parameter, value in chosen]
     return all(answer == 1 for answer in answers)  # 1 is mallopt's success

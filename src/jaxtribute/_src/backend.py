@@ -95,6 +95,7 @@ def fit_thread_pool(devices: int) -> None:
     A larger value that the user has set stays. A single device needs nothing: more threads than cores slow it down.
     """
     current, chosen = os.environ.get(POOL), os.environ.get(POOL_CHOSEN)
+    # What this library chose, perhaps in a parent process, may be chosen again; what the user set stays.
     by_user = None if current == chosen else current
     needed = 2 * devices if devices > 1 else 0
     enough = _as_int(by_user) if by_user is not None else _cores()
@@ -110,6 +111,7 @@ def _as_int(text: str) -> int:
 
 
 def _cores() -> int:
+    # A container or `taskset` may leave fewer cores than the machine has.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -34,6 +34,7 @@ def names(directory: Path) -> list[str]:
 def mark(path: Path) -> Mark:
     """Reads a file, and returns its size and checksum."""
     size = checksum = 0
+    # One buffer for all pieces: whole files would take as much memory as the largest of them.
     buffer = memoryview(bytearray(_PIECE_BYTES))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from jaxtribute._src import settings
 from jaxtribute._src.execution.nests import is_whole
+from jaxtribute._src.types import Array, Leaf, Nest
 from jaxtribute._src.values.distributed import Mirrored
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
 from jaxtribute._src.values.variable import Variable
@@ -23,7 +23,7 @@ from jaxtribute.errors import DivergenceError
 __all__ = ["check_replicas"]
 
 
-def check_replicas(tree: Any, *, every: int = 1, step: int = 0) -> None:
+def check_replicas(tree: Nest, *, every: int = 1, step: int = 0) -> None:
     """Checks that values which should be the same on all replicas still are, to the bit.
 
     Copies drift apart where a replica computes with other numbers than the rest: values that were assigned without
@@ -56,7 +56,7 @@ def check_replicas(tree: Any, *, every: int = 1, step: int = 0) -> None:
             )
 
 
-def _mirrored(leaf: Any) -> tuple[jax.Array, ReplicaMesh] | None:
+def _mirrored(leaf: Leaf) -> tuple[jax.Array, ReplicaMesh] | None:
     """The array and the replicas of a value that has a copy on each, if it has."""
     if isinstance(leaf, Mirrored):
         return leaf.data, leaf.mesh
@@ -82,10 +82,10 @@ def _amount(array: jax.Array, mesh: ReplicaMesh, apart: list[int]) -> str:
 
 
 @partial(jax.jit, static_argnums=1)
-def _differences(array: Any, mesh: ReplicaMesh) -> Any:
+def _differences(array: Array, mesh: ReplicaMesh) -> Array:
     """The largest absolute difference of each replica's copy from replica 0's, on every device."""
 
-    def local(copy: Any) -> Any:
+    def local(copy: Array) -> Array:
         wide = copy.astype(jnp.float32)
         first = lax.psum(jnp.where(lax.axis_index(AXIS) == 0, wide, jnp.zeros_like(wide)), AXIS)
         return lax.all_gather(jnp.max(jnp.abs(wide - first)), AXIS)

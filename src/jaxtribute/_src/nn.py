@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.types import ArrayLike, Leaf
 from jaxtribute._src.values.numbers import row_ids
 from jaxtribute._src.values.operators import operand
 from jaxtribute._src.values.variable import Variable
@@ -17,7 +16,9 @@ from jaxtribute.errors import ArgumentError, ContextError
 
 
 def compute_average_loss(
-    per_example_loss: Any, sample_weight: Any = None, global_batch_size: int | jax.Array | None = None
+    per_example_loss: ArrayLike,
+    sample_weight: ArrayLike | None = None,
+    global_batch_size: int | jax.Array | None = None,
 ) -> jax.Array:
     """Returns this replica's part of the mean loss over the global batch.
 
@@ -73,7 +74,7 @@ def compute_average_loss(
     return jnp.where(count == 0, jnp.zeros_like(mean), mean)
 
 
-def embedding_lookup(params: Any, ids: Any) -> jax.Array:
+def embedding_lookup(params: Leaf, ids: ArrayLike) -> jax.Array:
     """Returns rows of a table of embeddings.
 
     Of a variable on parameter servers only these rows travel, each once, in a compiled step as in any other code; and
@@ -106,7 +107,7 @@ def embedding_lookup(params: Any, ids: Any) -> jax.Array:
     return jnp.take(table, row_ids(ids, table.shape[0], "the table"), axis=0)
 
 
-def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
+def scale_regularization_loss(regularization_loss: ArrayLike) -> jax.Array:
     """Returns this replica's part of a regularization loss, which every replica computes in full.
 
     Args:

@@ -102,6 +102,7 @@ class Kind:
         event = Event(self.name, name, time.monotonic(), subject=subject, arguments=args)
         with ExitStack() as ends:
             self._inside.event = True
+            # First in, so last out: what observers call at the end is no event of this kind either.
             ends.callback(setattr, self._inside, "event", False)
             try:
                 for observer in self.observers:
@@ -176,6 +177,7 @@ def observed(kind: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
         @functools.wraps(method)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            # The tuple is asked first: while it is empty no other line of this file runs.
             if not kind.observers or not kind.due():
                 return method(*args, **kwargs)
             subject, *rest = args
@@ -189,6 +191,7 @@ def observed(kind: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 def _without(observers: tuple[Observer, ...], observer: Observer) -> tuple[Observer, ...]:
     """All but the last of those that are `observer`, which may be there more than once."""
+    # By identity: an observer may define equality, or be there twice.
     places = [place for place, one in enumerate(observers) if one is observer]
     return (*observers[: places[-1]], *observers[places[-1] + 1 :])
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from jaxtribute._src import settings
+from jaxtribute._src.types import DType
 from jaxtribute.errors import ArgumentError
 
 
@@ -20,7 +20,7 @@ class Partitioner(ABC):
     """
 
     @abstractmethod
-    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
+    def __call__(self, shape: Sequence[int], dtype: DType, axis: int = 0) -> list[int]:
         """Returns the number of shards along each axis: 1 but for `axis`.
 
         Args:
@@ -48,7 +48,7 @@ class FixedShardsPartitioner(Partitioner):
     def __init__(self, num_shards: int) -> None:
         self._shards = settings.whole("num_shards", num_shards, 1)
 
-    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
+    def __call__(self, shape: Sequence[int], dtype: DType, axis: int = 0) -> list[int]:
         """Returns `num_shards` along `axis`, at most its length."""
         del dtype
         return _along(shape, axis, self._shards)
@@ -73,7 +73,7 @@ class MinSizePartitioner(Partitioner):
         self._shards = settings.whole("max_shards", max_shards, 1)
         self._string = settings.whole("bytes_per_string", bytes_per_string, 1)
 
-    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
+    def __call__(self, shape: Sequence[int], dtype: DType, axis: int = 0) -> list[int]:
         """Returns how often `min_shard_bytes` fits into the variable, rounded up, along `axis`."""
         total = math.prod(shape) * _element_bytes(dtype, self._string)
         return _along(shape, axis, min(self._shards, math.ceil(total / self._bytes)))
@@ -98,7 +98,7 @@ class MaxSizePartitioner(Partitioner):
         self._shards = settings.whole("max_shards", max_shards, 1, optional=True)
         self._string = settings.whole("bytes_per_string", bytes_per_string, 1)
 
-    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
+    def __call__(self, shape: Sequence[int], dtype: DType, axis: int = 0) -> list[int]:
         """Returns the number of shards along `axis` into which whole rows of it fit."""
         length = _length(shape, axis)
         if not math.prod(shape):
@@ -126,7 +126,7 @@ def _along(shape: Sequence[int], axis: int, shards: int) -> list[int]:
     return result
 
 
-def _element_bytes(dtype: Any, string: int) -> int:
+def _element_bytes(dtype: DType, string: int) -> int:
     if dtype == "string":
         return string
     kind = np.dtype(dtype)

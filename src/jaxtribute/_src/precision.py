@@ -21,6 +21,7 @@ from jax import lax
 
 from jaxtribute._src import settings
 from jaxtribute._src.execution.autodiff import value_and_grad
+from jaxtribute._src.types import Array, DType, Leaf, Nest
 from jaxtribute._src.values.enums import VariableAggregation
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError
@@ -76,15 +77,15 @@ class Policy:
             given[name] = _dtype(dtype, text)
         return cls(**given)
 
-    def to_params(self, nest: Any) -> Any:
+    def to_params(self, nest: Nest) -> Any:
         """The nest, variables as their values, with floating arrays in the parameters' dtype."""
         return cast_floating(nest, self.params)
 
-    def to_compute(self, nest: Any) -> Any:
+    def to_compute(self, nest: Nest) -> Any:
         """The nest, variables as their values, with floating arrays in the computation's dtype."""
         return cast_floating(nest, self.compute)
 
-    def to_output(self, nest: Any) -> Any:
+    def to_output(self, nest: Nest) -> Any:
         """The nest, variables as their values, with floating arrays in the results' dtype."""
         return cast_floating(nest, self.output)
 
@@ -102,10 +103,10 @@ class Policy:
         return ",".join(f"{one.name}={np.dtype(getattr(self, one.name)).name}" for one in fields(self))
 
 
-def cast_floating(nest: Any, dtype: Any) -> Any:
+def cast_floating(nest: Nest, dtype: DType) -> Any:
     """A nest with its floating arrays cast to `dtype`; other leaves stay, and variables become their values."""
 
-    def one(leaf: Any) -> Any:
+    def one(leaf: Leaf) -> Any:
         floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
         return jnp.asarray(leaf).astype(dtype) if floating else leaf
 
@@ -129,20 +130,20 @@ class LossScale(ABC):
         """Its state, which the optimizer keeps among its own variables."""
         return ()
 
-    def adjusted(self, values: Sequence[Any], finite: Any) -> list[Any]:
+    def adjusted(self, values: Sequence[Any], finite: Array) -> list[Any]:
         """The new values of `variables` after a step whose gradients were finite, or not."""
         del finite
         return list(values)
 
-    def scale(self, nest: Any) -> Any:
+    def scale(self, nest: Nest) -> Any:
         """The nest's floating arrays times the factor, in their own dtypes."""
         return _times(nest, self.value)
 
-    def unscale(self, nest: Any) -> Any:
+    def unscale(self, nest: Nest) -> Any:
         """The nest's floating arrays divided by the factor, in their own dtypes."""
         return _times(nest, 1 / self.value)
 
-    def value_and_grad(self, fn: Callable[..., Any], variables: Any, *, has_aux: bool = False) -> Callable[..., Any]:
+    def value_and_grad(self, fn: Callable[..., Any], variables: Nest, *, has_aux: bool = False) -> Callable[..., Any]:
         """Differentiates like `jd.value_and_grad`, with a scaled loss; the results are unscaled.
 
         Args:
@@ -225,7 +226,7 @@ class DynamicLossScale(LossScale):
         """The factor, and how many steps in a row were finite."""
         return self._scale, self._good
 
-    def adjusted(self, values: Sequence[Any], finite: Any) -> list[Any]:
+    def adjusted(self, values: Sequence[Any], finite: Array) -> list[Any]:
         """The new factor and number of finite steps in a row."""
         scale, good = (jnp.asarray(value) for value in values)
         full = good + np.int32(1) >= self._period
@@ -239,8 +240,8 @@ class DynamicLossScale(LossScale):
         return f"DynamicLossScale(period={self._period}, factor={self._factor:g}, least={self._least:g})"
 
 
-def _times(nest: Any, factor: Any) -> Any:
-    def one(leaf: Any) -> Any:
+def _times(nest: Nest, factor: Array) -> Any:
+    def one(leaf: Leaf) -> Any:
         array = jnp.asarray(leaf)
         if not jnp.issubdtype(array.dtype, jnp.floating):
             return leaf

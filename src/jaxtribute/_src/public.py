@@ -52,7 +52,7 @@ def lazy_names(
     return find, listed
 
 
-def _readdress(value: Any, home: str) -> None:
+def _readdress(value: object, home: str) -> None:
     """Sets where `value` is found; of several public modules with one name, the one with the shortest name is told."""
     if not (isclass(value) or isfunction(value)):
         return

@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Iterable
 from enum import Enum
-from typing import Any, TypeVar, overload
+from typing import Any, SupportsFloat, SupportsIndex, TypeVar, cast, overload
 
 import numpy as np
 
@@ -17,10 +17,10 @@ _Kind = TypeVar("_Kind")
 
 
 @overload
-def whole(name: str, value: Any, least: int = ...) -> int: ...
+def whole(name: str, value: object, least: int = ...) -> int: ...
 @overload
-def whole(name: str, value: Any, least: int = ..., *, optional: bool) -> int | None: ...
-def whole(name: str, value: Any, least: int = 0, *, optional: bool = False) -> int | None:
+def whole(name: str, value: object, least: int = ..., *, optional: bool) -> int | None: ...
+def whole(name: str, value: object, least: int = 0, *, optional: bool = False) -> int | None:
     """Returns a setting that counts something, as an int.
 
     Args:
@@ -39,17 +39,17 @@ def whole(name: str, value: Any, least: int = 0, *, optional: bool = False) -> i
         raise ArgumentTypeError(
             f"{name} is {value!r} of type {type(value).__name__}. HINT: pass a whole number of at least {least}."
         )
-    number = operator.index(value)
+    number = operator.index(cast("SupportsIndex", value))
     if number < least:
         raise ArgumentError(f"{name} is {value!r}. HINT: pass a whole number of at least {least}.")
     return number
 
 
 @overload
-def amount(name: str, value: Any, *, above: bool = ...) -> float: ...
+def amount(name: str, value: object, *, above: bool = ...) -> float: ...
 @overload
-def amount(name: str, value: Any, *, above: bool = ..., optional: bool) -> float | None: ...
-def amount(name: str, value: Any, *, above: bool = False, optional: bool = False) -> float | None:
+def amount(name: str, value: object, *, above: bool = ..., optional: bool) -> float | None: ...
+def amount(name: str, value: object, *, above: bool = False, optional: bool = False) -> float | None:
     """Returns a setting that measures something, such as seconds, as a float.
 
     Args:
@@ -67,13 +67,13 @@ def amount(name: str, value: Any, *, above: bool = False, optional: bool = False
     least = "more than 0" if above else "at least 0"
     if isinstance(value, (bool, np.bool_, str, bytes)) or not hasattr(value, "__float__") or np.ndim(value):
         raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}. HINT: pass a number, {least}.")
-    number = float(value)
+    number = float(cast("SupportsFloat", value))
     if math.isnan(number) or number < 0 or (above and not number):
         raise ArgumentError(f"{name} is {value!r}. HINT: pass a number, {least}.")
     return number
 
 
-def member(name: str, value: Any, kind: type[_Member]) -> _Member:
+def member(name: str, value: object, kind: type[_Member]) -> _Member:
     """Returns the member of an enumeration that a setting means.
 
     Args:
@@ -96,7 +96,7 @@ def member(name: str, value: Any, kind: type[_Member]) -> _Member:
     raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}, which is no {kind.__name__}. {hint}")
 
 
-def flag(name: str, value: Any) -> bool:
+def flag(name: str, value: object) -> bool:
     """Returns a setting that says yes or no: True or False, and nothing that only counts as one of them.
 
     Raises:
@@ -118,7 +118,7 @@ def function(name: str, value: _Kind, *, optional: bool = False) -> _Kind:
     return value
 
 
-def sequence(name: str, value: Any) -> tuple[Any, ...]:
+def sequence(name: str, value: object) -> tuple[Any, ...]:
     """Returns a setting that lists something, as a tuple; an iterator is used up.
 
     Raises:
@@ -132,10 +132,10 @@ def sequence(name: str, value: Any) -> tuple[Any, ...]:
 
 
 @overload
-def text(name: str, value: Any) -> str: ...
+def text(name: str, value: object) -> str: ...
 @overload
-def text(name: str, value: Any, *, optional: bool) -> str | None: ...
-def text(name: str, value: Any, *, optional: bool = False) -> str | None:
+def text(name: str, value: object, *, optional: bool) -> str | None: ...
+def text(name: str, value: object, *, optional: bool = False) -> str | None:
     """Returns a setting that is a string, or None if that is allowed.
 
     Raises:
@@ -148,7 +148,7 @@ def text(name: str, value: Any, *, optional: bool = False) -> str | None:
     return value
 
 
-def port(name: str, value: Any) -> int:
+def port(name: str, value: object) -> int:
     """Returns a setting that is the number of a port.
 
     Raises:

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxtribute._src.types import Leaf
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.operators import operand
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, MissingLibraryError
@@ -47,7 +48,7 @@ class Writer:
         self._closed = False
         self._file = _EventFile(directory) if jax.process_index() == 0 else None
 
-    def write(self, values: Mapping[str, Any] | None = None, *, step: int | None = None, **named: Any) -> None:
+    def write(self, values: Mapping[str, Any] | None = None, *, step: int | None = None, **named: Leaf) -> None:
         """Writes the scalars of one step.
 
         Args:
@@ -142,7 +143,7 @@ class _EventFile:
         self._events.close()
 
 
-def _scalar(name: str, value: Any) -> Any:
+def _scalar(name: str, value: Leaf) -> Any:
     """The number or array behind a value."""
     if not isinstance(value, PerReplica):
         value = operand(value)
@@ -158,6 +159,6 @@ def _scalar(name: str, value: Any) -> Any:
     )
 
 
-def _ready(value: Any) -> bool:
+def _ready(value: Leaf) -> bool:
     array: Any = value
     return not isinstance(value, jax.Array) or array.is_ready()

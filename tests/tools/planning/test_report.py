@@ -68,11 +68,6 @@ def test_json() -> None:
     assert {"rate", "filled", "efficiency", "fits", "idle"} <= set(one)
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(35e-6, "35.0 us"), (1.25e-3, "1.25 ms"), (3.1, "3.10 s")])
-def test_seconds(seconds: float, text: str) -> None:
-    assert report.seconds_text(seconds) == text
-
-
 def test_the_curve_is_drawn(tmp_path: Path) -> None:
     here = cluster(4, 2)
     report.plot([predict(EXCHANGING, here.with_size(n), batch=64) for n in (1, 8, 64)], here, tmp_path / "curve.svg")

@@ -14,7 +14,6 @@ import jaxtribute as jd
 from jaxtribute._src.tools.visualize.placement import Cell, How, Placement, Row
 from jaxtribute._src.tools.visualize.reading import reading
 from jaxtribute._src.tools.visualize.text import shown, sizes_text
-from jaxtribute._src.tools.visualize.units import bytes_text, shape_text
 from jaxtribute.visualize import Picture
 from tools.visualize.draw import DRAWINGS, IMAGES
 from tools.visualize.test_reading import explanation
@@ -168,16 +167,7 @@ def test_notebooks_and_terminals(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b[33m" in captured.get()
 
 
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (66_000, "66.0 KB"), (1.2e9, "1.2 GB"), (3e15, "3000.0 TB")]
-)
-def test_bytes(count: float, text: str) -> None:
-    assert bytes_text(count) == text
-
-
-def test_shapes_sizes_and_columns() -> None:
-    assert shape_text(()) == "scalar"
-    assert shape_text((3, 4)) == "3 x 4"
+def test_sizes_and_columns() -> None:
     assert sizes_text([2, 2, 1, 0]) == "replicas 0-1: 2 each, replica 2: 1, replica 3: 0"
     assert shown(3, 8) == [0, 1, 2]
     assert shown(10, 5) == [0, 1, 2, None, 9]

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ import numpy as np
 from jaxtribute._src.launcher.environment import rank_of_this_process
 from jaxtribute._src.launcher.node import RESTART
 from jaxtribute._src.testing import points
+from jaxtribute._src.types import Foreign
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ConfigError
 
@@ -36,6 +37,18 @@ FOR_EVER_S = 3600.0
 
 class InjectedError(RuntimeError):
     """Error that `raise_at` raises unless it is given another."""
+
+
+class Where(TypedDict, total=False):
+    """Moment and rank of a fault, as the attributes of `Fault` have them."""
+
+    rank: int | None
+    at: str
+    step: int | None
+    probability: float | None
+    seed: int
+    again: bool
+    restart: int | None
 
 
 @dataclass(frozen=True)
@@ -76,7 +89,7 @@ class Fault:
             raise ArgumentError(f"{self.kind}(step={self.step!r}). HINT: steps are counted from 1.")
 
 
-def kill(*, number: int = signal.SIGKILL, **where: Any) -> Fault:
+def kill(*, number: int = signal.SIGKILL, **where: Unpack[Where]) -> Fault:
     """Sends this process a signal: SIGKILL, as the kernel does when memory runs out, or SIGTERM for a preemption.
 
     Args:
@@ -86,7 +99,7 @@ def kill(*, number: int = signal.SIGKILL, **where: Any) -> Fault:
     return Fault("kill", lambda: os.kill(os.getpid(), number), **where)
 
 
-def stall(*, seconds: float = FOR_EVER_S, **where: Any) -> Fault:
+def stall(*, seconds: float = FOR_EVER_S, **where: Unpack[Where]) -> Fault:
     """Does nothing for long, as a rank that is stuck.
 
     Args:
@@ -96,7 +109,7 @@ def stall(*, seconds: float = FOR_EVER_S, **where: Any) -> Fault:
     return Fault("stall", lambda: time.sleep(seconds), **where)
 
 
-def slow(*, seconds: float = 0.1, **where: Any) -> Fault:
+def slow(*, seconds: float = 0.1, **where: Unpack[Where]) -> Fault:
     """Waits each time, as a straggler does.
 
     Args:
@@ -107,7 +120,7 @@ def slow(*, seconds: float = 0.1, **where: Any) -> Fault:
     return Fault("slow", lambda: time.sleep(seconds), **where)
 
 
-def raise_at(*, error: BaseException | str = "injected", **where: Any) -> Fault:
+def raise_at(*, error: BaseException | str = "injected", **where: Unpack[Where]) -> Fault:
     """Raises an error.
 
     Args:
@@ -121,7 +134,7 @@ def raise_at(*, error: BaseException | str = "injected", **where: Any) -> Fault:
     return Fault("raise_at", act, **where)
 
 
-def drop_heartbeats(**where: Any) -> Fault:
+def drop_heartbeats(**where: Unpack[Where]) -> Fault:
     """Lets this worker give no more signs of life to its cluster, though it works on.
 
     Args:
@@ -130,7 +143,7 @@ def drop_heartbeats(**where: Any) -> Fault:
     return Fault("drop_heartbeats", _fall_silent, **where)
 
 
-def corrupt_value(variable: Variable | str, *, by: float = 1.0, replica: int = 0, **where: Any) -> Fault:
+def corrupt_value(variable: Variable | str, *, by: float = 1.0, replica: int = 0, **where: Unpack[Where]) -> Fault:
     """Adds something to one replica's copy of a variable, as a broken device or a race may.
 
     Args:
@@ -208,6 +221,7 @@ class _Pending:
     def __init__(self, fault: Fault, rank: int) -> None:
         self.fault = fault
         self._count = 0
+        # By what is the same in each run: a fault that was met can be met again.
         self._random = random.Random(f"{fault.seed}/{rank}/{fault.kind}/{fault.at}")
 
     def reach(self) -> None:
@@ -223,13 +237,13 @@ class _Pending:
 class _Silent:
     """The coordination service's client, deaf to this worker's pulses."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Foreign) -> None:
         self._store = store
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def key_value_set(self, key: str, *args: Any) -> None:
+    def key_value_set(self, key: str, *args: str | bool) -> None:
         if "/pulse/" not in key:
             self._store.key_value_set(key, *args)
 
@@ -254,12 +268,14 @@ def _corrupt(variable: Variable | str, by: float, replica: int) -> None:
         )
     pieces = [np.asarray(shard.data) for shard in shards]
     old = pieces[replica]
+    # Written shard by shard behind the strategy's back: no assignment could make copies differ.
     pieces[replica] = ~old if old.dtype == bool else old + np.asarray(by, old.dtype)
     placed = [jax.device_put(piece, shard.device) for piece, shard in zip(pieces, shards, strict=True)]
     found.bind(jax.make_array_from_single_device_arrays(array.shape, array.sharding, placed))
 
 
 def _variable(name: str) -> Variable:
+    # Faults of the environment know a name only, and the library keeps no list of all variables.
     alive = [one for one in gc.get_objects() if isinstance(one, Variable)]
     for one in alive:
         if one.name.startswith(name):

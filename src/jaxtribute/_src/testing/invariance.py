@@ -16,6 +16,7 @@ from jaxtribute._src.strategies.fully_sharded import FullyShardedStrategy
 from jaxtribute._src.strategies.mirrored import MirroredStrategy
 from jaxtribute._src.strategies.one_device import OneDeviceStrategy
 from jaxtribute._src.testing.runner import run_multi_process
+from jaxtribute._src.types import Leaf, Nest
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
@@ -114,16 +115,17 @@ def _usual(counts: Sequence[int]) -> dict[str, Callable[[], Strategy]]:
 
 def _values(step_fn: Program, strategy: Strategy) -> list[dict[str, np.ndarray]]:
     result = step_fn(strategy)
+    # The steps of a generator run as they are asked for, so each is compared by itself.
     steps = result if isinstance(result, Generator) else [result]
     return [_leaves(step) for step in steps]
 
 
-def _leaves(tree: Any) -> dict[str, np.ndarray]:
+def _leaves(tree: Nest) -> dict[str, np.ndarray]:
     found = tree_leaves_with_path(tree, is_leaf=lambda node: isinstance(node, (Variable, Mirrored, PerReplica)))
     return {keystr(path) or "the value": _array(keystr(path), leaf) for path, leaf in found}
 
 
-def _array(place: str, leaf: Any) -> np.ndarray:
+def _array(place: str, leaf: Leaf) -> np.ndarray:
     if isinstance(leaf, PerReplica):
         raise ArgumentTypeError(
             f"the value at {place or 'the top'} has a part on each replica, and strategies have different numbers of "
@@ -151,6 +153,7 @@ def _compare(right: _Run, other: _Run, rtol: float, atol: float) -> None:
 
 def _difference(expected: np.ndarray, found: np.ndarray, rtol: float, atol: float) -> tuple[Any, Any, str] | None:
     """Describes the first value that differs: its place, expected and found."""
+    # Another shape or dtype would be broadcast or promoted, and then be close.
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return f"{expected.dtype}{list(expected.shape)}", f"{found.dtype}{list(found.shape)}", ""
     same = np.isclose(_plain(found), _plain(expected), rtol=rtol, atol=atol, equal_nan=True)

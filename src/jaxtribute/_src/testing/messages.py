@@ -48,13 +48,13 @@ class Answer:
 class _Pickler(pickle.Pickler):
     """Arrays of JAX travel as those of NumPy: the reader need not start a backend to look at them."""
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, jax.Array):
             return np.asarray(obj).__reduce__()
         return NotImplemented
 
 
-def dump(value: Any) -> bytes:
+def dump(value: object) -> bytes:
     """Pickles a value by the names of its classes and functions."""
     buffer = io.BytesIO()
     _Pickler(buffer).dump(value)
@@ -92,7 +92,7 @@ def _file(module: str) -> str | None:
     return getattr(sys.modules.get(module), "__file__", None)
 
 
-def _dump_by_value(content: Any) -> bytes:
+def _dump_by_value(content: tuple[Function, tuple[Any, ...], dict[str, Any]]) -> bytes:
     try:
         import cloudpickle
     except ModuleNotFoundError as error:
@@ -102,7 +102,7 @@ def _dump_by_value(content: Any) -> bytes:
         ) from error
 
     class Pickler(cloudpickle.Pickler):
-        def reducer_override(self, obj: Any) -> Any:
+        def reducer_override(self, obj: object) -> Any:
             if isinstance(obj, jax.Array):
                 return np.asarray(obj).__reduce__()
             return super().reducer_override(obj)

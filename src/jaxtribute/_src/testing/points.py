@@ -47,6 +47,7 @@ def point(name: str) -> None:
     Args:
         name: What faults call it.
     """
+    # A program may pass here in its innermost loop.
     if POINT.observers:
         POINT.around(_pass, None, name, name)
 

@@ -51,7 +51,7 @@ class Rehearsal:
 
 
 def rehearse(
-    script: Any,
+    script: str | os.PathLike[str],
     arguments: Sequence[str] = (),
     *,
     workers: int = 2,
@@ -98,13 +98,14 @@ def rehearse(
         return Rehearsal(False, False, path, runs, problem, output)
     if problem := _wrong_end(code, len(saved)):
         return Rehearsal(True, False, path, runs, problem, output)
+    # It only has to show where it began, so it is told to end after its first step.
     _, output, events = run(1)
     problem = _began_elsewhere(events, path, runs)
     return Rehearsal(True, not problem, path, runs, problem, output)
 
 
 def _launch(
-    script: Any,
+    script: str | os.PathLike[str],
     arguments: Sequence[str],
     workers: int,
     devices: int | None,

@@ -152,6 +152,7 @@ class MultiProcessRunner:
             command = [sys.executable, "-X", "faulthandler", "-m", "jaxtribute._src.testing.child", str(there.fileno())]
             environment = {**rank_environment(addresses, rank, self.devices), **self._env}
             process = self._family.start(command, environment, output, pass_fds=[there.fileno()])
+            # Open here, too, it would hide the end of the process, which is the end of the connection.
             there.close()
             self._ranks.append(_Rank(process, here, output))
 
@@ -187,13 +188,16 @@ class MultiProcessRunner:
         limit = self._timeout_s if timeout_s is None else timeout_s
         self.start()
         if self._setup is not None and not self._is_set_up:
+            # Marked first, as `run` comes by here again.
             self._is_set_up = True
             self.run(self._setup)
         for rank in self._ranks:
+            # One file holds the output of all calls; that of this one begins at its end.
             rank.start = rank.output.seek(0, 2)
             _send(rank.connection, request)
         try:
             answers = self._collect(limit, lost)
+        # Answers that came later would be taken for those of the next call.
         except BaseException:
             self.kill()
             raise

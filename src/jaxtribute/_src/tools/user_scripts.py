@@ -60,6 +60,7 @@ def run_script(script: Path, arguments: Sequence[str]) -> bool:
     """
     if not script.is_file():
         raise ArgumentError(f"there is no script {str(script)!r}. HINT: give the path of a Python program.")
+    # A script sees what it would see as `python SCRIPT`: its arguments, and its own directory first.
     argv, path = sys.argv, list(sys.path)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))

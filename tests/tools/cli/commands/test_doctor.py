@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from jaxtribute._src.tools.cli.main import main
-from jaxtribute._src.tools.doctor import rehearsal
-from jaxtribute._src.tools.doctor.findings import Finding, Level
+from jaxtribute._src.tools.doctor import trial
+from jaxtribute._src.tools.doctor.report import Finding, Level
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def test_the_test_comes_before_jax_starts(capsys: pytest.CaptureFixture[str], mo
     def check(_: object, seconds: float) -> Iterator[Finding]:
         yield Finding(Level.GOOD, "test", f"{seconds} s")
 
-    monkeypatch.setattr(rehearsal, "check", check)
+    monkeypatch.setattr(trial, "check", check)
     assert main(["doctor", "--test", "--seconds", "3"]) == 0
     printed = capsys.readouterr().out
     assert "ok    test: 3.0 s\n" in printed

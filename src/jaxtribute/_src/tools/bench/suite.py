@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from jaxtribute._src.strategies.base import Strategy
-from jaxtribute._src.tools.bench import checkpoints, collectives, reading, steps
-from jaxtribute._src.tools.bench.checkpoints import CheckpointRate
-from jaxtribute._src.tools.bench.collectives import CollectiveRate
-from jaxtribute._src.tools.bench.reading import InputRate
-from jaxtribute._src.tools.bench.steps import StepRate
-from jaxtribute._src.tools.visualize.units import bytes_text
+from jaxtribute._src.tools.bench import checkpoint_rate, collective_rate, input_rate, step_rate
+from jaxtribute._src.tools.bench.checkpoint_rate import CheckpointRate
+from jaxtribute._src.tools.bench.collective_rate import CollectiveRate
+from jaxtribute._src.tools.bench.input_rate import InputRate
+from jaxtribute._src.tools.bench.step_rate import StepRate
+from jaxtribute._src.tools.tables import bytes_text, table
 
 PARTS = ("collectives", "step", "input", "checkpoint")
 """One thing that can be measured."""
@@ -67,23 +66,25 @@ class Report:
                 [one.kind, bytes_text(one.nbytes), _us(one.seconds), _us(one.bare), _ratio(one), _rate(one)]
                 for one in self.collectives
             )
-            blocks.append(_table("Collectives", "collective,size,time,bare,ratio,bandwidth", rows))
+            blocks.append(table("\nCollectives", "collective,size,time,bare,ratio,bandwidth".split(","), rows))
         if self.step:
             rows = ([f"{one.variables:,}", _us(one.seconds), _us(one.bare), _us(one.overhead)] for one in self.step)
-            blocks.append(_table("A step that computes nothing", "variables,time,bare jax.jit,the library's", rows))
+            blocks.append(
+                table("\nA step that computes nothing", "variables,time,bare jax.jit,the library's".split(","), rows)
+            )
         if self.input:
             rows = (
                 [f"{one.batch:,}", f"{one.rate:,.0f}", f"{one.bytes_rate / 1e9:.2f} GB/s", _bare_rate(one)]
                 for one in self.input
             )
-            blocks.append(_table("Input from host memory", "batch,examples/s,bytes,bare device_put", rows))
+            blocks.append(table("\nInput from host memory", "batch,examples/s,bytes,bare device_put".split(","), rows))
         if self.checkpoint:
             rows = (
                 [bytes_text(one.nbytes), f"{one.held * 1e3:.1f} ms"]
                 + [f"{bytes_text(one.nbytes / seconds)}/s" for seconds in (one.saved, one.restored)]
                 for one in self.checkpoint
             )
-            blocks.append(_table("Checkpoint", "size,training held up,saved,restored", rows))
+            blocks.append(table("\nCheckpoint", "size,training held up,saved,restored".split(","), rows))
         return Group(*blocks, *(Text(note, "dim") for note in self.notes))
 
 
@@ -109,35 +110,28 @@ def run(
     kind = mesh.devices[0].device_kind
     report = Report(f"{type(strategy).__name__}: {mesh.size} x {kind} in {processes} process(es)")
     if "collectives" in parts:
-        report.collectives = collectives.measure(strategy, _QUICK_SIZES if quick else _SIZES, rounds)
+        report.collectives = collective_rate.measure(strategy, _QUICK_SIZES if quick else _SIZES, rounds)
         if mesh.size == 1:
             report.notes.append("One device: there is nothing to exchange.")
     if "step" in parts:
-        report.step = steps.measure(strategy, (1, 10) if quick else (1, 10, 100, 1000), rounds)
+        report.step = step_rate.measure(strategy, (1, 10) if quick else (1, 10, 100, 1000), rounds)
     if "input" in parts:
         batches = 4 if quick else 64
-        report.input = [reading.measure(strategy, batch, batches, rounds) for batch in ((64,) if quick else (64, 1024))]
+        report.input = [
+            input_rate.measure(strategy, batch, batches, rounds) for batch in ((64,) if quick else (64, 1024))
+        ]
     if "checkpoint" in parts:
         nbytes = 1 << (16 if quick else 28)
         if directory is not None:
-            report.checkpoint = [checkpoints.measure(strategy, nbytes, directory, rounds)]
+            report.checkpoint = [checkpoint_rate.measure(strategy, nbytes, directory, rounds)]
         elif processes > 1:
             report.notes.append(
                 "No checkpoint was tried: several processes need --directory, on a disk that they share."
             )
         else:
             with tempfile.TemporaryDirectory() as folder:
-                report.checkpoint = [checkpoints.measure(strategy, nbytes, Path(folder), rounds)]
+                report.checkpoint = [checkpoint_rate.measure(strategy, nbytes, Path(folder), rounds)]
     return report
-
-
-def _table(title: str, headings: str, rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(title=f"\n{title}", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in headings.split(","):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _us(seconds: float) -> str:

@@ -18,6 +18,7 @@ def alternate(calls: Mapping[str, Callable[[], Any]], *, count: int, rounds: int
 
     The numbers are fixed beforehand, and not by a clock, because all processes of a cluster must make the same calls.
     """
+    # The first calls compile.
     for call in calls.values():
         seconds_a_call(call, 2)
     seconds = in_turns(calls, dict.fromkeys(calls, count), rounds)

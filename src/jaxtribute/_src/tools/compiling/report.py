@@ -9,6 +9,10 @@ from typing import Any
 
 from rich.table import Table
 
+from jaxtribute._src.tools import tables
+from jaxtribute._src.tools.compiling.step import CompiledStep
+from jaxtribute._src.tools.tables import bytes_text, seconds_text
+
 HOW = (
     "The time is a model's: the compiler's operations at half of the chip's 16-bit rate or its bytes at 0.7 of the\n"
     "memory's bandwidth, whichever take longer, and collectives as rings over the chip's links; asynchronous ones run\n"
@@ -25,7 +29,7 @@ _NAMES = {
 }
 
 
-def as_dict(step: Any) -> dict[str, Any]:
+def as_dict(step: CompiledStep) -> dict[str, Any]:
     """A `CompiledStep` as values that JSON can hold, without the program's text."""
     exchanged = [
         {"kind": one.kind, "bytes": one.nbytes, "asynchronous": one.asynchronous, "arrays": len(one.parts)}
@@ -60,9 +64,6 @@ def text(one: dict[str, Any]) -> str:
     Args:
       one: what `as_dict` made of it.
     """
-    from jaxtribute._src.tools.planning.report import seconds_text
-    from jaxtribute._src.tools.visualize.units import bytes_text
-
     memory, rows = one["memory"], one["batch"] // one["replicas"]
     lines = [
         f"Compiled for {one['topology']}, {one['devices']:,} device(s) on {one['hosts']:,} host(s); nothing has run.",
@@ -90,8 +91,6 @@ def text(one: dict[str, Any]) -> str:
 
 
 def _collectives(found: Sequence[dict[str, Any]]) -> str:
-    from jaxtribute._src.tools.visualize.units import bytes_text
-
     if not found:
         return "none"
     counts: Counter[tuple[str, bool]] = Counter()
@@ -113,13 +112,8 @@ def table(found: Sequence[dict[str, Any]], mine: str) -> Table:
       found: what `as_dict` made of each step, or its name and the refusal.
       mine: the slice that was asked for, which is marked.
     """
-    from jaxtribute._src.tools.planning.report import seconds_text
-    from jaxtribute._src.tools.visualize.units import bytes_text
-
-    result = Table(title="Each compiled", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in "topology devices batch memory compute exposed step compiled".split():
-        shown = {"memory": "memory each", "exposed": "collectives waited for", "compiled": "compiled in"}
-        result.add_column(shown.get(heading, heading), justify="right", no_wrap=True)
+    headings = "topology,devices,batch,memory each,compute,collectives waited for,step,compiled in"
+    result = tables.table("Each compiled", headings.split(","))
     for one in found:
         style = "bold" if one["topology"] == mine else ""
         if "refusal" in one:

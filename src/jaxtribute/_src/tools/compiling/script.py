@@ -43,8 +43,10 @@ def main(settings: str, script: str, *arguments: str) -> None:
             short = "does not fit"
             return {"topology": target.name, "devices": len(target.devices), "refusal": str(error), "short": short}
         finally:
+            # Programs for thousands of devices, kept one beside the other, would fill the memory.
             jax.clear_caches()
 
+    # The size that was asked for comes first, as time may not suffice for the others.
     found = {mine.name: compiled(mine)}
     names = ladder(mine.name, asked["most"])
     for name in names:

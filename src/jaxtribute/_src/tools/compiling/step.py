@@ -15,6 +15,7 @@ from jaxtribute._src.tools.compiling.topologies import Topology
 from jaxtribute._src.tools.planning.hlo import Collective, collectives
 from jaxtribute._src.tools.planning.inspection import Step
 from jaxtribute._src.tools.planning.prediction import COMPUTE, MEMORY, Cluster, collective_time
+from jaxtribute._src.types import Foreign, Leaf
 from jaxtribute.errors import ArgumentError, JaxtributeError
 
 _ALIASES = re.compile(r"input_output_alias=\{ (?P<pairs>.*?) \}, ")
@@ -129,6 +130,7 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
       DoesNotFitError: it needs more memory than a device has.
     """
     placed: set[jax.Device] = set()
+    # A variable of no strategy is brought to the program's devices before it runs; the others must lie there.
     for variable in (*step.program.donated, *step.program.kept):
         if variable.policy.mesh is not None or step.program.mesh is None:
             placed |= variable.stored.devices()
@@ -149,6 +151,7 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
     costs = compiled.cost_analysis() or {}
     memory = compiled.memory_analysis()
     program = step.program
+    # Donation is a permission. Which outputs did take over an input's memory stands in the program's first line.
     aliased = _aliased_outputs(text)
     return CompiledStep(
         topology=topology,
@@ -167,14 +170,14 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
     )
 
 
-def _share(array: Any) -> int:
+def _share(array: Leaf) -> int:
     """Bytes of an array on each device."""
     sharding = getattr(array, "sharding", None)
     shape = array.shape if sharding is None else sharding.shard_shape(array.shape)
     return math.prod(shape) * array.dtype.itemsize
 
 
-def _held(step: Step, rows: int, memory: Any) -> Held:
+def _held(step: Step, rows: int, memory: Foreign) -> Held:
     program = step.program
 
     def shares(arrays: Iterable[Any]) -> int:
@@ -187,6 +190,7 @@ def _held(step: Step, rows: int, memory: Any) -> Held:
         variables=variables,
         slots=slots,
         others=others,
+        # The compiler counts arguments with the padding of their tiles, the arrays' shapes are without.
         padding=max(memory.argument_size_in_bytes - variables - slots - others, 0),
         results=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         scratch=memory.temp_size_in_bytes,

@@ -13,6 +13,7 @@ import numpy as np
 from rich.table import Table
 
 from jaxtribute._src.input.splitting import slice_size
+from jaxtribute._src.tools import tables
 from jaxtribute._src.tools.planning.cost import StepCost
 from jaxtribute._src.tools.planning.kinds import Device
 from jaxtribute._src.tools.planning.machine import run_module
@@ -95,6 +96,7 @@ def calibrate(script: Path, arguments: Sequence[str], counts: Sequence[int]) -> 
     """
     _check(script)
     with tempfile.TemporaryDirectory() as directory:
+        # Of the largest number only: a program on one device has no collectives to look at.
         costs = {count: str(Path(directory, "cost.json")) if count == max(counts) else "-" for count in counts}
         found = [_compare(script, arguments, count, 1, cost) for count, cost in costs.items()]
         return StepCost.load(Path(costs[max(counts)])), found
@@ -149,10 +151,8 @@ def is_here(device: Device) -> bool:
 
 def table(comparisons: Sequence[Comparison]) -> Table:
     """Predictions beside measurements."""
-    result = Table(title="On this machine", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    headings = ("devices", "processes", "examples on each", "launch", "products", "passes", "collectives")
-    for heading in (*headings, "predicted", "measured", "error"):
-        result.add_column(heading, justify="right")
+    headings = "devices,processes,examples on each,launch,products,passes,collectives,predicted,measured,error"
+    result = tables.table("On this machine", headings.split(","), wrap=True)
     for one in comparisons:
         taken = (one.parts.launch, one.parts.products, one.parts.passes, one.parts.collectives)
         times = [f"{seconds * 1e3:.3f} ms" for seconds in (*taken, one.predicted, one.measured)]

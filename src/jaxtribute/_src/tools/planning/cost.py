@@ -23,6 +23,7 @@ class Line:
     @classmethod
     def through(cls, few: int, low: float, many: int, high: float) -> Line:
         """The line through the values at `few` and `many` examples; never falling, never below zero."""
+        # The compiler may choose another algorithm for more examples; a falling line would predict less than nothing.
         each = max((high - low) / (many - few), 0.0) if many > few else 0.0
         return cls(max(low - each * few, 0.0), each)
 
@@ -63,6 +64,7 @@ class StepCost:
         """The collectives of a step on several devices; where only one was seen, the gradients' all-reduce."""
         if self.replicas > 1:
             return self.collectives
+        # On one device nothing is exchanged, so what several would exchange is concluded.
         return (Collective("all-reduce", (self.parameters,)),) if self.parameters else ()
 
     def save(self, path: Path) -> None:

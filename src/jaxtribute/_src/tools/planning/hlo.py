@@ -15,6 +15,7 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?(?P<name>%?[\w.-]+) = (?P<shape>\(.*?\
 _OPERAND = re.compile(r"%[\w.-]+")
 _CALLED = re.compile(r"(?:calls|to_apply)=(%?[\w.-]+)")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?(?P<name>%?[\w.-]+) \(.*\{$")
+# Instructions that move no bytes.
 _FREE = frozenset({"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "partition-id"})
 _PRODUCT = re.compile(r" (?:dot|convolution|custom-call)\(")
 _BITS = re.compile(r"[a-z]+(\d+)")
@@ -57,6 +58,7 @@ def collectives(text: str, replicas: int) -> tuple[Collective, ...]:
             arrays = [_nbytes(one["dtype"], one["dims"]) for one in _ARRAY.finditer(shape)]
             if "-start(" in line and len(arrays) > 1:
                 arrays = arrays[len(arrays) // 2 :]  # an asynchronous one lists its operands first
+            # The text has the result, which is one part; what travels is the operand, as large as all parts.
             times = replicas if match["kind"] == "reduce-scatter" else 1
             beside = chain is not None or "-start(" in line
             found.append(Collective(match["kind"], tuple(nbytes * times for nbytes in arrays), beside))
@@ -71,6 +73,7 @@ def passes(text: str) -> tuple[int, ...]:
     shapes: dict[str, int] = {}
     products: set[str] = set()
     found: list[int] = []
+    # Only the entry is counted: what is computed inside a fusion stays in registers.
     computation, entry = "", False
     for line in text.splitlines():
         opened = _COMPUTATION.match(line)
@@ -83,6 +86,7 @@ def passes(text: str) -> tuple[int, ...]:
             continue
         shapes[match["name"]] = sum(_nbytes(one["dtype"], one["dims"]) for one in _ARRAY.finditer(match["shape"]))
         called = _CALLED.search(match["rest"])
+        # Computations that are called stand before those that call them: by now all fusions with a product are known.
         apart = _PRODUCT.search(line) or _OPERATION.search(line) or (called is not None and called[1] in products)
         if not apart and match["kind"] not in _FREE:
             read = match["rest"].partition(")")[0]

@@ -17,9 +17,11 @@ from jaxtribute._src.tools.planning.hlo import collectives, passes
 from jaxtribute._src.tools.planning.probes import Wanted
 from jaxtribute._src.tools.planning.products import products
 from jaxtribute._src.tools.user_scripts import STEPS_AND_INPUT, Finished, run_script, training_step
+from jaxtribute._src.types import Foreign, Leaf, Nest
 from jaxtribute.errors import ArgumentError, JaxtributeError
 
 _HALF = re.compile(r"stablehlo\.(?:dot_general|convolution|dot)\b.*x(?:bf16|f16)>")
+# Batches are known by identity, and iterators draw ahead: the step's own is among the last few.
 _RECENT = 64
 
 
@@ -74,6 +76,7 @@ class Step:
         """Cost of the step, seen at two sizes of the batch to tell what is fixed."""
         rows = max(self.batch // self.replicas, 1)
         fewer = max(rows // 2, 1)
+        # At two batch sizes: what is equal in both, such as the update of the weights, is the fixed part.
         lowered = self.lower(rows)
         compiled = lowered.compile()
         seen = [_quantities(compiled)]
@@ -118,24 +121,27 @@ class Step:
 def _rows(leaves: Sequence[Any], drawn: Sequence[Any]) -> dict[int, int]:
     """The leaves that hold examples, with their numbers of rows: those drawn from a dataset, or split, or alike."""
     shaped = {place: leaf for place, leaf in enumerate(leaves) if getattr(leaf, "ndim", 0)}
+    # An example is where a batch is, so arrays are compared by identity: two may hold the same numbers.
     ids = {id(one) for one in drawn}
     found = {place: leaf.shape[0] for place, leaf in shaped.items() if id(leaf) in ids}
     split = {place: leaf.shape[0] for place, leaf in shaped.items() if not _replicated(leaf)}
+    # Best evidence first: drawn from a dataset, split over the replicas, as many rows as the first argument.
     if not found and not split and shaped:
         first = next(iter(shaped.values())).shape[0]
         found = {place: first for place, leaf in shaped.items() if leaf.shape[0] == first}
     return found or split
 
 
-def _replicated(leaf: Any) -> bool:
+def _replicated(leaf: Leaf) -> bool:
     sharding = getattr(leaf, "sharding", None)
     return sharding is None or sharding.is_fully_replicated
 
 
-def _quantities(compiled: Any) -> tuple[float, float, float]:
+def _quantities(compiled: Foreign) -> tuple[float, float, float]:
     """Floating-point operations, bytes accessed and bytes of memory on one device."""
     costs = compiled.cost_analysis() or {}
     memory = compiled.memory_analysis()
+    # An output that takes over an argument's memory is counted once.
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     return (
         max(float(costs.get("flops", 0.0)), 0.0),
@@ -188,7 +194,7 @@ def look_at_script(script: Path, arguments: Sequence[str], look: Callable[[Step]
     return looker.found
 
 
-def cost_of(step: Callable[..., Any], *args: Any, **kwargs: Any) -> StepCost:
+def cost_of(step: Callable[..., Any], *args: Nest, **kwargs: Nest) -> StepCost:
     """Cost of a step on each device; the step is called once, and its changes of variables are kept.
 
     Args:

@@ -39,6 +39,7 @@ def run_module(
       ProcessFailedError: it fails.
     """
     environment = os.environ | {"JAXTRIBUTE_CPU_DEVICES": str(devices)} | dict(settings or {})
+    # It is to see this machine alone, and to size its thread pool for its own number of devices.
     for name in ("TF_CONFIG", *_POOL):
         environment.pop(name, None)
     launcher = ["jaxtribute.cli", "launch", "--workers", str(workers), "-m"] if workers > 1 else []
@@ -54,5 +55,6 @@ def run_module(
             f"{module} on {devices} devices ended with {done.returncode}. HINT: run the script by itself first. It "
             f"printed:\n{done.stdout}{done.stderr}"
         )
+    # The script prints what it likes; the answer comes last.
     lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines()]  # the launcher's mark of rank 0
     return json.loads([line for line in lines if line.startswith("{")][-1])

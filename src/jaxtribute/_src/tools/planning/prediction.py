@@ -39,6 +39,7 @@ class Cluster:
 
     def with_size(self, size: int) -> Cluster:
         """Makes up `size` devices from these hosts: part of one, or several whole ones."""
+        # Rounded up: a host that is needed in part is needed.
         devices = min(size, self.devices)
         return Cluster(self.device, -(-size // devices), devices, self.link)
 
@@ -116,6 +117,7 @@ def predict(
             f"batch {batch}, {cluster.hosts} hosts, {cluster.devices} devices each. HINT: all must be at least 1."
         )
     compute_of = measured or (lambda rows: roofline(cost, cluster.device, rows))
+    # Efficiency is told against one device that makes the whole batch, and exchanges nothing.
     alone = compute_of(batch) / batch
     if weak:
         batch *= cluster.size
@@ -177,6 +179,7 @@ def collective_time(collective: Collective, cluster: Cluster) -> float:
     if collective.kind == "collective-permute":
         link = cluster.link if hosts > 1 else cluster.device.link
         return nbytes / _rate(link, devices) + link.latency
+    # The bytes go around a ring, whatever its length; latencies add up along a tree.
     inner = cluster.device.link
     seconds = times * (devices - 1) / devices * nbytes / inner.rate + times * math.log2(devices) * inner.latency
     if hosts > 1:

@@ -22,8 +22,10 @@ import numpy as np
 from jaxtribute._src.tools.bench.timing import in_turns, seconds_a_call
 from jaxtribute._src.tools.planning.hlo import Collective
 from jaxtribute._src.tools.planning.products import Product, all_made
+from jaxtribute._src.types import Array, HostArray
 from jaxtribute._src.values.slices import scattered
 
+# From what fits into a core's first cache to what fits into none: seconds per byte differ in between.
 _SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 25)
 """Bytes of the passes that are measured."""
 _TIMES = (16, 16, 4, 1, 1)
@@ -86,7 +88,9 @@ def measure(wanted: Wanted, step: Callable[[], Any], devices: Sequence[Any]) -> 
     """
     found = probes(wanted, devices)
     calls = {**found.calls, _STEP: step}
+    # Several processes must make the same calls in the same order: there no clock decides how many.
     counts, rounds = dict.fromkeys(calls, _TOGETHER), MOST // 3
+    # The first calls compile.
     for call in calls.values():
         seconds_a_call(call, 2)
     if jax.process_count() == 1:
@@ -122,6 +126,7 @@ def parts(wanted: Wanted, taken: Mapping[str, float], found: Probes) -> Parts:
       found: what was measured.
     """
 
+    # Every probe also starts a program; what it is to measure is the rest.
     def work(name: str, base: str = "base") -> float:
         return max(taken[name] - taken[base], 0.0) if name in taken else 0.0
 
@@ -129,10 +134,12 @@ def parts(wanted: Wanted, taken: Mapping[str, float], found: Probes) -> Parts:
     seconds = [work(f"pass {size}") / found.times[f"pass {size}"] for size in sizes]
 
     def passing(wanted: Sequence[int]) -> float:
+        # Beyond the largest pass the memory's bandwidth is reached, and time grows with the bytes.
         larger = sum(seconds[-1] * (size / sizes[-1] - 1) for size in wanted if size > sizes[-1])
         return larger + (float(np.interp(wanted, sizes, seconds).sum()) if wanted else 0.0)
 
     products = max(work("products", "meeting") - passing(found.besides), 0.0) / found.times.get("products", 1.0)
+    # Each array of the launch probe is also read and written, which the passes count already.
     launch = max(taken["launch"] - wanted.arrays * seconds[0], taken["base"])
     return Parts(launch, products, passing(wanted.passes), work("collectives"))
 
@@ -182,12 +189,13 @@ class _Everywhere:
         """
         arrays = [self._ones(shape) for shape in shapes]
 
-        def local(carry: Any, *values: Any) -> Any:
+        def local(carry: Array, *values: Array) -> Any:
             carry, rest = function(carry, *values)
             return (jax.lax.psum(carry, "replica") if meet else carry), rest
 
         mapped = jax.shard_map(local, mesh=self._mesh, in_specs=self._split, out_specs=self._split, check_vma=False)
         program = jax.jit(mapped)
+        # In a list, as `call` replaces it.
         carry = [self._ones(_floats(1))]
 
         def call() -> Any:
@@ -201,29 +209,31 @@ class _Everywhere:
         whole = (first * self._mesh.size, *rest)
         sharding = jax.NamedSharding(self._mesh, self._split)
 
-        def part(index: Any) -> Any:
-            sizes = (len(range(*one.indices(size))) for one, size in zip(index, whole, strict=True))
+        def part(index: tuple[slice, ...] | None) -> HostArray:
+            sizes = (len(range(*one.indices(size))) for one, size in zip(index or (), whole, strict=True))
             return np.ones(tuple(sizes), shape.dtype)
 
         return jax.make_array_from_callback(whole, sharding, part)
 
 
-def _more(carry: Any, *values: Any) -> Any:
+def _more(carry: Array, *values: Array) -> Any:
     return carry * 0.5, [value + 1 for value in values]
 
 
 def _passes(times: int) -> Callable[..., Any]:
-    def run(carry: Any, value: Any) -> Any:
+    def run(carry: Array, value: Array) -> Any:
         value = value * 0.5 + carry
         if times > 1:  # a loop, as XLA would make one pass of several
             value = jax.lax.fori_loop(0, times, lambda _, before: before * 0.5 + 1, value)
+        # The carry takes a part of the result: XLA cannot leave the work out, and the next call waits for it.
         return value[:1] * 0, value
 
     return run
 
 
 def _exchanges(wanted: Sequence[Collective]) -> Callable[..., Any]:
-    def run(carry: Any, *values: Any) -> Any:
+    def run(carry: Array, *values: Array) -> Any:
+        # One operand of the first collective depends on the carry, the smallest, whose change costs least.
         first = min(range(len(wanted[0].parts)), key=lambda place: values[place].size)
         rest = [value + carry if place == first else value for place, value in enumerate(values)]
         results: list[Any] = []

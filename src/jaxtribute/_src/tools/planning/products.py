@@ -11,6 +11,7 @@ import jax
 
 from jaxtribute._src.jaxprs.core import Jaxpr, JaxprEqn, aval, opened
 from jaxtribute._src.jaxprs.walking import programs_in
+from jaxtribute._src.types import Array
 
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 _MOST = 64
@@ -39,6 +40,7 @@ def products(jaxpr: Jaxpr) -> list[Product]:
     for equation, times in _equations(jaxpr, 1):
         if equation.primitive.name in _PRODUCTS:
             shapes = tuple((aval(one).shape, aval(one).dtype) for one in equation.invars)
+            # Equal products take equal time: one of each is made, as often as it occurs.
             key = (equation.primitive.name, shapes, str(equation.params))
             first.setdefault(key, equation)
             counted[key] += times
@@ -56,6 +58,7 @@ def _product(equation: JaxprEqn, times: int) -> Product:
 def _equations(jaxpr: Jaxpr, times: int) -> Generator[tuple[JaxprEqn, int]]:
     for equation in jaxpr.eqns:
         yield equation, times
+        # A scan says how often it runs; how often a while does is known only when it runs.
         inner = times * equation.params["length"] if equation.primitive.name == "scan" else times
         for part in programs_in(equation):
             yield from _equations(opened(part), inner)
@@ -71,10 +74,11 @@ def all_made(found: Sequence[Product]) -> tuple[Callable[..., Any], float, list[
     """
     most = max(one.times for one in found)
     share = min(_MOST / most, 1.0)
+    # A deep model has thousands; a part of them in the right proportion tells the same.
     counts = [max(round(one.times * share), 1) for one in found]
     smaller = [min(range(len(one.shapes)), key=lambda place: one.shapes[place].size) for one in found]
 
-    def make(carry: Any, *given: Any) -> Any:
+    def make(carry: Array, *given: Array) -> Any:
         rest, nothing = list(given), carry * 0
         results: list[Any] = []
         for one, count, place in zip(found, counts, smaller, strict=True):
@@ -82,6 +86,7 @@ def all_made(found: Sequence[Product]) -> tuple[Callable[..., Any], float, list[
             for _ in range(count):
                 changed = operands[place] + nothing.astype(operands[place].dtype).reshape([1] * operands[place].ndim)
                 results.append(one.make(*operands[:place], changed, *operands[place + 1 :]))
+                # Zero, but not to XLA: zero times infinity is not. So the next product waits for this one.
                 nothing = results[-1].reshape(-1)[:1] * 0
         return nothing.astype(carry.dtype), results
 

@@ -9,17 +9,11 @@ from typing import Any
 
 from rich.table import Table
 
+from jaxtribute._src.tools import tables
 from jaxtribute._src.tools.planning.cost import StepCost
 from jaxtribute._src.tools.planning.prediction import Cluster, Epoch, Prediction
-from jaxtribute._src.tools.visualize.units import bytes_text
+from jaxtribute._src.tools.tables import bytes_text, seconds_text
 from jaxtribute.errors import ArgumentError, MissingLibraryError
-
-
-def seconds_text(seconds: float) -> str:
-    """`35.0 us`, `1.25 ms` or `3.10 s`."""
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.1f} us"
-    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def cost_text(cost: StepCost) -> str:
@@ -43,12 +37,8 @@ def table(cluster: Cluster, curve: Sequence[Prediction]) -> Table:
         f"{cluster.hosts} host(s) of {cluster.devices} {cluster.device.name}, {cluster.device.link.name} within, "
         f"{cluster.link.name} between"
     )
-    result = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    headings = "devices batch examples compute collectives step examples/s efficiency memory".split()
-    for heading in headings:
-        shown = {"examples": "on each", "memory": "memory each"}.get(heading, heading)
-        result.add_column(shown, justify="right", no_wrap=True)
-    result.add_column("", no_wrap=True)
+    headings = "devices,batch,on each,compute,collectives,step,examples/s,efficiency,memory each,"
+    result = tables.table(title, headings.split(","))
     for one in curve:
         notes = [] if one.fits else ["does not fit"]
         notes += [f"{one.idle:,} idle"] if one.idle else []

@@ -23,6 +23,7 @@ from jaxtribute._src.tools.planning.inspection import Step, look_at_script
 from jaxtribute._src.tools.planning.probes import measure
 from jaxtribute._src.tools.user_scripts import Finished, run_script, training_step
 
+# The first step compiles, and so may the second, for the places of what the first has returned.
 _SKIP = 2
 
 

@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from jaxtribute._src.tools.profiling.intervals import Span, clip, subtract, total, union
-from jaxtribute._src.tools.profiling.timeline import Operation, Timeline
+from jaxtribute._src.tools.profiling.timeline import Operation, Span, Timeline, clip, subtract, total, union
+from jaxtribute._src.tools.tables import table
 
 _TOP = 8
 
@@ -69,22 +68,17 @@ class Breakdown:
         }
 
     def __rich__(self) -> RenderableType:
-        table = Table(title=f"A step: {_ms(self.mean.step)}, mean of {self.steps}", title_justify="left", box=None)
-        for heading in ("", "compute", "collectives", "input wait", "host"):
-            table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
-        table.add_row("mean", *_shares(self.mean), style="bold")
+        headings = ("", "compute", "collectives", "input wait", "host")
+        shares_of = table(f"A step: {_ms(self.mean.step)}, mean of {self.steps}", headings)
+        shares_of.add_row("mean", *_shares(self.mean), style="bold")
         if len(self.devices) > 1:
             for name, shares in self.devices.items():
-                table.add_row(name, *_shares(shares))
-        longest = Table(title="\nThe longest operations", title_justify="left", box=None)
-        longest.add_column("operation", no_wrap=True)
-        longest.add_column("a step", justify="right")
-        longest.add_column("of it", justify="right")
-        longest.add_column("")
+                shares_of.add_row(name, *_shares(shares))
+        longest = table("\nThe longest operations", ("operation", "per step", "of it", ""), words=("operation",))
         for name, seconds, collective in self.operations:
             share = f"{seconds / self.mean.step:.0%}" if self.mean.step else "-"
             longest.add_row(name, _ms(seconds), share, "collective" if collective else "")
-        return Group(table, longest if self.operations else Text("No operation was recorded."))
+        return Group(shares_of, longest if self.operations else Text("No operation was recorded."))
 
 
 def break_down(timeline: Timeline, steps: int) -> Breakdown:
@@ -92,6 +86,7 @@ def break_down(timeline: Timeline, steps: int) -> Breakdown:
     devices = {name: _device(operations, timeline, steps) for name, operations in timeline.devices.items()}
     if not devices:
         devices = {"no device": _device([], timeline, steps)}
+    # Devices wait for each other, so the mean of their shares adds up to the step as each one's do.
     columns = zip(*((one.compute, one.collectives, one.input, one.host) for one in devices.values()), strict=True)
     mean = Shares(*(sum(column) / len(devices) for column in columns))
     return Breakdown(steps, mean, devices, _longest(timeline, steps))
@@ -102,6 +97,7 @@ def _device(operations: Sequence[Operation], timeline: Timeline, steps: int) -> 
         mine = (span for one in operations if one.collective is collective for span in one.spans)
         return clip(mine, timeline.window)
 
+    # Each moment counts once, for the first that holds: what hides behind computing costs nothing.
     compute = spans(collective=False)
     collectives = subtract(spans(collective=True), compute)
     waits = subtract(clip(timeline.inputs, timeline.window), union([*compute, *collectives]))

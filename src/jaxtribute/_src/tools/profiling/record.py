@@ -41,6 +41,7 @@ class Recorder(Observer):
         """Starts the recording before the first step that is recorded; marks a wait for input."""
         if event.kind == INPUT.name:
             if self._window is not None:
+                # A mark belongs to the thread that sets it, and a program may draw in several.
                 self._waiting.mark = jax.profiler.TraceAnnotation(INPUT_MARK)
                 self._waiting.mark.__enter__()
         elif self.seen == self._skip and not self.recording and training_step(event) is not None:
@@ -60,11 +61,13 @@ class Recorder(Observer):
         self.seen += 1
         if self.seen == self._skip + _SETTLE:
             _wait(step.program, event.result)
+            # The devices may be some steps behind: they catch up, so that the window holds its own steps alone.
             self._window = jax.profiler.TraceAnnotation(WINDOW)
             self._window.__enter__()
         if self.seen == self._skip + _SETTLE + self._steps and self._window is not None:
             _wait(step.program, event.result)
             self._window.__exit__(None, None, None)
+            # Stopped here, as a `finally` of the script could still run for long, and be recorded.
             self.stop()
             raise Finished
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxtribute._src.tools.profiling.intervals import Span, clip, subtract
-
+Span = tuple[float, float]
 COLLECTIVE = re.compile(
     r"all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|nccl"
     r"|^(psum|pmax|pmin|ppermute|pbroadcast|all_gather|reduce_scatter|all_to_all)",
@@ -65,6 +64,7 @@ def timeline(planes: Iterable[Any]) -> Timeline:
     result = Timeline()
     found: dict[str, list[Operation]] = defaultdict(list)
     for plane in planes:
+        # A GPU's or TPU's operations have a plane for each device; those of CPU devices run in the host's threads.
         accelerator = plane.name.startswith("/device:")
         for line in plane.lines:
             events: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
@@ -114,3 +114,46 @@ def innermost(events: Iterable[tuple[float, float, str]]) -> list[Operation]:
         Operation(name, tuple(subtract([(start, stop)], children[place])))
         for place, (start, stop, name) in enumerate(ordered)
     ]
+
+
+def union(spans: Iterable[Span]) -> list[Span]:
+    """The moments that are in any of `spans`, which may come in any order and overlap."""
+    merged: list[Span] = []
+    for start, stop in sorted(spans):
+        if stop <= start:
+            continue
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def subtract(spans: Iterable[Span], without: Iterable[Span]) -> list[Span]:
+    """The moments of `spans` that are in none of `without`."""
+    rest: list[Span] = []
+    holes = union(without)
+    place = 0
+    for start, stop in union(spans):
+        while place < len(holes) and holes[place][1] <= start:
+            place += 1
+        at = place
+        while at < len(holes) and holes[at][0] < stop:
+            if holes[at][0] > start:
+                rest.append((start, holes[at][0]))
+            start = max(start, holes[at][1])
+            at += 1
+        if start < stop:
+            rest.append((start, stop))
+    return rest
+
+
+def clip(spans: Iterable[Span], window: Span) -> list[Span]:
+    """The moments of `spans` that are in `window`."""
+    first, last = window
+    return [(max(start, first), min(stop, last)) for start, stop in union(spans) if start < last and stop > first]
+
+
+def total(spans: Iterable[Span]) -> float:
+    """Length of `spans` together, each moment counted once."""
+    return sum(stop - start for start, stop in union(spans))

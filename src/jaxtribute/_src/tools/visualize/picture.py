@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from jaxtribute._src.execution.nests import is_whole
 from jaxtribute._src.tools.visualize.placement import Placement, placement
 from jaxtribute._src.tools.visualize.svg import placement_svg, reading_svg
 from jaxtribute._src.tools.visualize.text import placement_text, reading_text
+from jaxtribute._src.types import Nest
 from jaxtribute.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Picture:
 
     def __str__(self) -> str:
         """The picture as plain text, at most 200 columns wide."""
+        # A fixed width: a file looks the same wherever it was written.
         console = Console(file=io.StringIO(), width=200, color_system=None)
         console.print(self)
         file = console.file
@@ -83,7 +85,7 @@ class Picture:
         return path
 
 
-def visualize(strategy: Strategy, what: Any, limit: int = 40) -> Picture:
+def visualize(strategy: Strategy, what: Nest, limit: int = 40) -> Picture:
     """Draws where things are; see `Strategy.visualize`."""
     name = f"{type(strategy).__name__}, {strategy.num_replicas_in_sync} replica(s)"
     settings.whole("limit", limit, 1)
@@ -96,8 +98,9 @@ def visualize(strategy: Strategy, what: Any, limit: int = 40) -> Picture:
     return Picture(placement(name, strategy.extended.mesh, what), limit)
 
 
-def _is_dataset(what: Any) -> bool:
+def _is_dataset(what: Nest) -> bool:
     """True if this is one opaque thing that can be iterated over, as datasets and loaders are."""
+    # An array can be iterated over, too, and so can what holds variables.
     if is_whole(what) or isinstance(what, (jax.Array, np.ndarray, str)) or hasattr(what, "variables"):
         return False
     whole = jax.tree_util.all_leaves([what])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from jaxtribute._src.devices import device_name
-from jaxtribute._src.tools.visualize.units import shape_text
+from jaxtribute._src.tools.tables import shape_text
+from jaxtribute._src.types import Leaf, Nest
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.mesh import ReplicaMesh
@@ -104,7 +105,7 @@ class _Found:
     flat: tuple[int, ...] | None = None
 
 
-def placement(title: str, mesh: ReplicaMesh, nest: Any) -> Placement:
+def placement(title: str, mesh: ReplicaMesh, nest: Nest) -> Placement:
     """Finds out where the leaves of a nest lie.
 
     Args:
@@ -131,11 +132,12 @@ def short_name(device: jax.Device) -> str:
     return name if jax.process_count() == 1 else f"worker {device.process_index} {name}"
 
 
-def _leaves(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+def _leaves(nest: Nest, prefix: str) -> Iterator[tuple[str, Any]]:
     """Names and leaves, variables whole, objects with variables opened."""
     stop = (Variable, PerReplica, Mirrored)
     for path, leaf in jax.tree_util.tree_flatten_with_path(nest, is_leaf=lambda value: isinstance(value, stop))[0]:
         name = prefix + jax.tree_util.keystr(path, simple=True, separator="/") or "value"
+        # Optimizers and models of Keras are leaves to JAX, and hold what is to be drawn.
         inner = None if isinstance(leaf, stop) else getattr(leaf, "variables", None)
         if isinstance(inner, (list, tuple)):
             yield from _leaves(list(cast("Sequence[Any]", inner)), f"{name}/")
@@ -146,7 +148,7 @@ def _leaves(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield (str(getattr(leaf, "path", name)), inner) if isinstance(inner, jax.Array) else (name, leaf)
 
 
-def _find(name: str, leaf: Any) -> _Found:
+def _find(name: str, leaf: Leaf) -> _Found:
     if isinstance(leaf, Variable):
         return _variable(name, leaf)
     if isinstance(leaf, PerReplica):
@@ -181,6 +183,7 @@ def _array(name: str, array: jax.Array) -> _Found:
     for device, index in array.sharding.devices_indices_map(array.shape).items():
         slices = index or ()
         bounds = tuple(piece.indices(size)[:2] for piece, size in zip(slices, array.shape, strict=True))
+        # Equal elements get one number, and so one colour: copies are seen as copies.
         content = contents.setdefault(bounds, len(contents))
         parts[device] = Cell(bounds, content, _size(stop - start for start, stop in bounds) * array.dtype.itemsize)
     how = How.ONE if len(parts) == 1 else How.COPY if len(contents) == 1 else How.SPLIT
@@ -191,6 +194,7 @@ def _per_replica(name: str, value: PerReplica) -> _Found:
     """Parts in the order in which `gather` joins them."""
     mesh = value.mesh
     local = dict(zip(mesh.local_ids, value.values, strict=True)) if value.shapes is None else {}
+    # Components that are no rows of one array: each replica's own.
     if value.is_tuple or value.scalar:
         cells = {mesh.devices[i]: Cell((), i, _nbytes(one)) for i, one in local.items()}
         first = next(iter(local.values()))
@@ -207,9 +211,9 @@ def _per_replica(name: str, value: PerReplica) -> _Found:
     return _Found(name, (start, *value.data.shape[1:]), value.data.dtype.name, How.SPLIT, parts)
 
 
-def _nbytes(value: Any) -> int:
+def _nbytes(value: object) -> int:
     return int(getattr(value, "nbytes", 0))
 
 
-def _size(shape: Any) -> int:
+def _size(shape: Iterable[int]) -> int:
     return int(np.prod(list(shape), dtype=np.int64))

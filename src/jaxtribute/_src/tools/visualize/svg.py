@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from html import escape
 
+from jaxtribute._src.tools.tables import bytes_text
 from jaxtribute._src.tools.visualize.placement import Cell, How, Placement, Row
 from jaxtribute._src.tools.visualize.reading import Bar, Reading
 from jaxtribute._src.tools.visualize.text import part_text, shown, sizes_text
-from jaxtribute._src.tools.visualize.units import bytes_text
 
 # Told apart by most people who see few colours (after Okabe and Ito), and readable under dark text.
 COLOURS = ("#8ecae6", "#f4c95d", "#8fd3a8", "#e8a5c9", "#a9b4e8", "#f0a58f", "#7fd1d1", "#d9c7a0")

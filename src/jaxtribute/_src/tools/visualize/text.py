@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from jaxtribute._src.tools.tables import bytes_text, table
 from jaxtribute._src.tools.visualize.placement import Cell, How, Placement, Row
 from jaxtribute._src.tools.visualize.reading import Bar, Reading
-from jaxtribute._src.tools.visualize.units import bytes_text
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow")
 _WIDTH = 8
@@ -23,21 +22,17 @@ _MOST = 8
 def placement_text(placement: Placement, limit: int) -> RenderableType:
     """A table: a row for each array, a column for each device."""
     places = shown(len(placement.columns), _MOST)
-    table = Table(title=placement.title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
-    table.add_column("", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for place in places:
-        table.add_column("…" if place is None else placement.columns[place], no_wrap=True, justify="left")
-    table.add_column("", no_wrap=True)
+    columns = ["…" if place is None else placement.columns[place] for place in places]
+    drawn = table(placement.title, ["", "", *columns, ""], words=columns, title_style="bold")
     for row in placement.rows[:limit]:
         cells = [Text("…", "dim") if place is None else _cell(row, row.cells[place]) for place in places]
-        table.add_row(row.name, Text(row.kind(), "dim"), *cells, Text(row.how.value, "dim"))
+        drawn.add_row(row.name, Text(row.kind(), "dim"), *cells, Text(row.how.value, "dim"))
     if len(placement.rows) > limit:
-        table.add_row(Text(f"… {len(placement.rows) - limit:,} more", "dim"))
+        drawn.add_row(Text(f"… {len(placement.rows) - limit:,} more", "dim"))
     total = placement.bytes_per_column()
     sums = [Text("…", "dim") if place is None else Text(bytes_text(total[place]), "bold") for place in places]
-    table.add_row(Text("in all", "bold"), "", *sums, "")
-    return table
+    drawn.add_row(Text("in all", "bold"), "", *sums, "")
+    return drawn
 
 
 def shown(count: int, most: int) -> list[int | None]:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jaxtribute._src.tools.doctor.findings import Finding
-    from jaxtribute._src.tools.doctor.situation import Situation
+    from jaxtribute._src.tools.doctor.report import Finding, Situation
 
 HELP = "say what is installed, which devices and which cluster are found, and what is wrong with them"
 SICK = 1
@@ -39,9 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the findings as they come."""
     if arguments.preempt is not None:
         return _preempt(arguments.preempt)
-    from jaxtribute._src.tools.doctor.findings import Level
-    from jaxtribute._src.tools.doctor.situation import look
+    from jaxtribute._src.tools.doctor.report import Level, look
 
+    # A copy: resolvers may set variables, which the doctor's own process must not see.
     situation = look(dict(os.environ))
     worst = Level.FACT
     for finding in _findings(situation, arguments):
@@ -71,11 +70,12 @@ def _preempt(command: list[str]) -> int:
 
 
 def _findings(situation: Situation, arguments: argparse.Namespace) -> Iterator[Finding]:
-    from jaxtribute._src.tools.doctor import CHECKS, rehearsal
+    from jaxtribute._src.tools.doctor import trial
+    from jaxtribute._src.tools.doctor.checks import CHECKS
 
     for check in CHECKS[:-1]:
         yield from check(situation)
     # Before anything starts JAX: a cluster is joined first.
     if arguments.test and not situation.problem:
-        yield from rehearsal.check(situation, arguments.seconds)
+        yield from trial.check(situation, arguments.seconds)
     yield from CHECKS[-1](situation)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from jaxtribute._src.tools.planning.calibration import Comparison
     from jaxtribute._src.tools.planning.cost import StepCost
 
@@ -53,7 +55,7 @@ COMPILING_S = 1800.0
 class _List(argparse.Action):
     """Prints the tables and ends, as `--help` does."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from jaxtribute._src.tools.planning.kinds import DEVICES, LINKS
 
         for device in DEVICES.values():
@@ -164,7 +166,11 @@ def _known(arguments: argparse.Namespace) -> tuple[StepCost, list[Comparison]]:
 
 
 def _predict(
-    arguments: argparse.Namespace, cost: StepCost, comparisons: list[Comparison], answer: dict[str, Any], console: Any
+    arguments: argparse.Namespace,
+    cost: StepCost,
+    comparisons: list[Comparison],
+    answer: dict[str, Any],
+    console: Console,
 ) -> str | None:
     """Prints what is to be expected of a cluster; returns why it cannot be, if so."""
     from jaxtribute._src.tools.planning import report

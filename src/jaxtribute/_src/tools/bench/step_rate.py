@@ -58,6 +58,7 @@ def _measure(strategy: Strategy, count: int, rounds: int) -> StepRate:
         return [value + jnp.ones(4) for value in state]
 
     jitted: Callable[..., Any] = jax.jit(bare, donate_argnums=0, out_shardings=placement)
+    # A list of the only state, as each call donates the one before.
     states = [[own(jnp.zeros(4), placement) for _ in range(count)]]
 
     def by_hand() -> Any:

@@ -6,14 +6,13 @@ import socket
 import pytest
 
 from jaxtribute._src.launcher.node import ReservedPorts
-from jaxtribute._src.tools.doctor import network
-from jaxtribute._src.tools.doctor.findings import Finding, Level
-from jaxtribute._src.tools.doctor.situation import look
+from jaxtribute._src.tools.doctor import checks
+from jaxtribute._src.tools.doctor.report import Finding, Level, look
 
 
 def findings(addresses: list[str], index: int, **environ: str) -> dict[str, Finding]:
     config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-    return {found.title: found for found in network.check(look({"TF_CONFIG": json.dumps(config), **environ}))}
+    return {found.title: found for found in checks.check_network(look({"TF_CONFIG": json.dumps(config), **environ}))}
 
 
 def free_address() -> str:
@@ -73,14 +72,14 @@ def test_a_coordinator_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_address_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(checks, "TIMEOUT_S", 0.05)
     found = findings([free_address(), "192.0.2.1:1"], 1)["own address"]
     assert found.level is Level.ERROR
     assert "'192.0.2.1' is none of this machine" in found.text
 
 
 def test_proxies_matter_between_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(checks, "TIMEOUT_S", 0.05)
     found = findings(["192.0.2.1:1", "192.0.2.2:1"], 0, HTTPS_PROXY="http://proxy:1", http_proxy="")["proxies"]
     assert found.level is Level.WARNING
     assert found.text.startswith("HTTPS_PROXY: ")

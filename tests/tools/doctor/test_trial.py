@@ -6,15 +6,14 @@ import pytest
 
 from jaxtribute._src.testing import runner
 from jaxtribute._src.testing.shared import SharedRunners
-from jaxtribute._src.tools.doctor import rehearsal
-from jaxtribute._src.tools.doctor.findings import Level
-from jaxtribute._src.tools.doctor.situation import look
+from jaxtribute._src.tools.doctor import trial
+from jaxtribute._src.tools.doctor.report import Level, look
 from jaxtribute.errors import ClusterError, ProcessFailedError
 
 
 @pytest.mark.slow
 def test_two_workers_reduce_and_read(multi_process: SharedRunners) -> None:
-    for found in multi_process(workers=2, devices=2).run(rehearsal.rehearse, (0.3,)):
+    for found in multi_process(workers=2, devices=2).run(trial.rehearse, (0.3,)):
         assert found["replicas"] == 4
         assert found["rounds"] >= 1
         assert list(found["reduce"]) == [1024, 1 << 22]
@@ -29,8 +28,8 @@ def test_without_a_cluster_two_processes_are_made(monkeypatch: pytest.MonkeyPatc
         return [{"replicas": 2, "rounds": 5, "reduce": {1024: 0.001, 4096: 0.002}, "input_s": 0.1}]
 
     monkeypatch.setattr(runner, "run_multi_process", run)
-    note, reduced, read = rehearsal.check(look({}), 1.0)
-    assert asked == [(rehearsal.rehearse, 2, (1.0,))]
+    note, reduced, read = trial.check(look({}), 1.0)
+    assert asked == [(trial.rehearse, 2, (1.0,))]
     assert "without a cluster: 2 processes" in note.text
     assert reduced.text == "2 replicas: 1 KB in 1.00 ms, 4 KB in 2.00 ms (medians of 5)"
     assert "1000 examples" in read.text
@@ -42,7 +41,7 @@ def test_a_failure_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ProcessFailedError("rank 1 of 2 raised. HINT: look there")
 
     monkeypatch.setattr(runner, "run_multi_process", fail)
-    *_, found = rehearsal.check(look({}))
+    *_, found = trial.check(look({}))
     assert (found.level, found.text, found.fix) == (Level.ERROR, "rank 1 of 2 raised.", "look there")
 
 
@@ -74,20 +73,20 @@ class Wrong:
 def test_a_wrong_sum_is_an_error() -> None:
     strategy: Any = Wrong(7.0)
     with pytest.raises(ClusterError, match=r"gave 7.0, not 1.0"):
-        rehearsal._Round(strategy, 3)  # pyright: ignore[reportPrivateUsage]
+        trial._Round(strategy, 3)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_lost_examples_are_an_error() -> None:
     strategy: Any = Wrong(7.0)
     with pytest.raises(ClusterError, match="7 of 1000 examples came"):
-        rehearsal._read_all(strategy)  # pyright: ignore[reportPrivateUsage]
+        trial._read_all(strategy)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_the_resolver_that_was_found_is_the_one_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     found = {"replicas": 1, "rounds": 0, "reduce": {}, "input_s": 0.0}
-    monkeypatch.setattr(rehearsal, "rehearse", lambda *args: asked.append(args) or found)
+    monkeypatch.setattr(trial, "rehearse", lambda *args: asked.append(args) or found)
     situation = look({"TF_CONFIG": '{"cluster": {"worker": ["127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}}'})
     assert situation.detection is not None
-    assert len(list(rehearsal.check(situation, 2.0))) == 2
+    assert len(list(trial.check(situation, 2.0))) == 2
     assert asked == [(2.0, situation.detection.resolver)]

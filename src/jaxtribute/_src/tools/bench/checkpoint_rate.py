@@ -56,6 +56,7 @@ def measure(strategy: Strategy, nbytes: int, directory: Path, rounds: int) -> Ch
     restored: list[float] = []
     for _ in range(rounds + 1):
         start = time.perf_counter()
+        # It returns once the values are safe from the training; the files are written meanwhile.
         checkpoint.write(path)
         held.append(time.perf_counter() - start)
         checkpoint.wait()

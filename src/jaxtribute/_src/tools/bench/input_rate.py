@@ -59,6 +59,7 @@ def measure(strategy: Strategy, batch: int, batches: int, rounds: int) -> InputR
             element = jax.device_put(data[start : start + batch], mesh.split)
         return element
 
+    # `jax.device_put` cannot write to other processes' devices.
     alone = len(mesh.local_ids) == mesh.size
     passes: list[Callable[[], Any]] = [library, bare] if alone else [library]
     taken: list[list[float]] = [[] for _ in passes]
@@ -66,6 +67,7 @@ def measure(strategy: Strategy, batch: int, batches: int, rounds: int) -> InputR
         for place, one in enumerate(passes):
             start = time.perf_counter()
             jax.block_until_ready(one())
+            # The first turn starts threads and fills caches.
             if turn:
                 taken[place].append(time.perf_counter() - start)
     seconds = [statistics.median(one) for one in taken]

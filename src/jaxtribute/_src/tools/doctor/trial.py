@@ -11,8 +11,8 @@ import numpy as np
 from jaxtribute._src.cluster.resolvers.base import ClusterResolver
 from jaxtribute._src.execution.function import function
 from jaxtribute._src.strategies.base import Strategy
-from jaxtribute._src.tools.doctor.findings import Finding, Level
-from jaxtribute._src.tools.doctor.situation import Situation
+from jaxtribute._src.tools.doctor.report import Finding, Level, Situation
+from jaxtribute._src.types import Leaf
 from jaxtribute.errors import ClusterError, JaxtributeError
 
 SECONDS = 10.0
@@ -66,6 +66,7 @@ def rehearse(seconds: float, resolver: ClusterResolver | None = None) -> dict[st
     rounds = [_Round(strategy, size) for size in SIZES]
     times: dict[int, list[float]] = {4 * one.size: [] for one in rounds}
     end = time.monotonic() + seconds
+    # Clocks differ, and a worker that stopped alone would leave the others in a collective.
     while _all_say(strategy, time.monotonic() < end):
         for one in rounds:
             times[4 * one.size].append(one.run())
@@ -85,13 +86,14 @@ class _Round:
     def __init__(self, strategy: Strategy, size: int) -> None:
         self.size = size
         count = strategy.num_replicas_in_sync
+        # Each replica gives its own number: a lost, doubled or swapped one changes the sum.
         self._right = count * (count + 1) / 2
         self._values = strategy.experimental_distribute_values_from_function(
             lambda context: np.full(size, context.replica_id_in_sync_group + 1, np.float32)
         )
 
         @function
-        def total(values: Any) -> Any:
+        def total(values: Leaf) -> Any:
             return strategy.reduce("SUM", values, axis=None)
 
         self._total = total

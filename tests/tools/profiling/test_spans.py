@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute._src.tools.profiling.intervals import Span, clip, subtract, total, union
+from jaxtribute._src.tools.profiling.timeline import Span, clip, subtract, total, union
 
 SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8)
 

@@ -15,6 +15,7 @@ from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.strategies.scope import get_replica_context
 from jaxtribute._src.tools.bench.timing import alternate
+from jaxtribute._src.types import Leaf
 from jaxtribute._src.values.enums import VariableAggregation
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
 from jaxtribute._src.values.variable import Variable
@@ -65,11 +66,13 @@ def _measure(strategy: Strategy, kind: str, nbytes: int, rounds: int) -> Collect
     replica, local = _by_library(strategy, kind, each), _by_hand(kind)
 
     @function
-    def through_library(value: Any) -> Any:
+    def through_library(value: Leaf) -> Any:
         return strategy.run(replica, (value,))
 
+    # The same arrays on the same devices: only the library lies between the two.
     bare = jax.jit(_manual(local, mesh))
     calls: dict[str, Callable[[], Any]] = {"library": lambda: through_library(value), "bare": lambda: bare(value.data)}
+    # Results of many calls in flight would fill the memory of small devices.
     count = min(max(_AT_ONCE // max(nbytes * mesh.size, 1), 2), 32)
     found = alternate(calls, count=count, rounds=rounds)
     size = (each * mesh.size if kind == "all-gather" else each) * 4
@@ -87,7 +90,7 @@ def _by_library(strategy: Strategy, kind: str, size: int) -> Callable[[Any], Any
             variable = Variable(jnp.zeros(size), aggregation=VariableAggregation.ONLY_FIRST_REPLICA, name="broadcast")
         return lambda value: variable.assign(value).read_value()
 
-    def replica(value: Any) -> Any:
+    def replica(value: Leaf) -> Any:
         context = get_replica_context()
         assert isinstance(context, ReplicaContext)
         return context.all_reduce("SUM", value) if kind == "all-reduce" else context.all_gather(value, axis=0)

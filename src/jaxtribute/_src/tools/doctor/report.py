@@ -1,15 +1,42 @@
-"""Surroundings of the doctor: the environment, and the cluster that it describes."""
+"""The doctor's report: what is known before any check, and what the checks find."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 
 from jaxtribute._src.cluster.resolvers import detect
 from jaxtribute._src.cluster.resolvers.base import Detection
 from jaxtribute._src.cluster.roster import Roster
 from jaxtribute._src.cluster.spec import ClusterSpec
 from jaxtribute.errors import JaxtributeError
+
+
+class Level(IntEnum):
+    """Severity of a finding."""
+
+    FACT = 0
+    GOOD = 1
+    WARNING = 2
+    ERROR = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        level: How bad it is.
+        title: What was looked at.
+        text: What was found.
+        fix: What to do about it.
+    """
+
+    level: Level
+    title: str
+    text: str
+    fix: str = ""
 
 
 @dataclass(frozen=True)

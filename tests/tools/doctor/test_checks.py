@@ -5,9 +5,8 @@ import json
 import jax
 import pytest
 
-from jaxtribute._src.tools.doctor import cluster, devices, versions
-from jaxtribute._src.tools.doctor.findings import Finding, Level
-from jaxtribute._src.tools.doctor.situation import look
+from jaxtribute._src.tools.doctor import checks
+from jaxtribute._src.tools.doctor.report import Finding, Level, look
 
 
 def tf_config(addresses: list[str], kind: str = "worker", index: int = 0, **jobs: list[str]) -> dict[str, str]:
@@ -16,18 +15,18 @@ def tf_config(addresses: list[str], kind: str = "worker", index: int = 0, **jobs
 
 
 def cluster_findings(environ: dict[str, str]) -> dict[str, Finding]:
-    return {finding.title: finding for finding in cluster.check(look(environ))}
+    return {finding.title: finding for finding in checks.check_cluster(look(environ))}
 
 
 def test_versions_are_listed() -> None:
-    system, installed = versions.check(look({}))
+    system, installed = checks.check_versions(look({}))
     assert system.text.startswith("Python 3.")
     assert "jax 0." in installed.text
     assert "libtpu" not in installed.text
 
 
 def test_no_cluster() -> None:
-    (found,) = cluster.check(look({}))
+    (found,) = checks.check_cluster(look({}))
     assert found.text.startswith("none: this process trains alone. Looked for TF_CONFIG;")
 
 
@@ -75,7 +74,7 @@ def test_localhost_among_several_machines() -> None:
 
 
 def device_findings(environ: dict[str, str]) -> dict[str, Finding]:
-    return {finding.title: finding for finding in devices.check(look(environ))}
+    return {finding.title: finding for finding in checks.check_devices(look(environ))}
 
 
 def test_devices_are_counted() -> None:
@@ -94,7 +93,7 @@ def test_gpus_that_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
         platform, device_kind = "gpu", "Fast"
 
     monkeypatch.setattr(jax, "local_devices", lambda: [Gpu()])
-    monkeypatch.setattr(devices, "visible_gpus", lambda _: ["0", "1"])
+    monkeypatch.setattr(checks, "visible_gpus", lambda _: ["0", "1"])
     some = device_findings({})
     assert some["devices"].text == "1 x GPU (Fast)"
     assert (some["GPUs"].level, some["GPUs"].text) == (Level.ERROR, "this machine has 2, JAX finds 1")
@@ -108,7 +107,7 @@ def test_jax_that_does_not_start(environ: dict[str, str], fix: str, monkeypatch:
         raise RuntimeError("no backend")
 
     monkeypatch.setattr(jax, "local_devices", fail)
-    (found,) = devices.check(look(environ))
+    (found,) = checks.check_devices(look(environ))
     assert (found.level, found.text) == (Level.ERROR, "JAX does not start: no backend")
     assert found.fix.startswith(fix)
 
