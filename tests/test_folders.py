@@ -40,7 +40,7 @@ def test_the_first_that_is_short_and_can_be_written(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys, tempfile
 from pathlib import Path
-from jaxtribute import folders
+from jaxtribute._src import folders
 folders._BELOW = 0
 tempfile.tempdir = sys.argv[1]
 folder = folders.Folder()

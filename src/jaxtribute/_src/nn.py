@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.jaxprs.core import Tracer
-from jaxtribute._src.types import ArrayLike, Leaf
+from jaxtribute._src.types import ArrayLike, Leaf, Numeric
 from jaxtribute._src.values.numbers import row_ids
 from jaxtribute._src.values.operators import operand
 from jaxtribute._src.values.variable import Variable
@@ -74,7 +74,7 @@ def compute_average_loss(
     return jnp.where(count == 0, jnp.zeros_like(mean), mean)
 
 
-def embedding_lookup(params: Leaf, ids: ArrayLike) -> jax.Array:
+def embedding_lookup(params: Leaf, ids: Numeric) -> jax.Array:
     """Returns rows of a table of embeddings.
 
     Of a variable on parameter servers only these rows travel, each once, in a compiled step as in any other code; and
