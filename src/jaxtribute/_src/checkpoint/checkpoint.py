@@ -17,6 +17,7 @@ from jaxtribute._src.checkpoint.description import Description, Differences
 from jaxtribute._src.checkpoint.files import FILE, check_name, check_path, check_text, stem
 from jaxtribute._src.checkpoint.owner import Owner
 from jaxtribute._src.checkpoint.restoring import Restore, mismatch
+from jaxtribute._src.observed import observing
 from jaxtribute._src.values.stored import updating
 from jaxtribute.errors import ArgumentError, CheckpointError, ContextError
 
@@ -135,7 +136,7 @@ class Checkpoint:
         Source: `tf.train.Checkpoint.save`.
         """
         check_path(file_prefix, "file_prefix")
-        self._background.wait()
+        self.wait()
         return self.write(f"{os.fspath(file_prefix)}-{self.count()}", block=block, timeout_s=timeout_s)
 
     def count(self, counter: str = "save_counter") -> int:
@@ -167,6 +168,14 @@ class Checkpoint:
         _check_context("save")
         target = check_path(path, "path")
         check_name(target.name, "path")
+        with observing("save", target):
+            self._begin(target, timeout_s, committed, owner)
+            if block:
+                self._background.wait()
+        return str(target)
+
+    def _begin(self, target: Path, timeout_s: float | None, committed: Callable[[], None], owner: Owner | None) -> None:
+        """Takes the values as they are now, and starts to write them."""
         self._background.wait()
         found, channel = self._found(), self._agreeing()
         positions = {name: _position(name, iterator) for name, iterator in found.iterators.items()}
@@ -177,9 +186,6 @@ class Checkpoint:
         claim = owner or Owner(target.parent, stem(target))
         save = Save(target, leaves, positions, description, committed, claim, owner is not None, channel, timeout_s)
         self._background.start(save.run)
-        if block:
-            self._background.wait()
-        return str(target)
 
     @property
     def saving(self) -> bool:
@@ -193,7 +199,8 @@ class Checkpoint:
           CheckpointError: it failed.
           DeadlineError: a worker did not come.
         """
-        self._background.wait()
+        with observing("awaited"):
+            self._background.wait()
 
     def restore(self, save_path: Any, *, strict: bool = True) -> RestoreStatus:
         """Restores everything, `save_counter` and `run_counter` included.
@@ -238,7 +245,8 @@ class Checkpoint:
         found, without = self._found(), () if counters else _COUNTERS
         for name in without:
             del found.leaves[name]
-        differences = Restore(path, found, strict, without, committing.cluster()).run()
+        with observing("restore", path):
+            differences = Restore(path, found, strict, without, committing.cluster()).run()
         return RestoreStatus(path, differences)
 
     def _agreeing(self) -> Channel | None:

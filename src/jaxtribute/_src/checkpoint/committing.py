@@ -23,6 +23,7 @@ from jaxtribute._src.checkpoint.owner import Owner
 from jaxtribute._src.checksums import Mark
 from jaxtribute._src.cluster import runtime
 from jaxtribute._src.cluster.runtime import Cluster
+from jaxtribute._src.observed import observing
 from jaxtribute._src.values.lending import Lease
 from jaxtribute.errors import CheckpointError, ConfigError
 
@@ -117,12 +118,8 @@ class Save:
           DeadlineError: a process did not come in time; it is named.
         """
         try:
-            if self.channel is None:
-                self._make()
-                self._write()
-                self._complete({})
-            else:
-                self._run_in(self.channel)
+            with observing("written", self.path):
+                self._run()
         except (CheckpointError, TimeoutError):
             raise
         except Exception as error:
@@ -134,6 +131,14 @@ class Save:
             self._give_back()
             if not self.owned:
                 self.owner.release()
+
+    def _run(self) -> None:
+        if self.channel is None:
+            self._make()
+            self._write()
+            self._complete({})
+        else:
+            self._run_in(self.channel)
 
     def _give_back(self) -> None:
         for one in self.arrays.values():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from jaxtribute._src.cluster.roster import Roster
 from jaxtribute._src.cluster.steps import RunningClock
 from jaxtribute._src.cluster.watch import say
+from jaxtribute._src.observed import observe, observing
 from jaxtribute.errors import DeadlineError
 
 _SPEAK_EVERY_S = 10.0
@@ -35,11 +36,24 @@ def await_workers(
     Raises:
       DeadlineError: some did not come; it names them.
     """
+    with observing("barrier", where):
+        _await(roster, absent, where, timeout_s, check, whereabouts)
+
+
+def _await(
+    roster: Roster,
+    absent: Callable[[], Sequence[int]],
+    where: str,
+    timeout_s: float,
+    check: Callable[[], None],
+    whereabouts: Callable[[Sequence[int]], str],
+) -> None:
     clock = RunningClock()
     start = clock.now()
     spoken, pause = start, 0.001
     while missing := absent():
         check()
+        observe("absent", "at", [roster.names[rank] for rank in missing])
         now = clock.now()
         if now - start > timeout_s:
             raise DeadlineError(

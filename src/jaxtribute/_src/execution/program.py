@@ -20,6 +20,7 @@ from jaxtribute._src.execution.eager import EagerStep
 from jaxtribute._src.execution.frames import check_untraced
 from jaxtribute._src.execution.interrupts import Guard, undisturbed
 from jaxtribute._src.jaxprs.core import as_function, opened
+from jaxtribute._src.observed import observe, observers
 from jaxtribute._src.traced_reads import traced_reads
 from jaxtribute._src.values.lending import lent
 from jaxtribute._src.values.mesh import ReplicaMesh, own, put
@@ -190,6 +191,8 @@ class Program:
           within: the eager step that it is part of, which keeps what is written.
         """
         mesh = self.mesh
+        if observers:
+            observe("step", "start", self)
         if mesh is not None and mesh.peers is not None:
             mesh.entering(self.name, partial(self._collectives, leaves))
         donated: Sequence[StoredArray] = self.donated
@@ -208,6 +211,8 @@ class Program:
         else:
             ((number, flat),) = result.items()
             result = self._trees[number].unflatten(flat)
+        if observers:
+            observe("step", "end", (self, result))
         if mesh is not None and mesh.throttles:
             mesh.throttle(partial(_computed, result, donated, of_result=mesh.peers is not None))
         return jax.tree.map(_unwrapped, result, is_leaf=is_constant) if self._constants else result

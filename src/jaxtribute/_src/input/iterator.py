@@ -19,6 +19,7 @@ from jaxtribute._src.input.placement import Apart, Placement
 from jaxtribute._src.input.prefetch import Prefetcher, Threads
 from jaxtribute._src.input.splitting import Shard
 from jaxtribute._src.input.steps import Steps
+from jaxtribute._src.observed import observe, observers
 from jaxtribute.errors import InputError, OutOfRangeError, TraceError
 
 _FORMAT = 1
@@ -67,6 +68,17 @@ class DistributedIterator(Feed):
         return self._advance()
 
     def _advance(self) -> Tree:
+        if not observers:
+            return self._take()
+        observe("input", "start", self)
+        element = None
+        try:
+            element = self._take()
+        finally:
+            observe("input", "end", element)
+        return element
+
+    def _take(self) -> Tree:
         if self._closed:
             raise StopIteration
         if self._returned:

@@ -16,6 +16,7 @@ from jaxtribute._src.launcher.outcome import Kind, Outcome
 from jaxtribute._src.launcher.output import say
 from jaxtribute._src.launcher.ports import LOOPBACK
 from jaxtribute._src.launcher.remote import Meeting, RemoteNode
+from jaxtribute._src.observed import observe
 from jaxtribute.errors import DeadlineError
 
 SPEAK_EVERY_S = 10.0
@@ -91,6 +92,7 @@ class Leader:
             if self._asked is not None:
                 return 128 + self._asked
             outcome = await self._attempt(nodes, addresses, restart)
+            observe("attempt", "end", outcome)
             if outcome.kind is Kind.DONE:
                 return 0
             local = outcome.rank is not None and outcome.rank < self._workers
@@ -161,6 +163,7 @@ class Leader:
             tasks[asyncio.ensure_future(node.run(start))] = node
             first += len(own)
         self._running = list(nodes)
+        observe("attempt", "start", {"restart": restart, "workers": len(everyone), "nodes": len(nodes)})
         watch = asyncio.ensure_future(self._watch_for_more(len(nodes)))
         try:
             return worst(await self._outcomes(tasks))
