@@ -215,4 +215,5 @@ def _scalar(name: str, value: Foreign) -> Foreign:
 
 def _ready(value: Foreign) -> bool:
     """True if the arrays in a value are computed."""
-    return all(leaf.is_ready() for leaf in jax.tree.leaves(value) if isinstance(leaf, jax.Array))
+    leaves: list[Foreign] = jax.tree.leaves(value)
+    return all(leaf.is_ready() for leaf in leaves if isinstance(leaf, jax.Array))

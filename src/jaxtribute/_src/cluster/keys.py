@@ -9,6 +9,7 @@ import jax
 from jaxtribute._src.cluster.roster import Roster
 from jaxtribute._src.cluster.steps import RunningClock, StepLog
 from jaxtribute._src.cluster.watch import Watch
+from jaxtribute._src.observed import observe, observers, observing
 from jaxtribute.errors import ClusterError, DeadlineError
 
 
@@ -59,6 +60,15 @@ class KeyValues:
         clock = RunningClock()
         deadline = clock.now() + timeout_s
         whom = "another worker" if of is None else self.names[of]
+        if of == self.rank or not observers:
+            return self._awaited(key, timeout_s, of, whom, clock, deadline)
+        with observing("barrier", f"in {self.steps.last}"):
+            observe("absent", "at", [whom])
+            return self._awaited(key, timeout_s, of, whom, clock, deadline)
+
+    def _awaited(
+        self, key: str, timeout_s: float, of: int | None, whom: str, clock: RunningClock, deadline: float
+    ) -> str:
         while True:
             self.check()
             left = deadline - clock.now()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from jaxtribute._src import observed
@@ -39,23 +39,23 @@ class JobRecorder:
     def __call__(self, event: str, phase: str, facts: Foreign) -> None:
         """Notes a start of the job, or its end."""
         if event == "attempt":
-            self._write(f"attempt {phase}", asdict(facts) if is_dataclass(facts) else dict(facts))
+            self._write(f"attempt {phase}", dict(facts) if phase == "start" else asdict(facts))
 
     def close(self, code: int | None) -> None:
         """Notes that the job is over, with its exit code, and closes the file."""
         self._write("over", {"code": code})
         self._lines.close()
 
-    def run(self, launch: Foreign) -> int:
+    def run(self, launch: Callable[[], int]) -> int:
         """Calls `launch` under this observer's eyes, and returns its exit code."""
         observed.observers.append(self)
         code: int | None = None
         try:
-            code = launch()
-            return code
+            done = code = launch()
         finally:
             observed.observers.remove(self)
             self.close(code)
+        return done
 
     def _write(self, kind: str, facts: dict[str, Json]) -> None:
         cut = {name: value[-_MOST_TEXT:] if isinstance(value, str) else value for name, value in facts.items()}

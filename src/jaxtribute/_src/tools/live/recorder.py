@@ -118,12 +118,15 @@ class Recorder:
             self._note_metrics(*facts)
         elif event == "written":
             self._note_written(phase, facts)
+        elif event == "step" and phase == "start":
+            self._inside.clear()  # what raised has no end
+            self._thread = threading.get_ident()
+            self._inside.append((event, time.monotonic(), facts))
+        elif threading.get_ident() != self._thread:
+            return  # threads that read ahead or write checkpoints hold nobody up
         elif event == "absent":
             self._absent = facts
         elif phase == "start":
-            if event == "step":
-                self._inside.clear()  # what raised has no end
-                self._thread = threading.get_ident()
             self._inside.append((event, time.monotonic(), facts))
         else:
             self._end(event, facts)

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         options = _options(arguments)
         if arguments.nodes is None and surroundings.rank_set_by_slurm():
             _refuse_for_slurm(arguments)
-            runner.become(options.command, surroundings.slurm_environment() | options.variables)
+            runner.become(options.command, surroundings.slurm_environment() | dict(options.variables))
         complete = surroundings.complete(options, arguments.nodes, arguments.node_rank)
         if arguments.run is None or complete.node_rank:
             return runner.launch(complete)
