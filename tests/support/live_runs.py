@@ -142,8 +142,8 @@ def eventful(directory: Path, workers: int = 64, seconds: int = 1800) -> float:
         if rank == 0:
             for number in range(1, seconds // 300):
                 path = f"gs://bucket/run/ckpt-{number}"
-                worker.add("written start", START + 300 * number, path=path)
-                worker.add("written end", START + 300 * number + 21.0, path=path)
+                worker.add("written start", START + 300 * number - 60, path=path)
+                worker.add("written end", START + 300 * number - 39.0, path=path)
         worker.close()
     trace = (
         "Traceback (most recent call last):\n  File 'train.py', line 42, in step\nRuntimeError: NCCL watchdog timeout"

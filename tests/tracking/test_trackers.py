@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from processes import run_python
 
 import jaxtribute as jd
 from jaxtribute._src import summary
 from jaxtribute._src.tracking import choosing, sending
+from processes import run_python
 
 
 @pytest.fixture(autouse=True)

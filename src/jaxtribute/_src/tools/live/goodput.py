@@ -26,6 +26,7 @@ _LOOKS_PER_S = 20
 _WINDOWS_PER_GROUP = 8
 _CLEAR = 0.3
 """The share of a window by which a worker must be busier than another to wait for it beyond doubt."""
+_ROUNDING = 1e-6
 _LEAST = 0.05
 _MOST_BINS = 200_000
 
@@ -171,7 +172,7 @@ def _blame(found: Goodput, ranks: Sequence[int], parts: HostArray, waits: HostAr
     """Adds the time for which workers were waited for to what they did in it."""
     most = waits.max(axis=0)
     slowest = (parts[:, :, _STEP] + parts[:, :, _COLLECTIVE]).argmin(axis=0)
-    for place in np.flatnonzero(most > 0):
+    for place in np.flatnonzero(most > _ROUNDING):
         worker = slowest[place]
         doing = parts[worker, place].copy()
         doing[[_STEP, _COLLECTIVE]] = 0.0

@@ -1,7 +1,8 @@
 """The web page of a run: three files and its state as JSON. It only reads.
 
 On loopback everyone on this machine may look. Beyond it a token is needed, which is compared in constant time. Requests
-whose `Host` is not this server are refused, so that no page of the web can make a browser ask under another name. What a job prints reaches the page as JSON and is shown as text; the page's policy lets no other script run.
+whose `Host` is not this server are refused, so that no page of the web can make a browser ask under another name. What
+a job prints reaches the page as JSON and is shown as text; the page's policy lets no other script run.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ function fill(parent, children) {
 
 function seconds(value) {
   if (value === null || value === undefined) return "–";
+  if (value === 0) return "0 s";
   if (value < 1e-3) return `${(value * 1e6).toFixed(0)} µs`;
   if (value < 1) return `${Number((value * 1e3).toPrecision(3))} ms`;
   if (value < 100) return `${value.toFixed(1)} s`;
@@ -149,8 +150,12 @@ function showWorkers(state) {
     ["restarts", "number wide"]];
   const table = byId("workers");
   fill(table.tHead, [element("tr", {}, heads.map(([text, name]) => element("th", { text, class: name })))]);
-  fill(table.tBodies[0], state.workers.map((worker) => row(worker, state)));
   const many = state.workers.length > 8;
+  const alike = {};
+  for (const worker of state.workers) alike[worker.event] = (alike[worker.event] || 0) + 1;
+  // Of many, those that do what few others do come first.
+  const sorted = many ? state.workers.slice().sort((a, b) => alike[a.event] - alike[b.event] || a.rank - b.rank) : state.workers;
+  fill(table.tBodies[0], sorted.map((worker) => row(worker, state)));
   byId("grid").hidden = !many;
   fill(byId("grid"), many ? state.workers.map((worker) =>
     element("span", { text: `${worker.rank}`, class: kind(worker.event), title: `worker ${worker.rank}: ${worker.words}` })) : []);
