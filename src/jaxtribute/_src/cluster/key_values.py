@@ -8,6 +8,7 @@ from jaxtribute._src.cluster.roster import Roster
 from jaxtribute._src.cluster.step_log import StepLog
 from jaxtribute._src.cluster.waiting import RunningClock
 from jaxtribute._src.cluster.watch import Watch
+from jaxtribute._src.observers import WAIT
 from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ClusterError, DeadlineError
 
@@ -59,25 +60,26 @@ class KeyValues:
         clock = RunningClock()
         deadline = clock.now() + timeout_s
         whom = "another worker" if of is None else self.names[of]
-        while True:
-            self.check()
-            left = deadline - clock.now()
-            try:
-                return self.store.blocking_key_value_get(key, max(1, int(1000 * min(left, 1.0))))
-            except jax.errors.JaxRuntimeError as error:
-                if "DEADLINE_EXCEEDED" not in str(error):
-                    raise ClusterError(f"the coordination service failed: {str(error).splitlines()[0]}") from error
-            if of is not None and of in self.watch.left and self.try_get(key) is None:
-                raise ClusterError(
-                    f"{self.names[self.rank]} is in {self.steps.last}, and {whom} has ended its program after "
-                    f"{self.watch.left[of]}. HINT: every worker must make the same calls as often as the others."
-                )
-            if clock.now() > deadline:
-                there = "" if of is None else f"\n{self.watch.whereabouts([of])}"
-                raise DeadlineError(
-                    f"{self.names[self.rank]} waited {timeout_s:g} s for {whom} to set {key!r}. "
-                    f"HINT: see that worker's output; all workers must run the same program.{there}"
-                )
+        with WAIT.during(self, f"in {self.steps.last}", whom):
+            while True:
+                self.check()
+                left = deadline - clock.now()
+                try:
+                    return self.store.blocking_key_value_get(key, max(1, int(1000 * min(left, 1.0))))
+                except jax.errors.JaxRuntimeError as error:
+                    if "DEADLINE_EXCEEDED" not in str(error):
+                        raise ClusterError(f"the coordination service failed: {str(error).splitlines()[0]}") from error
+                if of is not None and of in self.watch.left and self.try_get(key) is None:
+                    raise ClusterError(
+                        f"{self.names[self.rank]} is in {self.steps.last}, and {whom} has ended its program after "
+                        f"{self.watch.left[of]}. HINT: every worker must make the same calls as often as the others."
+                    )
+                if clock.now() > deadline:
+                    there = "" if of is None else f"\n{self.watch.whereabouts([of])}"
+                    raise DeadlineError(
+                        f"{self.names[self.rank]} waited {timeout_s:g} s for {whom} to set {key!r}. "
+                        f"HINT: see that worker's output; all workers must run the same program.{there}"
+                    )
 
     def try_get(self, key: str) -> str | None:
         """The value of a key, or None if it is not set."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from jaxtribute._src.cluster.failures import say
 from jaxtribute._src.cluster.roster import Roster
+from jaxtribute._src.observers import WAIT
 from jaxtribute.errors import DeadlineError
 
 _SPEAK_EVERY_S = 10.0
@@ -66,16 +67,17 @@ def await_workers(
     clock = RunningClock()
     start = clock.now()
     spoken, pause = start, 0.001
-    while missing := absent():
-        check()
-        now = clock.now()
-        if now - start > timeout_s:
-            raise DeadlineError(
-                f"{roster.names[roster.rank]} waited {timeout_s:g} s {where} for {roster.named(missing)}. "
-                f"HINT: see whether they run and whether their output shows an error.\n{whereabouts(missing)}".rstrip()
-            )
-        if now - spoken > _SPEAK_EVERY_S:
-            spoken = now
-            say(f"{roster.names[roster.rank]} has waited {now - start:.0f} s {where} for {roster.named(missing)}")
-        time.sleep(pause)
-        pause = min(2 * pause, _POLL_S)
+    with WAIT.during(roster, where) as wait:
+        while missing := absent():
+            wait.arguments = tuple(roster.names[rank] for rank in missing)
+            check()
+            now = clock.now()
+            if now - start > timeout_s:
+                message = f"{roster.names[roster.rank]} waited {timeout_s:g} s {where} for {roster.named(missing)}. "
+                hint = "HINT: see whether they run and whether their output shows an error."
+                raise DeadlineError(f"{message}{hint}\n{whereabouts(missing)}".rstrip())
+            if now - spoken > _SPEAK_EVERY_S:
+                spoken = now
+                say(f"{roster.names[roster.rank]} has waited {now - start:.0f} s {where} for {roster.named(missing)}")
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_S)

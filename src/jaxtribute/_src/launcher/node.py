@@ -147,7 +147,7 @@ class LocalNode:
     def _program(self, start: Start, index: int, certificates: Mapping[str, str]) -> Program:
         rank, options = start.first + index, self.options
         environment = rank_environment(start.addresses, rank, options.devices)
-        environment |= {"PYTHONUNBUFFERED": "1", RESTART: str(start.restart), **certificates}
+        environment |= {"PYTHONUNBUFFERED": "1", RESTART: str(start.restart), **certificates, **options.variables}
         for name in VARIABLES:
             if not environment.get(name, "set"):
                 del environment[name]  # JAX would take it for half of a setting

@@ -38,6 +38,7 @@ class Options:
         save_s: Seconds that preempted processes have to save.
         log_dir: Where the log files go, one a rank; `None` writes none.
         split: Whether only rank 0's output is shown.
+        variables: Environment variables for every rank.
     """
 
     command: tuple[str, ...]
@@ -57,6 +58,7 @@ class Options:
     save_s: float = 60.0
     log_dir: Path | None = None
     split: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def preemptions(self) -> int:
