@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.cluster.roster import Roster
+from jaxtribute._src.cluster.waiting import await_workers
 from jaxtribute._src.observers import KINDS, Event, Observer, observe
-from jaxtribute.errors import ArgumentError
+from jaxtribute.errors import ArgumentError, CheckpointError
 
 
 class Log(Observer):
@@ -30,6 +32,10 @@ class Log(Observer):
         assert event.seconds >= 0
         self.lines.append(f"/{event.kind}")
         self.events.append(event)
+
+
+def _raises() -> None:
+    raise OSError("mine")
 
 
 def strategy() -> jd.MirroredStrategy:
@@ -92,6 +98,66 @@ def test_checkpoints_have_their_paths(tmp_path: Path) -> None:
         path = checkpoint.save(tmp_path / "ckpt", block=True)
         checkpoint.restore(path)
     assert log.lines == [f"save {path}", "/save", f"restore {path}", "/restore"]
+
+
+def test_a_save_is_written_in_its_thread_and_waited_for(tmp_path: Path) -> None:
+    log, threads = Log(), dict[str, int]()
+    checkpoint = jd.Checkpoint(v=jd.Variable(1.0))
+
+    class Threads(Observer):
+        def on_start(self, event: Event) -> None:
+            threads[event.kind] = threading.get_ident()
+
+    with observe(log, "write", "flush"), observe(Threads(), "write", "flush"):
+        path = checkpoint.write(tmp_path / "ckpt")
+        checkpoint.wait()
+    assert sorted(log.lines) == ["/flush", "/write", "flush ", f"write {path}"]
+    assert threads["flush"] == threading.get_ident() != threads["write"]
+    failing = checkpoint.write(tmp_path / "other", committed=_raises, block=False)
+    with observe(log, "flush"), pytest.raises(CheckpointError, match="mine"):
+        checkpoint.wait()
+    assert failing.endswith("other")
+    assert isinstance(log.events[-1].error, CheckpointError)
+
+
+def test_a_wait_names_those_who_have_not_come() -> None:
+    absent: list[tuple[object, ...]] = []
+    missing = [[1, 2], [2], []]
+
+    class Absent(Log):
+        def on_start(self, event: Event) -> None:
+            super().on_start(event)
+            self.event = event
+
+    log = Absent()
+
+    def look() -> list[int]:
+        absent.append(log.event.arguments)
+        return missing.pop(0)
+
+    roster = Roster.of({"worker": ["a:1", "b:1", "c:1"]}, "worker", 0)
+    with observe(log, "wait"):
+        await_workers(roster, look, "at the start", 10.0)
+    assert log.lines == ["wait at the start", "/wait"]
+    assert absent == [(), roster.names[1:], roster.names[2:]]
+
+
+def test_metrics_are_told_as_they_are_sent(tmp_path: Path) -> None:
+    log = Log()
+    with observe(log, "metrics"), jd.summary.Writer(tmp_path, step=7, trackers=["jsonl"]) as writer:
+        writer.write(loss=jnp.float32(2))
+        writer.text("note", "no metric")
+    assert log.lines == ["metrics 7", "/metrics"]
+    assert log.events[0].arguments == (7, {"loss": 2.0})
+
+
+def test_blocks_that_nobody_observes_and_those_inside_others_are_no_events() -> None:
+    log, kind = Log(), KINDS["wait"]
+    with kind.during(None, "unseen"):
+        pass
+    with observe(log, "wait"), kind.during(None, "outer"), kind.during(None, "inner"):
+        pass
+    assert log.lines == ["wait outer", "/wait"]
 
 
 def test_all_kinds_are_observed_by_default() -> None:

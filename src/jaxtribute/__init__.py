@@ -49,6 +49,8 @@ _keras.install()
 _forks.guard()
 # Before user code can start a backend; this starts none.
 config.apply_environment()
+if "JAXTRIBUTE_RUN" in _environ:
+    _import_module(f"{__name__}._src.tools.live.starting").apply_environment()
 if "JAXTRIBUTE_FAULTS" in _environ:
     _import_module(f"{__name__}._src.testing.faults").apply_environment()
 

@@ -1,9 +1,11 @@
-"""`jd.summary`: scalars and more for TensorBoard, written by the first worker alone."""
+"""`jd.summary`: figures of a training for TensorBoard and other trackers, written by the first worker alone."""
 
 from jaxtribute._src.public import publish as _publish
 from jaxtribute._src.summary import Writer
+from jaxtribute._src.tracking.protocol import Tracker
 
 __all__ = [
+    "Tracker",
     "Writer",
 ]
 

@@ -28,13 +28,14 @@ class Event:
     Attributes:
       kind: one of the kinds that `observe` lists.
       name: name of the function (`step`, `trace`, `dispatch`, `run`), of the operation (`reduce`), of the barrier or
-        the point; the path (`save`, `restore`); empty for `input`.
+        the point; the path (`save`, `write`, `restore`); the place (`wait`); the number of the step (`metrics`) or of
+        the start (`attempt`); empty for `input` and `flush`.
       start_s: when the event began, in seconds of `time.monotonic`.
       seconds: its length; None until it has ended.
       error: what it raised, if it did.
       subject: the object of the library that does it. It, the arguments and the result are for tools: they may be
         other ones in the next release.
-      arguments: positional arguments of the call.
+      arguments: positional arguments of the call; for `wait` the names of the workers that have not come yet.
       result: the result of the call; None until it has ended.
     """
 
@@ -99,7 +100,23 @@ class Kind:
           args: arguments of the call.
           kwargs: likewise.
         """
+        with self.during(subject, name, *args) as event:
+            event.result = result = call(*args, **kwargs)
+        return result
+
+    @contextmanager
+    def during(self, subject: object, name: str, *args: Any) -> Generator[Event]:
+        """Makes a block an event, where somebody observes; the block may set its arguments and its result.
+
+        Args:
+          subject: the object whose event it is.
+          name: the name of the event.
+          args: arguments of the event.
+        """
         event = Event(self.name, name, time.monotonic(), subject=subject, arguments=args)
+        if not self.due():
+            yield event
+            return
         with ExitStack() as ends:
             self._inside.event = True
             # First in, so last out: what observers call at the end is no event of this kind either.
@@ -108,19 +125,21 @@ class Kind:
                 for observer in self.observers:
                     ends.callback(observer.on_end, event)
                     observer.on_start(event)
-                event.result = result = call(*args, **kwargs)
+                yield event
             except BaseException as error:
                 event.error = error
                 raise
             finally:
                 event.seconds = time.monotonic() - event.start_s
-        return result
 
 
 STEP, TRACE, DISPATCH = Kind("step"), Kind("trace"), Kind("dispatch")
 RUN, REDUCE, INPUT = Kind("run"), Kind("reduce"), Kind("input")
-SAVE, RESTORE, BARRIER, POINT = Kind("save"), Kind("restore"), Kind("barrier"), Kind("point")
-KINDS = {kind.name: kind for kind in (STEP, TRACE, DISPATCH, RUN, REDUCE, INPUT, SAVE, RESTORE, BARRIER, POINT)}
+SAVE, WRITE, FLUSH, RESTORE = Kind("save"), Kind("write"), Kind("flush"), Kind("restore")
+BARRIER, WAIT, METRICS, ATTEMPT, POINT = Kind("barrier"), Kind("wait"), Kind("metrics"), Kind("attempt"), Kind("point")
+_OF_STEPS = (STEP, TRACE, DISPATCH, RUN, REDUCE, INPUT)
+_OF_JOBS = (SAVE, WRITE, FLUSH, RESTORE, BARRIER, WAIT, METRICS, ATTEMPT, POINT)
+KINDS = {kind.name: kind for kind in (*_OF_STEPS, *_OF_JOBS)}
 
 _changes = threading.Lock()
 
@@ -134,8 +153,11 @@ def observe(observer: Observer, *kinds: str) -> Generator[None]:
       kinds: the kinds of events; all by default. `step`: a `jd.function` is called, from outside any other. `trace`:
         its Python function is traced for a new signature. `dispatch`: one of its compiled programs is given to the
         devices, which may compute on when it has ended. `run`, `reduce`: these methods of a strategy. `input`: a
-        distributed iterator is asked for its next element. `save`, `restore`: of a checkpoint. `barrier`: workers wait
-        for each other. `point`: a call of `jd.testing.point`.
+        distributed iterator is asked for its next element. `save`: the program has a checkpoint saved. `write`: it is
+        written, in a thread of its own. `flush`: the program waits until that has ended. `restore`: of a checkpoint.
+        `barrier`: workers come to a barrier. `wait`: this worker waits for others. `metrics`: scalars of a
+        `jd.summary.Writer` go to its trackers. `attempt`: the launcher runs the job, from one start to its end.
+        `point`: a call of `jd.testing.point`.
 
     Raises:
       ArgumentError: there is no such kind.

@@ -1,54 +1,69 @@
-"""Scalars for TensorBoard: written once in a cluster, and without making a training step wait.
-
-Needs the extra `jaxtribute[tensorboard]`: tensorboardX, which writes TensorBoard's event files without TensorFlow.
-"""
+"""Figures of a training: written once in a cluster, and without making a training step wait."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxtribute._src.types import Leaf
+from jaxtribute._src.observers import METRICS
+from jaxtribute._src.tracking.choosing import chosen, sender
+from jaxtribute._src.tracking.protocol import Tracker
+from jaxtribute._src.types import ArrayLike, Foreign, Json
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.operators import operand
-from jaxtribute.errors import ArgumentError, ArgumentTypeError, MissingLibraryError
+from jaxtribute._src.values.variable import Variable
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 _IN_FLIGHT = 16
-_FLUSH_S = 5.0
-"""Seconds after which the file is brought to the disk, for a TensorBoard that looks on."""
 
 
 class Writer:
-    """Writes scalars to a TensorBoard event file, on the first worker only.
+    """Writes scalars, histograms, texts and settings to one tracker or several, on the first worker only.
 
     Every worker makes and uses it alike; on the others nothing is written, and no folder is made. An array that a
-    step is still computing is not waited for: it is written when it is there, or 16 values later.
+    step is still computing is not waited for: it is written when it is there, or 16 values later. A tracker that is
+    slow, raises or hangs costs figures and a warning in the log, and no step.
 
     Args:
-      directory: where the event file goes; TensorBoard shows each folder as a run.
+      directory: where files go; TensorBoard shows each folder as a run.
       step: the number of the first step, for a training that goes on from a checkpoint.
+      trackers: names (`tensorboard`, `wandb`, `mlflow`, `csv`, `jsonl`) or objects with the methods of `Tracker`. Names
+        in the environment variable `JAXTRIBUTE_TRACK`, which `jaxtribute launch --track` sets, are added.
 
     Raises:
-      MissingLibraryError: tensorboardX is not installed.
+      MissingLibraryError: the library of a tracker is not installed.
+      ArgumentError: there is no tracker of a name.
+      ArgumentTypeError: an object is neither a name nor a tracker.
 
     Source: `tf.summary.create_file_writer`.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], step: int = 0) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        step: int = 0,
+        *,
+        trackers: Sequence[str | Tracker] = ("tensorboard",),
+    ) -> None:
         self.step = step
         """The step that values belong to where `write` is given none."""
-        self._waiting: deque[tuple[str, Any, int]] = deque()
+        self._waiting: deque[tuple[str, str, Foreign, int, float]] = deque()
         self._closed = False
-        self._file = _EventFile(directory) if jax.process_index() == 0 else None
+        asked = chosen(trackers)
+        first = jax.process_index() == 0
+        self._senders = [sender(one, Path(os.fspath(directory))) for one in asked] if first else []
 
-    def write(self, values: Mapping[str, Any] | None = None, *, step: int | None = None, **named: Leaf) -> None:
+    def write(
+        self, values: Mapping[str, ArrayLike] | None = None, *, step: int | None = None, **named: ArrayLike
+    ) -> None:
         """Writes the scalars of one step.
 
         Args:
@@ -62,40 +77,115 @@ class Writer:
 
         Source: `tf.summary.scalar`.
         """
-        if self._closed:
-            raise ArgumentError(f"this writer was closed before step {self.step}. HINT: write before close().")
+        self._check_open()
         given = {**(values or {}), **named}
         found = {name: _scalar(name, value) for name, value in given.items()}
         here = self.step if step is None else step
         self.step = here + 1
-        if self._file is None:
-            return
-        self._waiting.extend((name, value, here) for name, value in found.items())
-        while self._waiting and (len(self._waiting) > _IN_FLIGHT or _ready(self._waiting[0][1])):
-            self._write_first()
+        self._take("scalars", "", found, here)
+
+    def histogram(self, name: str, values: ArrayLike, *, step: int | None = None) -> None:
+        """Writes the distribution of an array's values.
+
+        Args:
+          name: of the distribution.
+          values: an array of any shape, a variable or a mirrored value.
+          step: the step's number; by default that of the last `write`.
+
+        Raises:
+          ArgumentTypeError: a value that differs between replicas.
+          ArgumentError: the writer is closed.
+
+        Source: `tf.summary.histogram`.
+        """
+        self._check_open()
+        array = operand(values) if not isinstance(values, PerReplica) else None
+        if not isinstance(array, (jax.Array, np.ndarray)):
+            raise ArgumentTypeError(
+                f"{name} is a {type(values).__name__} and no array with one value for all replicas. "
+                "HINT: reduce it first, strategy.reduce('MEAN', value, axis=None)."
+            )
+        self._take("histogram", name, jnp.copy(array), self._last(step))
+
+    def text(self, name: str, text: str, *, step: int | None = None) -> None:
+        """Writes a text, such as a sample of what a model generates.
+
+        Args:
+          name: of the text.
+          text: what it says.
+          step: the step's number; by default that of the last `write`.
+
+        Raises:
+          ArgumentError: the writer is closed.
+
+        Source: `tf.summary.text`.
+        """
+        self._check_open()
+        self._take("text", name, str(text), self._last(step))
+
+    def configure(self, settings: Mapping[str, Json] | None = None, **named: Json) -> None:
+        """Writes the settings of the training, such as the learning rate and the size of a batch.
+
+        Args:
+          settings: values that JSON can hold, by name.
+          named: likewise: `writer.configure(rate=0.1)`.
+
+        Raises:
+          ArgumentError: the writer is closed.
+        """
+        self._check_open()
+        self._take("configure", "", {**(settings or {}), **named}, self._last(None))
 
     def flush(self) -> None:
-        """Waits for all values and brings them to the disk."""
-        while self._waiting:
-            self._write_first()
-        if self._file is not None:
-            self._file.flush()
+        """Waits for all values, and half a minute at most for the trackers to bring them to where others see them."""
+        self._write_until(0)
+        for one in self._senders:
+            one.flush()
 
     def close(self) -> None:
-        """Writes what is left and closes the file; further calls do nothing.
+        """Writes what is left and ends the tracking; further calls do nothing.
 
         Source: `tf.summary.SummaryWriter.close`.
         """
         if not self._closed:
-            self.flush()
+            self._write_until(0)
             self._closed = True
-            if self._file is not None:
-                self._file.close()
+            for one in self._senders:
+                one.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ArgumentError(f"this writer was closed before step {self.step}. HINT: write before close().")
+
+    def _last(self, step: int | None) -> int:
+        return max(self.step - 1, 0) if step is None else step
+
+    def _take(self, kind: str, name: str, value: Foreign, step: int) -> None:
+        if self._senders:
+            self._waiting.append((kind, name, value, step, time.time()))
+            self._write_until(_IN_FLIGHT)
+
+    def _write_until(self, most: int) -> None:
+        """Writes what is computed, and waits for the first values where more than `most` are left."""
+        while self._waiting and (len(self._waiting) > most or _ready(self._waiting[0][2])):
+            self._write_first()
 
     def _write_first(self) -> None:
-        name, value, step = self._waiting.popleft()
-        assert self._file is not None
-        self._file.add(name, float(np.asarray(value).reshape(())), step)
+        kind, name, value, step, moment = self._waiting.popleft()
+        if kind == "scalars":
+            numbers = {key: float(np.asarray(one).reshape(())) for key, one in value.items()}
+            with METRICS.during(self, str(step), step, numbers):
+                self._send(kind, numbers, step, moment)
+        elif kind == "histogram":
+            self._send(kind, name, np.asarray(value, np.float64).reshape(-1), step, moment)
+        elif kind == "text":
+            self._send(kind, name, value, step, moment)
+        else:
+            self._send(kind, value)
+
+    def _send(self, kind: str, *arguments: Foreign) -> None:
+        for one in self._senders:
+            one.send(kind, *arguments)
 
     def __enter__(self) -> Writer:
         return self
@@ -106,52 +196,17 @@ class Writer:
         self.close()
 
 
-class _EventFile:
-    """An event file of tensorboardX's, written by this thread: its `SummaryWriter` has a queue and a thread of its own.
-
-    Args:
-      directory: the folder, made if need be.
-    """
-
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        try:
-            from tensorboardX.event_file_writer import EventsWriter, directory_check
-        except ImportError as error:
-            raise MissingLibraryError(
-                "writing scalars for TensorBoard needs tensorboardX, which is not installed. "
-                "HINT: pip install 'jaxtribute[tensorboard]'."
-            ) from error
-        folder = os.fspath(directory)
-        directory_check(folder)
-        self._events: Any = EventsWriter(f"{folder}/events")
-        self._flushed = time.monotonic()
-
-    def add(self, name: str, value: float, step: int) -> None:
-        from tensorboardX.proto import event_pb2
-        from tensorboardX.summary import scalar
-
-        events: Any = event_pb2
-        self._events.write_event(events.Event(wall_time=time.time(), step=step, summary=scalar(name, value)))
-        if time.monotonic() - self._flushed > _FLUSH_S:
-            self.flush()
-
-    def flush(self) -> None:
-        self._flushed = time.monotonic()
-        self._events.flush()
-
-    def close(self) -> None:
-        self._events.close()
-
-
-def _scalar(name: str, value: Leaf) -> Any:
+def _scalar(name: str, value: Foreign) -> Foreign:
     """The number or array behind a value."""
     if not isinstance(value, PerReplica):
-        value = operand(value)
-        if isinstance(value, (bool, int, float, np.generic)):
-            return value
-        if isinstance(value, (jax.Array, np.ndarray)) and value.size == 1:
+        array = operand(value)
+        if isinstance(array, (bool, int, float, np.generic)):
+            return array
+        if isinstance(array, (jax.Array, np.ndarray)) and array.size == 1:
+            if isinstance(value, Variable):
+                array = jnp.copy(array)  # the next step takes its memory over
             # One device's copy is enough, and it can be asked whether it is ready.
-            return value.addressable_data(0) if isinstance(value, jax.Array) else value
+            return array.addressable_data(0) if isinstance(array, jax.Array) else array
     shape = getattr(value, "shape", None)
     raise ArgumentTypeError(
         f"{name} is a {type(value).__name__}{'' if shape is None else f' of shape {shape}'} and no single number. "
@@ -159,6 +214,7 @@ def _scalar(name: str, value: Leaf) -> Any:
     )
 
 
-def _ready(value: Leaf) -> bool:
-    array: Any = value
-    return not isinstance(value, jax.Array) or array.is_ready()
+def _ready(value: Foreign) -> bool:
+    """True if the arrays in a value are computed."""
+    arrays: list[Foreign] = [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, jax.Array)]
+    return all(array.is_ready() for array in arrays)

@@ -18,7 +18,7 @@ from jaxtribute._src.checkpoint.description import Description, Differences
 from jaxtribute._src.checkpoint.files import FILE, check_name, check_path, check_text, stem
 from jaxtribute._src.checkpoint.owner import Owner
 from jaxtribute._src.checkpoint.restoring import Restore, mismatch
-from jaxtribute._src.observers import RESTORE, SAVE, observed
+from jaxtribute._src.observers import FLUSH, RESTORE, SAVE, observed
 from jaxtribute._src.types import Foreign, Nest
 from jaxtribute._src.values.stored import updating
 from jaxtribute.errors import ArgumentError, CheckpointError, ContextError
@@ -139,7 +139,7 @@ class Checkpoint:
         Source: `tf.train.Checkpoint.save`.
         """
         check_path(file_prefix, "file_prefix")
-        self._background.wait()
+        self.wait()
         return self.write(f"{os.fspath(file_prefix)}-{self.count()}", block=block, timeout_s=timeout_s)
 
     def count(self, counter: str = "save_counter") -> int:
@@ -194,6 +194,7 @@ class Checkpoint:
         """True if a save is under way."""
         return self._background.busy
 
+    @observed(FLUSH)
     def wait(self) -> None:
         """Waits until the save that is under way is complete.
 

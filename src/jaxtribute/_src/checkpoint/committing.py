@@ -23,6 +23,7 @@ from jaxtribute._src.checksums import Mark
 from jaxtribute._src.cluster import runtime
 from jaxtribute._src.cluster.runtime import Cluster
 from jaxtribute._src.input.iterator import position_file
+from jaxtribute._src.observers import WRITE
 from jaxtribute._src.types import HostArray
 from jaxtribute._src.values.stored import Lease
 from jaxtribute.errors import CheckpointError, ConfigError
@@ -118,12 +119,8 @@ class Save:
           DeadlineError: a process did not come in time; it is named.
         """
         try:
-            if self.channel is None:
-                self._make()
-                self._write()
-                self._complete({})
-            else:
-                self._run_in(self.channel)
+            with WRITE.during(self, str(self.path)):
+                self._run()
         except (CheckpointError, TimeoutError):
             raise  # they name the worker already
         except Exception as error:
@@ -135,6 +132,14 @@ class Save:
             self._give_back()
             if not self.owned:
                 self.owner.release()
+
+    def _run(self) -> None:
+        if self.channel is None:
+            self._make()
+            self._write()
+            self._complete({})
+        else:
+            self._run_in(self.channel)
 
     def _give_back(self) -> None:
         # Also where nothing came to be written: of a variable on loan each step makes a copy.

@@ -8,6 +8,7 @@ from jaxtribute._src.cluster.roster import Roster, rank_of
 from jaxtribute._src.cluster.step_log import StepLog
 from jaxtribute._src.cluster.waiting import RunningClock
 from jaxtribute._src.cluster.watch import Watch
+from jaxtribute._src.observers import WAIT
 from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ClusterError, DeadlineError
 
@@ -56,9 +57,13 @@ class KeyValues:
           DeadlineError: it was not set in time.
           ClusterError: meanwhile a worker failed.
         """
+        whom = "another worker" if of is None else self.names[of]
+        with WAIT.during(self, f"in {self.steps.last}", whom):
+            return self._awaited(key, timeout_s, of, whom)
+
+    def _awaited(self, key: str, timeout_s: float, of: int | None, whom: str) -> str:
         clock = RunningClock()
         deadline = clock.now() + timeout_s
-        whom = "another worker" if of is None else self.names[of]
         while True:
             self.check()
             left = deadline - clock.now()

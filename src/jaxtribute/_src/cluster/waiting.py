@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from jaxtribute._src.cluster.failures import say
 from jaxtribute._src.cluster.roster import Roster
+from jaxtribute._src.observers import WAIT, Event
 from jaxtribute.errors import DeadlineError
 
 _SPEAK_EVERY_S = 10.0
@@ -64,10 +65,25 @@ def await_workers(
     Raises:
       DeadlineError: some did not come; it names them.
     """
+    with WAIT.during(roster, where) as wait:
+        # No loop stands in the `with` itself: CPython leaves some jumps back to its head out of it.
+        _await(wait, roster, absent, where, timeout_s, check, whereabouts)
+
+
+def _await(
+    wait: Event,
+    roster: Roster,
+    absent: Callable[[], Sequence[int]],
+    where: str,
+    timeout_s: float,
+    check: Callable[[], None],
+    whereabouts: Callable[[Sequence[int]], str],
+) -> None:
     clock = RunningClock()
     start = clock.now()
     spoken, pause = start, 0.001
     while missing := absent():
+        wait.arguments = tuple(roster.names[rank] for rank in missing)
         check()
         now = clock.now()
         if now - start > timeout_s:

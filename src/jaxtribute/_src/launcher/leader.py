@@ -14,6 +14,7 @@ from jaxtribute._src.launcher.node import LOOPBACK, LocalNode, Start
 from jaxtribute._src.launcher.options import Options
 from jaxtribute._src.launcher.output import say
 from jaxtribute._src.launcher.remote import Meeting, RemoteNode
+from jaxtribute._src.observers import ATTEMPT
 from jaxtribute.errors import DeadlineError
 
 SPEAK_EVERY_S = 10.0
@@ -165,7 +166,9 @@ class Leader:
         self._running = list(nodes)
         watch = asyncio.ensure_future(self._watch_for_more(len(nodes)))
         try:
-            return worst(await self._outcomes(tasks))
+            with ATTEMPT.during(self, str(restart), len(everyone), len(nodes)) as attempt:
+                attempt.result = outcome = worst(await self._outcomes(tasks))
+            return outcome
         finally:
             watch.cancel()
             self._running = []

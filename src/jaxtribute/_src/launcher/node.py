@@ -149,7 +149,7 @@ class LocalNode:
     def _program(self, start: Start, index: int, certificates: Mapping[str, str]) -> Program:
         rank, options = start.first + index, self.options
         environment = rank_environment(start.addresses, rank, options.devices)
-        environment |= {"PYTHONUNBUFFERED": "1", RESTART: str(start.restart), **certificates}
+        environment |= {"PYTHONUNBUFFERED": "1", RESTART: str(start.restart), **certificates, **options.variables}
         if options.programs is not None:
             environment |= cache_environment(str(options.programs), environment)
         for name in VARIABLES:

@@ -39,6 +39,7 @@ class Options:
       log_dir: where the log files go, one a rank; `None` writes none.
       split: whether only rank 0's output is shown.
       programs: folder for compiled programs, which restarts find there; `None` keeps none.
+      variables: environment variables for every rank.
     """
 
     command: tuple[str, ...]
@@ -59,6 +60,7 @@ class Options:
     log_dir: Path | None = None
     split: bool = False
     programs: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def preemptions(self) -> int:

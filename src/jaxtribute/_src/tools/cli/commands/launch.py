@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--log-dir", type=Path, metavar="DIR", help="write a log file a rank there")
     add("--grace", type=float, default=3.0, metavar="S", help="seconds from SIGTERM to SIGKILL after a failure (3)")
     add("--save-time", type=float, default=60.0, metavar="S", help="seconds to save in after a preemption (60)")
+    add("--run", type=Path, metavar="DIR", help="record the run there, for `jaxtribute top` and `jaxtribute serve`")
+    add(
+        "--track",
+        action="append",
+        metavar="TRACKER",
+        help="what jd.summary writes goes there too: tensorboard, wandb, mlflow, csv or jsonl; may be repeated",
+    )
     several = parser.add_argument_group("several machines", "the same command on each, apart from --node-rank")
     several.add_argument("--nodes", type=_count, metavar="N", help="how many machines; Slurm says it by itself")
     several.add_argument("--node-rank", type=int, metavar="R", help="this machine, from 0 up; Kubernetes says it")
@@ -62,14 +70,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Starts the processes and waits for them."""
     from jaxtribute._src.launcher.launch import become, launch, rank_set_by_slurm, slurm_environment
     from jaxtribute._src.launcher.options import complete
+    from jaxtribute._src.tools.live.job import JobRecorder
     from jaxtribute.errors import ClusterSpecError, JaxtributeError
 
     try:
         options = _options(arguments)
         if arguments.nodes is None and rank_set_by_slurm():
             _refuse_for_slurm(arguments)
-            become(options.command, slurm_environment())
-        return launch(complete(options, arguments.nodes, arguments.node_rank))
+            become(options.command, slurm_environment() | dict(options.variables))
+        complete_options = complete(options, arguments.nodes, arguments.node_rank)
+        if arguments.run is None or complete_options.node_rank:
+            return launch(complete_options)
+        return JobRecorder(arguments.run, options.command).run(lambda: launch(complete_options))
     except JaxtributeError as error:
         sys.stderr.write(f"jaxtribute launch: {error}\n")
         return WRONG if isinstance(error, (ValueError, ClusterSpecError)) else UNREACHABLE
@@ -94,7 +106,19 @@ def _options(arguments: argparse.Namespace) -> Options:
         save_s=arguments.save_time,
         log_dir=arguments.log_dir or (LOGS if arguments.split else None),
         split=arguments.split,
+        variables=_variables(arguments.run, arguments.track or ()),
     )
+
+
+def _variables(run: Path | None, trackers: Sequence[str]) -> dict[str, str]:
+    """Environment variables by which the ranks know where to record, and what to track with."""
+    from jaxtribute._src.tools.live.starting import RUN
+    from jaxtribute._src.tracking.choosing import TRACK, check_name
+
+    found = {} if run is None else {RUN: str(run.absolute())}
+    for name in trackers:
+        check_name(name)
+    return found | {TRACK: ",".join(trackers)} if trackers else found
 
 
 def _read_key(path: Path) -> bytes:

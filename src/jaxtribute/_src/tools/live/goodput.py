@@ -1,0 +1,181 @@
+"""The parts of a run's time, for each worker: they add up to all of it.
+
+The devices of a worker that waits for another one in a step look as busy as those that compute. But in a synchronous
+step all have the same to compute, so the worker whose devices are busy for the shortest time computes all of that time,
+and the others wait for it in the rest of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxtribute._src.tools.live.attempts import Attempt
+from jaxtribute._src.tools.live.files import BUCKETS
+from jaxtribute._src.tools.live.worker import COLUMNS, Worker
+from jaxtribute._src.types import HostArray
+
+_STEP = BUCKETS.index("step")
+_COLLECTIVE = BUCKETS.index("collective")
+_LOST = BUCKETS.index("lost")
+_PARTS = slice(2, 2 + len(BUCKETS))
+_SILENT_S = 3.0
+_LOOKS_PER_S = 20
+_WINDOWS_PER_GROUP = 8
+_CLEAR = 0.3
+"""The share of a window by which a worker must be busier than another to wait for it beyond doubt."""
+_ROUNDING = 1e-6
+_LEAST = 0.05
+_MOST_BINS = 200_000
+
+Bar = dict[str, float]
+
+
+@dataclass
+class Goodput:
+    """The parts of the time of a run.
+
+    Attributes:
+      workers: for each worker by rank, seconds of each part.
+      held: for each worker that others waited for, the seconds for which it held the job up, by what it did.
+    """
+
+    workers: dict[int, Bar] = field(default_factory=dict[int, Bar])
+    held: dict[int, Bar] = field(default_factory=dict[int, Bar])
+
+    def job(self) -> Bar:
+        """Mean of the workers' parts."""
+        count = max(len(self.workers), 1)
+        return {name: sum(bar.get(name, 0.0) for bar in self.workers.values()) / count for name in BUCKETS}
+
+
+def goodput(workers: Sequence[Worker], attempts: Sequence[Attempt], start: float, end: float) -> Goodput:
+    """Finds out where the time went.
+
+    Args:
+      workers: of the run.
+      attempts: starts of the job.
+      start: beginning of the run, in seconds since 1970.
+      end: its end, or now.
+    """
+    found = Goodput({worker.rank: dict.fromkeys(BUCKETS, 0.0) for worker in workers})
+    last = start
+    for number, attempt in enumerate(attempts):
+        ended = min(end if attempt.end is None else attempt.end, end)
+        pause = "other" if number == 0 else "recovery"
+        for bar in found.workers.values():
+            bar[pause] += max(0.0, attempt.start - last)
+        again = number + 1 < len(attempts) or attempt.kind == "failed"
+        _add_attempt(found, workers, attempt, ended, number, again=again)
+        last = ended
+    for bar in found.workers.values():
+        bar["other"] += max(0.0, end - last)
+    return found
+
+
+def _add_attempt(
+    found: Goodput, workers: Sequence[Worker], attempt: Attempt, ended: float, number: int, *, again: bool
+) -> None:
+    """Adds the parts of one start of the job to those of its workers."""
+    tables = [_rows_of(worker, attempt.start, ended) for worker in workers]
+    present = [place for place, table in enumerate(tables) if len(table)]
+    if len(present) > 1:
+        _separate_waits(found, [workers[i].rank for i in present], [tables[i] for i in present], ended)
+    saved = [moment for worker in workers[:1] for moment in worker.saved if attempt.start <= moment <= ended]
+    for worker, table in zip(workers, tables, strict=True):
+        if again and len(table):
+            _move_lost(table, max(saved, default=attempt.start))
+        bar, parts = found.workers[worker.rank], table[:, _PARTS]
+        for place, name in enumerate(BUCKETS):
+            bar[name] += float(parts[:, place].sum())
+        missing = max(0.0, ended - attempt.start - float(parts.sum()))
+        bar["other" if number == 0 else "recovery"] += missing
+
+
+def _rows_of(worker: Worker, start: float, end: float) -> HostArray:
+    """The windows of a worker that belong to the start of the job between two moments."""
+    for place in reversed(range(len(worker.starts))):
+        if start - 1.0 <= worker.starts[place] <= end:
+            last = place + 1 == len(worker.starts)
+            return worker.table()[worker.firsts[place] : None if last else worker.firsts[place + 1]]
+    return np.zeros((0, len(COLUMNS)))
+
+
+def _move_lost(table: HostArray, since: float) -> None:
+    """Makes the steps after the last save lost work."""
+    parts = table[:, _PARTS]
+    covered = parts.sum(axis=1)
+    ends = table[:, 0] + table[:, 1]
+    ends[-1] = table[-1, 0] + covered[-1]
+    share = np.clip((ends - since) / np.maximum(covered, 1e-9), 0.0, 1.0)
+    parts[:, _LOST] += share * parts[:, _STEP]
+    parts[:, _STEP] *= 1 - share
+
+
+def _separate_waits(found: Goodput, ranks: Sequence[int], tables: Sequence[HostArray], ended: float) -> None:
+    """Makes a wait of that part of each worker's steps for which another one was not computing."""
+    length = max(float(table[:, 1].max()) for table in tables)
+    first = min(float(table[0, 0]) for table in tables) // length
+    last = max(float(table[-1, 0]) for table in tables) // length
+    bins = int(last - first) + 1
+    if bins > _MOST_BINS:
+        return
+    parts = np.zeros((len(tables), bins, len(BUCKETS)))
+    # A worker takes part from the moment that it starts until it ends, or the job does; if it tells nothing meanwhile,
+    # it does nothing.
+    here = np.zeros((len(tables), bins), bool)
+    for place, table in enumerate(tables):
+        index = (table[:, 0] // length - first).astype(int)
+        np.add.at(parts[place], index, table[:, _PARTS])
+        silent = ended - float(table[-1, 0] + table[-1, 1]) > _SILENT_S
+        here[place, index[0] : bins if silent else index[-1] + 1] = True
+    whole = here.all(axis=0)
+    whole[-1:] = False  # not all have told of the last one
+    barriers = parts[:, :, _COLLECTIVE]
+    waits = _waits((parts[:, :, _STEP] + barriers) * whole, whole, length)
+    _blame(found, ranks, parts, waits)
+    for place, table in enumerate(tables):
+        index = (table[:, 0] // length - first).astype(int)
+        busy = np.maximum(parts[place, :, _STEP], 1e-9)
+        share = np.clip((waits[place] - barriers[place]) / busy, 0.0, 1.0)[index]
+        own = table[:, _PARTS]
+        own[:, _COLLECTIVE] += share * own[:, _STEP]
+        own[:, _STEP] *= 1 - share
+
+
+def _waits(busy: HostArray, whole: HostArray, length: float) -> HostArray:
+    """Seconds for which each worker waited for another one, in a step or at a barrier, of shape `(workers, bins)`.
+
+    In single windows only waits count that are beyond the doubt of so few looks; in groups of windows also short ones.
+    """
+    sharp = busy - busy.min(axis=0)
+    sharp[sharp < _CLEAR * length] = 0.0
+    bins = busy.shape[1]
+    edges = np.arange(0, bins, _WINDOWS_PER_GROUP)
+    grouped = np.add.reduceat(busy, edges, axis=1)
+    seconds = np.maximum(np.add.reduceat(whole, edges) * length, length)
+    difference = grouped - grouped.min(axis=0)
+    share = np.clip(grouped / seconds, 0.0, 1.0)
+    doubt = _LEAST + 2.5 * np.sqrt(share * (1 - share) / (_LOOKS_PER_S * seconds))
+    difference[difference < doubt * seconds] = 0.0
+    sharp_sums = np.add.reduceat(sharp, edges, axis=1)
+    more = np.maximum(difference - sharp_sums, 0.0)
+    group = np.arange(bins) // _WINDOWS_PER_GROUP
+    rest = np.maximum(busy - sharp, 0.0)
+    rest_sums = np.maximum(np.add.reduceat(rest, edges, axis=1), 1e-9)
+    return sharp + rest * np.minimum(more / rest_sums, 1.0)[:, group]
+
+
+def _blame(found: Goodput, ranks: Sequence[int], parts: HostArray, waits: HostArray) -> None:
+    """Adds the time for which workers were waited for to what they did in it."""
+    most = waits.max(axis=0)
+    slowest = (parts[:, :, _STEP] + parts[:, :, _COLLECTIVE]).argmin(axis=0)
+    for place in np.flatnonzero(most > _ROUNDING):
+        worker = slowest[place]
+        doing = parts[worker, place].copy()
+        doing[[_STEP, _COLLECTIVE]] = 0.0
+        cause = BUCKETS[int(doing.argmax())] if doing.sum() > 0 else "silent"
+        held = found.held.setdefault(ranks[worker], {})
+        held[cause] = held.get(cause, 0.0) + float(most[place])

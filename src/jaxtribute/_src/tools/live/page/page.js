@@ -1,0 +1,214 @@
+"use strict";
+// Everything that a job tells is put into the page as text, never as HTML.
+
+const byId = (id) => document.getElementById(id);
+
+function element(tag, options = {}, children = []) {
+  const made = document.createElement(tag);
+  if (options.text !== undefined) made.textContent = options.text;
+  if (options.class) made.className = options.class;
+  if (options.title) made.title = options.title;
+  made.append(...children);
+  return made;
+}
+
+function fill(parent, children) {
+  parent.replaceChildren(...children);
+}
+
+function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  if (value === 0) return "0 s";
+  if (value < 1e-3) return `${(value * 1e6).toFixed(0)} µs`;
+  if (value < 1) return `${Number((value * 1e3).toPrecision(3))} ms`;
+  if (value < 100) return `${value.toFixed(1)} s`;
+  if (value < 6000) return `${(value / 60).toFixed(0)} min`;
+  if (value < 172800) return `${Math.floor(value / 3600)}:${String(Math.floor((value % 3600) / 60)).padStart(2, "0")} h`;
+  return `${(value / 86400).toFixed(1)} days`;
+}
+
+function bytes(value) {
+  let unit = 0;
+  const units = ["B", "KB", "MB", "GB", "TB"];
+  while (value >= 1000 && unit < units.length - 1) { value /= 1000; unit += 1; }
+  return `${Number(value.toPrecision(3))} ${units[unit]}`;
+}
+
+function count(value) {
+  if (!value) return "0";
+  return value < 100 ? Number(value.toPrecision(3)).toString() : Math.round(value).toLocaleString("en");
+}
+
+const percent = (share) => `${(100 * share).toFixed(1)} %`;
+const clock = (moment) => new Date(moment * 1000).toLocaleTimeString([], { hour12: false });
+// Names of classes come from the page's own list, not from what a job tells.
+const known = new Set(["step", "input", "collective", "wait", "save", "flush", "compile", "recovery", "restore",
+  "lost", "failed", "silent", "other", "python", "ended", "starting"]);
+const kind = (name) => (known.has(name) ? name : "other");
+
+function bar(parts, state, small) {
+  const total = Object.values(parts).reduce((sum, value) => sum + value, 0) || 1;
+  return state.parts.filter((name) => parts[name] > 0).map((name) => {
+    const share = parts[name] / total;
+    const piece = element("i", { class: kind(name), title: `${state.labels[name]}: ${seconds(parts[name])}, ${percent(share)}` });
+    piece.style.width = `${100 * share}%`;
+    if (small) piece.title = `${state.labels[name]} ${percent(share)}`;
+    return piece;
+  });
+}
+
+function showFigures(state) {
+  const total = Object.values(state.goodput).reduce((sum, value) => sum + value, 0) || 1;
+  const rates = state.rates;
+  const shown = [
+    [percent(state.goodput.step / total), "useful steps"],
+    [count(state.steps), "steps"],
+    [count(rates.examples_now), "examples per second"],
+    [seconds(state.step.p50), "from step to step, median"],
+    [seconds(state.step.p99), "99 % of steps"],
+  ];
+  if (state.step.predicted) {
+    shown.push([`${seconds(state.step.predicted)}`, `predicted; measured is ${(state.step.p50 / state.step.predicted).toFixed(2)} of it`]);
+  }
+  shown.push([count(state.workers.length), `worker(s), start ${state.starts}`]);
+  fill(byId("figures"), shown.map(([value, label]) =>
+    element("div", { class: "figure" }, [element("b", { text: value }), element("span", { text: label })])));
+}
+
+function showBar(state) {
+  const total = Object.values(state.goodput).reduce((sum, value) => sum + value, 0) || 1;
+  const box = byId("bar");
+  fill(box, bar(state.goodput, state, false));
+  const words = state.parts.map((name) => `${state.labels[name]} ${percent(state.goodput[name] / total)}`);
+  box.setAttribute("aria-label", words.join(", "));
+  fill(byId("legend"), state.parts.map((name) => element("span", {}, [
+    element("i", { class: kind(name) }),
+    `${state.labels[name]} ${percent(state.goodput[name] / total)} (${seconds(state.goodput[name])})`,
+  ])));
+}
+
+function chart(title, points, format) {
+  const values = points.map((point) => point[1]);
+  const low = Math.min(...values), high = Math.max(...values);
+  const first = points[0][0], last = points[points.length - 1][0];
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("viewBox", "0 0 300 100");
+  svg.setAttribute("preserveAspectRatio", "none");
+  svg.setAttribute("role", "img");
+  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  const x = (moment) => (last > first ? (300 * (moment - first)) / (last - first) : 150);
+  const y = (value) => (high > low ? 96 - (92 * (value - low)) / (high - low) : 50);
+  path.setAttribute("d", points.map((point, i) => `${i ? "L" : "M"}${x(point[0]).toFixed(1)} ${y(point[1]).toFixed(1)}`).join(""));
+  svg.append(path);
+  const now = values[values.length - 1];
+  return element("div", { class: "chart" }, [
+    element("h3", {}, [element("span", { text: title }), element("span", { text: format(now) })]),
+    svg,
+    element("div", { class: "axis" }, [
+      element("span", { text: `${format(low)} to ${format(high)}` }),
+      element("span", { text: `${clock(first)} to ${clock(last)}` }),
+    ]),
+  ]);
+}
+
+function showCharts(state) {
+  const charts = [];
+  for (const [name, points] of Object.entries(state.metrics).slice(0, 12)) {
+    if (points.length > 1) charts.push(chart(name, points.map((point) => [point[0], point[2]]), (v) => Number(v.toPrecision(4)).toString()));
+  }
+  const speed = state.speed;
+  if (speed.length > 2) {
+    charts.push(chart("examples per second", speed.map((point) => [point[0], point[2]]), count));
+    charts.push(chart("steps per second", speed.map((point) => [point[0], point[1]]), count));
+  }
+  byId("charts").hidden = charts.length === 0;
+  fill(byId("charts"), charts);
+}
+
+function row(worker, state) {
+  const cell = (text, name) => element("td", { text, class: name });
+  const total = Object.values(worker.bar).reduce((sum, value) => sum + value, 0) || 1;
+  const memory = worker.memory.length
+    ? worker.memory.map(([used, all]) => (all ? `${bytes(used)} of ${bytes(all)}` : bytes(used))).join(", ")
+    : worker.rss ? `${bytes(worker.rss)} (host)` : "–";
+  const words = element("td", { class: "words" }, [element("i", { class: `dot ${kind(worker.event)}` }), worker.words]);
+  if (worker.where) words.append(element("small", { text: worker.where }));
+  const small = element("div", { class: "bar small" }, bar(worker.bar, state, true));
+  return element("tr", {}, [
+    cell(`${worker.rank}`), cell(worker.host, "wide"), words, cell(seconds(worker.seconds), "number"),
+    cell(count(worker.steps), "number"), cell(seconds(worker.p50), "number"), cell(seconds(worker.p99), "number"),
+    cell(percent(worker.bar.step / total), "number"), element("td", { class: "wide" }, [small]),
+    cell(memory, "number wide"),
+    cell(worker.position === null || worker.position === undefined ? "–" : `batch ${worker.position}`, "number wide"),
+    cell(`${Math.max(0, worker.starts - 1)}`, "number wide"),
+  ]);
+}
+
+function showWorkers(state) {
+  const heads = [["worker"], ["host", "wide"], ["does"], ["since", "number"], ["step", "number"], ["median", "number"],
+    ["99 %", "number"], ["useful", "number"], ["its time", "wide"], ["memory", "number wide"], ["data", "number wide"],
+    ["restarts", "number wide"]];
+  const table = byId("workers");
+  fill(table.tHead, [element("tr", {}, heads.map(([text, name]) => element("th", { text, class: name })))]);
+  const many = state.workers.length > 8;
+  const alike = {};
+  for (const worker of state.workers) alike[worker.event] = (alike[worker.event] || 0) + 1;
+  // Of many, those that do what few others do come first.
+  const sorted = many ? state.workers.slice().sort((a, b) => alike[a.event] - alike[b.event] || a.rank - b.rank) : state.workers;
+  fill(table.tBodies[0], sorted.map((worker) => row(worker, state)));
+  byId("grid").hidden = !many;
+  fill(byId("grid"), many ? state.workers.map((worker) =>
+    element("span", { text: `${worker.rank}`, class: kind(worker.event), title: `worker ${worker.rank}: ${worker.words}` })) : []);
+}
+
+let shownEvents = "";
+
+function showEvents(state) {
+  const told = JSON.stringify(state.events);
+  if (told === shownEvents) return; // a traceback that somebody reads stays open
+  shownEvents = told;
+  fill(byId("events"), state.events.slice().reverse().map((event) => {
+    const who = event.rank === null ? "" : `worker ${event.rank}: `;
+    const took = event.seconds === null ? "" : ` (${seconds(event.seconds)})`;
+    const item = element("li", {}, [
+      element("time", { text: clock(event.time) }),
+      element("span", { text: `${event.kind}  `, class: event.kind === "failure" ? "failure" : "quiet" }),
+      `${who}${event.text}${took}`,
+    ]);
+    if (event.details) item.append(element("details", {}, [element("summary", { text: "traceback" }), element("pre", { text: event.details })]));
+    return item;
+  }));
+}
+
+function show(state) {
+  document.title = `${state.name}: ${state.status}`;
+  byId("name").textContent = state.name;
+  const status = byId("status");
+  status.textContent = state.status;
+  status.className = `chip ${["runs", "done"].includes(state.status) ? "good" : ["failed", "stopped"].includes(state.status) ? "bad" : ""}`;
+  byId("wall").textContent = `${seconds(state.wall)} since ${new Date(state.started * 1000).toLocaleString([], { hour12: false })}`;
+  byId("command").textContent = state.command;
+  fill(byId("notices"), state.notices.map((text) => element("li", { text })));
+  showFigures(state);
+  showBar(state);
+  showCharts(state);
+  showWorkers(state);
+  showEvents(state);
+}
+
+async function look() {
+  const stale = byId("stale");
+  try {
+    const answer = await fetch(`state.json${location.search}`, { cache: "no-store" });
+    if (!answer.ok) throw new Error(await answer.text());
+    show(await answer.json());
+    stale.hidden = true;
+    document.body.dataset.ready = "yes";
+  } catch (error) {
+    stale.textContent = `The page is not up to date: ${error.message}`;
+    stale.hidden = false;
+  }
+  setTimeout(look, document.hidden ? 10000 : 1500);
+}
+
+look();

@@ -1,0 +1,377 @@
+"""Records of what this worker does, written by a thread that looks some twenty times a second.
+
+The thread that trains only notes where it is; a step costs it about a microsecond. The one that looks asks whether the
+devices compute, which is a useful step whatever Python does meanwhile, and else what Python waits for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, cast
+
+import jax
+
+from jaxtribute._src.callers import located
+from jaxtribute._src.observers import (
+    DISPATCH,
+    FLUSH,
+    INPUT,
+    METRICS,
+    RESTORE,
+    SAVE,
+    WAIT,
+    WRITE,
+    Event,
+    Observer,
+    subscribe,
+)
+from jaxtribute._src.tools.live import machine
+from jaxtribute._src.tools.live.files import Lines, now_file, read_now, worker_file, write_now
+from jaxtribute._src.tools.live.windows import Window, length_after
+from jaxtribute._src.types import Foreign, Json
+from jaxtribute._src.values.distributed import PerReplica
+
+if TYPE_CHECKING:
+    from jaxtribute._src.execution.program import Program
+
+_LOOK_S = 0.05
+_TELL_S = 0.5
+_BLOCK_STEPS, _BLOCK_S = 16, 0.25
+"""Times of steps are means over so many steps, or over as few as take so long. Every 16th call waits for the devices on
+CPU, the others only hand their step over."""
+_PARTS = {
+    RESTORE.name: "recovery",
+    SAVE.name: "save",
+    FLUSH.name: "save",
+    WAIT.name: "collective",
+    INPUT.name: "input",
+}
+"""The part of the time that an event belongs to while the devices are idle, the outermost first."""
+_OBSERVED = (DISPATCH.name, *_PARTS, WRITE.name, METRICS.name)
+"""The kinds of events that a recorder observes."""
+_COMPILES = (
+    "/jax/_src/compiler.py",
+    "/jax/_src/interpreters/mlir.py",
+    "/jax/_src/interpreters/partial_eval.py",
+)
+_MOST_METRICS = 64
+_MOST_TEXT = 20_000
+
+
+class Recorder(Observer):
+    """An observer that writes what it sees into the folder of a run.
+
+    Args:
+      directory: the run's folder, made if need be.
+      rank: this worker's.
+
+    Raises:
+      OSError: the folder cannot be written to.
+    """
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._now = now_file(directory, rank)
+        path = worker_file(directory, rank)
+        self._again = path.exists() or bool(int(os.environ.get("JAXTRIBUTE_RESTART", "0") or 0))
+        self._lines = Lines(path)
+        self._keep_last_window()
+        self._base = time.time() - time.monotonic()
+        self._inside: list[Event] = []
+        """The events that have begun and not ended in the thread that trains."""
+        self._thread = threading.main_thread().ident
+        self._dispatched: tuple[Program, Foreign] | None = None
+        """The last program and its result, until the devices have computed that."""
+        self._steps = self._examples = 0
+        self._block, self._block_steps = time.monotonic(), 0
+        self._blocks: list[tuple[float, int]] = []
+        self._metrics: dict[str, float] = {}
+        self._later: deque[dict[str, Json]] = deque()
+        """Records of other threads, which wait for no disk."""
+        self._iterator: Foreign = None
+        self._windows = 0
+        self._window = self._new_window(self._wall(time.monotonic()))
+        self._told = (0, 0)
+        self._devices: list[jax.Device] = []
+        self._compiling: dict[Foreign, bool] = {}
+        self._failed = False
+        self._stop = threading.Event()
+        self._looker = threading.Thread(target=self._look, name="jaxtribute-live", daemon=True)
+        self._lines.write({"k": "start", "t": self._wall(time.monotonic()), "rank": rank} | machine.description())
+
+    def start(self) -> None:
+        """Starts to observe, until the program ends."""
+        self._leave = subscribe(self, *_OBSERVED)
+        self._shown = sys.excepthook
+        sys.excepthook = self._note_exception
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._stop.set)
+        self._looker.start()
+
+    def close(self) -> None:
+        """Writes what is left and the end; further calls do nothing."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        self._leave()
+        if self._looker.is_alive():
+            self._looker.join()
+        atexit.unregister(self.close)
+        if sys.excepthook == self._note_exception:
+            sys.excepthook = self._shown
+        try:
+            self._write_window(self._window)
+            self._lines.write({"k": "end", "t": self._wall(time.monotonic()), "failed": self._failed})
+            self._now.unlink(missing_ok=True)
+        except OSError:
+            pass  # the run's folder is full or gone, and the program has ended anyway
+        self._lines.close()
+
+    # Of the thread that trains -----------------------------------------------------------------------------------
+
+    def on_start(self, event: Event) -> None:
+        """Notes that the thread that trains is in an event; that is the thread that has dispatched a step last."""
+        if event.kind == WRITE.name:
+            self._note_write("start", event)
+        elif event.kind == METRICS.name:
+            self._note_metrics(*event.arguments)
+        else:
+            here = threading.get_ident()
+            if here != self._thread and event.kind == DISPATCH.name:
+                self._inside.clear()
+                self._thread = here
+            if here == self._thread:  # threads that read ahead or write checkpoints hold nobody up
+                self._inside.append(event)
+
+    def on_end(self, event: Event) -> None:
+        """Notes that the thread that trains has left an event, or that a checkpoint is written."""
+        if event.kind == WRITE.name:
+            if event.error is None:
+                self._note_write("end", event)
+        elif event in self._inside:
+            self._inside.remove(event)
+            if event.error is None:
+                self._note(event)
+
+    def _note(self, event: Event) -> None:
+        """Notes what an event of the thread that trains has come to."""
+        if event.kind == DISPATCH.name:
+            self._note_step(event)
+        elif event.kind == INPUT.name:
+            self._iterator = event.subject
+            self._examples += _examples(event.result)
+        elif event.kind in (SAVE.name, RESTORE.name):
+            seconds = round(event.seconds or 0.0, 4)
+            self._later.append({"k": event.kind, "t": self._wall(event.start_s), "s": seconds, "path": event.name})
+
+    def _note_step(self, event: Event) -> None:
+        now, program = time.monotonic(), cast("Program", event.subject)
+        self._dispatched = program, event.result
+        if not (program.donated or program.donated_leaves):
+            return
+        self._steps += 1
+        self._block_steps += 1
+        if self._steps == 1:  # it compiles
+            self._block, self._block_steps = now, 0
+        elif self._block_steps == _BLOCK_STEPS or now - self._block >= _BLOCK_S:
+            self._blocks.append((now - self._block, self._block_steps))
+            self._block, self._block_steps = now, 0
+
+    def _note_metrics(self, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            if name in self._metrics or len(self._metrics) < _MOST_METRICS:
+                self._metrics[name] = value
+        self._metrics["step"] = step
+
+    def _note_write(self, phase: str, event: Event) -> None:
+        """A checkpoint begins or ends to be written, in a thread of its own."""
+        self._later.append({"k": f"write {phase}", "t": self._wall(time.monotonic()), "path": event.name})
+
+    def _note_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self._shown(kind, error, trace)
+        text = "".join(traceback.format_exception(kind, error, trace))[-_MOST_TEXT:]
+        self._failed = True
+        with suppress(OSError):  # it stands on the program's output
+            self._lines.write({"k": "fail", "t": self._wall(time.monotonic()), "trace": text})
+
+    # Of the thread that looks ------------------------------------------------------------------------------------
+
+    def _wall(self, moment: float) -> float:
+        """Seconds since 1970 of a moment of the monotonic clock, which nobody sets while the program runs."""
+        return round(self._base + moment, 3)
+
+    def _look(self) -> None:
+        last = told = time.monotonic()
+        pause = random.Random(os.getpid())  # as regular looks would see one part of each of many equal steps
+        while not self._stop.wait(_LOOK_S * pause.uniform(0.5, 1.5)):
+            now = time.monotonic()
+            try:
+                bucket = self._bucket() if now - last < 20 * _LOOK_S else self._bucket_of_gap()
+                self._account(bucket, self._base + last, self._base + now)
+                if now - told > _TELL_S:
+                    told = now
+                    self._tell(now)
+            except OSError as error:
+                sys.stderr.write(f"jaxtribute: the run is no longer recorded in {self._now.parent}: {error}\n")
+                return
+            last = now
+
+    def _bucket_of_gap(self) -> str:
+        """The part of a time in which this thread did not run: a call that holds Python up, or a stopped process."""
+        return self._part() or "other"
+
+    def _bucket(self) -> str:
+        """The part of the time that this moment belongs to."""
+        if self._again and not self._steps:
+            return "recovery"
+        if self._computing():
+            return "step"
+        part = self._part()
+        if part is not None:
+            return part
+        if self._is_compiling():
+            return "compile"
+        return "step" if self._inside else "other"
+
+    def _part(self) -> str | None:
+        kinds = {event.kind for event in list(self._inside)}
+        for kind, part in _PARTS.items():
+            if kind in kinds:
+                return part
+        return None
+
+    def _computing(self) -> bool:
+        """True if the devices have not finished the last step."""
+        dispatched = self._dispatched
+        if dispatched is None:
+            return False
+        program, result = dispatched
+        array: Foreign = program.donated[0].stored if program.donated else _first_array(result)
+        try:
+            if array is not None and not array.is_ready():
+                return True
+        except RuntimeError:
+            return True  # a newer step has taken the array
+        if self._dispatched is dispatched:
+            self._dispatched = None
+        return False
+
+    def _is_compiling(self) -> bool:
+        frame = sys._current_frames().get(self._thread or 0)  # pyright: ignore[reportPrivateUsage]
+        while frame is not None:
+            code = frame.f_code
+            found = self._compiling.get(code)
+            if found is None:
+                found = self._compiling[code] = code.co_filename.endswith(_COMPILES)
+            if found:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _account(self, bucket: str, start: float, stop: float) -> None:
+        """Adds a time to its part, in one window or several."""
+        while stop >= self._window.start + self._window.length:
+            edge = self._window.start + self._window.length
+            self._window.add(bucket, max(0.0, edge - start))
+            self._write_window(self._window)
+            self._window = self._new_window(edge)
+            start = max(start, edge)
+        self._window.add(bucket, stop - start)
+
+    def _new_window(self, moment: float) -> Window:
+        length = length_after(self._windows)
+        return Window(moment // length * length, length, last=self._steps)
+
+    def _fill(self, window: Window) -> None:
+        """Moves what the thread that trains has noted into a window."""
+        blocks, self._blocks = self._blocks, []
+        for seconds, count in blocks:
+            window.add_steps(seconds / count, count)
+        steps, examples = self._steps, self._examples
+        window.steps += steps - self._told[0]
+        window.examples += examples - self._told[1]
+        window.last, self._told = steps, (steps, examples)
+        metrics, self._metrics = self._metrics, {}
+        window.metrics |= metrics
+
+    def _write_window(self, window: Window) -> None:
+        self._write_later()
+        self._fill(window)
+        self._windows += 1
+        self._lines.write(window.record() | self._usage() | self._position())
+
+    def _write_later(self) -> None:
+        while self._later:
+            self._lines.write(self._later.popleft())
+
+    def _usage(self) -> dict[str, Json]:
+        if not self._devices and self._steps:
+            self._devices = jax.local_devices()  # a step has run, so this starts no backend
+            self._lines.write({"k": "devices", "devices": [str(device) for device in self._devices]})
+        return machine.usage(self._devices)
+
+    def _position(self) -> dict[str, Json]:
+        state = getattr(self._iterator, "_position", None)
+        step = state.get("step") if isinstance(state, dict) else None
+        return {} if step is None else {"pos": step}
+
+    def _tell(self, now: float) -> None:
+        """Replaces the small file that says what this worker does now."""
+        self._write_later()
+        self._fill(self._window)
+        inside = list(self._inside)
+        bucket = self._bucket()
+        first = inside[0] if inside else None
+        doing = "python" if first is None else first.kind
+        if bucket == "compile":
+            doing = "compile"
+        elif doing == DISPATCH.name or (first is None and bucket == "step"):
+            doing = "step"
+        waits = [event for event in inside if event.kind == WAIT.name]
+        record: dict[str, Json] = {
+            "t": self._wall(now),
+            "event": doing,
+            "bucket": bucket,
+            "since": None if first is None else self._wall(first.start_s),
+            "for": first.name if first is not None and first.kind in (SAVE.name, RESTORE.name, WAIT.name) else "",
+            "absent": list(waits[0].arguments) if waits else None,
+            "where": located(sys._current_frames().get(self._thread or 0)),  # pyright: ignore[reportPrivateUsage]
+            "steps": self._steps,
+            "window": self._window.record() | self._usage() | self._position(),
+        }
+        write_now(self._now, record)
+
+    def _keep_last_window(self) -> None:
+        """Puts the last window of a program that was killed among the others."""
+        told = read_now(self._now)
+        if told is not None and isinstance(told.get("window"), dict):
+            self._lines.write(told["window"])
+        self._now.unlink(missing_ok=True)
+
+
+def _examples(element: Foreign) -> int:
+    """Examples in an element of a dataset: those of all workers where they share one array."""
+    leaves = jax.tree.leaves(element, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
+    if not leaves:
+        return 0
+    first = leaves[0]
+    if not isinstance(first, PerReplica):
+        shape = getattr(first, "shape", ())
+        return int(shape[0]) if shape else 1
+    if first.shapes is not None:
+        return sum(shape[0] for shape in first.shapes if shape)
+    shape = getattr(first.data, "shape", ())
+    return int(shape[0]) if shape else 0
+
+
+def _first_array(result: Foreign) -> Foreign:
+    return next((leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)), None)

@@ -1,0 +1,48 @@
+"""Switching the records of a run on: by the launcher, by the environment, or by a call."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from jaxtribute._src.launcher.environment import rank_of_this_process
+from jaxtribute._src.observers import DISPATCH
+from jaxtribute.errors import ConfigError
+
+RUN = "JAXTRIBUTE_RUN"
+
+
+def record_run(directory: str | os.PathLike[str]) -> None:
+    """Records what this process does into the folder of a run, for `jaxtribute top` and `jaxtribute serve`.
+
+    Every worker of a job calls it with the same folder, before it trains; `jaxtribute launch --run` and the environment
+    variable `JAXTRIBUTE_RUN` do the same. Records of a run that is started again are added to those that are there.
+
+    Args:
+      directory: the folder, made if need be; for several machines one that all of them see.
+
+    Raises:
+      ConfigError: this process is recorded already, or the folder cannot be written to.
+    """
+    from jaxtribute._src.tools.live.recorder import Recorder
+
+    if any(isinstance(one, Recorder) for one in DISPATCH.observers):
+        raise ConfigError(
+            f"this process is recorded already, and {os.fspath(directory)!r} was asked for too. HINT: call "
+            f"jd.config.record_run once, and not where the launcher's --run or {RUN} does it."
+        )
+    try:
+        recorder = Recorder(Path(directory), rank_of_this_process())
+    except OSError as error:
+        raise ConfigError(
+            f"rank {rank_of_this_process()} cannot record the run in {os.fspath(directory)!r}: {error}. "
+            "HINT: name a folder that this user may write to."
+        ) from error
+    recorder.start()
+
+
+def apply_environment() -> None:
+    """Applies `JAXTRIBUTE_RUN`, and takes it away: processes that this one starts are no workers of the run."""
+    directory = os.environ.pop(RUN, "")
+    if directory:
+        record_run(directory)

@@ -1,0 +1,261 @@
+"""State of a run as plain data: what the terminal view and the page show."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxtribute._src.tools.live.attempts import Attempt, Job, attempts_of
+from jaxtribute._src.tools.live.doing import doing, note_waits
+from jaxtribute._src.tools.live.files import BUCKETS, LABELS, PLAN, read_now
+from jaxtribute._src.tools.live.goodput import Goodput, goodput
+from jaxtribute._src.tools.live.windows import quantile
+from jaxtribute._src.tools.live.worker import COLUMNS, Event, Worker, number
+from jaxtribute._src.types import HostArray, Json
+from jaxtribute.errors import ArgumentError
+
+_FILE = re.compile(r"worker-(\d{5,9})\.jsonl")
+_POINTS = 240
+_EVENTS = 100
+_RECENT_S = 15.0
+_NOTABLE = 0.02
+_STEPS, _EXAMPLES = COLUMNS.index("steps"), COLUMNS.index("examples")
+
+
+class Run:
+    """A run that goes on or is over, read from its folder.
+
+    Args:
+      directory: the folder that `--run`, `JAXTRIBUTE_RUN` or `jd.config.record_run` named.
+
+    Raises:
+      ArgumentError: there is no such folder, or it holds no run.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        if not directory.is_dir():
+            raise ArgumentError(
+                f"there is no folder {str(directory)!r}. HINT: give the one that `jaxtribute launch --run` records to."
+            )
+        self._job = Job.at(directory)
+        self._workers: dict[int, Worker] = {}
+        self._read()
+        if not self._workers and self._job.started is None:
+            raise ArgumentError(
+                f"{str(directory)!r} holds no run. HINT: start one with `jaxtribute launch --run {directory} ...`."
+            )
+
+    def _read(self) -> None:
+        self._job.update()
+        for path in self.directory.iterdir():
+            match = _FILE.fullmatch(path.name)
+            if match and int(match[1]) not in self._workers:
+                self._workers[int(match[1])] = Worker.at(self.directory, int(match[1]))
+        for worker in self._workers.values():
+            worker.update()
+
+    def state(self, now: float | None = None) -> dict[str, Json]:
+        """Reads what is new, and describes the run as values that JSON can hold.
+
+        Args:
+          now: seconds since 1970, for tests.
+        """
+        self._read()
+        now = time.time() if now is None else now
+        workers = [self._workers[rank] for rank in sorted(self._workers)]
+        attempts = attempts_of(self._job, workers, now)
+        first = attempts[0].start if attempts else now
+        start = min(self._job.started or first, first)
+        end = self._ended(attempts, workers, now)
+        parts = goodput(workers, attempts, start, now if end is None else end)
+        bar = parts.job()
+        states = {one.rank: doing(one, attempts[-1] if attempts else None, now) for one in workers}
+        note_waits(workers, states)
+        tables = {one.rank: one.table() for one in workers}
+        lead = max(workers, key=lambda one: one.examples, default=None)
+        return {
+            "name": self.directory.resolve().name,
+            "command": self._job.command or next((str(one.about.get("program", "")) for one in workers), ""),
+            "now": now,
+            "started": start,
+            "wall": (now if end is None else end) - start,
+            "status": self._status(attempts, end),
+            "code": self._job.code,
+            "starts": len(attempts),
+            "goodput": bar,
+            "labels": LABELS,
+            "parts": list(BUCKETS),
+            "step": _step_times(workers) | {"predicted": self._predicted()},
+            "rates": {} if lead is None else _rates(tables[lead.rank], now if end is None else end),
+            "steps": max((one.steps() for one in workers), default=0),
+            "speed": [] if lead is None else _speed(tables[lead.rank]),
+            "held": _held(parts),
+            "notices": _notices(workers, states, parts, bar),
+            "metrics": _metrics(workers),
+            "workers": [_worker(one, states[one.rank], parts, tables[one.rank]) for one in workers],
+            "events": self._events(workers),
+        }
+
+    def _ended(self, attempts: Sequence[Attempt], workers: Sequence[Worker], now: float) -> float | None:
+        """The end of the run; None while it goes on."""
+        if self._job.started is not None:
+            if self._job.over is not None:
+                return self._job.over
+            seen = max((one.last_seen() for one in workers), default=self._job.started)
+            return None if now - max(seen, attempts[-1].start if attempts else 0.0) < 3600.0 else seen
+        return attempts[-1].end if attempts else None
+
+    def _status(self, attempts: Sequence[Attempt], end: float | None) -> str:
+        if end is None:
+            return "runs" if attempts and attempts[-1].end is None else "starts"
+        if self._job.over is not None:
+            return "done" if self._job.code == 0 else attempts[-1].kind or "stopped" if attempts else "stopped"
+        return "failed" if any(one.kind == "failure" for one in self._all_events()) else "ended"
+
+    def _all_events(self) -> list[Event]:
+        return [*self._job.events, *(event for one in self._workers.values() for event in one.events)]
+
+    def _events(self, workers: Sequence[Worker]) -> list[dict[str, Json]]:
+        events = list(self._job.events)
+        for worker in workers:
+            mine = [one for one in worker.events if one.kind == "failure" or worker is workers[0]]
+            events += [one for one in mine if not self._told(one)]
+        events.sort(key=lambda one: one.time)
+        found: list[dict[str, Json]] = []
+        for one in events[-_EVENTS:]:
+            told = {"time": one.time, "kind": one.kind, "rank": one.rank, "text": one.text[:2000]}
+            found.append(told | {"details": one.details, "seconds": one.seconds})
+        return found
+
+    def _told(self, event: Event) -> bool:
+        """True if the launcher has told of a worker's failure too."""
+        alike = (one for one in self._job.events if one.kind == event.kind and one.rank == event.rank)
+        return any(abs(one.time - event.time) < 30.0 for one in alike)
+
+    def _predicted(self) -> float | None:
+        """Seconds of a step as `jaxtribute plan --json` predicted them, if its answer lies in the folder."""
+        plan = read_now(self.directory / PLAN)
+        curve = (plan or {}).get("curve")
+        devices = sum(max(len(one.devices), 1) for one in self._workers.values())
+        for one in curve if isinstance(curve, list) else ():
+            if isinstance(one, dict) and one.get("devices") == devices:
+                return number(one.get("compute")) + number(one.get("collectives")) or None
+        return None
+
+
+def _step_times(workers: Sequence[Worker]) -> dict[str, Json]:
+    """Quantiles of the time from step to step; in a synchronous job all workers have the same steps."""
+    bins: dict[int, int] = {}
+    for worker in workers:
+        for place, count in worker.bins.items():
+            bins[place] = bins.get(place, 0) + count
+    return {"p50": quantile(bins, 0.5), "p99": quantile(bins, 0.99)}
+
+
+def _rates(table: HostArray, end: float) -> dict[str, Json]:
+    """Steps and examples per second: lately, and over the time from the first step on."""
+    rows = table[table[:, _STEPS].cumsum() > 0] if len(table) else table
+    if not len(rows):
+        return {}
+    recent = rows[rows[:, 0] >= end - max(_RECENT_S, 3 * float(rows[-1, 1]))]
+    found: dict[str, Json] = {}
+    for name, part in (("", rows), ("_now", recent)):
+        seconds = float(part[:, 2 : 2 + len(BUCKETS)].sum())
+        found[f"steps{name}"] = float(part[:, _STEPS].sum()) / seconds if seconds else 0.0
+        found[f"examples{name}"] = float(part[:, _EXAMPLES].sum()) / seconds if seconds else 0.0
+    return found
+
+
+def _speed(table: HostArray) -> list[list[float]]:
+    """Moments, with steps and examples per second around them."""
+    if len(table) < 2:
+        return []
+    group = np.arange(len(table)) * min(_POINTS, len(table)) // len(table)
+    edges = np.flatnonzero(np.diff(group, prepend=-1))
+    seconds = np.maximum(np.add.reduceat(table[:, 2 : 2 + len(BUCKETS)].sum(axis=1), edges), 1e-3)
+    steps = np.add.reduceat(table[:, _STEPS], edges) / seconds
+    examples = np.add.reduceat(table[:, _EXAMPLES], edges) / seconds
+    return np.round(np.stack([table[edges, 0], steps, examples], axis=1), 3).tolist()
+
+
+def _metrics(workers: Sequence[Worker]) -> dict[str, list[list[float]]]:
+    """For each metric, moments, steps and values, of which some stand for all."""
+    found: dict[str, list[list[float]]] = {}
+    for worker in workers:
+        for name, points in worker.series.items():
+            if name not in found:
+                stride = max(1, -(-len(points) // _POINTS))
+                shown = points[::-stride][::-1]
+                # JSON knows no other numbers than finite ones.
+                found[name] = [[t, step, value] for t, step, value in shown if np.isfinite(value)]
+    return found
+
+
+def _held(parts: Goodput) -> list[dict[str, Json]]:
+    """Workers that others waited for, the worst first."""
+    found: list[dict[str, Json]] = []
+    for rank, causes in parts.held.items():
+        cause = max(causes, key=lambda name: causes[name])
+        found.append({"rank": rank, "seconds": sum(causes.values()), "cause": cause, "causes": causes})
+    return sorted(found, key=lambda one: -one["seconds"])
+
+
+_CAUSES = {
+    "input": "its input",
+    "other": "its own computing in Python",
+    "save": "its saves",
+    "compile": "its compiling",
+    "recovery": "its recovery",
+    "collective": "a barrier",
+    "silent": "nothing that it tells: it is stopped, or its machine is gone",
+}
+
+
+def _notices(
+    workers: Sequence[Worker], states: dict[int, dict[str, Json]], parts: Goodput, bar: dict[str, float]
+) -> list[str]:
+    """Things that a user should look at first."""
+    found: list[str] = []
+    for worker in workers:
+        state = states[worker.rank]
+        if state["event"] == "silent":
+            found.append(
+                f"worker {worker.rank} has told nothing for {state['seconds']:.0f} s; last at {state['where']}"
+            )
+    waiting = [one.rank for one in workers if states[one.rank].get("waits_for")]
+    if waiting:
+        found.append(f"worker {waiting[0]} {states[waiting[0]]['words']}")
+    wall = sum(bar.values())
+    for one in _held(parts)[:3]:
+        if one["seconds"] > _NOTABLE * wall:
+            cause = _CAUSES.get(one["cause"], one["cause"])
+            found.append(
+                f"the others waited {one['seconds']:.1f} s of {wall:.0f} s for worker {one['rank']}, for {cause}"
+            )
+    return found
+
+
+def _worker(worker: Worker, state: dict[str, Json], parts: Goodput, table: HostArray) -> dict[str, Json]:
+    memory = worker.usage.get("mem")
+    return {
+        "rank": worker.rank,
+        "host": str(worker.about.get("host", ""))[:200],
+        "pid": worker.about.get("pid"),
+        "starts": len(worker.starts),
+        "devices": len(worker.devices),
+        "kind": worker.devices[0] if worker.devices else "",
+        "steps": worker.steps(),
+        "p50": quantile(worker.bins, 0.5),
+        "p99": quantile(worker.bins, 0.99),
+        "rss": number(worker.usage.get("rss")),
+        "memory": [[number(one[0]), number(one[1])] for one in memory] if isinstance(memory, list) else [],
+        "position": worker.usage.get("pos"),
+        "examples": int(table[:, _EXAMPLES].sum()) if len(table) else 0,
+        "bar": parts.workers[worker.rank],
+        **state,
+    }

@@ -1,0 +1,145 @@
+"""The terminal view of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from jaxtribute._src.tools.live.state import Run
+from jaxtribute._src.tools.tables import bytes_text
+from jaxtribute._src.types import Json
+
+COLOURS = {
+    "step": "green",
+    "input": "yellow",
+    "collective": "magenta",
+    "save": "blue",
+    "compile": "cyan",
+    "recovery": "red",
+    "lost": "bright_red",
+    "other": "bright_black",
+}
+_STATES = COLOURS | {"wait": "magenta", "flush": "blue", "restore": "red", "silent": "red", "failed": "red"}
+_BLOCK = "█"
+_CONTROL = dict.fromkeys((*range(32), *range(127, 160)), "�")
+
+
+def plain(value: Json) -> str:
+    """Text of a job without what a terminal would take for a command."""
+    return str(value).translate(_CONTROL)
+
+
+def seconds_text(seconds: float | None) -> str:
+    """`0.82 ms`, `3.1 s`, `12 min` or `2:05 h`; a dash for None."""
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{int(seconds // 3600)}:{int(seconds % 3600 // 60):02} h"
+
+
+def view(state: dict[str, Json], width: int) -> RenderableType:
+    """The whole view of a run's state."""
+    parts: list[RenderableType] = [_head(state), Text(), bar(state["goodput"], state, max(20, width - 2)), Text()]
+    parts += [Text(f"! {plain(notice)}", "bold yellow") for notice in state["notices"]]
+    parts.append(_workers(state["workers"]))
+    if state["metrics"]:
+        parts.append(_metrics(state["metrics"]))
+    events = state["events"][-6:]
+    if events:
+        parts.append(Text("\nlately", "bold"))
+    for event in events:
+        who = "" if event["rank"] is None else f"worker {event['rank']}: "
+        took = "" if event["seconds"] is None else f" ({seconds_text(event['seconds'])})"
+        line = (
+            f"{time.strftime('%H:%M:%S', time.localtime(event['time']))}  {event['kind']}  {who}{event['text']}{took}"
+        )
+        parts.append(Text(plain(line), "red" if event["kind"] == "failure" else "", overflow="ellipsis", no_wrap=True))
+    return Group(*parts)
+
+
+def _head(state: dict[str, Json]) -> Text:
+    rates, step = state["rates"], state["step"]
+    text = Text()
+    text.append(plain(state["name"]), "bold")
+    text.append(f"  {state['status']}", "green" if state["status"] in ("runs", "done") else "red")
+    text.append(f"  {seconds_text(state['wall'])}, start {state['starts']}, {len(state['workers'])} worker(s)\n")
+    text.append(f"{state['steps']:,} steps, {rates.get('steps_now', 0):,.3g} a second; ")
+    text.append(f"{rates.get('examples_now', 0):,.0f} examples a second; ")
+    text.append(f"from step to step {seconds_text(step['p50'])} (median), {seconds_text(step['p99'])} (99 %)")
+    if step["predicted"]:
+        text.append(f"; predicted {seconds_text(step['predicted'])}")
+    return text
+
+
+def bar(parts: dict[str, float], state: dict[str, Json], width: int) -> Text:
+    """The parts of the time as a bar of letters, and what each colour means."""
+    total = sum(parts.values()) or 1.0
+    text, drawn, summed = Text(), 0, 0.0
+    for name in state["parts"]:
+        summed += parts[name]
+        upto = round(width * summed / total)
+        text.append(_BLOCK * (upto - drawn), COLOURS[name])
+        drawn = upto
+    text.append("\n")
+    for name in state["parts"]:
+        if parts[name] >= 0.0005 * total:
+            text.append(f"{_BLOCK} ", COLOURS[name])
+            text.append(f"{state['labels'][name]} {100 * parts[name] / total:.1f} %  ")
+    return text
+
+
+def _workers(workers: Sequence[dict[str, Json]]) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for name in ("worker", "does", "since"):
+        table.add_column(name, overflow="ellipsis", no_wrap=True)
+    for name in ("step", "median", "99 %", "useful", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in workers:
+        total = sum(one["bar"].values()) or 1.0
+        memory = sum(used for used, _ in one["memory"]) or one["rss"]
+        table.add_row(
+            f"{one['rank']} {plain(one['host'])}",
+            Text(plain(one["words"]), _STATES.get(one["event"], "")),
+            seconds_text(one["seconds"]),
+            f"{one['steps']:,}",
+            seconds_text(one["p50"]),
+            seconds_text(one["p99"]),
+            f"{100 * one['bar']['step'] / total:.0f} %",
+            bytes_text(memory) if memory else "-",
+        )
+    return table
+
+
+def _metrics(metrics: dict[str, list[list[float]]]) -> Text:
+    text = Text("\n")
+    for name, points in list(metrics.items())[:12]:
+        if points:
+            text.append(f"{plain(name)} ", "bold")
+            text.append(f"{points[-1][2]:.5g}   ")
+    return text
+
+
+def show(run: Run, console: Console, *, once: bool, pause: Callable[[float], None] = time.sleep) -> None:
+    """Shows a run until Ctrl-C, or once.
+
+    Args:
+      run: the run.
+      console: where it is shown.
+      once: whether to print it and return.
+      pause: waits for so many seconds.
+    """
+    if once:
+        console.print(view(run.state(), console.width))
+        return
+    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        while True:
+            live.update(view(run.state(), console.width), refresh=True)
+            pause(1.0)

@@ -1,0 +1,62 @@
+"""Figures as a table, in `metrics.csv`: one row a number, so that new names need no new columns."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from jaxtribute._src.types import HostArray, Json
+
+_COLUMNS = ("time", "step", "kind", "name", "value")
+
+
+class Table:
+    """Appends rows of time, step, kind, name and value.
+
+    Args:
+      path: the file; its folder is made if need be.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8", newline="")
+        self._rows = csv.writer(self._file)
+        if not self._file.tell():
+            self._rows.writerow(_COLUMNS)
+
+    def scalars(self, values: Mapping[str, float], step: int, time_s: float) -> None:
+        """Writes a row for each number."""
+        for name, value in values.items():
+            self._rows.writerow((f"{time_s:.3f}", step, "scalar", name, repr(value)))
+
+    def histogram(self, name: str, values: HostArray, step: int, time_s: float) -> None:
+        """Writes a row whose value is JSON: counts and edges of 30 equal bins."""
+        counts, edges = np.histogram(values, 30)
+        found = json.dumps({"counts": counts.tolist(), "edges": edges.tolist()})
+        self._rows.writerow((f"{time_s:.3f}", step, "histogram", name, found))
+
+    def text(self, name: str, text: str, step: int, time_s: float) -> None:
+        """Writes a row."""
+        self._rows.writerow((f"{time_s:.3f}", step, "text", name, text))
+
+    def configure(self, settings: Mapping[str, Json]) -> None:
+        """Writes a row for each setting."""
+        for name, value in settings.items():
+            self._rows.writerow(("", "", "configuration", name, json.dumps(value, default=str)))
+
+    def flush(self) -> None:
+        """Brings the rows to the file."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def make(directory: Path) -> Table:
+    """The tracker of a folder."""
+    return Table(directory / "metrics.csv")

@@ -1,0 +1,70 @@
+"""MLflow. Needs the extra `jaxtribute[mlflow]`; `MLFLOW_TRACKING_URI` and its other variables hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+from jaxtribute._src.types import Foreign, HostArray, Json
+
+_EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
+_LOCAL = "MLFLOW_ALLOW_FILE_STORE"
+_LONGEST = 6000
+"""Letters of a parameter's value."""
+
+
+class MLflow:
+    """A run of MLflow, through its client: the library's own current run, if the program has one, is left alone.
+
+    Args:
+      directory: where a local store goes, in `mlruns`, if `MLFLOW_TRACKING_URI` names no server.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            os.environ.setdefault(_LOCAL, "true")  # a store of plain files has to be asked for in new versions
+        mlflow: Foreign = import_module("mlflow")
+        self._entities: Foreign = import_module("mlflow.entities")
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or (directory / "mlruns").absolute().as_uri()
+        self._client: Foreign = mlflow.MlflowClient(uri)
+        name = os.environ.get(_EXPERIMENT, "Default")
+        found = self._client.get_experiment_by_name(name)
+        experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        self._run: str = self._client.create_run(experiment, run_name=directory.name).info.run_id
+
+    def scalars(self, values: Mapping[str, float], step: int, time_s: float) -> None:
+        """Logs the numbers of a step in one call."""
+        moment = int(time_s * 1000)
+        metrics = [self._entities.Metric(name, value, moment, step) for name, value in values.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def histogram(self, name: str, values: HostArray, step: int, time_s: float) -> None:
+        """Logs counts and edges of 30 equal bins as a file of JSON, as the service has no histograms of its own."""
+        counts, edges = np.histogram(values, 30)
+        found = {"counts": counts.tolist(), "edges": edges.tolist(), "step": step, "time": time_s}
+        self._client.log_dict(self._run, found, f"histograms/{name}/{step}.json")
+
+    def text(self, name: str, text: str, step: int, time_s: float) -> None:
+        """Logs a file."""
+        self._client.log_text(self._run, text, f"texts/{name}/{step}.txt")
+
+    def configure(self, settings: Mapping[str, Json]) -> None:
+        """Logs the settings as parameters."""
+        params = [self._entities.Param(name, str(value)[:_LONGEST]) for name, value in settings.items()]
+        self._client.log_batch(self._run, params=params)
+
+    def flush(self) -> None:
+        """Does nothing: each call is sent at once."""
+
+    def close(self) -> None:
+        """Ends the run."""
+        self._client.set_terminated(self._run)
+
+
+def make(directory: Path) -> MLflow:
+    """The tracker of a folder."""
+    return MLflow(directory)

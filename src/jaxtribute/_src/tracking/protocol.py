@@ -1,0 +1,65 @@
+"""`Tracker`: what every place for the figures of a training can do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from jaxtribute._src.types import HostArray, Json
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """A place for the figures of a training; write one for a service that is not among those built in.
+
+    All methods are called in one thread of the first worker, never in the one that trains. A method that raises, or
+    does not return, costs the figures and nothing else.
+    """
+
+    def scalars(self, values: Mapping[str, float], step: int, time_s: float) -> None:
+        """Takes the numbers of a step.
+
+        Args:
+          values: numbers by name.
+          step: the step that they belong to.
+          time_s: seconds since 1970.
+        """
+        ...
+
+    def histogram(self, name: str, values: HostArray, step: int, time_s: float) -> None:
+        """Takes the values of an array, to be shown as a distribution.
+
+        Args:
+          name: of the distribution.
+          values: the numbers, of shape `(count,)`.
+          step: the step that they belong to.
+          time_s: seconds since 1970.
+        """
+        ...
+
+    def text(self, name: str, text: str, step: int, time_s: float) -> None:
+        """Takes a text.
+
+        Args:
+          name: of the text.
+          text: what it says.
+          step: the step that it belongs to.
+          time_s: seconds since 1970.
+        """
+        ...
+
+    def configure(self, settings: Mapping[str, Json]) -> None:
+        """Takes the settings of the training.
+
+        Args:
+          settings: values that JSON can hold, by name.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Brings what was taken to where others see it."""
+        ...
+
+    def close(self) -> None:
+        """Ends the tracking."""
+        ...
