@@ -349,7 +349,13 @@ GUARDED = """
     parameter_servers/variables/access parameter_servers/variables/variable values/stored
 """
 """Files whose functions hold locks, or leave something half done, in the main thread, where signals raise."""
-ELSEWHERE = {"Dispatcher._serve", "Dispatcher._turn", "Dispatcher._settle_unread", "LocalNode.run"}
+ELSEWHERE = {
+    "Dispatcher._serve",
+    "Dispatcher._turn",
+    "Dispatcher._settle_unread",
+    "Dispatcher._pause_s",
+    "LocalNode.run",
+}
 """Functions of them that run in a thread of their own alone, or in a loop that takes signals: there none raises."""
 
 
