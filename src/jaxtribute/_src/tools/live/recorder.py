@@ -22,10 +22,10 @@ import jax
 
 from jaxtribute._src.callers import located
 from jaxtribute._src.tools.live import machine
-from jaxtribute._src.tools.live.files import Lines, now_file, read_now, worker_file, write_now
+from jaxtribute._src.tools.live.examples import examples_in
+from jaxtribute._src.tools.live.files import Lines, Tail, now_file, read_now, worker_file, write_now
 from jaxtribute._src.tools.live.windows import Window, length_after
 from jaxtribute._src.types import Foreign, Json
-from jaxtribute._src.values.distributed import PerReplica
 
 _LOOK_S = 0.05
 _TELL_S = 0.5
@@ -56,9 +56,9 @@ class Recorder:
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._now = now_file(directory, rank)
-        path = worker_file(directory, rank)
-        self._again = path.exists() or bool(int(os.environ.get("JAXTRIBUTE_RESTART", "0") or 0))
-        self._lines = Lines(path)
+        self._path = worker_file(directory, rank)
+        self._again = self._path.exists() or bool(int(os.environ.get("JAXTRIBUTE_RESTART", "0") or 0))
+        self._lines = Lines(self._path)
         self._keep_last_window()
         self._base = time.time() - time.monotonic()
         self._inside: list[tuple[str, float, Foreign]] = []
@@ -153,7 +153,7 @@ class Recorder:
         elif event == "input":
             self._iterator = begun
             if facts is not None:
-                self._examples += _examples(facts)
+                self._examples += examples_in(facts)
         elif event in ("save", "restore"):
             path = "" if facts is None else str(facts)
             self._later.append({"k": event, "t": self._wall(start), "s": round(now - start, 4), "path": path})
@@ -324,24 +324,12 @@ class Recorder:
     def _keep_last_window(self) -> None:
         """Puts the last window of a program that was killed among the others."""
         told = read_now(self._now)
-        if told is not None and isinstance(told.get("window"), dict):
-            self._lines.write(told["window"])
+        window = None if told is None else told.get("window")
+        if isinstance(window, dict):
+            written = [record for record in Tail(self._path).new() if record.get("k") == "w"]
+            if not written or written[-1].get("t") != window.get("t"):
+                self._lines.write(window)
         self._now.unlink(missing_ok=True)
-
-
-def _examples(element: Foreign) -> int:
-    """Examples in an element of a dataset: those of all workers where they share one array."""
-    leaves = jax.tree.leaves(element, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
-    if not leaves:
-        return 0
-    first = leaves[0]
-    if not isinstance(first, PerReplica):
-        shape = getattr(first, "shape", ())
-        return int(shape[0]) if shape else 1
-    if first.shapes is not None:
-        return sum(shape[0] for shape in first.shapes if shape)
-    shape = getattr(first.data, "shape", ())
-    return int(shape[0]) if shape else 0
 
 
 def _first_array(result: Foreign) -> Foreign:
