@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax
 import jax.numpy as jnp
 
 import jaxtribute as jd
@@ -82,9 +81,9 @@ def main() -> None:
     jd.config.record_run(Path(sys.argv[1]))
     (recorder,) = observed.observers
     problem = make(PROBLEM, BATCH)
-    step = by_jaxtribute("jaxtribute", problem, strategy)
-    jax.effects_barrier()
-    steps = {"off": switched(step, []), "on": switched(step, [recorder]), "noting": noting(recorder)}
+    observers = {"off": list[observed.Observer](), "on": [recorder]}
+    steps = {name: switched(by_jaxtribute("jaxtribute", problem, strategy), seen) for name, seen in observers.items()}
+    steps["noting"] = noting(recorder)
     serve({**steps, "looking": looking, "asking": asking})
 
 

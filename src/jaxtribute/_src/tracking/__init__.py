@@ -1,1 +1,1 @@
-"""Where the figures of a training go: TensorBoard, Weights & Biases, MLflow, CSV and JSON lines behind one protocol."""
+"""Trackers of the figures of a training: TensorBoard, Weights & Biases, MLflow, CSV and JSON lines behind one protocol."""
