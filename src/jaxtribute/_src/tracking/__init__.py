@@ -1,1 +1,1 @@
-"""Trackers of the figures of a training: TensorBoard, Weights & Biases, MLflow, CSV and JSON lines behind one protocol."""
+"""Trackers behind one protocol: TensorBoard, Weights & Biases, MLflow, CSV and JSON lines."""
