@@ -22,7 +22,7 @@ _COLLECTIVE = BUCKETS.index("collective")
 _LOST = BUCKETS.index("lost")
 _PARTS = slice(2, 2 + len(BUCKETS))
 _SILENT_S = 3.0
-_LOOKS_PER_S = 20
+_LOOKS_PER_S = 15
 _WINDOWS_PER_GROUP = 8
 _CLEAR = 0.3
 """The share of a window by which a worker must be busier than another to wait for it beyond doubt."""
