@@ -22,9 +22,9 @@ _COLLECTIVE = BUCKETS.index("collective")
 _LOST = BUCKETS.index("lost")
 _PARTS = slice(2, 2 + len(BUCKETS))
 _SILENT_S = 3.0
-_LOOKS_PER_S = 15
+_LOOKS_PER_S = 10
 _WINDOWS_PER_GROUP = 8
-_CLEAR = 0.3
+_CLEAR = 0.5
 """The share of a window by which a worker must be busier than another to wait for it beyond doubt."""
 _ROUNDING = 1e-6
 _LEAST = 0.05
