@@ -66,9 +66,8 @@ def test_a_job_from_the_launcher_on(tmp_path: Path) -> None:
         "import jaxtribute as jd\nwith jd.summary.Writer('figures', trackers=[]) as w:\n    w.write(loss=1.0)\n"
     )
     launch = ["launch", "--run", str(tmp_path / "run"), "--track", "jsonl", "--track", "csv", str(program)]
-    run_python(
-        f"import os; os.chdir({str(tmp_path)!r}); from jaxtribute._src.tools.cli.main import main; raise SystemExit(main({launch}))"
-    )
+    code = f"import os; os.chdir({str(tmp_path)!r}); from jaxtribute._src.tools.cli.main import main"
+    run_python(f"{code}; raise SystemExit(main({launch}))")
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"metrics.csv", "metrics.jsonl"}
     state = Run(tmp_path / "run").state()
     assert state["status"] == "done"
