@@ -176,6 +176,11 @@ def _blame(found: Goodput, ranks: Sequence[int], parts: HostArray, waits: HostAr
         worker = slowest[place]
         doing = parts[worker, place].copy()
         doing[[_STEP, _COLLECTIVE]] = 0.0
-        cause = BUCKETS[int(doing.argmax())] if doing.sum() > 0 else "silent"
         held = found.held.setdefault(ranks[worker], {})
-        held[cause] = held.get(cause, 0.0) + float(most[place])
+        total = float(doing.sum())
+        if total <= 0:
+            held["silent"] = held.get("silent", 0.0) + float(most[place])
+            continue
+        for part in np.flatnonzero(doing):
+            cause = BUCKETS[part]
+            held[cause] = held.get(cause, 0.0) + float(most[place] * doing[part] / total)
