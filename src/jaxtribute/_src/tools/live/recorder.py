@@ -1,4 +1,4 @@
-"""Records of what this worker does, written by a thread that looks some fifteen times a second.
+"""Records of what this worker does, written by a thread that looks some ten times a second.
 
 The thread that trains only notes where it is; a step costs it about a microsecond. The one that looks asks whether the
 devices compute, which is a useful step whatever Python does meanwhile, and else what Python waits for.
@@ -44,7 +44,7 @@ from jaxtribute._src.types import Foreign, Json
 if TYPE_CHECKING:
     from jaxtribute._src.execution.program import Program
 
-_LOOK_S = 1 / 15
+_LOOK_S = 0.1
 _TELL_S = 1.0
 _GAP_S = 1.0
 _BLOCK_STEPS, _BLOCK_S = 16, 0.25
