@@ -4,7 +4,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="the
 
 
 @contextmanager
-def served(directory: Path, now: float) -> Iterator[str]:
+def served(directory: Path, now: float) -> Generator[str]:
     """The address of the page of a run, as it is at a moment."""
     run = Run(directory)
     state = run.state
-    run.state = lambda _=None: state(now)
+    setattr(run, "state", lambda: state(now))  # noqa: B010
     application = server.application(run, "127.0.0.1", None)
     listener = socket.create_server(("127.0.0.1", 0))
     found = uvicorn.Server(uvicorn.Config(application, log_level="warning", access_log=False))
