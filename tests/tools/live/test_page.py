@@ -30,7 +30,7 @@ def served(directory: Path, now: float) -> Generator[str]:
     """The address of the page of a run, as it is at a moment."""
     run = Run(directory)
     state = run.state
-    run.state = lambda now=now: state(now)
+    setattr(run, "state", lambda: state(now))  # noqa: B010
     application = server.application(run, "127.0.0.1", None)
     listener = socket.create_server(("127.0.0.1", 0))
     found = uvicorn.Server(uvicorn.Config(application, log_level="warning", access_log=False))
