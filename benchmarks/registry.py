@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks import allreduce, ledger, overhead, scaling, startup, suites
+from benchmarks import allreduce, ledger, live, overhead, scaling, startup, suites
 from benchmarks.comparison import Comparison
 from benchmarks.environments import python_of
 from benchmarks.harness import ROOT
@@ -80,6 +80,7 @@ COMPARED: dict[str, Compare] = {
     "overhead": overhead.suite,
     "scaling": scaling.suite,
     "ledger": ledger.suite,
+    "live": live.suite,
     "memory": suites.memory,
 }
 

@@ -22,7 +22,7 @@ MODULES: dict[str, ModuleType] = {
     "jd.testing": jd.testing,
 }
 # What JAX users bring along and TensorFlow has no name for.
-OWN = {"REPLICA_AXIS", "extending", "errors", "experimental", "config", "nn"}
+OWN = {"REPLICA_AXIS", "extending", "errors", "experimental", "config", "nn", "progress"}
 
 
 def public(module: ModuleType) -> list[tuple[str, Any]]:

@@ -74,6 +74,7 @@ _LAZY = {
     "Server": "cluster.server",
     "TPUStrategy": "strategies.tpu",
     "latest_checkpoint": "checkpoint.folder",
+    "progress": "tools.live.progress",
     "shard_hint": "input.grain_files",
 }
 """Lazily imported public names, and the private module that defines each."""
@@ -122,6 +123,7 @@ if _TYPE_CHECKING:
     from jaxtribute._src.strategies.fully_sharded import FullyShardedStrategy as FullyShardedStrategy
     from jaxtribute._src.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
     from jaxtribute._src.strategies.tpu import TPUStrategy as TPUStrategy
+    from jaxtribute._src.tools.live.progress import progress as progress
 
 
 _found, __dir__ = _lazy_names(__name__, _LAZY, _LAZY_MODULES)

@@ -5,6 +5,7 @@
 | `JAXTRIBUTE_CPU_DEVICES` | when `jaxtribute` is imported | as `set_logical_cpu_devices(n)` |
 | `JAXTRIBUTE_TUNE_ALLOCATOR` | when CPU devices are set up | `0` leaves the C allocator alone |
 | `JAXTRIBUTE_DEBUG` | at the first program over several workers | `collectives` is `debug_collectives(True)` |
+| `JAXTRIBUTE_RUN` | when `jaxtribute` is imported | as `record_run(directory)` |
 """
 
 from jaxtribute._src.backend import prepare_cpu_backend
@@ -13,6 +14,7 @@ from jaxtribute._src.compilation_cache import enable_compilation_cache
 from jaxtribute._src.config import apply_environment, set_logical_cpu_devices
 from jaxtribute._src.devices import alias_devices
 from jaxtribute._src.public import publish as _publish
+from jaxtribute._src.tools.live.starting import record_run
 
 __all__ = [
     "alias_devices",
@@ -20,6 +22,7 @@ __all__ = [
     "debug_collectives",
     "enable_compilation_cache",
     "prepare_cpu_backend",
+    "record_run",
     "set_logical_cpu_devices",
 ]
 

@@ -87,12 +87,17 @@ def train_step(batch: Any) -> jax.Array:
 
 def train(steps: int, pause_s: float = 0.0) -> None:
     """Trains, with a pause of the last worker after each step."""
+    slept = 0.0
     for number in range(steps):
         loss = train_step(next(iterator))
         if pause_s and faulty:
+            start = time.monotonic()
             time.sleep(pause_s)
+            slept += time.monotonic() - start
         if number % 10 == 0:
             writer.write(loss=loss)
+    if slept:
+        print(f"COST {slept}", flush=True)
 
 
 iterator = iter(
@@ -104,10 +109,7 @@ if again:
     checkpoint.restore(FOLDER / "checkpoint")
 train(BEFORE)
 if FAULT == "slow":
-    start = time.monotonic()
     train(DURING, SECONDS / DURING)
-    if faulty:
-        print(f"COST {SECONDS}", flush=True)
 elif FAULT == "stuck" and faulty:
     stop_for_a_while()
 elif FAULT == "save":

@@ -362,6 +362,11 @@ class Strategy(LegacyMethods):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} with {self.num_replicas_in_sync} replica(s)>"
 
+    def _repr_html_(self) -> str:
+        from jaxtribute._src.tools.visualize.html import strategy_html
+
+        return strategy_html(self)
+
     def _distributed(self, value: Numeric) -> Any:
         """`value`, variables as what they hold on each replica, once it is known to belong to these replicas."""
         mesh = self._extended.mesh

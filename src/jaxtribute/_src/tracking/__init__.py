@@ -1,1 +1,1 @@
-"""Places that the figures of a training go to: TensorBoard, Weights & Biases, MLflow, CSV and JSON lines."""
+"""Trackers behind one protocol: TensorBoard, Weights & Biases, MLflow, CSV and JSON lines."""

@@ -44,6 +44,11 @@ class DistributedValues:
         lines = ",\n".join(f"  {i}: {value!r}" for i, value in zip(ids, self.values, strict=True))
         return f"{type(self).__name__}:{{\n{lines}\n}}"
 
+    def _repr_html_(self) -> str:
+        from jaxtribute._src.tools.visualize.html import values_html
+
+        return values_html(self)
+
     def _replica_ids(self) -> Sequence[int]:
         raise NotImplementedError
 

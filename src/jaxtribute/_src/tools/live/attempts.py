@@ -109,8 +109,8 @@ def _last_seen(workers: Sequence[Worker], start: float, until: float) -> float:
     """The last moment before `until` at which a worker ran."""
     last = start
     for worker in workers:
-        rows = worker.table()
-        before = rows[rows[:, 0] < until]
+        later = (first for first, began in zip(worker.firsts, worker.starts, strict=True) if began >= until)
+        before = worker.table()[: next(later, None)]
         covered = float(before[-1, 0] + before[-1, 2 : 2 + len(BUCKETS)].sum()) if len(before) else start
         last = max([last, *(moment for moment in (covered, *worker.ends) if start <= moment < until)])
     return last

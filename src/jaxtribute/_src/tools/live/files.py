@@ -4,7 +4,7 @@
 |---|---|---|
 | `job.jsonl` | the launcher of machine 0 | starts, outcomes with tracebacks, the end |
 | `worker-00003.jsonl` | worker 3 | who it is, windows of time, saves, failures |
-| `worker-00003.now.json` | worker 3, twice a second, replaced whole | what it does, and the window that is not over |
+| `worker-00003.now.json` | worker 3, once a second, replaced whole | what it does, and the window that is not over |
 | `plan.json` | `jaxtribute plan --json`, if the user puts it there | the predicted time of a step |
 """
 
@@ -123,6 +123,11 @@ def read_now(path: Path) -> dict[str, Json] | None:
 
 def write_now(path: Path, record: Mapping[str, Json]) -> None:
     """Replaces a small file of JSON as a whole."""
-    new = path.with_suffix(".new")
-    new.write_bytes(json.dumps(record, separators=(",", ":")).encode())
-    new.replace(path)
+    # Once a second in each worker: a third of the work of `Path.write_bytes` and `Path.replace`.
+    old, new = str(path), f"{path}.new"
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(descriptor, json.dumps(record, separators=(",", ":")).encode())
+    finally:
+        os.close(descriptor)
+    os.replace(new, old)  # noqa: PTH105

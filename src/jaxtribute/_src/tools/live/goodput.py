@@ -22,9 +22,9 @@ _COLLECTIVE = BUCKETS.index("collective")
 _LOST = BUCKETS.index("lost")
 _PARTS = slice(2, 2 + len(BUCKETS))
 _SILENT_S = 3.0
-_LOOKS_PER_S = 20
+_LOOKS_PER_S = 10
 _WINDOWS_PER_GROUP = 8
-_CLEAR = 0.3
+_CLEAR = 0.5
 """The share of a window by which a worker must be busier than another to wait for it beyond doubt."""
 _ROUNDING = 1e-6
 _LEAST = 0.05
@@ -176,6 +176,11 @@ def _blame(found: Goodput, ranks: Sequence[int], parts: HostArray, waits: HostAr
         worker = slowest[place]
         doing = parts[worker, place].copy()
         doing[[_STEP, _COLLECTIVE]] = 0.0
-        cause = BUCKETS[int(doing.argmax())] if doing.sum() > 0 else "silent"
         held = found.held.setdefault(ranks[worker], {})
-        held[cause] = held.get(cause, 0.0) + float(most[place])
+        total = float(doing.sum())
+        if total <= 0:
+            held["silent"] = held.get("silent", 0.0) + float(most[place])
+            continue
+        for part in np.flatnonzero(doing):
+            cause = BUCKETS[part]
+            held[cause] = held.get(cause, 0.0) + float(most[place] * doing[part] / total)

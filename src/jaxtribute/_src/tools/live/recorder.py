@@ -1,4 +1,4 @@
-"""Records of what this worker does, written by a thread that looks some twenty times a second.
+"""Records of what this worker does, written by a thread that looks some ten times a second.
 
 The thread that trains only notes where it is; a step costs it about a microsecond. The one that looks asks whether the
 devices compute, which is a useful step whatever Python does meanwhile, and else what Python waits for.
@@ -36,16 +36,17 @@ from jaxtribute._src.observers import (
     subscribe,
 )
 from jaxtribute._src.tools.live import machine
-from jaxtribute._src.tools.live.files import Lines, now_file, read_now, worker_file, write_now
+from jaxtribute._src.tools.live.examples import examples_in
+from jaxtribute._src.tools.live.files import Lines, Tail, now_file, read_now, worker_file, write_now
 from jaxtribute._src.tools.live.windows import Window, length_after
 from jaxtribute._src.types import Foreign, Json
-from jaxtribute._src.values.distributed import PerReplica
 
 if TYPE_CHECKING:
     from jaxtribute._src.execution.program import Program
 
-_LOOK_S = 0.05
-_TELL_S = 0.5
+_LOOK_S = 0.1
+_TELL_S = 1.0
+_GAP_S = 1.0
 _BLOCK_STEPS, _BLOCK_S = 16, 0.25
 """Times of steps are means over so many steps, or over as few as take so long. Every 16th call waits for the devices on
 CPU, the others only hand their step over."""
@@ -81,9 +82,9 @@ class Recorder(Observer):
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._now = now_file(directory, rank)
-        path = worker_file(directory, rank)
-        self._again = path.exists() or bool(int(os.environ.get("JAXTRIBUTE_RESTART", "0") or 0))
-        self._lines = Lines(path)
+        self._path = worker_file(directory, rank)
+        self._again = self._path.exists() or bool(int(os.environ.get("JAXTRIBUTE_RESTART", "0") or 0))
+        self._lines = Lines(self._path)
         self._keep_last_window()
         self._base = time.time() - time.monotonic()
         self._inside: list[Event] = []
@@ -168,7 +169,7 @@ class Recorder(Observer):
             self._note_step(event)
         elif event.kind == INPUT.name:
             self._iterator = event.subject
-            self._examples += _examples(event.result)
+            self._examples += examples_in(event.result)
         elif event.kind in (SAVE.name, RESTORE.name):
             seconds = round(event.seconds or 0.0, 4)
             self._later.append({"k": event.kind, "t": self._wall(event.start_s), "s": seconds, "path": event.name})
@@ -212,10 +213,13 @@ class Recorder(Observer):
     def _look(self) -> None:
         last = told = time.monotonic()
         pause = random.Random(os.getpid())  # as regular looks would see one part of each of many equal steps
-        while not self._stop.wait(_LOOK_S * pause.uniform(0.5, 1.5)):
+        while True:
+            time.sleep(_LOOK_S * (0.5 + pause.random()))  # a third of the work of waiting for the event
+            if self._stop.is_set():
+                return
             now = time.monotonic()
             try:
-                bucket = self._bucket() if now - last < 20 * _LOOK_S else self._bucket_of_gap()
+                bucket = self._bucket() if now - last < _GAP_S else self._bucket_of_gap()
                 self._account(bucket, self._base + last, self._base + now)
                 if now - told > _TELL_S:
                     told = now
@@ -353,24 +357,12 @@ class Recorder(Observer):
     def _keep_last_window(self) -> None:
         """Puts the last window of a program that was killed among the others."""
         told = read_now(self._now)
-        if told is not None and isinstance(told.get("window"), dict):
-            self._lines.write(told["window"])
+        window = None if told is None else told.get("window")
+        if isinstance(window, dict):
+            written = [record for record in Tail(self._path).new() if record.get("k") == "w"]
+            if not written or written[-1].get("t") != window.get("t"):
+                self._lines.write(window)
         self._now.unlink(missing_ok=True)
-
-
-def _examples(element: Foreign) -> int:
-    """Examples in an element of a dataset: those of all workers where they share one array."""
-    leaves = jax.tree.leaves(element, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
-    if not leaves:
-        return 0
-    first = leaves[0]
-    if not isinstance(first, PerReplica):
-        shape = getattr(first, "shape", ())
-        return int(shape[0]) if shape else 1
-    if first.shapes is not None:
-        return sum(shape[0] for shape in first.shapes if shape)
-    shape = getattr(first.data, "shape", ())
-    return int(shape[0]) if shape else 0
 
 
 def _first_array(result: Foreign) -> Foreign:

@@ -219,7 +219,7 @@ _CAUSES = {
 def _notices(
     workers: Sequence[Worker], states: dict[int, dict[str, Json]], parts: Goodput, bar: dict[str, float]
 ) -> list[str]:
-    """Things that a user should look at first."""
+    """Lines that a user should read first."""
     found: list[str] = []
     for worker in workers:
         state = states[worker.rank]

@@ -1,0 +1,27 @@
+"""Numbers of examples in what datasets give."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from jaxtribute._src.types import Foreign, Nest
+from jaxtribute._src.values.distributed import PerReplica
+
+
+def examples_in(element: Nest) -> int:
+    """Examples in an element of a dataset, counted along axis 0: those of all workers where they share one array."""
+    leaves: list[Foreign] = jax.tree.leaves(element, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
+    if not leaves:
+        return 0
+    first = leaves[0]
+    if not isinstance(first, PerReplica):
+        return _rows(first)
+    if first.shapes is not None:
+        return sum(shape[0] for shape in first.shapes if shape)
+    return sum(map(_rows, first.values)) if first.is_tuple else _rows(first.data)
+
+
+def _rows(array: Foreign) -> int:
+    shape = np.shape(array)
+    return int(shape[0]) if shape else 1

@@ -1,0 +1,74 @@
+"""A progress bar over the batches of a dataset, in a terminal or a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from jaxtribute._src import settings
+from jaxtribute._src.tools.live.examples import examples_in
+
+T = TypeVar("T")
+
+
+class _Rate(ProgressColumn):
+    """Examples per second."""
+
+    def render(self, task: Task) -> Text:
+        elapsed = task.finished_time or task.elapsed
+        if not elapsed:
+            return Text("- examples/s")
+        return Text(f"{task.fields['examples'] / elapsed:,.0f} examples/s", "cyan")
+
+
+def progress(
+    dataset: Iterable[T], *, total: int | None = None, description: str = "batches", console: Console | None = None
+) -> Iterator[T]:
+    """Goes through the batches of a dataset and shows how far it has come, on the first worker alone.
+
+    The bar has the batches, the examples per second and, where the number of batches is known, the time that is left.
+    In a notebook it is a widget where ipywidgets is installed, else text.
+
+        for batch in jd.progress(strategy.experimental_distribute_dataset(batches)):
+            loss = train_step(batch)
+
+    Args:
+      dataset: a distributed dataset, its iterator, or anything else that gives batches.
+      total: batches, where the dataset does not know it by its `len`.
+      description: words before the bar.
+      console: Rich's console to draw on; standard error by default.
+
+    Yields:
+      The elements of the dataset, unchanged.
+
+    Raises:
+      ArgumentError: `total` is less than 0.
+      ArgumentTypeError: `total` is no whole number.
+    """
+    count = settings.whole("total", total, 0, optional=True)
+    return _shown(dataset, _length(dataset) if count is None else count, description, console)
+
+
+def _shown(dataset: Iterable[T], total: int | None, description: str, console: Console | None) -> Iterator[T]:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn()
+    hidden = jax.process_index() > 0
+    with Progress(*columns, console=console or Console(stderr=True), disable=hidden) as bar:
+        task = bar.add_task(description, total=total, examples=0)
+        seen = 0
+        for element in dataset:
+            yield element
+            seen += examples_in(element)
+            bar.update(task, advance=1, examples=seen)
+
+
+def _length(dataset: Iterable[object]) -> int | None:
+    """Number of batches, where the dataset knows it."""
+    try:
+        return len(dataset)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError, NotImplementedError, AttributeError):
+        return None

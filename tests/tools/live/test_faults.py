@@ -1,0 +1,77 @@
+"""Faults put into a training on two workers, one at a time: where the run's records say that the time went."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxtribute._src.tools.live.state import Run
+
+PROGRAM = Path(__file__).parents[2] / "support" / "live_program.py"
+BUSY = os.getloadavg()[0] > (os.cpu_count() or 1)
+NOISE_S = 0.5
+"""Seconds that belong to the same part in a training without the fault, on a machine that others use."""
+
+
+pytestmark = pytest.mark.skipif(BUSY, reason="other programs take this machine's time, which cannot be told apart")
+
+
+def trained(fault: str, directory: Path) -> tuple[dict[str, Any], float]:
+    """The state of a run with a fault, and the seconds that it cost."""
+    command = [sys.executable, "-m", "jaxtribute.cli", "launch", "--workers", "2", "--devices-per-worker", "1"]
+    command += ["--max-restarts", "1", "--run", str(directory / "run"), str(PROGRAM), fault, str(directory)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=380)
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0, printed
+    costs = [float(one) for one in re.findall(r"COST ([\d.]+)", printed)]
+    state = Run(directory / "run").state()
+    assert state["status"] == "done"
+    for one in state["workers"]:
+        assert sum(one["bar"].values()) == pytest.approx(state["wall"], rel=0.01)
+    return state, costs[0]
+
+
+def within(found: float, cost: float) -> bool:
+    """True if a part has the cost of a fault to 5 %, noise apart."""
+    return 0.95 * cost <= found <= 1.05 * cost + NOISE_S
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "part", "words"),
+    [("input", "input", "its input"), ("stuck", "other", "its own"), ("slow", "other", "its own")],
+)
+def test_one_worker_holds_the_other_up(fault: str, part: str, words: str, tmp_path: Path) -> None:
+    state, cost = trained(fault, tmp_path)
+    held = next(one for one in state["held"] if one["rank"] == 1)
+    assert within(held["causes"][part], cost), (held, cost)
+    assert state["workers"][0]["bar"]["collective"] > 0.95 * cost
+    assert any(f"for worker 1, for {words}" in notice for notice in state["notices"])
+
+
+@pytest.mark.slow
+def test_a_slow_save(tmp_path: Path) -> None:
+    state, cost = trained("save", tmp_path)
+    for one in state["workers"]:  # both wait until the checkpoint is whole
+        assert within(one["bar"]["save"], cost), (one["bar"], cost)
+    (event,) = [event for event in state["events"] if event["kind"] == "save"]
+    assert event["seconds"] >= cost
+
+
+@pytest.mark.slow
+def test_a_kill_with_a_restart(tmp_path: Path) -> None:
+    state, cost = trained("kill", tmp_path)
+    assert state["starts"] == 2
+    bar = state["workers"][1]["bar"]
+    # From the save to the kill: all of it is lost but what was no step.
+    assert bar["lost"] <= 1.05 * cost + NOISE_S
+    assert bar["lost"] > 0.5 * cost
+    assert bar["recovery"] > 1.0
+    (failure,) = [event for event in state["events"] if event["kind"] == "failure"]
+    assert failure["rank"] == 1
+    assert signal.SIGKILL.name in failure["text"]
