@@ -1,5 +1,6 @@
 """The page in a browser: Debian's Chromium, without a window."""
 
+import os
 import shutil
 import socket
 import threading
@@ -97,6 +98,10 @@ def loading(browser: Any, address: str) -> float:
     return min(times)
 
 
+@pytest.mark.skipif(
+    "JAXTRIBUTE_QUIET_MACHINE" not in os.environ,
+    reason="for a machine that does nothing else: set JAXTRIBUTE_QUIET_MACHINE=1",
+)
 def test_it_loads_in_a_second_after_a_million_steps(browser: Any, tmp_path: Path) -> None:
     end = START
     for rank in range(4):
@@ -106,11 +111,9 @@ def test_it_loads_in_a_second_after_a_million_steps(browser: Any, tmp_path: Path
         worker.now(end, "step", end - 0.1)
         worker.close()
     live_runs.write_job(tmp_path, *live_runs.launched(workers=4))
-    live_runs.running(tmp_path / "short", 4, 20)
-    with served(tmp_path, end) as address, served(tmp_path / "short", START + 20) as short:
-        long_s, short_s = loading(browser, address), loading(browser, short)
-    print(f"loaded in {long_s:.2f} s, a run of 20 s in {short_s:.2f} s")
-    assert long_s < max(1.0, short_s + 0.5)  # where others use the machine, a page without a run takes longer
+    with served(tmp_path, end) as address:
+        seconds = loading(browser, address)
+    assert seconds < 1.0
 
 
 def test_hostile_names_are_text(browser: Any, tmp_path: Path) -> None:
