@@ -33,7 +33,8 @@ UPWARD = {
     ("values", "execution"): "types: reads and writes are asked of an executor",
     ("values", "strategies"): "types: what a merge_call is given",
     ("execution", "strategies"): "types: the strategy whose replicas run",
-    ("strategies", "tools"): "Strategy.visualize draws when it is called",
+    ("strategies", "tools"): "a strategy draws itself when it is asked to",
+    ("values", "tools"): "notebooks show a value as a table",
     ("cluster", "parameter_servers"): "Server is a worker or a parameter server, as its job says",
 }
 """Imports that point up, for type checkers alone or within a function, with their reasons."""

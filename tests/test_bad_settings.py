@@ -134,6 +134,7 @@ TABLE: dict[str, Callable[[Path], tuple[Any, tuple[Any, ...], dict[str, Any]]]] 
         mirrored(2).distribute_datasets_from_function, dataset_fn=lambda _: []
     ),
     "strategy.reduce": lambda _: given(mirrored(2).reduce, reduce_op="MEAN", value=jnp.ones(2), axis=None),
+    "progress": lambda _: given(jd.progress, dataset=[]),
     "visualize": lambda _: given(mirrored(2).visualize, [variable()]),
 }
 """How to call what takes settings rightly, or nearly so: a wrong setting must be found before anything else happens."""
