@@ -47,10 +47,10 @@ def progress(
       The elements of the dataset, unchanged.
 
     Raises:
-      ArgumentError: `total` is less than 1.
+      ArgumentError: `total` is less than 0.
       ArgumentTypeError: `total` is no whole number, or `description` no text.
     """
-    count = settings.whole("total", total, 1, optional=True)
+    count = settings.whole("total", total, 0, optional=True)
     settings.text("description", description)
     return _shown(dataset, _length(dataset) if count is None else count, description, console)
 
