@@ -13,7 +13,7 @@ from processes import run_python
 # Frees and takes 64 MB again and again; prints the page faults that this costs after the first time.
 FAULTS = """
     import ctypes, resource
-    from jaxtribute import allocator
+    from jaxtribute._src import allocator
     print(allocator.tune_allocator())
     libc = ctypes.CDLL(None)
     libc.prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: a fault is a small page, whatever the machine prefers

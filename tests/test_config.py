@@ -17,7 +17,7 @@ def test_the_import_starts_no_backend_and_imports_no_extra() -> None:
     code = """
         import sys
         import jaxtribute as jd
-        from jaxtribute import backend
+        from jaxtribute._src import backend
         assert not backend.backend_started()
         assert jd.config.set_logical_cpu_devices
         assert "PJRT_NPROC" not in __import__("os").environ
@@ -30,7 +30,7 @@ def test_the_import_starts_no_backend_and_imports_no_extra() -> None:
 def test_a_call_sets_the_devices_before_the_backend_starts() -> None:
     code = """
         import jaxtribute as jd
-        from jaxtribute import allocator, backend
+        from jaxtribute._src import allocator, backend
         jd.config.set_logical_cpu_devices(2)
         jd.config.set_logical_cpu_devices(3)
         assert not backend.backend_started()
@@ -52,7 +52,7 @@ def test_a_call_sets_the_devices_before_the_backend_starts() -> None:
 def test_the_call_wins_over_the_environment_and_the_environment_over_jax() -> None:
     code = """
         import jaxtribute as jd
-        from jaxtribute import backend
+        from jaxtribute._src import backend
         before = backend.configured_cpu_devices()
         jd.config.set_logical_cpu_devices(5)
         import jax
@@ -67,7 +67,7 @@ def test_without_the_allocator() -> None:
     code = """
         import jaxtribute as jd
         jd.config.set_logical_cpu_devices(2, tune_allocator=False)
-        from jaxtribute import allocator, devices
+        from jaxtribute._src import allocator, devices
         print(len(devices.default_devices()), allocator.tune_allocator())
     """
     assert run_python(code).split() == ["2", "False"]

@@ -140,7 +140,7 @@ class TestResolveDevice:
     @pytest.mark.slow
     def test_it_prepares_the_backend_that_it_starts(self) -> None:
         code = """
-            from jaxtribute import allocator, devices
+            from jaxtribute._src import allocator, devices
             import jax, os
             jax.config.update("jax_num_cpu_devices", 40)
             print(devices.resolve_device("cpu:39").id, os.environ["PJRT_NPROC"], allocator.tune_allocator())
@@ -150,7 +150,7 @@ class TestResolveDevice:
     @pytest.mark.slow
     def test_the_allocator_is_tuned_for_a_single_device_too(self) -> None:
         code = """
-            from jaxtribute import allocator, devices
+            from jaxtribute._src import allocator, devices
             tuned = []
             devices.tune_allocator = lambda: tuned.append(True)
             devices.resolve_device("cpu:0")
