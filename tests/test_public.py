@@ -124,3 +124,7 @@ def test_importing_starts_no_backend_and_loads_no_extra() -> None:
         """
     )
     assert output.strip() == "False []"
+
+
+def test_names_that_are_loaded_when_they_are_asked_for_are_listed() -> None:
+    assert {"__version__", "Checkpoint", "Optimizer", "nn"} <= set(dir(jd))

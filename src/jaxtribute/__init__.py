@@ -126,7 +126,7 @@ if _TYPE_CHECKING:
     from jaxtribute._src.tools.live.progress import progress as progress
 
 
-_found, __dir__ = _lazy_names(__name__, _LAZY, _LAZY_MODULES)
+_found, _listed = _lazy_names(__name__, _LAZY, _LAZY_MODULES)
 
 
 def __getattr__(name: str) -> _Any:
@@ -135,6 +135,10 @@ def __getattr__(name: str) -> _Any:
 
         return version(__name__)
     return _found(name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*_listed(), "__version__"])
 
 
 _publish(__name__, [name for name in globals() if not name.startswith("_")])

@@ -1,13 +1,21 @@
 """Folders of runs as workers and launchers write them, made up to the second."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from jaxtribute._src.tools.live.files import JOB, now_file, worker_file, write_now
 from jaxtribute._src.tools.live.windows import Window, length_after
 
+on_a_quiet_machine = pytest.mark.skipif(
+    "JAXTRIBUTE_QUIET_MACHINE" not in os.environ,
+    reason="for a machine that does nothing else: set JAXTRIBUTE_QUIET_MACHINE=1",
+)
+"""Marks tests that measure seconds, of which other tests beside them would take some."""
 START = 1_700_000_000.0
 Parts = Callable[[int, float], Mapping[str, float]]
 """Shares of the parts of a worker's time, from its rank and the seconds since the start."""

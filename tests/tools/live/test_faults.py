@@ -1,6 +1,5 @@
 """Faults put into a training on two workers, one at a time: where the run's records say that the time went."""
 
-import os
 import re
 import signal
 import subprocess
@@ -10,18 +9,15 @@ from typing import Any
 
 import pytest
 
+import live_runs
 from jaxtribute._src.tools.live.state import Run
 
 PROGRAM = Path(__file__).parents[2] / "support" / "live_program.py"
-QUIET = "JAXTRIBUTE_QUIET_MACHINE" in os.environ
 NOISE_S = 0.5
 """Seconds that belong to the same part in a training without the fault, on a machine that others use."""
 
 
-# What they measure is seconds, and other tests that run beside them take some.
-pytestmark = pytest.mark.skipif(
-    not QUIET, reason="for a machine that does nothing else: set JAXTRIBUTE_QUIET_MACHINE=1"
-)
+pytestmark = live_runs.on_a_quiet_machine
 
 
 def trained(fault: str, directory: Path) -> tuple[dict[str, Any], float]:

@@ -1,6 +1,5 @@
 """The page in a browser: Debian's Chromium, without a window."""
 
-import os
 import shutil
 import socket
 import threading
@@ -98,10 +97,7 @@ def loading(browser: Any, address: str) -> float:
     return min(times)
 
 
-@pytest.mark.skipif(
-    "JAXTRIBUTE_QUIET_MACHINE" not in os.environ,
-    reason="for a machine that does nothing else: set JAXTRIBUTE_QUIET_MACHINE=1",
-)
+@live_runs.on_a_quiet_machine
 def test_it_loads_in_a_second_after_a_million_steps(browser: Any, tmp_path: Path) -> None:
     end = START
     for rank in range(4):

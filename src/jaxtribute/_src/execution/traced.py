@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives import in_replica
 from jaxtribute._src.collectives.cross_replica import check_axes
-from jaxtribute._src.collectives.in_replica import all_reduce, guarded
+from jaxtribute._src.collectives.in_replica import guarded
 from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context, entered
 from jaxtribute._src.execution.executor import Executor, LocalPerReplica
@@ -35,12 +35,7 @@ from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import StrategyMixError, TraceError
 
 if TYPE_CHECKING:
-    from jaxtribute._src.collectives.summation import Summation
     from jaxtribute._src.strategies.base import Strategy
-    from jaxtribute._src.types import Array, Leaf
-    from jaxtribute._src.values.distributed import PerReplica
-    from jaxtribute._src.values.enums import ReduceOp
-    from jaxtribute._src.values.mesh import ReplicaMesh
 
 variable_p = placeholder("jd_variable")
 """Stands for a variable's value in a traced program, until `lift` turns it into an input."""
@@ -203,7 +198,7 @@ class TravellingLosses:
         losses, self._waiting = [loss for loss in self._waiting if loss.dtype in shared], []
         # Made strong: the totals are no numbers that yield to the dtype of what they meet.
         strong = [jnp.asarray(loss, loss.dtype) for loss in losses]
-        totals = all_reduce([*arrays, *strong], ReduceOp.SUM, replicas, summation)
+        totals = in_replica.all_reduce([*arrays, *strong], ReduceOp.SUM, replicas, summation)
         self._totals.extend(zip(losses, totals[len(arrays) :], strict=True))
         return totals[: len(arrays)]
 
