@@ -61,7 +61,7 @@ class ReplicaClass:
         return any(self.numbers[var] not in common for var in eqn.outvars) or bool(eqn.effects)
 
 
-def inlined(closed: ClosedJaxpr, replicas: int) -> ClosedJaxpr:
+def inlined(closed: ClosedJaxpr, mesh: ReplicaMesh) -> ClosedJaxpr:
     """The program with every inner call that makes collectives written out, so that it can be cut there."""
 
     def handle(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:
@@ -75,7 +75,8 @@ def inlined(closed: ClosedJaxpr, replicas: int) -> ClosedJaxpr:
         return None
 
     avals = [jax.ShapeDtypeStruct(aval(var).shape, aval(var).dtype) for var in opened(closed).invars]
-    return jax.make_jaxpr(lambda *inputs: evaluate(closed, inputs, handle), axis_env=[(AXIS, replicas)])(*avals)
+    with mesh.within():
+        return jax.make_jaxpr(lambda *inputs: evaluate(closed, inputs, handle), axis_env=[(AXIS, mesh.size)])(*avals)
 
 
 def makes_collectives(eqn: JaxprEqn) -> bool:

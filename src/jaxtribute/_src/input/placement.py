@@ -85,7 +85,7 @@ def _place(step: WorkerStep, mesh: ReplicaMesh, put: Callable[[Nest, ReplicaMesh
         return structure.unflatten([PerReplica.from_split(leaf, mesh) for leaf in leaves])
     if len(mesh.local_ids) == mesh.size and step.parts is None:
         return jax.tree.map(lambda *leaves: PerReplica.from_host(leaves, mesh), *map(_numeric, step.cut()))
-    parts = [_put(part, device) for part, device in zip(step.cut(), mesh.local_devices, strict=True)]
+    parts = [_put(part, device) for part, device in zip(step.cut(), mesh.local_places, strict=True)]
     if step.rows is None:
         # The shapes of the other workers' parts are not known here.
         if len(mesh.local_ids) < mesh.size:

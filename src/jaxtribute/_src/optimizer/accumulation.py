@@ -141,7 +141,7 @@ def _zeros(variables: Sequence[Variable], kinds: Sequence[Kind], policies: Seque
         return [jnp.zeros(shape, dtypes[i]) for i, shape in shapes.items()]
 
     if parts:
-        made = jax.jit(zeros, out_shardings=[mesh.split for mesh in parts.values()])()
+        made = jax.jit(zeros, out_shardings=[policies[i].where for i in parts])()
         for i, array in zip(parts, made, strict=True):
             found[i] = array
     return found
@@ -157,7 +157,7 @@ def _policy(policy: Policy, kind: Kind) -> Policy:
     mesh = policy.mesh
     if kind is Kind.WHOLE or mesh is None:
         return policy
-    return OnReadPolicy(mesh) if kind is Kind.ROWS else SlicedPolicy(mesh)
+    return OnReadPolicy(mesh, policy.layout) if kind is Kind.ROWS else SlicedPolicy(mesh)
 
 
 def _dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

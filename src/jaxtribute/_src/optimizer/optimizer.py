@@ -200,6 +200,7 @@ class Optimizer:
             index
             for index, variable in enumerate(self._variables)
             if isinstance(variable.policy, MirroredPolicy)
+            and not variable.policy.layout
             and variable.size >= self._mesh.size
             and variable.size * variable.dtype.itemsize >= floor
         )
@@ -255,8 +256,7 @@ class Optimizer:
     def _joined(self, grad: Numeric, op: ReduceOp | None) -> Any:
         """One gradient out of what a `merge_call` makes of all replicas' gradients, which are equal."""
         if isinstance(grad, PerReplica):
-            copies = list(grad.values)
-            return jax.make_array_from_single_device_arrays(copies[0].shape, self._mesh.replicated, copies)
+            return self._mesh.join_copies(grad.values)
         grad = operand(grad)  # the same array on every replica
         return grad * np.asarray(self._mesh.size, grad.dtype) if op is ReduceOp.SUM else grad
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import optax
 
-from jaxtribute._src.types import Leaf
+from jaxtribute._src.types import Array, Leaf
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.mesh import own, put
 from jaxtribute._src.values.policies.base import Policy
@@ -83,7 +83,7 @@ def make_slots(transform: optax.GradientTransformation, variables: Sequence[Vari
     plain = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
     leaves, tree = jax.tree.flatten(shapes)
     policies = [
-        SlicedPolicy(plain.mesh) if owner in sliced else plain.fitted(leaf.shape, leaf.dtype)
+        SlicedPolicy(plain.mesh) if owner in sliced else _as_owner(plain, leaf, owner, variables)
         for leaf, owner in zip(leaves, owners, strict=True)
     ]
     arrays = _stored_state(init, stored, policies)
@@ -94,6 +94,12 @@ def make_slots(transform: optax.GradientTransformation, variables: Sequence[Vari
         for array, policy, name, leaf in zip(arrays, policies, names, leaves, strict=True)
     ]
     return Slots(tuple(slots), tree, owners, tuple(kinds))
+
+
+def _as_owner(plain: Policy, leaf: Array, owner: int | None, variables: Sequence[Variable]) -> Policy:
+    """The policy of a slot: laid out as the variable that it belongs to."""
+    policy = plain if owner is None else plain.laid_out(variables[owner].policy.layout)
+    return policy.fitted(leaf.shape, leaf.dtype)
 
 
 def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], policies: Sequence[Policy]) -> list[Any]:
@@ -107,19 +113,16 @@ def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], p
             for leaf, policy, mesh in zip(leaves, policies, meshes, strict=True)
         ]
 
-    places = [
-        mesh and (mesh.split if policy.split else mesh.replicated)
-        for policy, mesh in zip(policies, meshes, strict=True)
-    ]
+    places = [policy.where for policy in policies]
     if any(mesh is not None and mesh.described for mesh in meshes):
         shapes = jax.eval_shape(laid_out, stored)
         return [put(shape, place) if place else shape for shape, place in zip(shapes, places, strict=True)]
-    if not any(policy.split for policy in policies):
+    if not any(policy.split or policy.layout for policy in policies):
         return jax.jit(laid_out)(stored)
     arrays = jax.jit(laid_out, out_shardings=places)(stored)
     # A state that is the parameters themselves would share their memory.
     return [
-        own(array, place) if policy.split else array
+        own(array, place) if policy.split or policy.layout else array
         for array, place, policy in zip(arrays, places, policies, strict=True)
     ]
 

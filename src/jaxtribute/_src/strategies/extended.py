@@ -23,7 +23,8 @@ from jaxtribute._src.strategies.operations import ExtendedOperations
 from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import VariableSynchronization
-from jaxtribute._src.values.mesh import ReplicaMesh, unbound
+from jaxtribute._src.values.layouts import LayoutMap
+from jaxtribute._src.values.mesh import Layout, ReplicaMesh, unbound
 from jaxtribute._src.values.policies.base import Policy
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.on_read import OnReadPolicy
@@ -43,6 +44,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
     Args:
       mesh: the device of each replica.
       cross_device_ops: how values are reduced between devices; by default what XLA does best.
+      layouts: how variables that say nothing themselves lie on the devices of a replica.
 
     Source: `tf.distribute.StrategyExtended`.
     """
@@ -50,10 +52,16 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
     variable_kind: type[Variable] = Variable
     """Class that `jd.Variable(...)` makes in the strategy's scope."""
 
-    def __init__(self, mesh: ReplicaMesh, cross_device_ops: CrossDeviceOps | None = None) -> None:
+    def __init__(
+        self,
+        mesh: ReplicaMesh,
+        cross_device_ops: CrossDeviceOps | None = None,
+        layouts: LayoutMap | None = None,
+    ) -> None:
         self._mesh = mesh
         if cross_device_ops is not None:
             self._cross_device_ops = cross_device_ops
+        self._layouts = layouts
         self._strategy: weakref.ref[Strategy] | None = None
 
     def attach(self, strategy: Strategy) -> None:
@@ -109,6 +117,10 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         if synchronization is VariableSynchronization.ON_READ:
             return OnReadPolicy(self.mesh), synchronization
         return MirroredPolicy(self.mesh), VariableSynchronization.ON_WRITE
+
+    def layout_of(self, name: str) -> Layout:
+        """The layout of a new variable that says none itself; the empty one leaves it whole in each replica."""
+        return self._layouts.find(name) if self._layouts is not None and self.mesh.group else ()
 
     def remote_optimizer(self, transform: Any, variables: Sequence[Variable]) -> Any:
         """Updater of variables that other processes hold, with its slots; None where `Optimizer` updates them."""

@@ -19,7 +19,7 @@ from jaxtribute._src.collectives.summation import AutoSum, ExchangeSum, Summatio
 from jaxtribute._src.devices import default_devices
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.strategies.extended import StrategyExtended
-from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
+from jaxtribute._src.values.mesh import AXIS, ReplicaMesh, put
 from jaxtribute.errors import ArgumentTypeError, ClusterError
 
 if TYPE_CHECKING:
@@ -177,9 +177,8 @@ def _connect(mesh: ReplicaMesh, cluster: Cluster) -> None:
     It does so in the first collective, and gives up after 30 s whatever the deadline is: a worker whose first program
     takes longer to compile, or whose first batch comes late, would end the job.
     """
-    rows = mesh.assemble([jax.device_put(np.float32(1), device) for device in mesh.local_devices])
-    spec = PartitionSpec(AXIS)
-    total = jax.shard_map(lambda row: lax.psum(row, AXIS), mesh=mesh.mesh, in_specs=spec, out_specs=PartitionSpec())
+    rows = mesh.assemble([put(np.float32(1), place) for place in mesh.local_places])
+    total = mesh.map_replicas(lambda row: lax.psum(row, AXIS), PartitionSpec(AXIS), PartitionSpec())
     compiled = jax.jit(total).lower(rows).compile()
     cluster.barrier("connection", cluster.timeout_s)
     jax.block_until_ready(compiled(rows))

@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.described import DescribedArray
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import ReduceOp, VariableAggregation
+from jaxtribute._src.values.mesh import AXIS
 from jaxtribute._src.values.numbers import check_range, row_ids
 from jaxtribute._src.values.operators import operand
 from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
 
 if TYPE_CHECKING:
     from jaxtribute._src.context import Context
-    from jaxtribute._src.values.mesh import ReplicaMesh
+    from jaxtribute._src.values.mesh import Layout, ReplicaMesh
     from jaxtribute._src.values.variable import Variable
 
 
@@ -59,6 +61,20 @@ class Policy(ABC):
     regathers: bool = False
     """True if the backward pass puts the value together again from its slices rather than keep it."""
 
+    layout: Layout = ()
+    """The axes within a replica that the value is split over."""
+
+    @property
+    def where(self) -> Sharding | None:
+        """The placement of the stored array; None for a variable that no strategy placed."""
+        mesh = self.mesh
+        return None if mesh is None else mesh.laid_out((AXIS, *self.layout) if self.split else self.layout)
+
+    def laid_out(self, layout: Layout) -> Policy:
+        """The policy for a variable that is split over axes within a replica, where it can be: see `Variable`."""
+        del layout
+        return self
+
     @property
     def shared(self) -> bool:
         """True if all replicas see one value, however it is stored."""
@@ -83,7 +99,7 @@ class Policy(ABC):
             "flat": (-(-math.prod(value.shape) // mesh.size) * mesh.size,),
             "rows": (mesh.size, *value.shape),
         }
-        return DescribedArray(shapes[self.form], value.dtype, mesh.split if self.split else mesh.replicated)
+        return DescribedArray(shapes[self.form], value.dtype, self.where)
 
     @abstractmethod
     def place(self, value: Numeric) -> jax.Array:
