@@ -166,9 +166,13 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
         in_specs=(
             *(_WHOLE for _ in plan.consts),
             *(_SPLIT if one.split else _WHOLE for one in arguments.inputs),
-            *(_SPLIT if variable.policy.split else _WHOLE for variable in plan.variables),
+            *(variable.policy.spec for variable in plan.variables),
         ),
-        out_specs=tuple(_SPLIT if one else _WHOLE for one in split),
+        out_specs=(
+            *(_SPLIT if varies else _WHOLE for varies in plan.varying[:results]),
+            *(variable.policy.spec for variable in plan.written),
+            *(_WHOLE for _ in traces[0].summed),
+        ),
     )
     inputs = [*plan.consts, *(one.value for one in arguments.inputs)]
     if outer.traced:

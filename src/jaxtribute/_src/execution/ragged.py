@@ -25,7 +25,7 @@ from jaxtribute._src.jaxprs.kinds import is_collective, repeatable
 from jaxtribute._src.jaxprs.making import equal_p
 from jaxtribute._src.jaxprs.walking import any_in, called, evaluate, variables
 from jaxtribute._src.types import Numeric
-from jaxtribute._src.values.mesh import AXIS
+from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
 
 
 @dataclass

@@ -29,7 +29,7 @@ def to_devices(mesh: ReplicaMesh) -> Placement:
         return _Watched(lambda step: _describe(step, mesh))
     if mesh.size == 1:
         return _Watched(lambda step: _put_whole(step.tree if step.parts is None else step.parts[0], mesh))
-    if len(mesh.local_ids) == mesh.size:
+    if len(mesh.local_ids) == mesh.size and mesh.peers is None:
         return _Watched(lambda step: _place(step, mesh, _put_whole))
     return _Watched(lambda step: _place(step, mesh, _put_share))
 
@@ -136,7 +136,7 @@ def _join(parts: Sequence[Nest], mesh: ReplicaMesh) -> Nest:
 
 
 def _put_whole(tree: Nest, mesh: ReplicaMesh) -> Nest:
-    return _put(tree, mesh.split)
+    return _put(tree, mesh.split) if mesh.peers is None else _put_share(tree, mesh)
 
 
 def _put_share(tree: Nest, mesh: ReplicaMesh) -> Nest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.mesh import own, put
 from jaxtribute._src.values.policies.base import Policy
 from jaxtribute._src.values.policies.sliced import SlicedPolicy
-from jaxtribute._src.values.slices import flat
+from jaxtribute._src.values.slices import Cut
 from jaxtribute._src.values.variable import Variable
 
 
@@ -58,13 +58,15 @@ def optax_rules() -> Generator[None]:
         yield
 
 
-def make_slots(transform: optax.GradientTransformation, variables: Sequence[Variable], sliced: frozenset[int]) -> Slots:
+def make_slots(
+    transform: optax.GradientTransformation, variables: Sequence[Variable], sliced: Mapping[int, Cut]
+) -> Slots:
     """Makes the slots of `variables`, each stored as its variable is; those of `sliced` ones in slices.
 
     Args:
       transform: the Optax transformation.
       variables: the variables that it will update, of one strategy.
-      sliced: indices of variables whose slots each replica holds a slice of.
+      sliced: the variables of whose slots each replica holds a piece, by index, with the way they are cut.
     """
     kinds: list[Any] = []
 
@@ -82,10 +84,7 @@ def make_slots(transform: optax.GradientTransformation, variables: Sequence[Vari
     strategy = variables[0].distribute_strategy
     plain = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
     leaves, tree = jax.tree.flatten(shapes)
-    policies = [
-        SlicedPolicy(plain.mesh) if owner in sliced else _as_owner(plain, leaf, owner, variables)
-        for leaf, owner in zip(leaves, owners, strict=True)
-    ]
+    policies = [_as_owner(plain, leaf, owner, variables, sliced) for leaf, owner in zip(leaves, owners, strict=True)]
     arrays = _stored_state(init, stored, policies)
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]]
     names = slot_names(paths, [None if owner is None else variables[owner].name for owner in owners])
@@ -96,10 +95,16 @@ def make_slots(transform: optax.GradientTransformation, variables: Sequence[Vari
     return Slots(tuple(slots), tree, owners, tuple(kinds))
 
 
-def _as_owner(plain: Policy, leaf: Array, owner: int | None, variables: Sequence[Variable]) -> Policy:
-    """The policy of a slot: laid out as the variable that it belongs to."""
-    policy = plain if owner is None else plain.laid_out(variables[owner].policy.layout)
-    return policy.fitted(leaf.shape, leaf.dtype)
+def _as_owner(
+    plain: Policy, leaf: Array, owner: int | None, variables: Sequence[Variable], sliced: Mapping[int, Cut]
+) -> Policy:
+    """The policy of a slot: cut and laid out as the variable that it belongs to."""
+    if owner is None:
+        return plain.fitted(leaf.shape, leaf.dtype)
+    layout, mesh = variables[owner].policy.layout, variables[owner].policy.mesh
+    if owner in sliced and mesh is not None:
+        return SlicedPolicy(mesh, sliced[owner], layout)
+    return plain.laid_out(layout).fitted(leaf.shape, leaf.dtype)
 
 
 def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], policies: Sequence[Policy]) -> list[Any]:
@@ -109,8 +114,8 @@ def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], p
     def laid_out(stored: Sequence[Any]) -> list[Any]:
         leaves = leaves_of(init(stored))
         return [
-            flat(leaf, mesh.size) if policy.split and mesh else leaf
-            for leaf, policy, mesh in zip(leaves, policies, meshes, strict=True)
+            leaf if policy.cut is None else policy.cut.stored(leaf)
+            for leaf, policy in zip(leaves, policies, strict=True)
         ]
 
     places = [policy.where for policy in policies]

@@ -51,6 +51,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
 
     variable_kind: type[Variable] = Variable
     """Class that `jd.Variable(...)` makes in the strategy's scope."""
+    _layouts: LayoutMap | None = None
 
     def __init__(
         self,
@@ -61,7 +62,8 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         self._mesh = mesh
         if cross_device_ops is not None:
             self._cross_device_ops = cross_device_ops
-        self._layouts = layouts
+        if layouts is not None:
+            self._layouts = layouts
         self._strategy: weakref.ref[Strategy] | None = None
 
     def attach(self, strategy: Strategy) -> None:

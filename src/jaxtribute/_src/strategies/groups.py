@@ -45,6 +45,10 @@ class Groups:
         return mesh
 
 
+ALONE = Groups({}, None)
+"""Replicas of one device."""
+
+
 def groups_of(devices_per_replica: Foreign, replica_shape: Foreign, layout: Foreign) -> Groups:
     """Reads what a strategy is told of its replicas' devices.
 

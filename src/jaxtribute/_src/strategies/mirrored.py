@@ -13,7 +13,7 @@ from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute._src.devices import default_devices, strategy_devices
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.strategies.extended import StrategyExtended
-from jaxtribute._src.strategies.groups import Groups, groups_of
+from jaxtribute._src.strategies.groups import ALONE, Groups, groups_of
 from jaxtribute._src.values.layouts import LayoutMap
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute.errors import ArgumentTypeError, DeviceError
@@ -23,8 +23,8 @@ class MirroredStrategy(Strategy):
     """Keeps a copy of every variable on each device and runs one replica on each, in step.
 
     Args:
-      devices: TensorFlow's names of the devices, or JAX devices, those of a replica behind each other. By default (None or empty)
-        all accelerators, or all (logical) CPU devices where there is none.
+      devices: TensorFlow's names of the devices, or JAX devices, those of a replica behind each other. By default
+        (None or empty) all accelerators, or all (logical) CPU devices where there is none.
       cross_device_ops: how values are reduced between devices; by default what XLA does best.
       devices_per_replica: number of devices of each replica, which hold variables in parts by `layout` and divide its
         work, for models larger than a device; an axis named "model". By default 1.
@@ -57,7 +57,7 @@ class MirroredStrategy(Strategy):
 def local_mesh(
     devices: Sequence[str | jax.Device] | None,
     cross_device_ops: CrossDeviceOps | None = None,
-    groups: Groups = Groups({}, None),
+    groups: Groups = ALONE,
 ) -> ReplicaMesh:
     """The devices of this machine that a strategy's arguments name, by default all; see `MirroredStrategy`."""
     prepare_cpu_backend()

@@ -73,7 +73,7 @@ def all_signatures(columns: Sequence[Sequence[Any]], what: str, mesh: ReplicaMes
         )
     result: list[list[Signature] | None] = []
     for place in range(len(columns)):
-        whole = [signature for one in told for signature in one[place]]
+        whole = [signature for one in told[:: mesh.workers_per_replica] for signature in one[place]]
         known = [(tuple(shape), dtype) for shape, dtype in (one for one in whole if one is not None)]
         result.append(known if len(known) == len(whole) else None)
     return result
@@ -88,7 +88,9 @@ def _broadcast(host: np.ndarray[Any, Any], mesh: ReplicaMesh) -> np.ndarray[Any,
     data = np.frombuffer(np.ascontiguousarray(host).tobytes(), np.uint8)
     padded: np.ndarray[Any, Any] = np.zeros(1 << max(6, (data.size - 1).bit_length()), np.uint8)
     padded[: data.size] = data
-    rows = mesh.assemble([jax.device_put(padded, place) for place in mesh.local_places])
+    # Over devices and not replicas, whose devices may belong to several workers.
+    mesh = mesh.of_devices
+    rows = mesh.assemble([jax.device_put(padded, device) for device in mesh.local_devices])
     result = np.asarray(_first_row(rows, mesh))[: data.size]
     return np.frombuffer(result.tobytes(), host.dtype).reshape(host.shape)
 

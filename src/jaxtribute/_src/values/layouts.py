@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, cast
 
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.types import Foreign, Numeric
@@ -29,7 +30,7 @@ def parse_layout(layout: Foreign) -> Layout:
       ArgumentError: a name that stands twice.
     """
     axes = getattr(layout, "axes", layout)
-    if isinstance(axes, str) or not isinstance(axes, (tuple, list)):
+    if not isinstance(axes, (tuple, list, PartitionSpec)):
         raise ArgumentTypeError(
             f"a layout is {layout!r} of type {type(layout).__name__}. "
             'HINT: name an axis or None for each axis of the array, e.g. (None, "model").'
@@ -38,7 +39,7 @@ def parse_layout(layout: Foreign) -> Layout:
     names = [name for axis in parsed for name in names_of(axis)]
     if not all(isinstance(name, str) for name in names):
         raise ArgumentTypeError(
-            f'a layout is {layout!r}. HINT: each of its axes is a name, a tuple of names, or None, e.g. (None, "model").'
+            f'a layout is {layout!r}. HINT: each axis is a name, a tuple of names, or None: (None, "model").'
         )
     if len(set(names)) < len(names):
         raise ArgumentError(f"the layout {layout!r} names an axis twice. HINT: split one axis of the array over it.")
@@ -153,12 +154,14 @@ class LayoutMap(MutableMapping[str, Any]):
 
     def __setitem__(self, key: str, layout: Foreign) -> None:
         if not isinstance(cast("Any", key), str):
-            raise ArgumentTypeError(f"a key of a LayoutMap is {key!r}. HINT: a pattern of names, such as 'dense/kernel'.")
+            raise ArgumentTypeError(
+                f"a key of a LayoutMap is {key!r}. HINT: a pattern of names, such as 'dense/kernel'."
+            )
         try:
             re.compile(key)
         except re.error as error:
             raise ArgumentError(
-                f"a key of a LayoutMap is {key!r}, which is no regular expression: {error}. HINT: escape it by re.escape."
+                f"a key of a LayoutMap is {key!r}, which is no regular expression: {error}. HINT: use re.escape."
             ) from error
         self._layouts[key] = parse_layout(layout)
 
@@ -185,7 +188,7 @@ class LayoutMap(MutableMapping[str, Any]):
         fitting = [key for key in self._layouts if re.search(key, name)]
         if len(fitting) > 1:
             raise ArgumentError(
-                f"the variable {name!r} fits several keys of a LayoutMap: {fitting}. HINT: make them tell the variables "
-                "apart, or add the name itself as a key."
+                f"the variable {name!r} fits several keys of a LayoutMap: {fitting}. HINT: make them tell the "
+                "variables apart, or add the name itself as a key."
             )
         return self._layouts[fitting[0]] if fitting else ()

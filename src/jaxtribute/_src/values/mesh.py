@@ -294,14 +294,24 @@ class ReplicaMesh:
         """The mesh of each of `local_ids`: the axes of `group`."""
         return tuple(Mesh(self.mesh.devices[replica], tuple(self.group)) for replica in self.local_ids)
 
-    def local_layout(self, index: int, layout: Layout) -> jax.Device | Sharding:
+    def local_layout(self, index: int, layout: Layout) -> Sharding:
         """The place of an array of one of `local_ids` that is split over axes within the replica."""
-        return NamedSharding(self._local_meshes[index], PartitionSpec(*layout)) if self.group else self.devices[0]
+        return NamedSharding(self._local_meshes[index], PartitionSpec(*layout))
 
     def _own_devices(self, replica: int) -> list[jax.Device]:
         process = None if self.described else jax.process_index(self.devices[0].client)
         members = self.devices[replica * self.group_size : (replica + 1) * self.group_size]
         return [device for device in members if process is None or device.process_index == process]
+
+    @cached_property
+    def workers_per_replica(self) -> int:
+        """Number of workers that the devices of one replica belong to."""
+        return len({device.process_index for device in self.devices[: self.group_size]})
+
+    @cached_property
+    def of_devices(self) -> ReplicaMesh:
+        """The mesh in which each device is a replica of its own."""
+        return ReplicaMesh(self.devices, self.peers) if self.group else self
 
     @cached_property
     def local_numbers(self) -> tuple[jax.Array, ...]:
@@ -393,7 +403,7 @@ class ReplicaMesh:
         shape, within = array.shape, layout
         if layout[:1] == (AXIS,):
             shape, within = (array.shape[0] // self.size, *array.shape[1:]), (None, *layout[1:])
-        pieces = {shard.device: shard.data for shard in array.addressable_shards}
+        pieces: dict[jax.Device, Any] = {shard.device: shard.data for shard in array.addressable_shards}
         return [
             jax.make_array_from_single_device_arrays(
                 shape, self.local_layout(index, within), [pieces[device] for device in self._own_devices(replica)]

@@ -32,7 +32,6 @@ class OnReadPolicy(Policy):
 
     label = "SyncOnReadVariable"
     split = True
-    form = "rows"
 
     def __init__(self, mesh: ReplicaMesh, layout: Layout = ()) -> None:
         self._mesh, self.layout = mesh, layout
@@ -50,6 +49,15 @@ class OnReadPolicy(Policy):
         """A row of its own for each replica, all equal at first."""
         rows = jnp.broadcast_to(jnp.asarray(value), (self.mesh.size, *jnp.shape(value)))
         return own(rows, self.where)
+
+    @property
+    def form(self) -> str:
+        """One value a replica."""
+        return "rows"
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """One row a replica."""
+        return (self.mesh.size, *shape)
 
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
         """One row."""
