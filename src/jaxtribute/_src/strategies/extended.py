@@ -30,7 +30,7 @@ from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.on_read import OnReadPolicy
 from jaxtribute._src.values.policies.plain import PlainPolicy
 from jaxtribute._src.values.variable import Variable
-from jaxtribute.errors import ArgumentError, DeviceError, StrategyMixError
+from jaxtribute.errors import ArgumentError, ContextError, DeviceError, StrategyMixError
 
 if TYPE_CHECKING:
     from jaxtribute._src.input.agreement import Agreements
@@ -139,6 +139,13 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
             fn = executor.compiles(fn)
         if isinstance(executor, TracedFunction) and self.home is not None:
             executor.enter(self.home)
+        if not executor.traced and not isinstance(fn, Function) and self.mesh.group and self.mesh.peers is not None:
+            # A replica's operations would exchange parts between its devices, one by one and unordered: Gloo mixes
+            # them up.
+            raise ContextError(
+                f"strategy.run outside a compiled function, on replicas of {self.mesh.group_size} devices over several "
+                "workers. HINT: call strategy.run in a function decorated by @jd.function."
+            )
         if self.mesh.size == 1:
             return self._call_alone(fn, args, kwargs)
         _check_values(self, (args, kwargs))

@@ -114,6 +114,15 @@ def unbound(array: Numeric) -> Any:
     return ArrayImpl(array.aval, array.sharding, [array], committed=False)
 
 
+def everywhere(array: jax.Array, mesh: ReplicaMesh) -> jax.Array:
+    """The array whole on each device of a mesh; all workers must call it."""
+    return jax.jit(_same, out_shardings=mesh.replicated)(array)
+
+
+def _same(array: jax.Array) -> jax.Array:
+    return array
+
+
 def _layout_of(array: jax.Array, mesh: Mesh) -> Layout | None:
     """The axes of `mesh` that an array is split over; None where it lies otherwise."""
     where = array.sharding

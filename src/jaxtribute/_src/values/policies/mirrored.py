@@ -8,7 +8,7 @@ import jax
 
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import Mirrored
-from jaxtribute._src.values.mesh import own, put
+from jaxtribute._src.values.mesh import everywhere, own, put
 from jaxtribute._src.values.policies.base import Policy, Update, combined
 
 if TYPE_CHECKING:
@@ -48,8 +48,12 @@ class MirroredPolicy(Policy):
         return put(array, self.mesh.laid_out(self.layout)) if self.mesh.group else array
 
     def read(self, variable: Variable, context: Context) -> Any:
-        """The copy that the context sees."""
-        return context.executor.get(variable)
+        """The copy that the context sees; between workers, whose devices each hold parts of it, put together."""
+        executor = context.executor
+        array = executor.get(variable)
+        if not self.layout or self.mesh.peers is None or executor.local or executor.traced:
+            return array
+        return everywhere(array, self.mesh)
 
     def write(self, variable: Variable, value: Numeric, update: Update, context: Context) -> None:
         """Updates all copies alike, with what the replicas write combined."""

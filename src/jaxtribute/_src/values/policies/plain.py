@@ -9,7 +9,7 @@ import jax
 
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.enums import ReduceOp
-from jaxtribute._src.values.mesh import own, unbound
+from jaxtribute._src.values.mesh import everywhere, own, unbound
 from jaxtribute._src.values.policies.base import Policy, Update, coerce
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class PlainPolicy(Policy):
     def read(self, variable: Variable, context: Context) -> Any:
         """The array; to a replica that runs eagerly such that it can meet arrays of other devices."""
         array = context.executor.get(variable)
+        if self.layout and self.mesh is not None and self.mesh.peers is not None and not context.executor.traced:
+            return everywhere(array, self.mesh)
         return array if context.replica is None or context.executor.traced else unbound(array)
 
     def derivable(self, variable: Variable, context: Context) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:

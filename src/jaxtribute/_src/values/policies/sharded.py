@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import Mirrored
-from jaxtribute._src.values.mesh import own
+from jaxtribute._src.values.mesh import everywhere, own
 from jaxtribute._src.values.policies.base import Policy, Update, combined
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.slices import Cut, NotCuttable, alike
@@ -140,7 +140,10 @@ class ShardedPolicy(Policy):
         executor = context.executor
         if not executor.local:
             array = executor.get(variable)
-            return self.value(array) if executor.traced else self.spread(array)
+            if executor.traced:
+                return self.value(array)
+            spread = self.spread(array)
+            return everywhere(spread, self.mesh) if self.layout and self.mesh.peers is not None else spread
         if not executor.traced:
             return executor.get(variable)
         return executor.derive(variable, self.cut.whole)
