@@ -21,6 +21,7 @@ class Core:
 
     coords: tuple[int, int, int]
     core_on_chip: int
+    platform: str = "tpu"
 
     @property
     def place(self) -> tuple[int, ...]:

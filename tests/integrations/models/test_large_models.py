@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -57,7 +57,7 @@ def losses_under(strategy: jd.Strategy, name: str, epochs: int = EPOCHS) -> tupl
             return jd.nn.compute_average_loss(each, global_batch_size=gpt_models.BATCH)
 
         value, gradients = jd.value_and_grad(loss, model.parameters)()
-        model.optimizer.apply_gradients(gradients)
+        cast("Any", model.optimizer).apply_gradients(gradients)
         return value
 
     @jd.function
@@ -110,7 +110,7 @@ def test_equinox() -> None:
                 return jd.nn.compute_average_loss(each, global_batch_size=gpt_models.BATCH)
 
             value, gradients = jd.value_and_grad(loss, model.parameters)()
-            model.optimizer.apply_gradients(gradients)
+            cast("Any", model.optimizer).apply_gradients(gradients)
             return value
 
         return strategy.reduce("SUM", strategy.run(replica_step, (tokens,)), axis=None)

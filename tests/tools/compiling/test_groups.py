@@ -64,7 +64,7 @@ def by_hand(each: int) -> tuple[Any, int]:
     def aval(shape: tuple[int, ...], *spec: Any) -> Any:
         return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(*spec)))
 
-    params = [aval((WIDTH, UNITS), None, "model"), aval((UNITS, WIDTH), "model")]
+    params: Any = [aval((WIDTH, UNITS), None, "model"), aval((UNITS, WIDTH), "model")]
     state = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(
             leaf.shape,
@@ -75,7 +75,7 @@ def by_hand(each: int) -> tuple[Any, int]:
     )
 
     def step(params: Any, state: Any, x: Any) -> Any:
-        value, gradients = jax.value_and_grad(lambda p: network(*p, x).mean(-1).sum() / ROWS)(params)
+        value, gradients = jax.value_and_grad(lambda p: network(p[0], p[1], x).mean(-1).sum() / ROWS)(params)
         updates, state = TRANSFORM.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, value
 
@@ -83,7 +83,7 @@ def by_hand(each: int) -> tuple[Any, int]:
     with jax.numpy_dtype_promotion("standard"):
         program = jax.jit(step, donate_argnums=(0, 1), out_shardings=(*places, NamedSharding(mesh, P())))
         made = program.lower(params, state, aval((ROWS, WIDTH), "data")).compile()
-    return made, sum(one.nbytes for one in collectives(made.as_text(), devices.size // each))
+    return made, sum(one.nbytes for one in collectives(made.as_text() or "", devices.size // each))
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxtribute._src import settings
-from jaxtribute._src.devices import default_devices, device_name
+from jaxtribute._src.devices import default_devices, device_name, resolve_device
 from jaxtribute._src.strategies.groups import MODEL_AXIS
 from jaxtribute._src.types import Foreign, HostArray
 from jaxtribute.errors import ArgumentTypeError, DeviceError, ShapeError
@@ -26,15 +26,17 @@ class Topology:
     Devices that tell no coordinates, such as CPU devices that stand in, count as chips of two cores along x.
 
     Args:
-      devices: the devices.
+      devices: TensorFlow's names of the devices, or JAX devices.
 
     Raises:
-      DeviceError: there is none.
+      DeviceError: there is none, or one that does not exist.
+      ArgumentTypeError: a single string instead of a list.
 
     Source: `tf.tpu.experimental.Topology`.
     """
 
-    def __init__(self, devices: Sequence[jax.Device]) -> None:
+    def __init__(self, devices: Sequence[str | jax.Device]) -> None:
+        devices = [_device(device) for device in settings.sequence("devices", devices)]
         if not devices:
             raise DeviceError("a topology of no devices. HINT: pass jax.devices().")
         cores = 2 if len(devices) % 2 == 0 else 1
@@ -187,6 +189,14 @@ class DeviceAssignment:
 
     def __repr__(self) -> str:
         return f"<jd.experimental.DeviceAssignment of {self.num_replicas} replicas of {self.num_cores_per_replica}>"
+
+
+def _device(device: Any) -> Any:
+    if isinstance(device, str):
+        return resolve_device(device)
+    if not hasattr(device, "platform"):
+        raise DeviceError(f"{device!r} is no device. HINT: pass names such as 'TPU:0', or jax.devices().")
+    return device
 
 
 def _coordinates(device: jax.Device, number: int, cores: int) -> tuple[int, int, int, int]:

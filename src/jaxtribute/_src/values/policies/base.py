@@ -58,10 +58,13 @@ class Policy(ABC):
     regathers: bool = False
     """True if the backward pass puts the value together again from its slices rather than keep it."""
 
-    cut: Cut | None = None
-    """The way in which the value is cut into one piece a replica, if it is."""
     layout: Layout = ()
     """The axes within a replica that the value is split over."""
+
+    @property
+    def cut(self) -> Cut | None:
+        """The way in which the value is cut into one piece a replica, if it is."""
+        return None
 
     @property
     def form(self) -> str:

@@ -48,8 +48,6 @@ class ShardedPolicy(Policy):
     label = "FullyShardedVariable"
     split = True
 
-    cut: Cut  # pyright: ignore[reportIncompatibleVariableOverride] (which never changes)
-
     def __init__(
         self,
         mesh: ReplicaMesh,
@@ -60,8 +58,13 @@ class ShardedPolicy(Policy):
         cut: Cut | None = None,
     ) -> None:
         self._mesh, self._min_bytes, self.layout = mesh, min_bytes, layout
-        self.cut = Cut((), mesh.size) if cut is None else cut
+        self._cut = Cut((), mesh.size) if cut is None else cut
         self.regathers = regather
+
+    @property
+    def cut(self) -> Cut:
+        """The way in which the value is cut."""
+        return self._cut
 
     @property
     def form(self) -> str:

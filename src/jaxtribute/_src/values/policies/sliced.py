@@ -33,10 +33,13 @@ class SlicedPolicy(Policy):
     label = "SlicedVariable"
     split = True
 
-    cut: Cut  # pyright: ignore[reportIncompatibleVariableOverride] (which never changes)
-
     def __init__(self, mesh: ReplicaMesh, cut: Cut, layout: Layout = ()) -> None:
-        self._mesh, self.cut, self.layout = mesh, cut, layout
+        self._mesh, self._cut, self.layout = mesh, cut, layout
+
+    @property
+    def cut(self) -> Cut:
+        """The way in which the value is cut."""
+        return self._cut
 
     @property
     def form(self) -> str:
