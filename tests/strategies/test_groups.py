@@ -204,9 +204,29 @@ def test_pictures_and_checks_know_groups() -> None:
     strategy = grouped(2, 2)
     _, variables, _ = build(strategy)
     text = str(strategy.visualize(variables))
-    assert "2 replica(s)" in text
+    assert "2 replica(s) of 2 devices" in text
+    html = strategy._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    assert all(f"CPU:{i}" in html for i in range(4))
     assert "0:8" in text
     jd.debug.check_replicas(variables)
+    rows = strategy.experimental_distribute_values_from_function(
+        lambda context: np.full((2, 3), context.replica_id_in_sync_group, np.float32)
+    )
+    number = strategy.run(lambda: here().replica_id_in_sync_group)
+    assert str(strategy.visualize([rows, number])).count("CPU:3") == 1
+
+
+def test_a_replica_names_its_devices_and_can_be_the_one_that_adds_up() -> None:
+    strategy = jd.MirroredStrategy(devices(4), jd.ReductionToOneDevice("CPU:3"), devices_per_replica=2)
+    names: list[Any] = []
+
+    def program() -> Any:
+        names.append([name[-5:] for name in here().devices])
+        return here().all_reduce("SUM", here().replica_id_in_sync_group + np.int32(1))
+
+    assert int(strategy.run(program)) == 3
+    assert names == [["CPU:0", "CPU:1"], ["CPU:2", "CPU:3"]]
+    assert int(jd.function(strategy.run)(program)) == 3
 
 
 @pytest.mark.parametrize(

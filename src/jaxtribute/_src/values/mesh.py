@@ -307,10 +307,13 @@ class ReplicaMesh:
         """The place of an array of one of `local_ids` that is split over axes within the replica."""
         return NamedSharding(self._local_meshes[index], PartitionSpec(*layout))
 
+    def devices_of(self, replica: int) -> tuple[jax.Device, ...]:
+        """The devices of one replica."""
+        return self.devices[replica * self.group_size : (replica + 1) * self.group_size]
+
     def _own_devices(self, replica: int) -> list[jax.Device]:
         process = None if self.described else jax.process_index(self.devices[0].client)
-        members = self.devices[replica * self.group_size : (replica + 1) * self.group_size]
-        return [device for device in members if process is None or device.process_index == process]
+        return [device for device in self.devices_of(replica) if process is None or device.process_index == process]
 
     @cached_property
     def workers_per_replica(self) -> int:
