@@ -206,7 +206,7 @@ def test_pictures_and_checks_know_groups() -> None:
     text = str(strategy.visualize(variables))
     assert "2 replica(s) of 2 devices" in text
     html = strategy._repr_html_()  # pyright: ignore[reportPrivateUsage]
-    assert all(f"CPU:{i}" in html for i in range(4))
+    assert html.count("this process") == 4
     assert "0:8" in text
     jd.debug.check_replicas(variables)
     rows = strategy.experimental_distribute_values_from_function(
