@@ -2,7 +2,9 @@
 
     python examples/gpt.py                                            a small one, mirrored on two devices
     python examples/gpt.py --strategy fully-sharded --devices 4
+    python examples/gpt.py --devices 8 --per-replica 4                two replicas of four devices each
     jaxtribute plan --topology v5e:4x4 examples/gpt.py --size 1.3b --strategy fully-sharded
+    jaxtribute plan --topology v5e:4x4 examples/gpt.py --size 1.3b --per-replica 4
 
 Variables are made by functions, which `plan --topology` does not call: planning a large model takes no memory for it.
 """
@@ -38,10 +40,20 @@ SIZES = {
     "125m": Size(layers=12, width=768, heads=12, vocabulary=50304, length=1024, examples=8),
     "1.3b": Size(layers=24, width=2048, heads=16, vocabulary=50304, length=1024, examples=4),
 }
-STRATEGIES: dict[str, Callable[[list[str]], jd.Strategy]] = {
-    "one-device": lambda devices: jd.OneDeviceStrategy(devices[0]),
-    "mirrored": jd.MirroredStrategy,
-    "fully-sharded": jd.FullyShardedStrategy,
+LAYOUT = jd.LayoutMap(
+    {
+        "tokens": ("model",),  # by vocabulary
+        "projections": (None, None, "model"),  # by heads
+        "mixed": ("model",),
+        "/up": (None, "model"),  # by columns, and the next product by rows: one sum over the devices for both
+        "/down": ("model",),
+    }
+)
+"""How the devices of a replica share the variables, where it has several."""
+STRATEGIES: dict[str, Callable[[list[str], int], jd.Strategy]] = {
+    "one-device": lambda devices, _: jd.OneDeviceStrategy(devices[0]),
+    "mirrored": lambda devices, each: jd.MirroredStrategy(devices, devices_per_replica=each, layout=LAYOUT),
+    "fully-sharded": lambda devices, each: jd.FullyShardedStrategy(devices, devices_per_replica=each, layout=LAYOUT),
 }
 
 
@@ -57,9 +69,9 @@ class Model:
         self.layers = [self._layer(f"layer_{i}", width) for i in range(size.layers)]
         self.scale = self._ones("scale", width)
 
-    def _matrix(self, name: str, rows: int, columns: int) -> jd.Variable:
+    def _matrix(self, name: str, *shape: int) -> jd.Variable:
         key = jax.random.key(len(self.variables))
-        made = jd.Variable(lambda: 0.02 * jax.random.normal(key, (rows, columns)), name=name)
+        made = jd.Variable(lambda: 0.02 * jax.random.normal(key, shape), name=name)
         self.variables.append(made)
         return made
 
@@ -71,7 +83,7 @@ class Model:
     def _layer(self, name: str, width: int) -> list[jd.Variable]:
         return [
             self._ones(f"{name}/attention_scale", width),
-            self._matrix(f"{name}/projections", width, 3 * width),
+            self._matrix(f"{name}/projections", width, 3, width),
             self._matrix(f"{name}/mixed", width, width),
             self._ones(f"{name}/perceptron_scale", width),
             self._matrix(f"{name}/up", width, 4 * width),
@@ -90,17 +102,23 @@ class Model:
     def _run(self, hidden: jax.Array, layer: list[jax.Array]) -> jax.Array:
         first, projections, mixed, second, up, down = layer
         examples, length, width = hidden.shape
-        each = (_normed(hidden, first) @ projections.astype(jnp.bfloat16)).reshape(
-            examples, length, 3, self.size.heads, width // self.size.heads
-        )
+        each = jnp.einsum("elw,wpv->elpv", _normed(hidden, first), projections.astype(jnp.bfloat16))
+        each = each.reshape(examples, length, 3, self.size.heads, width // self.size.heads)
         attended = jax.nn.dot_product_attention(each[:, :, 0], each[:, :, 1], each[:, :, 2], is_causal=True)
-        hidden = hidden + attended.reshape(hidden.shape) @ mixed.astype(jnp.bfloat16)
+        hidden = self._shared(hidden + attended.reshape(hidden.shape) @ mixed.astype(jnp.bfloat16))
         units = jax.nn.gelu(_normed(hidden, second) @ up.astype(jnp.bfloat16))
-        return hidden + units @ down.astype(jnp.bfloat16)
+        return self._shared(hidden + units @ down.astype(jnp.bfloat16))
+
+    def _shared(self, hidden: jax.Array) -> jax.Array:
+        """Between the products the devices of a replica share the positions of the examples, not each all of them."""
+        return jd.with_layout(hidden, (None, "model"))
 
     def _measured(self, hidden: jax.Array, scale: jax.Array, tokens: jax.Array, labels: jax.Array) -> jax.Array:
         logits = _normed(hidden, scale) @ tokens.astype(jnp.bfloat16).T
-        return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels)
+        wide = logits.astype(jnp.float32)
+        # Compared rather than looked up: each device has the scores of a part of the vocabulary.
+        chosen = jnp.arange(self.size.vocabulary) == labels[..., None]
+        return jax.nn.logsumexp(wide, axis=-1) - jnp.sum(jnp.where(chosen, wide, 0.0), axis=-1)
 
 
 def _normed(hidden: jax.Array, scale: jax.Array) -> jax.Array:
@@ -123,11 +141,12 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--strategy", choices=STRATEGIES, default="mirrored")
     parser.add_argument("--devices", type=int, default=2, metavar="N", help="how many devices (2)")
+    parser.add_argument("--per-replica", type=int, default=1, metavar="N", help="how many of them each replica has (1)")
     parser.add_argument("--steps", type=int, default=50, metavar="N", help="how many steps (50)")
     options = parser.parse_args()
     size = SIZES[options.size]
     jd.config.set_logical_cpu_devices(options.devices)
-    strategy = STRATEGIES[options.strategy]([f"CPU:{i}" for i in range(options.devices)])
+    strategy = STRATEGIES[options.strategy]([f"CPU:{i}" for i in range(options.devices)], options.per_replica)
     batch = size.examples * strategy.num_replicas_in_sync
     with strategy.scope():
         model = Model(size)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -51,6 +52,7 @@ def variable() -> Any:
 
 
 SPEC = jd.ClusterSpec({"worker": ["host0:2222", "host1:2222"]})
+TPUS = jd.experimental.Topology(jax.devices()[:2])
 SLURM = {
     "SLURM_PROCID": "0",
     "SLURM_STEP_NUM_TASKS": "2",
@@ -60,6 +62,10 @@ SLURM = {
 
 TABLE: dict[str, Callable[[Path], tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {
     "MirroredStrategy": lambda _: given(jd.MirroredStrategy),
+    "LayoutMap": lambda _: given(jd.LayoutMap, {"w": ("model",)}),
+    "with_layout": lambda _: given(jd.with_layout, jnp.ones(2), ("model",)),
+    "experimental.Topology": lambda _: given(jd.experimental.Topology, devices=jax.devices()[:2]),
+    "experimental.DeviceAssignment.build": lambda _: given(jd.experimental.DeviceAssignment.build, TPUS),
     "OneDeviceStrategy": lambda _: given(jd.OneDeviceStrategy, device="CPU:0"),
     "FullyShardedStrategy": lambda _: given(jd.FullyShardedStrategy),
     "CentralStorageStrategy": lambda _: given(jd.CentralStorageStrategy),

@@ -36,6 +36,8 @@ from jaxtribute._src.values.distributed import PerReplica as PerReplica
 from jaxtribute._src.values.enums import ReduceOp as ReduceOp
 from jaxtribute._src.values.enums import VariableAggregation as VariableAggregation
 from jaxtribute._src.values.enums import VariableSynchronization as VariableSynchronization
+from jaxtribute._src.values.layouts import LayoutMap as LayoutMap
+from jaxtribute._src.values.layouts import with_layout as with_layout
 from jaxtribute._src.values.mesh import AXIS as _AXIS
 from jaxtribute._src.values.scatter import IndexedSlices as IndexedSlices
 from jaxtribute._src.values.spec import ArraySpec as ArraySpec

@@ -19,11 +19,13 @@ from jaxtribute._src.strategies.older import TPUStrategy as TPUStrategy
 
 _LAZY = {
     "DatasetCreator": "input.options",
+    "DeviceAssignment": "strategies.device_assignment",
     "ParameterServerStrategy": "parameter_servers.strategy",
     "PreemptionCheckpointHandler": "checkpoint.preemption",
     "PreemptionWatcher": "checkpoint.preemption",
     "SidecarEvaluator": "checkpoint.sidecar",
     "TerminationConfig": "checkpoint.preemption",
+    "Topology": "strategies.device_assignment",
     "compile_for": "tools.compiling.targets",
 }
 _LAZY_MODULES = {"coordinator", "rpc"}
@@ -37,6 +39,8 @@ if _TYPE_CHECKING:
     from jaxtribute._src.checkpoint.sidecar import SidecarEvaluator as SidecarEvaluator
     from jaxtribute._src.input.options import DatasetCreator as DatasetCreator
     from jaxtribute._src.parameter_servers.strategy import ParameterServerStrategy as ParameterServerStrategy
+    from jaxtribute._src.strategies.device_assignment import DeviceAssignment as DeviceAssignment
+    from jaxtribute._src.strategies.device_assignment import Topology as Topology
     from jaxtribute._src.tools.compiling.targets import compile_for as compile_for
 
 

@@ -230,7 +230,7 @@ def programs(*fns: Callable[..., Any]) -> list[ReplicaClass]:
     for place, fn in enumerate(fns):
         aval = jax.ShapeDtypeStruct((place + 2,), jnp.float32)
         closed = jax.make_jaxpr(fn, axis_env=[("replica", 2)])(aval)
-        made.append(ReplicaClass(inlined(closed, 2), [0], {0: aval.shape}))
+        made.append(ReplicaClass(inlined(closed, mirrored(2).extended.mesh), [0], {0: aval.shape}))
     return made
 
 

@@ -133,3 +133,15 @@ def test_two_workers_write_one_file_and_hold_no_more_than_their_shards_and_a_ten
         assert result["same"]
         assert result["saving"] < tensor / 10
         assert result["loading"] < 1.25 * tensor
+
+
+def test_parts_on_the_devices_of_a_replica(tmp_path: Any) -> None:
+    strategy = jd.MirroredStrategy([f"CPU:{i}" for i in range(4)], devices_per_replica=2, layout={"w": (None, "model")})
+    value = np.arange(12, dtype=np.float32).reshape(3, 4)
+    with strategy.scope():
+        w, u = jd.Variable(value, name="w"), jd.Variable(jnp.zeros((3, 4)), name="w")
+    safetensors.save({"w": w}, tmp_path / "w.safetensors")
+    np.testing.assert_array_equal(library.load_file(tmp_path / "w.safetensors")["w"], value)
+    safetensors.load({"w": u}, tmp_path / "w.safetensors")
+    np.testing.assert_array_equal(u.numpy(), value)
+    assert u.stored.sharding == w.stored.sharding

@@ -23,7 +23,7 @@ from jaxtribute._src.execution.ragged import makes_collectives
 from jaxtribute._src.jaxprs.core import opened
 from jaxtribute._src.jaxprs.kinds import list_collectives
 from jaxtribute._src.values.mesh import AXIS
-from jaxtribute._src.values.slices import whole
+from jaxtribute._src.values.slices import Cut
 from jaxtribute.errors import VariableError
 from replicas import mirrored, per_replica
 
@@ -107,7 +107,7 @@ COLLECTIVES: dict[str, Callable[[Any], Any]] = {
     "pmax": lambda x: lax.pmax(x, AXIS),
     "pmin": lambda x: lax.pmin(x, AXIS),
     "ragged_all_to_all": lambda x: lax.ragged_all_to_all(x, x, *[jnp.zeros(2, jnp.int32)] * 4, axis_name=AXIS),
-    "jd_whole": lambda x: whole(x, (4,), 2),
+    "jd_whole": lambda x: Cut((4,), 2).whole(x),
     "exchange": lambda x: exchange_p.bind(x, over=AXIS),
 }
 

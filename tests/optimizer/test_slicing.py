@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 from jaxtribute._src.jaxprs.core import is_program
 from jaxtribute._src.optimizer.slicing import NotSliceable, Slice, own_slice, run_on_slices, whole
-from jaxtribute._src.values.slices import slice_size
+from jaxtribute._src.values.slices import Cut
 from ragged import rows
 from replicas import mirrored
 
@@ -28,7 +28,7 @@ def evaluate(fn: Program, arrays: Sequence[Any], replicas: int, *, sliced: Seque
 
     def local(*arrays: Any) -> list[Any]:
         inputs = [poisoned(x, replicas) if flag else x for x, flag in zip(arrays, flags, strict=True)]
-        return [whole(x) if isinstance(x, Slice) else x for x in run_on_slices(closed, inputs, replicas)]
+        return [whole(x) if isinstance(x, Slice) else x for x in run_on_slices(closed, inputs)]
 
     spec = PartitionSpec()
     mesh = mirrored(replicas).extended.mesh.mesh
@@ -38,10 +38,10 @@ def evaluate(fn: Program, arrays: Sequence[Any], replicas: int, *, sliced: Seque
 
 def poisoned(array: Any, replicas: int) -> Slice:
     """This replica's slice, with the worst in the padding."""
-    piece = own_slice(array, replicas)
+    piece = own_slice(array, Cut(array.shape, replicas))
     place = jax.lax.axis_index("replica") * piece.data.size + jnp.arange(piece.data.size)
     worst = jnp.nan if jnp.issubdtype(array.dtype, jnp.floating) else 2**30
-    return Slice(jnp.where(place < array.size, piece.data, jnp.full_like(piece.data, worst)), array.shape)
+    return Slice(jnp.where(place < array.size, piece.data, jnp.full_like(piece.data, worst)), piece.cut)
 
 
 def check(fn: Program, *arrays: Any, replicas: int = 4, sliced: Sequence[bool] | None = None) -> None:
@@ -152,7 +152,7 @@ def test_whole_arguments_beside_slices() -> None:
 
 @given(st.integers(1, 40), st.integers(1, 9))
 def test_slice_sizes(size: int, replicas: int) -> None:
-    each = slice_size(size, replicas)
+    (each,) = Cut((size,), replicas).piece_shape
     assert each * replicas >= size
     assert (each - 1) * replicas < size
 
@@ -160,4 +160,4 @@ def test_slice_sizes(size: int, replicas: int) -> None:
 def test_a_slice_keeps_its_shape() -> None:
     closed = jax.make_jaxpr(lambda x: x.reshape(5, 3) + 1)(X)
     assert is_program(closed)
-    assert Slice(X.reshape(-1), (3, 5)).shape == (3, 5)
+    assert Slice(X.reshape(-1), Cut((3, 5), 1)).shape == (3, 5)

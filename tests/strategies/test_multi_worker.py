@@ -55,7 +55,7 @@ def test_small_arrays_travel_together() -> None:
 
 def test_cpu_workers_exchange_arrays_unless_a_ring_is_asked_for() -> None:
     def mesh(platform: str, peers: Any) -> Any:
-        return SimpleNamespace(devices=[SimpleNamespace(platform=platform)], peers=peers)
+        return SimpleNamespace(devices=[SimpleNamespace(platform=platform)], peers=peers, group={})
 
     plain, ring = (jd.experimental.CommunicationOptions(implementation=kind) for kind in ("AUTO", "RING"))
     assert MultiWorkerOps(plain).summation(mesh("cpu", object()), None) == ExchangeSum(PACKED_BYTES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -57,5 +58,47 @@ def test_one_logical_device_a_replica() -> None:
     with pytest.raises(ArgumentError, match=r"logical device 1.*HINT"):
         strategy.experimental_assign_to_logical_device(x, 1)
     for split in ([2, 1], [1]):
-        with pytest.raises(ArgumentError, match=r"must be \[1, 1\].*HINT"):
+        with pytest.raises(ArgumentError, match=r"has 1 device.*HINT: pass 2 numbers"):
             strategy.experimental_split_to_logical_devices(x, split)
+
+
+@pytest.mark.usefixtures("tpus")
+def test_replicas_of_several_logical_devices() -> None:
+    strategy = jd.TPUStrategy(replica_shape={"rows": 2, "columns": 2}, layout={"w": ("rows", "columns")})
+    assert strategy.num_replicas_in_sync == 1
+    with strategy.scope():
+        w = jd.Variable(np.arange(24, dtype=np.float32).reshape(4, 6), name="w")
+    assert w.stored.addressable_shards[0].data.shape == (2, 3)
+    places: list[Any] = []
+
+    def program() -> Any:
+        parts = [strategy.experimental_split_to_logical_devices(w * 1, partition) for partition in ([2, 2], [4, 1])]
+        parts.append(strategy.experimental_replicate_to_logical_devices(w * 1))
+        parts.append(strategy.experimental_assign_to_logical_device(w * 1, 3))
+        places.extend(part.sharding.spec for part in parts)
+        return parts
+
+    for part in strategy.run(program):
+        np.testing.assert_array_equal(part, w.numpy())
+    assert [tuple(place) for place in places] == [("rows", "columns"), (("rows", "columns"),), (), ()]
+    with pytest.raises(ArgumentError, match=r"logical device 4.*HINT"):
+        strategy.experimental_assign_to_logical_device(w.read_value(), 4)
+    with pytest.raises(ArgumentError, match=r"\[1, 2\].*has 4 device.*HINT"):
+        strategy.experimental_split_to_logical_devices(w.read_value(), [1, 2])
+
+
+@pytest.mark.usefixtures("tpus")
+def test_parts_that_the_axes_of_a_replica_do_not_form() -> None:
+    strategy = jd.TPUStrategy(devices_per_replica=4)
+    with pytest.raises(ArgumentError, match=r"\[2, 2\] cannot be formed.*HINT"):
+        strategy.experimental_split_to_logical_devices(jnp.ones((2, 2)), [2, 2])
+
+
+@pytest.mark.usefixtures("tpus")
+def test_an_assignment_of_cores() -> None:
+    assignment = jd.experimental.DeviceAssignment.build(computation_shape=[1, 1, 1, 2], num_replicas=2)
+    strategy = jd.TPUStrategy(experimental_device_assignment=assignment)
+    assert strategy.num_replicas_in_sync == 2
+    assert strategy.extended.mesh.group == {"model": 2}
+    with pytest.raises(ArgumentError, match=r"DeviceAssignment of 2 replicas of 2.*HINT"):
+        jd.TPUStrategy(experimental_device_assignment=assignment, devices_per_replica=4)

@@ -101,7 +101,9 @@ def fall_back(directory: str, damaged: str) -> dict[str, Any]:
         kept = Description.read(Path(directory) / "ckpt-2").files
         if worker_programs.rank() == 0:
             path = Path(directory) / "ckpt-2" / next(name for name in sorted(kept) if damaged in name)
-            path.write_bytes(path.read_bytes()[::-1])
+            turned = path.with_suffix(".turned")  # at once: the other worker may be reading the file
+            turned.write_bytes(path.read_bytes()[::-1])
+            turned.replace(path)
         value.assign(np.full(1_100_000, 7, np.float32))
         text = ""
         try:

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 import jaxtribute as jd
 from jaxtribute._src.jaxprs.kinds import list_collectives
 from jaxtribute._src.values.mesh import AXIS
-from jaxtribute._src.values.slices import scattered
+from jaxtribute._src.values.slices import Cut
 
 
 def on_this_worker() -> dict[str, Any]:
@@ -37,7 +37,7 @@ def scattered_sums(arrays: dict[str, Any]) -> dict[str, Any]:
 
     def replica(*values: Any) -> list[Any]:
         factor = jax.lax.axis_index(AXIS) + 1
-        return [scattered(value * factor.astype(value.dtype), mesh.size) for value in values]
+        return [Cut(value.shape, mesh.size).scattered(value * factor.astype(value.dtype)) for value in values]
 
     sums = jax.jit(
         jax.shard_map(replica, mesh=mesh.mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(AXIS), check_vma=False)

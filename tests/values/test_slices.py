@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from jaxtribute._src.execution.inference import varying_outputs
-from jaxtribute._src.values import slices
+from jaxtribute._src.values.slices import Cut, alike
 from jaxtribute.errors import VariableError
 from replicas import mirrored
 
@@ -31,30 +31,41 @@ def local(fn: Any, *arrays: Any, replicas: int = 2) -> list[Any]:
 
 @pytest.mark.slow
 @settings(max_examples=8)
-@given(shape=st.lists(st.integers(1, 4), max_size=3).map(tuple), replicas=st.sampled_from([2, 3]))
-def test_slices_join_to_the_whole(shape: tuple[int, ...], replicas: int) -> None:
+@given(
+    shape=st.lists(st.integers(1, 4), max_size=3).map(tuple),
+    replicas=st.sampled_from([2, 3]),
+    unit=st.sampled_from([1, 2]),
+    data=st.data(),
+)
+def test_pieces_join_to_the_whole(shape: tuple[int, ...], replicas: int, unit: int, data: Any) -> None:
+    divisible = [axis for axis, size in enumerate(shape) if size % replicas == 0]
+    cut = Cut(shape, replicas, data.draw(st.sampled_from([None, *divisible])), unit)
     array = jnp.arange(np.prod(shape), dtype=jnp.float32).reshape(shape) + 1
 
     def fn(x: Any) -> Any:
-        piece = slices.slice_of(x, replicas)
-        assert piece.shape == (slices.slice_size(x.size, replicas),)
-        return slices.joined(piece, shape), slices.whole(piece, shape, replicas), slices.scattered(x, replicas)
+        piece = cut.piece_of(x)
+        assert piece.shape == cut.piece_shape
+        return cut.joined(piece), cut.whole(piece), cut.scattered(x)
 
     joined, whole, scattered = local(fn, array, replicas=replicas)
     for row in (*joined, *whole):
         np.testing.assert_array_equal(row, array)
-    np.testing.assert_array_equal(scattered.ravel()[: array.size], array.ravel() * replicas)
+    again = np.concatenate(scattered, axis=cut.axis or 0)
+    assert again.shape == cut.stored_shape
+    np.testing.assert_array_equal(cut.value(again), array * replicas)
+    np.testing.assert_array_equal(cut.value(cut.stored(array)), array)
 
 
 def test_gradients_of_the_slice_and_of_the_probe() -> None:
     array = jnp.arange(3.0)
 
     def fn(x: Any) -> Any:
-        piece = slices.slice_of(x, 2)
+        cut = Cut((3,), 2)
+        piece = cut.piece_of(x)
         scale = jax.lax.axis_index("replica").astype(jnp.float32) + 1
 
         def loss(piece: Any, probe: Any) -> Any:
-            return (slices.whole(piece, (3,), 2, probe) ** 2).sum() * scale
+            return (cut.whole(piece, probe) ** 2).sum() * scale
 
         both = jax.grad(loss, (0, 1))(piece, jnp.zeros(3))
         again = jax.grad(lambda p: jax.grad(loss, 1)(p, jnp.zeros(3)).sum())(piece)
@@ -67,14 +78,14 @@ def test_gradients_of_the_slice_and_of_the_probe() -> None:
 
 
 def test_what_must_be_alike() -> None:
-    marked = jax.make_jaxpr(jax.jit(lambda x: slices.alike(x, "v:0")))(1.0).jaxpr
+    marked = jax.make_jaxpr(jax.jit(lambda x: alike(x, "v:0")))(1.0).jaxpr
     assert varying_outputs(marked, [False]) == [False]
     with pytest.raises(VariableError, match="v:0 would get a different value"):
         varying_outputs(marked, [True])
-    assert slices.alike(jnp.float32(2), "v:0") == 2
-    assert jax.jit(jax.grad(lambda x: slices.alike(x * x, "v:0")))(3.0) == 6
+    assert alike(jnp.float32(2), "v:0") == 2
+    assert jax.jit(jax.grad(lambda x: alike(x * x, "v:0")))(3.0) == 6
 
 
 def test_a_whole_is_the_same_on_every_replica() -> None:
-    jaxpr = jax.make_jaxpr(lambda x: slices.whole(x, (4,), 2), axis_env=[("replica", 2)])(jnp.ones(2)).jaxpr
+    jaxpr = jax.make_jaxpr(lambda x: Cut((4,), 2).whole(x), axis_env=[("replica", 2)])(jnp.ones(2)).jaxpr
     assert varying_outputs(jaxpr, [True]) == [False]

@@ -91,4 +91,4 @@ def _differences(array: Array, mesh: ReplicaMesh) -> Array:
         return lax.all_gather(jnp.max(jnp.abs(wide - first)), AXIS)
 
     whole = PartitionSpec()
-    return jax.shard_map(local, mesh=mesh.mesh, in_specs=whole, out_specs=whole, check_vma=False)(array)
+    return mesh.map_replicas(local, whole, whole)(array)

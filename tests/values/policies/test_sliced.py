@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 
 import jaxtribute as jd
 from jaxtribute._src.values.policies.sliced import SlicedPolicy
+from jaxtribute._src.values.slices import Cut
 from replicas import components, execute, fraction, mirrored
 
 
 def sliced(replicas: int, value: Any) -> jd.Variable:
     strategy = mirrored(replicas)
     with strategy.scope():
-        return jd.Variable.with_policy(value, SlicedPolicy(strategy.extended.mesh), name="slot", strategy=strategy)
+        policy = SlicedPolicy(strategy.extended.mesh, Cut(value.shape, replicas))
+        return jd.Variable.with_policy(value, policy, name="slot", strategy=strategy)
 
 
 @settings(max_examples=8)

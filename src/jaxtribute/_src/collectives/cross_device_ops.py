@@ -217,7 +217,7 @@ class ReductionToOneDevice(CrossDeviceOps):
 
     def summation(self, mesh: ReplicaMesh, options: CommunicationOptions | None) -> Summation:
         """Messages to the replica on the device, and back."""
-        root = mesh.devices.index(self._device) if self._device in mesh.devices else 0
+        root = mesh.devices.index(self._device) // mesh.group_size if self._device in mesh.devices else 0
         return OneDeviceSum(root, self._accumulate)
 
     def reduce_implementation(

@@ -259,10 +259,7 @@ def _reduce_mapped(
         local = [part.reshape(()) if scalar else part for part, scalar in zip(parts, scalars, strict=True)]
         return in_replica.all_reduce(local, op, mesh.size, summation, idle)
 
-    mapped = jax.shard_map(
-        reduce, mesh=mesh.mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False
-    )
-    return mapped(*data)
+    return mesh.map_replicas(reduce, PartitionSpec(AXIS), PartitionSpec())(*data)
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3, 4))
@@ -279,8 +276,7 @@ def _pick(data: Leaf, scalar: bool, replica: int, mesh: ReplicaMesh) -> Any:
     def pick(part: Numeric) -> Any:
         return in_replica.from_replica(part.reshape(()) if scalar else part, replica)
 
-    spec = PartitionSpec(AXIS)
-    return jax.shard_map(pick, mesh=mesh.mesh, in_specs=spec, out_specs=PartitionSpec(), check_vma=False)(data)
+    return mesh.map_replicas(pick, PartitionSpec(AXIS), PartitionSpec())(data)
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))

@@ -68,8 +68,11 @@ class AutoSum(SharingSum):
 
     @classmethod
     def of(cls, mesh: ReplicaMesh) -> AutoSum:
-        """Makes the sum that fits the compiler of these devices: that of TPUs joins small sums."""
-        return cls(joins=mesh.devices[0].platform == "tpu")
+        """Makes the sum that fits the compiler of these devices: that of TPUs joins small sums.
+
+        Arrays that lie in parts on the devices of a replica are summed as they are: packed, they would be gathered.
+        """
+        return cls(joins=mesh.devices[0].platform == "tpu" or bool(mesh.group))
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
         """One all-reduce a pack."""

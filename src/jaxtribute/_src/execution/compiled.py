@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.context import Context, entered
 from jaxtribute._src.execution.eager import NotSplittable
@@ -161,27 +161,28 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
         *(variable.policy.split for variable in plan.written),
         *(False for _ in traces[0].summed),
     ]
-    # Everything inside is local to a replica and every collective is written out, so JAX need not follow which values
-    # vary: it would refuse programs that the library has checked itself.
-    mapped = jax.shard_map(
+    mapped = mesh.map_replicas(
         _with_vectors(plan, arguments, split),
-        mesh=mesh.mesh,
         in_specs=(
             *(_WHOLE for _ in plan.consts),
             *(_SPLIT if one.split else _WHOLE for one in arguments.inputs),
-            *(_SPLIT if variable.policy.split else _WHOLE for variable in plan.variables),
+            *(variable.policy.spec for variable in plan.variables),
         ),
-        out_specs=tuple(_SPLIT if one else _WHOLE for one in split),
-        check_vma=False,
+        out_specs=(
+            *(_SPLIT if varies else _WHOLE for varies in plan.varying[:results]),
+            *(variable.policy.spec for variable in plan.written),
+            *(_WHOLE for _ in traces[0].summed),
+        ),
     )
     inputs = [*plan.consts, *(one.value for one in arguments.inputs)]
     if outer.traced:
         outputs = mapped(*inputs, *(outer.get(variable) for variable in plan.variables))
     else:
         places = [*(False for _ in plan.consts), *(one.split for one in arguments.inputs)]
-        inputs = [_put(value, mesh, split) for value, split in zip(inputs, places, strict=True)]
+        wheres = [mesh.split if split else mesh.replicated for split in places]
+        inputs = [_put(value, where) for value, where in zip(inputs, wheres, strict=True)]
         # Not traced, but differentiated or transformed around: the program is called at once, on the variables' values.
-        held = [_put(outer.get(variable), mesh, variable.policy.split) for variable in plan.variables]
+        held = [_put(outer.get(variable), variable.policy.where or mesh.replicated) for variable in plan.variables]
         outputs = jax.jit(mapped)(*inputs, *held)
     for variable, value in zip(plan.written, outputs[results : results + written], strict=True):
         outer.set(variable, value)
@@ -207,9 +208,8 @@ def run_transformed(
         ) from reason
 
 
-def _put(value: Numeric, mesh: ReplicaMesh, split: bool) -> Any:
+def _put(value: Numeric, where: Sharding) -> Any:
     """An input of the replicas' program on their devices; what it is computed from may be differentiated."""
-    where = mesh.split if split else mesh.replicated
     return jax.device_put(value, where) if isinstance(value, Tracer) else put(value, where)
 
 
@@ -246,7 +246,8 @@ def _trace(
         seen.extend((executor, leaves, tree, places, list(totals)))
         return [*arrays, *(executor.values[variable] for variable in executor.written), *totals.values()]
 
-    closed = jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(*arguments.local_avals(replica))
+    with mesh.within():
+        closed = jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(*arguments.local_avals(replica))
     return _Traced(unplaced(lift(closed), captured), *seen)
 
 
@@ -298,7 +299,7 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
     variables = list(dict.fromkeys(variable for traced in traces for variable in traced.executor.inputs))
     classes = [
         ragged.ReplicaClass(
-            ragged.inlined(traced.closed, mesh.size),
+            ragged.inlined(traced.closed, mesh),
             [*range(len(arguments.inputs)), *traced.executor.inputs],
             {i: one.shapes[replica] for i, one in enumerate(arguments.inputs) if one.shapes is not None},
         )

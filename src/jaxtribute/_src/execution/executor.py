@@ -25,15 +25,17 @@ import jax
 from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives import in_replica
 from jaxtribute._src.collectives.cross_replica import gather_value, reduce_leaves, reduce_value
+from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import ReduceOp
+from jaxtribute._src.values.mesh import put
 from jaxtribute.errors import ContextError
 
 if TYPE_CHECKING:
     from jaxtribute._src.collectives.summation import Summation
     from jaxtribute._src.strategies.base import Strategy
     from jaxtribute._src.types import Array, Function, Leaf, Nest
-    from jaxtribute._src.values.mesh import ReplicaMesh
+    from jaxtribute._src.values.mesh import Layout, ReplicaMesh
     from jaxtribute._src.values.variable import Variable
 
 R = TypeVar("R")
@@ -129,6 +131,13 @@ class Executor(ABC):
     def sum_gradients(self, grads: Sequence[Array], replicas: int, summation: Summation) -> list[Array]:
         """Returns the sums of gradients over the replicas of a program."""
         return in_replica.all_reduce(grads, ReduceOp.SUM, replicas, summation)
+
+    def constrain(self, value: Array, layout: Layout, mesh: ReplicaMesh) -> Array:
+        """Returns an array split over the axes of `mesh` within a replica."""
+        where = mesh.laid_out(layout)
+        if isinstance(value, Tracer):
+            return jax.lax.with_sharding_constraint(value, where)
+        return put(value, where)
 
     # All replicas.
 

@@ -21,11 +21,11 @@ from jaxtribute._src.execution.rendezvous import Rendezvous
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.execution.traced import check_untraced
 from jaxtribute._src.jaxprs.core import Tracer
-from jaxtribute._src.types import Function, Leaf, Nest, Numeric
+from jaxtribute._src.types import Array, Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.agreement import all_signatures
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues, idle_replicas
 from jaxtribute._src.values.enums import ReduceOp
-from jaxtribute._src.values.mesh import ReplicaMesh, put, unbound
+from jaxtribute._src.values.mesh import Layout, ReplicaMesh, put, unbound
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ContextError
 
@@ -98,6 +98,10 @@ class LockstepReplica(Executor):
         gather = self._collective("all_gather", partial(_gather_all, axis))
         return _gathered(values, gather, partial(self._scatter, axis), axis)
 
+    def constrain(self, value: Array, layout: Layout, mesh: ReplicaMesh) -> Array:
+        """An array split over the devices of this replica."""
+        return jax.device_put(value, mesh.local_layout(self._index, layout))
+
     def select(self, value: Numeric, replica: int) -> Any:
         """The array of one replica."""
         run = self._run
@@ -128,8 +132,8 @@ class LockstepReplica(Executor):
         """This replica's part of the sums of cotangents: for each `size` elements, behind those of the others."""
         run = self._run
         _check_eager("all_gather's gradient", cotangents)
-        device = run.mesh.local_devices[self._index]
-        payload = [jax.device_put(value, device) for value in cotangents], sizes
+        place = run.mesh.local_places[self._index]
+        payload = [jax.device_put(value, place) for value in cotangents], sizes
 
         def merge(payloads: list[tuple[list[Any], list[int]]]) -> Sequence[Any]:
             totals = reduce_many(run.joined([p[0] for p in payloads]), ReduceOp.SUM)
@@ -264,7 +268,7 @@ class LockstepRun:
 
     def near(self, value: Numeric, index: int) -> Any:
         """A value on the device of a replica, or in a mirrored one's copy there."""
-        return _movable(jax.device_put(value, self.mesh.local_devices[index]), self.mesh)
+        return _movable(jax.device_put(value, self.mesh.local_places[index]), self.mesh)
 
     def forget(self) -> None:
         """Drops what is known of the variables: cross-replica code may have changed them."""
@@ -282,6 +286,10 @@ class LockstepRun:
         if not variable.policy.shared:
             parts[index] = value
             array = self.mesh.assemble(parts)
+            if variable.policy.layout and variable.policy.where is not None:
+                array = put(
+                    array, variable.policy.where
+                )  # replicas write values that are whole on each of their devices
             self.step.bind(variable, array)
             # The replica may hold what it wrote, so the array counts as lent.
             self._parts[variable] = (self.step.get(variable), parts)
@@ -294,8 +302,7 @@ class LockstepRun:
         if len(pending) == len(parts):
             del self._writes[variable]
             copies = [pending[i] for i in range(len(parts))]
-            whole = jax.make_array_from_single_device_arrays(variable.shape, self.mesh.replicated, copies)
-            self.step.bind(variable, variable.policy.collected(whole))
+            self.step.bind(variable, variable.policy.collected(self.mesh.join_copies(copies)))
             self.step.get(variable)  # the replicas may hold what they wrote, so the array counts as lent
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxtribute._src.types import Array, Function, Leaf, Nest
     from jaxtribute._src.values.distributed import PerReplica
     from jaxtribute._src.values.enums import ReduceOp
-    from jaxtribute._src.values.mesh import ReplicaMesh
+    from jaxtribute._src.values.mesh import Layout, ReplicaMesh
 
 
 class Overlay(InTrace):
@@ -90,6 +90,10 @@ class Overlay(InTrace):
     def all_gather(self, values: list[Array], axis: int) -> list[Array]:
         """Gathers as the executor below does."""
         return self.below.all_gather(values, axis)
+
+    def constrain(self, value: Array, layout: Layout, mesh: ReplicaMesh) -> Array:
+        """Lays out as the executor below does."""
+        return self.below.constrain(value, layout, mesh)
 
     def select(self, value: Array, replica: int) -> Array:
         """Selects as the executor below does."""

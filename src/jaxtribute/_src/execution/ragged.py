@@ -25,7 +25,7 @@ from jaxtribute._src.jaxprs.kinds import is_collective, repeatable
 from jaxtribute._src.jaxprs.making import equal_p
 from jaxtribute._src.jaxprs.walking import any_in, called, evaluate, variables
 from jaxtribute._src.types import Numeric
-from jaxtribute._src.values.mesh import AXIS
+from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
 
 
 @dataclass
@@ -61,7 +61,7 @@ class ReplicaClass:
         return any(self.numbers[var] not in common for var in eqn.outvars) or bool(eqn.effects)
 
 
-def inlined(closed: ClosedJaxpr, replicas: int) -> ClosedJaxpr:
+def inlined(closed: ClosedJaxpr, mesh: ReplicaMesh) -> ClosedJaxpr:
     """The program with every inner call that makes collectives written out, so that it can be cut there."""
 
     def handle(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:
@@ -75,7 +75,8 @@ def inlined(closed: ClosedJaxpr, replicas: int) -> ClosedJaxpr:
         return None
 
     avals = [jax.ShapeDtypeStruct(aval(var).shape, aval(var).dtype) for var in opened(closed).invars]
-    return jax.make_jaxpr(lambda *inputs: evaluate(closed, inputs, handle), axis_env=[(AXIS, replicas)])(*avals)
+    with mesh.within():
+        return jax.make_jaxpr(lambda *inputs: evaluate(closed, inputs, handle), axis_env=[(AXIS, mesh.size)])(*avals)
 
 
 def makes_collectives(eqn: JaxprEqn) -> bool:

@@ -72,10 +72,11 @@ class ReplicaContext:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The device of this replica, as a tuple of one name; in a compiled program the devices of all."""
-        devices = self._strategy.extended.mesh.devices
+        """Names of the devices of this replica, mostly one; in a compiled program those of all."""
+        mesh = self._strategy.extended.mesh
+        devices = mesh.devices
         if len(devices) > 1 and isinstance(self._id, jax.Array) and not isinstance(self._id, Tracer):
-            devices = (devices[int(self._id)],)
+            devices = mesh.devices_of(int(self._id))
         return tuple(device_name(device) for device in devices)
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: Numeric, options: CommunicationOptions | None = None) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives import in_replica
@@ -30,7 +31,7 @@ from jaxtribute._src.traced_reads import traced_reads
 from jaxtribute._src.types import Array, Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import ReduceOp
-from jaxtribute._src.values.mesh import ReplicaMesh
+from jaxtribute._src.values.mesh import Layout, ReplicaMesh
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import StrategyMixError, TraceError
 
@@ -274,6 +275,10 @@ class TracedReplica(TracedProgram):
         gathered = [in_replica.all_gather(value, axis) for value in values]
         return [guarded(one, ReduceOp.SUM, self.idle, self._mesh.size) for one in gathered] if self.idle else gathered
 
+    def constrain(self, value: Array, layout: Layout, mesh: ReplicaMesh) -> Array:
+        """Returns an array split over the axes within this replica, which are those of the trace."""
+        return jax.lax.with_sharding_constraint(value, PartitionSpec(*layout))
+
     def select(self, value: Numeric, replica: int) -> Any:
         """Returns the array of replica `replica`."""
         return in_replica.from_replica(value, replica)
@@ -357,6 +362,10 @@ class MergedReplicas(Executor):
             if isinstance(value, LocalPerReplica)
             else super().gather(value, axis)
         )
+
+    def constrain(self, value: Array, layout: Layout, mesh: ReplicaMesh) -> Array:
+        """Returns an array split over the axes within each replica."""
+        return self.replica.constrain(value, layout, mesh)
 
     def rows_of_all(self, rows: Numeric) -> Any:
         """Returns the rows of all replicas."""

@@ -29,7 +29,7 @@ def to_devices(mesh: ReplicaMesh) -> Placement:
         return _Watched(lambda step: _describe(step, mesh))
     if mesh.size == 1:
         return _Watched(lambda step: _put_whole(step.tree if step.parts is None else step.parts[0], mesh))
-    if len(mesh.local_ids) == mesh.size:
+    if len(mesh.local_ids) == mesh.size and mesh.peers is None:
         return _Watched(lambda step: _place(step, mesh, _put_whole))
     return _Watched(lambda step: _place(step, mesh, _put_share))
 
@@ -85,7 +85,7 @@ def _place(step: WorkerStep, mesh: ReplicaMesh, put: Callable[[Nest, ReplicaMesh
         return structure.unflatten([PerReplica.from_split(leaf, mesh) for leaf in leaves])
     if len(mesh.local_ids) == mesh.size and step.parts is None:
         return jax.tree.map(lambda *leaves: PerReplica.from_host(leaves, mesh), *map(_numeric, step.cut()))
-    parts = [_put(part, device) for part, device in zip(step.cut(), mesh.local_devices, strict=True)]
+    parts = [_put(part, device) for part, device in zip(step.cut(), mesh.local_places, strict=True)]
     if step.rows is None:
         # The shapes of the other workers' parts are not known here.
         if len(mesh.local_ids) < mesh.size:
@@ -136,7 +136,7 @@ def _join(parts: Sequence[Nest], mesh: ReplicaMesh) -> Nest:
 
 
 def _put_whole(tree: Nest, mesh: ReplicaMesh) -> Nest:
-    return _put(tree, mesh.split)
+    return _put(tree, mesh.split) if mesh.peers is None else _put_share(tree, mesh)
 
 
 def _put_share(tree: Nest, mesh: ReplicaMesh) -> Nest:

@@ -192,11 +192,12 @@ def _own_parts(variable: Variable, *, first: bool) -> Iterator[tuple[int, Host]]
             start = shard.index[0].start or 0
             if shard.replica_id == 0 and start < variable.size:
                 yield start, np.asarray(shard.data)[: variable.size - start]
-    elif form == "value":
+    elif form == "value" and stored.is_fully_replicated:
         if first:
             yield 0, np.asarray(stored.addressable_data(0))
     else:
-        whole = variable.numpy()  # of rows, one a replica: all processes reduce them
+        # Of rows, one a replica, or of parts on the devices of each replica: all processes bring them together.
+        whole = variable.numpy()
         if first:
             yield 0, np.asarray(whole)
 

@@ -24,7 +24,6 @@ from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.on_read import OnReadPolicy
 from jaxtribute._src.values.policies.sharded import ShardedPolicy
 from jaxtribute._src.values.policies.sliced import SlicedPolicy
-from jaxtribute._src.values.slices import flat, scattered, slice_size
 from jaxtribute._src.values.variable import Variable
 
 if TYPE_CHECKING:
@@ -95,8 +94,8 @@ class Accumulation:
             array = (total / np.asarray(self.steps, total.dtype) if self.mean else total).astype(dtype)
             if not context.executor.local:
                 found.append(_whole(variable, array, kind))
-            elif kind is Kind.SLICES:
-                found.append(Slice(array, variable.shape))
+            elif isinstance(variable.policy, SlicedPolicy):
+                found.append(Slice(array, variable.policy.cut))
             else:
                 found.append(array.reshape(variable.shape))
         for i, total in zip(rows, _reduced_by_all([found[i] for i in rows], ReduceOp.SUM, context), strict=True):
@@ -118,30 +117,24 @@ def make_accumulation(strategy: Strategy, variables: Sequence[Variable], steps: 
             shape=variable.shape if policy.split else None,
             aggregation=VariableAggregation.SUM,
         )
-        for variable, policy, array in zip(variables, policies, _zeros(variables, kinds, policies), strict=True)
+        for variable, policy, array in zip(variables, policies, _zeros(variables, policies), strict=True)
     ]
     policy = plain.fitted((), np.dtype(np.int32))
     count = Variable.with_policy(np.zeros((), np.int32), policy, name="accumulated_calls", strategy=strategy)
     return Accumulation(steps, mean, tuple(sums), count, kinds)
 
 
-def _zeros(variables: Sequence[Variable], kinds: Sequence[Kind], policies: Sequence[Policy]) -> list[Any]:
+def _zeros(variables: Sequence[Variable], policies: Sequence[Policy]) -> list[Any]:
     """The first sums, those of several replicas made where they stay: no device ever holds those of others."""
     dtypes = [_dtype(variable.dtype) for variable in variables]
     found: list[Any] = [np.zeros(v.shape, dtype) for v, dtype in zip(variables, dtypes, strict=True)]
-    parts = {i: policy.mesh for i, policy in enumerate(policies) if policy.split and policy.mesh is not None}
+    parts = [i for i, policy in enumerate(policies) if policy.split]
 
     def zeros() -> list[Any]:
-        shapes = {
-            i: (mesh.size, *variables[i].shape)
-            if kinds[i] is Kind.ROWS
-            else (mesh.size * slice_size(variables[i].size, mesh.size),)
-            for i, mesh in parts.items()
-        }
-        return [jnp.zeros(shape, dtypes[i]) for i, shape in shapes.items()]
+        return [jnp.zeros(policies[i].stored_shape(variables[i].shape), dtypes[i]) for i in parts]
 
     if parts:
-        made = jax.jit(zeros, out_shardings=[mesh.split for mesh in parts.values()])()
+        made = jax.jit(zeros, out_shardings=[policies[i].where for i in parts])()
         for i, array in zip(parts, made, strict=True):
             found[i] = array
     return found
@@ -155,9 +148,9 @@ def _kind(policy: Policy) -> Kind:
 
 def _policy(policy: Policy, kind: Kind) -> Policy:
     mesh = policy.mesh
-    if kind is Kind.WHOLE or mesh is None:
-        return policy
-    return OnReadPolicy(mesh) if kind is Kind.ROWS else SlicedPolicy(mesh)
+    if isinstance(policy, ShardedPolicy):
+        return SlicedPolicy(policy.mesh, policy.cut, policy.layout)
+    return policy if kind is Kind.WHOLE or mesh is None else OnReadPolicy(mesh, policy.layout)
 
 
 def _dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -177,7 +170,7 @@ def _given_here(variable: Variable, grad: Numeric, op: ReduceOp | None, kind: Ki
     else:
         (array,), count = contributions([array], op, mesh.size, idle)
         array = divided(array, count) if op is ReduceOp.MEAN else array
-    return scattered(array, mesh.size) if kind is Kind.SLICES else array[None]
+    return variable.policy.cut.scattered(array) if isinstance(variable.policy, SlicedPolicy) else array[None]
 
 
 def _reduced_here(grads: Sequence[Any], op: ReduceOp | None, context: Context) -> list[Any]:
@@ -201,9 +194,9 @@ def _given_by_all(variable: Variable, grad: Numeric, op: ReduceOp | None, kind: 
     """The share of all replicas together in a sum, as the array of its variable."""
     mesh = context.strategy.extended.mesh
     if kind is not Kind.ROWS:
-        if kind is Kind.WHOLE:
+        if not isinstance(variable.policy, SlicedPolicy):
             return jnp.asarray(variable.policy.admit(grad))
-        return flat(jnp.asarray(grad), mesh.size)
+        return variable.policy.cut.stored(jnp.asarray(grad))
     if not isinstance(grad, PerReplica):
         array = jnp.asarray(grad)
         return jnp.zeros((mesh.size, *array.shape), array.dtype).at[0].set(array)

@@ -28,6 +28,7 @@ from jaxtribute._src.values.operators import operand
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.sharded import ShardedPolicy
 from jaxtribute._src.values.scatter import IndexedSlices
+from jaxtribute._src.values.slices import Cut
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, StrategyMixError
 
@@ -93,21 +94,25 @@ class Optimizer:
         self._strategy: Strategy = self._variables[0].distribute_strategy
         self._mesh = self._strategy.extended.mesh
         self._slots: Slots
-        self._sliced: frozenset[int]
+        self._sliced: dict[int, Cut]
         self._accumulation: Accumulation | None = None
         cycle = _checked_cycle(accumulate_steps, accumulate_op)
         self.remote = self._strategy.extended.remote_optimizer(transform, self._variables)
         """The updater of variables of other processes; None where this object updates the variables."""
         if self.remote is not None:
-            self._slots, self._sliced = self.remote.slots, frozenset()
+            self._slots, self._sliced = self.remote.slots, {}
             self._state = self._slots.variables
             _check_remote(self._strategy, cycle, loss_scale)
             return
-        stored = {i for i, variable in enumerate(self._variables) if isinstance(variable.policy, ShardedPolicy)}
         chosen = self._choose(shard_update)
-        self._slots = make_slots(transform, self._variables, chosen | stored)
+        cuts = {
+            i: variable.policy.cut if isinstance(variable.policy, ShardedPolicy) else Cut.of(variable.shape, self._mesh)
+            for i, variable in enumerate(self._variables)
+            if i in chosen or isinstance(variable.policy, ShardedPolicy)
+        }
+        self._slots = make_slots(transform, self._variables, cuts)
         # A variable that is stored whole and has no slots of its shape has nothing to shard.
-        self._sliced = chosen.intersection(self._slots.owners) | stored
+        self._sliced = {i: cut for i, cut in cuts.items() if i not in chosen or i in self._slots.owners}
         self._update = whole_update(transform, self._slots)
         self._state = self._slots.variables
         if loss_scale is not None:
@@ -200,6 +205,7 @@ class Optimizer:
             index
             for index, variable in enumerate(self._variables)
             if isinstance(variable.policy, MirroredPolicy)
+            and not variable.policy.layout
             and variable.size >= self._mesh.size
             and variable.size * variable.dtype.itemsize >= floor
         )
@@ -255,8 +261,7 @@ class Optimizer:
     def _joined(self, grad: Numeric, op: ReduceOp | None) -> Any:
         """One gradient out of what a `merge_call` makes of all replicas' gradients, which are equal."""
         if isinstance(grad, PerReplica):
-            copies = list(grad.values)
-            return jax.make_array_from_single_device_arrays(copies[0].shape, self._mesh.replicated, copies)
+            return self._mesh.join_copies(grad.values)
         grad = operand(grad)  # the same array on every replica
         return grad * np.asarray(self._mesh.size, grad.dtype) if op is ReduceOp.SUM else grad
 
@@ -331,7 +336,7 @@ class Optimizer:
         idle = () if op is None or context.replica is None else context.executor.idle
         if self._in_slices(context):
             pieces = [
-                Slice(array, variable.shape) if variable.policy.split else array
+                Slice(array, variable.policy.cut) if variable.policy.cut is not None else array
                 for array, variable in zip(held, (*self._variables, *self._state), strict=True)
             ]
             params, slots = pieces[:count], pieces[count:]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from jaxtribute._src.jaxprs.kinds import ELEMENTWISE
 from jaxtribute._src.jaxprs.walking import Handler, called, evaluate
 from jaxtribute._src.types import DType, Numeric
 from jaxtribute._src.values.mesh import AXIS
-from jaxtribute._src.values.slices import joined, slice_of
+from jaxtribute._src.values.slices import Cut
 
 # Maxima are gathered, as the all-reduce of some devices would lose a NaN.
 _COLLECTIVES: dict[str, Callable[[Any], Any]] = {
@@ -32,29 +32,37 @@ _COLLECTIVES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+_RESHAPING = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim")
+
+
 class NotSliceable(Exception):  # noqa: N818
     """The update mixes elements in a way that slices do not allow."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """This replica's slice of an array of shape `shape`, flattened and padded: a vector."""
+    """This replica's piece of an array that is cut by `cut`."""
 
     data: Any
-    shape: tuple[int, ...]
+    cut: Cut
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole array."""
+        return self.cut.shape
 
 
-def own_slice(array: Numeric, replicas: int) -> Slice:
-    """This replica's slice of an array that every replica holds."""
-    return Slice(slice_of(array, replicas), array.shape)
+def own_slice(array: Numeric, cut: Cut) -> Slice:
+    """This replica's piece of an array that every replica holds."""
+    return Slice(cut.piece_of(array), cut)
 
 
 def whole(piece: Slice) -> Any:
-    """The array whose slices the replicas hold, on every replica."""
-    return joined(piece.data, piece.shape)
+    """The array whose pieces the replicas hold, on every replica."""
+    return piece.cut.joined(piece.data)
 
 
-def run_on_slices(closed: ClosedJaxpr, inputs: Sequence[Any], replicas: int) -> list[Any]:
+def run_on_slices(closed: ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
     """Evaluates a program whose inputs are `Slice`s or whole arrays; its outputs are either.
 
     Raises:
@@ -62,7 +70,7 @@ def run_on_slices(closed: ClosedJaxpr, inputs: Sequence[Any], replicas: int) -> 
     """
 
     def handle(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:
-        return _equation(eqn, operands, handle, replicas) if _has_slices(operands) else None
+        return _equation(eqn, operands, handle) if _has_slices(operands) else None
 
     return evaluate(closed, inputs, handle)
 
@@ -71,21 +79,27 @@ def _has_slices(operands: Sequence[Any]) -> bool:
     return any(isinstance(operand, Slice) for operand in operands)
 
 
-def _equation(eqn: JaxprEqn, arguments: list[Any], handle: Handler, replicas: int) -> Sequence[Any]:
+def _equation(eqn: JaxprEqn, arguments: list[Any], handle: Handler) -> Sequence[Any]:
     name = eqn.primitive.name
     if name in ELEMENTWISE:
-        return _elementwise(eqn, arguments, replicas)
+        return _elementwise(eqn, arguments)
     every_axis = name in _COLLECTIVES and len(eqn.params["axes"]) == len(arguments[0].shape)
     if every_axis and arguments[0].data.dtype != np.bool_:
-        return [_reduce(eqn, arguments[0], replicas)]
-    if name in ("reshape", "squeeze", "expand_dims") and eqn.params.get("dimensions") in (None, *_dims(eqn)):
-        return [Slice(arguments[0].data, _shape(eqn))]
-    if name == "broadcast_in_dim" and math.prod(eqn.params["shape"]) == math.prod(arguments[0].shape):
-        return [Slice(arguments[0].data, eqn.params["shape"])]  # new axes of length 1
+        return [_reduce(eqn, arguments[0])]
+    flat = name in _RESHAPING and all(not isinstance(one, Slice) or one.cut.axis is None for one in arguments)
+    if flat and name != "broadcast_in_dim" and eqn.params.get("dimensions") in (None, *_dims(eqn)):
+        return [_reshaped(arguments[0], _shape(eqn))]
+    if flat and name == "broadcast_in_dim" and math.prod(eqn.params["shape"]) == math.prod(arguments[0].shape):
+        return [_reshaped(arguments[0], eqn.params["shape"])]  # new axes of length 1
     inner = called(eqn)
     if inner is not None:
         return evaluate(inner, arguments, handle)
     raise NotSliceable(name)
+
+
+def _reshaped(piece: Slice, shape: tuple[int, ...]) -> Slice:
+    """The flat piece as one of an array with the same elements."""
+    return Slice(piece.data, replace(piece.cut, shape=shape))
 
 
 def _dims(eqn: JaxprEqn) -> tuple[Any, ...]:
@@ -97,29 +111,30 @@ def _shape(eqn: JaxprEqn) -> tuple[int, ...]:
     return aval(eqn.outvars[0]).shape
 
 
-def _elementwise(eqn: JaxprEqn, arguments: list[Any], replicas: int) -> Sequence[Any]:
+def _elementwise(eqn: JaxprEqn, arguments: list[Any]) -> Sequence[Any]:
     shape = _shape(eqn)
+    cuts = {argument.cut for argument in arguments if isinstance(argument, Slice)}
+    cut = cuts.pop()
+    if cuts or cut.shape != shape:
+        raise NotSliceable(f"{eqn.primitive.name} of arrays that are cut differently")
     local: list[Any] = []
     for argument in arguments:
         if isinstance(argument, Slice):
-            if argument.shape != shape:
-                raise NotSliceable(f"{eqn.primitive.name} of shapes that differ")
             local.append(argument.data)
         elif jnp.shape(argument) == ():
             local.append(argument)
         else:
-            local.append(own_slice(jnp.broadcast_to(argument, shape), replicas).data)
-    return [Slice(result, shape) for result in bind(eqn, local)]
+            local.append(cut.piece_of(jnp.broadcast_to(argument, shape)))
+    return [Slice(result, cut) for result in bind(eqn, local)]
 
 
-def _reduce(eqn: JaxprEqn, piece: Slice, replicas: int) -> Any:
+def _reduce(eqn: JaxprEqn, piece: Slice) -> Any:
     """A reduction of the whole array; the padding takes part with a neutral value."""
-    name, data = eqn.primitive.name, piece.data
-    size = math.prod(piece.shape)
-    if size % replicas:
+    name, data, size = eqn.primitive.name, piece.data, piece.cut.size
+    if math.prod(piece.cut.stored_shape) > size:
         place = lax.axis_index(AXIS) * np.int32(data.size) + lax.iota(np.int32, data.size)
         data = jnp.where(place < np.int32(size), data, _neutral(name, data.dtype))
-    (local,) = bind(eqn.replace(params={**eqn.params, "axes": (0,)}), [data])
+    (local,) = bind(eqn.replace(params={**eqn.params, "axes": tuple(range(data.ndim))}), [data])
     return _COLLECTIVES[name](local)
 
 

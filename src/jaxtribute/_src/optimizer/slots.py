@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import optax
 
-from jaxtribute._src.types import Leaf
+from jaxtribute._src.types import Array, Leaf
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.mesh import own, put
 from jaxtribute._src.values.policies.base import Policy
 from jaxtribute._src.values.policies.sliced import SlicedPolicy
-from jaxtribute._src.values.slices import flat
+from jaxtribute._src.values.slices import Cut
 from jaxtribute._src.values.variable import Variable
 
 
@@ -58,13 +58,15 @@ def optax_rules() -> Generator[None]:
         yield
 
 
-def make_slots(transform: optax.GradientTransformation, variables: Sequence[Variable], sliced: frozenset[int]) -> Slots:
+def make_slots(
+    transform: optax.GradientTransformation, variables: Sequence[Variable], sliced: Mapping[int, Cut]
+) -> Slots:
     """Makes the slots of `variables`, each stored as its variable is; those of `sliced` ones in slices.
 
     Args:
       transform: the Optax transformation.
       variables: the variables that it will update, of one strategy.
-      sliced: indices of variables whose slots each replica holds a slice of.
+      sliced: the variables of whose slots each replica holds a piece, by index, with the way they are cut.
     """
     kinds: list[Any] = []
 
@@ -82,10 +84,7 @@ def make_slots(transform: optax.GradientTransformation, variables: Sequence[Vari
     strategy = variables[0].distribute_strategy
     plain = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
     leaves, tree = jax.tree.flatten(shapes)
-    policies = [
-        SlicedPolicy(plain.mesh) if owner in sliced else plain.fitted(leaf.shape, leaf.dtype)
-        for leaf, owner in zip(leaves, owners, strict=True)
-    ]
+    policies = [_as_owner(plain, leaf, owner, variables, sliced) for leaf, owner in zip(leaves, owners, strict=True)]
     arrays = _stored_state(init, stored, policies)
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]]
     names = slot_names(paths, [None if owner is None else variables[owner].name for owner in owners])
@@ -96,6 +95,18 @@ def make_slots(transform: optax.GradientTransformation, variables: Sequence[Vari
     return Slots(tuple(slots), tree, owners, tuple(kinds))
 
 
+def _as_owner(
+    plain: Policy, leaf: Array, owner: int | None, variables: Sequence[Variable], sliced: Mapping[int, Cut]
+) -> Policy:
+    """The policy of a slot: cut and laid out as the variable that it belongs to."""
+    if owner is None:
+        return plain.fitted(leaf.shape, leaf.dtype)
+    layout, mesh = variables[owner].policy.layout, variables[owner].policy.mesh
+    if owner in sliced and mesh is not None:
+        return SlicedPolicy(mesh, sliced[owner], layout)
+    return plain.laid_out(layout).fitted(leaf.shape, leaf.dtype)
+
+
 def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], policies: Sequence[Policy]) -> list[Any]:
     """The first state's arrays: those that are stored in slices as such, which no device ever holds whole."""
     meshes = [policy.mesh for policy in policies]
@@ -103,23 +114,20 @@ def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], p
     def laid_out(stored: Sequence[Any]) -> list[Any]:
         leaves = leaves_of(init(stored))
         return [
-            flat(leaf, mesh.size) if policy.split and mesh else leaf
-            for leaf, policy, mesh in zip(leaves, policies, meshes, strict=True)
+            leaf if policy.cut is None else policy.cut.stored(leaf)
+            for leaf, policy in zip(leaves, policies, strict=True)
         ]
 
-    places = [
-        mesh and (mesh.split if policy.split else mesh.replicated)
-        for policy, mesh in zip(policies, meshes, strict=True)
-    ]
+    places = [policy.where for policy in policies]
     if any(mesh is not None and mesh.described for mesh in meshes):
         shapes = jax.eval_shape(laid_out, stored)
         return [put(shape, place) if place else shape for shape, place in zip(shapes, places, strict=True)]
-    if not any(policy.split for policy in policies):
+    if not any(policy.split or policy.layout for policy in policies):
         return jax.jit(laid_out)(stored)
     arrays = jax.jit(laid_out, out_shardings=places)(stored)
     # A state that is the parameters themselves would share their memory.
     return [
-        own(array, place) if policy.split else array
+        own(array, place) if policy.split or policy.layout else array
         for array, place, policy in zip(arrays, places, policies, strict=True)
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,7 +15,7 @@ from jaxtribute._src.optimizer.slicing import NotSliceable, Slice, own_slice, ru
 from jaxtribute._src.optimizer.slots import Slots, leaves_of, optax_rules
 from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.enums import ReduceOp
-from jaxtribute._src.values.slices import scattered
+from jaxtribute._src.values.slices import Cut
 
 if TYPE_CHECKING:
     from jaxtribute._src.precision import LossScale
@@ -67,7 +67,7 @@ def all_finite(nest: Nest) -> jax.Array:
 
 def sliced_update(
     update: Update,
-    sliced: frozenset[int],
+    sliced: Mapping[int, Cut],
     replicas: int,
     grads: Sequence[Any],
     pieces: Sequence[Any],
@@ -79,7 +79,7 @@ def sliced_update(
 
     Args:
       update: the whole update.
-      sliced: indices of the parameters that are updated in slices.
+      sliced: the parameters that are updated in slices, by index, with the way they are cut.
       replicas: how many replicas there are.
       grads: this replica's gradients; a `Slice` is one of a reduced gradient.
       pieces: the slots as the replica holds them: `Slice`s, or whole arrays.
@@ -94,18 +94,23 @@ def sliced_update(
     try:
         avals = [[jax.ShapeDtypeStruct(x.shape, _dtype(x)) for x in xs] for xs in (reduced, pieces, params)]
         closed = jax.make_jaxpr(update)(*avals)
-        cut = [own_slice(p, replicas) if i in sliced and not isinstance(p, Slice) else p for i, p in enumerate(params)]
-        results = run_on_slices(closed, [*reduced, *pieces, *cut], replicas)
+        cut = [_cut(p, sliced.get(i)) for i, p in enumerate(params)]
+        results = run_on_slices(closed, [*reduced, *pieces, *cut])
     except NotSliceable:
         results = update(*([whole(x) if isinstance(x, Slice) else x for x in xs] for xs in (reduced, pieces, params)))
-    return [_as_given(x, given, replicas) for x, given in zip(results, [*params, *pieces], strict=True)]
+    return [_as_given(x, given) for x, given in zip(results, [*params, *pieces], strict=True)]
 
 
-def _as_given(value: Numeric, given: Any, replicas: int) -> Any:
+def _cut(value: Any, cut: Cut | None) -> Any:
+    """This replica's piece of what is not cut yet, if it is to be."""
+    return value if cut is None or isinstance(value, Slice) else own_slice(value, cut)
+
+
+def _as_given(value: Numeric, given: Any) -> Any:
     """A result in the form that its old value has."""
     if not isinstance(given, Slice):
         return whole(value) if isinstance(value, Slice) else value
-    return (value if isinstance(value, Slice) else own_slice(value, replicas)).data
+    return (value if isinstance(value, Slice) else own_slice(value, given.cut)).data
 
 
 def _dtype(value: Numeric) -> Any:
@@ -113,12 +118,12 @@ def _dtype(value: Numeric) -> Any:
 
 
 def _reduce_gradients(
-    grads: Sequence[Any], sliced: frozenset[int], replicas: int, op: ReduceOp | None, idle: tuple[int, ...]
+    grads: Sequence[Any], sliced: Mapping[int, Cut], replicas: int, op: ReduceOp | None, idle: tuple[int, ...]
 ) -> list[Any]:
     """All-reduced gradients, and reduce-scattered ones for the sliced parameters."""
     if op is None:
         given = [grad if isinstance(grad, Slice) else jnp.asarray(grad) for grad in grads]
-        return [own_slice(x, replicas) if i in sliced and not isinstance(x, Slice) else x for i, x in enumerate(given)]
+        return [_cut(x, sliced.get(i)) for i, x in enumerate(given)]
     results: list[Any] = list(grads)
     small = [i for i, grad in enumerate(grads) if i not in sliced and not isinstance(grad, Slice)]
     for i, total in zip(small, all_reduce([grads[i] for i in small], op, replicas, idle=idle), strict=True):
@@ -126,6 +131,6 @@ def _reduce_gradients(
     large = [i for i in sorted(sliced) if not isinstance(grads[i], Slice)]
     arrays, count = contributions([grads[i] for i in large], op, replicas, idle)
     for i, array in zip(large, arrays, strict=True):
-        piece = scattered(array, replicas)
-        results[i] = Slice(piece if op is ReduceOp.SUM else divided(piece, count, _dtype(grads[i])), array.shape)
+        piece = sliced[i].scattered(array)
+        results[i] = Slice(piece if op is ReduceOp.SUM else divided(piece, count, _dtype(grads[i])), sliced[i])
     return results

@@ -23,13 +23,14 @@ from jaxtribute._src.strategies.operations import ExtendedOperations
 from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import VariableSynchronization
-from jaxtribute._src.values.mesh import ReplicaMesh, unbound
+from jaxtribute._src.values.layouts import LayoutMap
+from jaxtribute._src.values.mesh import Layout, ReplicaMesh, unbound
 from jaxtribute._src.values.policies.base import Policy
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.on_read import OnReadPolicy
 from jaxtribute._src.values.policies.plain import PlainPolicy
 from jaxtribute._src.values.variable import Variable
-from jaxtribute.errors import ArgumentError, DeviceError, StrategyMixError
+from jaxtribute.errors import ArgumentError, ContextError, DeviceError, StrategyMixError
 
 if TYPE_CHECKING:
     from jaxtribute._src.input.agreement import Agreements
@@ -43,17 +44,26 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
     Args:
       mesh: the device of each replica.
       cross_device_ops: how values are reduced between devices; by default what XLA does best.
+      layouts: how variables that say nothing themselves lie on the devices of a replica.
 
     Source: `tf.distribute.StrategyExtended`.
     """
 
     variable_kind: type[Variable] = Variable
     """Class that `jd.Variable(...)` makes in the strategy's scope."""
+    _layouts: LayoutMap | None = None
 
-    def __init__(self, mesh: ReplicaMesh, cross_device_ops: CrossDeviceOps | None = None) -> None:
+    def __init__(
+        self,
+        mesh: ReplicaMesh,
+        cross_device_ops: CrossDeviceOps | None = None,
+        layouts: LayoutMap | None = None,
+    ) -> None:
         self._mesh = mesh
         if cross_device_ops is not None:
             self._cross_device_ops = cross_device_ops
+        if layouts is not None:
+            self._layouts = layouts
         self._strategy: weakref.ref[Strategy] | None = None
 
     def attach(self, strategy: Strategy) -> None:
@@ -110,6 +120,10 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
             return OnReadPolicy(self.mesh), synchronization
         return MirroredPolicy(self.mesh), VariableSynchronization.ON_WRITE
 
+    def layout_of(self, name: str) -> Layout:
+        """The layout of a new variable that says none itself; the empty one leaves it whole in each replica."""
+        return self._layouts.find(name) if self._layouts is not None and self.mesh.group else ()
+
     def remote_optimizer(self, transform: Any, variables: Sequence[Variable]) -> Any:
         """Updater of variables that other processes hold, with its slots; None where `Optimizer` updates them."""
         del transform, variables
@@ -125,6 +139,13 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
             fn = executor.compiles(fn)
         if isinstance(executor, TracedFunction) and self.home is not None:
             executor.enter(self.home)
+        if not executor.traced and not isinstance(fn, Function) and self.mesh.group and self.mesh.peers is not None:
+            # A replica's operations would exchange parts between its devices, one by one and unordered: Gloo mixes
+            # them up.
+            raise ContextError(
+                f"strategy.run outside a compiled function, on replicas of {self.mesh.group_size} devices over several "
+                "workers. HINT: call strategy.run in a function decorated by @jd.function."
+            )
         if self.mesh.size == 1:
             return self._call_alone(fn, args, kwargs)
         _check_values(self, (args, kwargs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,9 +11,11 @@ from jaxtribute._src import settings
 from jaxtribute._src.backend import prepare_cpu_backend
 from jaxtribute._src.collectives.options import CommunicationOptions
 from jaxtribute._src.strategies.base import Strategy
+from jaxtribute._src.strategies.groups import groups_of
 from jaxtribute._src.strategies.mirrored import local_mesh
 from jaxtribute._src.strategies.multi_worker import MultiWorkerExtended, join, worker_mesh
 from jaxtribute._src.values.enums import VariableSynchronization
+from jaxtribute._src.values.layouts import LayoutMap
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.policies.base import Policy
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
@@ -31,12 +33,15 @@ class FullyShardedExtended(MultiWorkerExtended):
     Args:
       mesh: the device of each replica, over all workers.
       cluster: the workers; None where there is one that belongs to no cluster.
+      layouts: how variables that say nothing themselves lie on the devices of a replica.
       min_bytes: variables that are smaller have a copy on each device.
       regather: whether the backward pass gathers variables again.
     """
 
-    def __init__(self, mesh: ReplicaMesh, cluster: Cluster | None, *, min_bytes: int, regather: bool) -> None:
-        super().__init__(mesh, cluster, CommunicationOptions())
+    def __init__(
+        self, mesh: ReplicaMesh, cluster: Cluster | None, layouts: LayoutMap | None, *, min_bytes: int, regather: bool
+    ) -> None:
+        super().__init__(mesh, cluster, CommunicationOptions(), layouts)
         self._min_bytes, self._regather = min_bytes, regather
 
     def variable_policy(self, synchronization: VariableSynchronization) -> tuple[Policy, VariableSynchronization]:
@@ -64,6 +69,10 @@ class FullyShardedStrategy(Strategy):
       min_bytes: variables of fewer bytes are mirrored, as gathering them costs more than it saves.
       regather: whether the backward pass of `jd.value_and_grad` gathers the variables again. If not, those that
         it needs stay gathered from the forward pass on: one all-gather less, for the memory of all of them.
+      devices_per_replica: number of devices of each replica, which hold variables in parts by `layout` and divide its
+        work, for models larger than a device; an axis named "model". By default 1.
+      replica_shape: several such axes, with names and lengths: `{"model": 2, "sequence": 2}`.
+      layout: a `jd.LayoutMap` (or Keras's, or a dictionary): how variables lie on the devices of a replica, by name.
 
     Raises:
       DeviceError: a device that does not exist, or one that is named twice.
@@ -82,7 +91,11 @@ class FullyShardedStrategy(Strategy):
         *,
         min_bytes: int = SHARDED_BYTES,
         regather: bool = True,
+        devices_per_replica: int | None = None,
+        replica_shape: Mapping[str, int] | None = None,
+        layout: LayoutMap | Mapping[str, Any] | None = None,
     ) -> None:
+        groups = groups_of(devices_per_replica, replica_shape, layout)
         min_bytes, regather = settings.whole("min_bytes", min_bytes), settings.flag("regather", regather)
         devices = None if devices is None else settings.sequence("devices", devices)
         if devices and cluster_resolver is not None:
@@ -90,11 +103,11 @@ class FullyShardedStrategy(Strategy):
         self._resolver = cluster_resolver
         cluster = None if cluster_resolver is None else join(cluster_resolver, None)
         if cluster is None:
-            mesh = local_mesh(devices)
+            mesh = local_mesh(devices, groups=groups)
         else:
             prepare_cpu_backend()
-            mesh = worker_mesh(cluster, jax.devices())
-        super().__init__(FullyShardedExtended(mesh, cluster, min_bytes=min_bytes, regather=regather))
+            mesh = worker_mesh(cluster, jax.devices(), groups)
+        super().__init__(FullyShardedExtended(mesh, cluster, groups.layouts, min_bytes=min_bytes, regather=regather))
 
     @property
     def cluster_resolver(self) -> Any:

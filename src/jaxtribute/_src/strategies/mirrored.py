@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -12,6 +13,8 @@ from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute._src.devices import default_devices, strategy_devices
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.strategies.extended import StrategyExtended
+from jaxtribute._src.strategies.groups import ALONE, Groups, groups_of
+from jaxtribute._src.values.layouts import LayoutMap
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute.errors import ArgumentTypeError, DeviceError
 
@@ -20,12 +23,18 @@ class MirroredStrategy(Strategy):
     """Keeps a copy of every variable on each device and runs one replica on each, in step.
 
     Args:
-      devices: TensorFlow's names of the devices, or JAX devices, one replica each. By default (None or empty)
-        all accelerators, or all (logical) CPU devices where there is none.
+      devices: TensorFlow's names of the devices, or JAX devices, those of a replica behind each other. By default
+        (None or empty) all accelerators, or all (logical) CPU devices where there is none.
       cross_device_ops: how values are reduced between devices; by default what XLA does best.
+      devices_per_replica: number of devices of each replica, which hold variables in parts by `layout` and divide its
+        work, for models larger than a device; an axis named "model". By default 1.
+      replica_shape: several such axes, with names and lengths: `{"model": 2, "sequence": 2}`.
+      layout: a `jd.LayoutMap` (or Keras's, or a dictionary): how variables lie on the devices of a replica, by name.
 
     Raises:
-      DeviceError: a device that does not exist, or one that is named twice.
+      DeviceError: a device that does not exist, one that is named twice, or a number of them that cannot be divided
+        into replicas.
+      ArgumentError: a replica shape that contradicts itself.
       ArgumentTypeError: a single string instead of a list, or `cross_device_ops` that are none.
 
     Source: `tf.distribute.MirroredStrategy`.
@@ -35,12 +44,20 @@ class MirroredStrategy(Strategy):
         self,
         devices: Sequence[str | jax.Device] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
+        *,
+        devices_per_replica: int | None = None,
+        replica_shape: Mapping[str, int] | None = None,
+        layout: LayoutMap | Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(StrategyExtended(local_mesh(devices, cross_device_ops), cross_device_ops))
+        groups = groups_of(devices_per_replica, replica_shape, layout)
+        mesh = local_mesh(devices, cross_device_ops, groups)
+        super().__init__(StrategyExtended(mesh, cross_device_ops, groups.layouts))
 
 
 def local_mesh(
-    devices: Sequence[str | jax.Device] | None, cross_device_ops: CrossDeviceOps | None = None
+    devices: Sequence[str | jax.Device] | None,
+    cross_device_ops: CrossDeviceOps | None = None,
+    groups: Groups = ALONE,
 ) -> ReplicaMesh:
     """The devices of this machine that a strategy's arguments name, by default all; see `MirroredStrategy`."""
     prepare_cpu_backend()
@@ -51,7 +68,7 @@ def local_mesh(
             f"cross_device_ops is {cross_device_ops!r}, a {type(cross_device_ops).__name__}. "
             "HINT: pass an object such as jd.NcclAllReduce()."
         )
-    return ReplicaMesh(chosen)
+    return groups.mesh(chosen)
 
 
 def distinct_devices(devices: Sequence[str | jax.Device]) -> tuple[jax.Device, ...]:

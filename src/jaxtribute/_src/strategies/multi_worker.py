@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,7 +19,9 @@ from jaxtribute._src.collectives.summation import AutoSum, ExchangeSum, Summatio
 from jaxtribute._src.devices import default_devices
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.strategies.extended import StrategyExtended
-from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
+from jaxtribute._src.strategies.groups import ALONE, Groups, groups_of
+from jaxtribute._src.values.layouts import LayoutMap
+from jaxtribute._src.values.mesh import AXIS, ReplicaMesh, put
 from jaxtribute.errors import ArgumentTypeError, ClusterError
 
 if TYPE_CHECKING:
@@ -45,7 +47,9 @@ class MultiWorkerOps(CrossDeviceOps):
         self._options = options
 
     def summation(self, mesh: ReplicaMesh, options: CommunicationOptions | None) -> Summation:
-        """A sum for each large array, one for all small ones."""
+        """A sum for each large array, one for all small ones; of arrays that replicas hold in parts one for each."""
+        if mesh.group:
+            return AutoSum(0)
         hints = [one for one in (options, self._options) if one is not None]
         small_bytes = next((one.bytes_per_pack for one in hints if one.bytes_per_pack), PACKED_BYTES)
         ring = any(one.implementation is CommunicationImplementation.RING for one in hints)
@@ -60,10 +64,17 @@ class MultiWorkerExtended(StrategyExtended):
       mesh: the device of each replica, over all workers.
       cluster: the workers; None where there is one that belongs to no cluster.
       options: hints for collectives.
+      layouts: how variables that say nothing themselves lie on the devices of a replica.
     """
 
-    def __init__(self, mesh: ReplicaMesh, cluster: Cluster | None, options: CommunicationOptions) -> None:
-        super().__init__(mesh, MultiWorkerOps(options) if cluster is not None else None)
+    def __init__(
+        self,
+        mesh: ReplicaMesh,
+        cluster: Cluster | None,
+        options: CommunicationOptions,
+        layouts: LayoutMap | None = None,
+    ) -> None:
+        super().__init__(mesh, MultiWorkerOps(options) if cluster is not None else None, layouts)
         self._cluster = cluster
 
     def input_context(self) -> InputContext:
@@ -72,7 +83,9 @@ class MultiWorkerExtended(StrategyExtended):
 
         if self._cluster is None:
             return super().input_context()
-        return InputContext(self._cluster.workers, self._cluster.rank, self.mesh.size)
+        # Workers that share a replica read the same data.
+        sharing = self.mesh.workers_per_replica
+        return InputContext(self._cluster.workers // sharing, self._cluster.rank // sharing, self.mesh.size)
 
     def input_agreements(self) -> Agreements | None:
         """Over the coordination service."""
@@ -94,6 +107,10 @@ class MultiWorkerMirroredStrategy(Strategy):
       cluster_resolver: says who the workers are and which one this is; by default what `TF_CONFIG` says. Without a
         cluster there, this process is the only worker.
       communication_options: hints for collectives; `timeout_seconds` bounds the waiting for other workers.
+      devices_per_replica: number of devices of each replica, which hold variables in parts by `layout` and divide its
+        work, for models larger than a device; an axis named "model". By default 1.
+      replica_shape: several such axes, with names and lengths: `{"model": 2, "sequence": 2}`.
+      layout: a `jd.LayoutMap` (or Keras's, or a dictionary): how variables lie on the devices of a replica, by name.
 
     Raises:
       ClusterSpecError: the cluster is described wrongly, or this process is none of its workers.
@@ -108,7 +125,12 @@ class MultiWorkerMirroredStrategy(Strategy):
         self,
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
+        *,
+        devices_per_replica: int | None = None,
+        replica_shape: Mapping[str, int] | None = None,
+        layout: LayoutMap | Mapping[str, Any] | None = None,
     ) -> None:
+        groups = groups_of(devices_per_replica, replica_shape, layout)
         if communication_options is not None and not isinstance(communication_options, CommunicationOptions):
             raise ArgumentTypeError(
                 f"communication_options is {communication_options!r}, a {type(communication_options).__name__}. "
@@ -118,8 +140,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._resolver = cluster_resolver if cluster_resolver is not None else _from_environment()
         cluster = join(self._resolver, options.timeout_seconds)
         prepare_cpu_backend()
-        mesh = worker_mesh(cluster, default_devices() if cluster is None else jax.devices())
-        super().__init__(MultiWorkerExtended(mesh, cluster, options))
+        mesh = worker_mesh(cluster, default_devices() if cluster is None else jax.devices(), groups)
+        super().__init__(MultiWorkerExtended(mesh, cluster, options, groups.layouts))
 
     @property
     def cluster_resolver(self) -> Any:
@@ -149,7 +171,7 @@ def join(resolver: ClusterResolver, timeout_s: float | None) -> Cluster | None:
     return cluster
 
 
-def worker_mesh(cluster: Cluster | None, devices: Sequence[jax.Device]) -> ReplicaMesh:
+def worker_mesh(cluster: Cluster | None, devices: Sequence[jax.Device], groups: Groups = ALONE) -> ReplicaMesh:
     """The mesh of all workers' devices, in the order of ranks.
 
     Raises:
@@ -157,7 +179,7 @@ def worker_mesh(cluster: Cluster | None, devices: Sequence[jax.Device]) -> Repli
     """
     ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
     if cluster is None or cluster.workers == 1:
-        return ReplicaMesh(ordered)
+        return groups.mesh(ordered)
     counts = Counter(device.process_index for device in ordered)
     if len(counts) != cluster.workers or len(set(counts.values())) > 1:
         found = {name: counts[rank] for rank, name in enumerate(cluster.names)}
@@ -165,7 +187,7 @@ def worker_mesh(cluster: Cluster | None, devices: Sequence[jax.Device]) -> Repli
             f"the workers have different numbers of devices: {found}. HINT: start each with the same number, e.g. "
             "JAXTRIBUTE_CPU_DEVICES or CUDA_VISIBLE_DEVICES."
         )
-    mesh = ReplicaMesh(ordered, cluster)
+    mesh = groups.mesh(ordered, cluster)
     if mesh.devices[0].platform == "cpu":
         _connect(mesh, cluster)
     return mesh
@@ -177,9 +199,8 @@ def _connect(mesh: ReplicaMesh, cluster: Cluster) -> None:
     It does so in the first collective, and gives up after 30 s whatever the deadline is: a worker whose first program
     takes longer to compile, or whose first batch comes late, would end the job.
     """
-    rows = mesh.assemble([jax.device_put(np.float32(1), device) for device in mesh.local_devices])
-    spec = PartitionSpec(AXIS)
-    total = jax.shard_map(lambda row: lax.psum(row, AXIS), mesh=mesh.mesh, in_specs=spec, out_specs=PartitionSpec())
+    rows = mesh.assemble([put(np.float32(1), place) for place in mesh.local_places])
+    total = mesh.map_replicas(lambda row: lax.psum(row, AXIS), PartitionSpec(AXIS), PartitionSpec())
     compiled = jax.jit(total).lower(rows).compile()
     cluster.barrier("connection", cluster.timeout_s)
     jax.block_until_ready(compiled(rows))

@@ -9,6 +9,7 @@ import jax
 
 from jaxtribute._src.collectives.options import CommunicationImplementation, CommunicationOptions
 from jaxtribute._src.strategies import multi_worker, tpu
+from jaxtribute._src.strategies.device_assignment import DeviceAssignment
 
 if TYPE_CHECKING:
     from jaxtribute._src.cluster.resolvers.base import ClusterResolver
@@ -45,6 +46,6 @@ class TPUStrategy(tpu.TPUStrategy):
     def __init__(
         self,
         tpu_cluster_resolver: ClusterResolver | None = None,
-        device_assignment: Sequence[str | jax.Device] | None = None,
+        device_assignment: DeviceAssignment | Sequence[str | jax.Device] | None = None,
     ) -> None:
         super().__init__(tpu_cluster_resolver, device_assignment)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
@@ -12,8 +13,12 @@ from jaxtribute._src.backend import prepare_cpu_backend
 from jaxtribute._src.collectives.options import CommunicationOptions
 from jaxtribute._src.devices import default_devices, device_name
 from jaxtribute._src.strategies.base import Strategy
+from jaxtribute._src.strategies.device_assignment import DeviceAssignment, is_tpu, tpu_devices
+from jaxtribute._src.strategies.groups import Groups, groups_of
 from jaxtribute._src.strategies.mirrored import distinct_devices
 from jaxtribute._src.strategies.multi_worker import MultiWorkerExtended, join, worker_mesh
+from jaxtribute._src.types import Foreign
+from jaxtribute._src.values.layouts import LayoutMap, with_layout
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute.errors import ArgumentError, DeviceError
 
@@ -35,9 +40,13 @@ class TPUStrategy(Strategy):
 
     Args:
       tpu_cluster_resolver: says who the hosts are; by default this host alone, or the cluster that it has joined.
-      experimental_device_assignment: the device of each replica, names or JAX devices, in replica order; by default
-        all, host by host.
-      experimental_spmd_xla_partitioning: accepted for compatibility; one replica has one device.
+      experimental_device_assignment: a `jd.experimental.DeviceAssignment`, or names or JAX devices, those of a replica
+        behind each other; by default all devices, host by host.
+      experimental_spmd_xla_partitioning: accepted for compatibility; XLA always divides the work of a replica.
+      devices_per_replica: number of devices of each replica, which hold variables in parts by `layout` and divide its
+        work, for models larger than a device; an axis named "model". By default 1.
+      replica_shape: several such axes, with names and lengths: `{"model": 2, "sequence": 2}`.
+      layout: a `jd.LayoutMap` (or Keras's, or a dictionary): how variables lie on the devices of a replica, by name.
 
     Raises:
       DeviceError: there is no TPU, or the assignment names a device twice or one that does not exist.
@@ -50,15 +59,20 @@ class TPUStrategy(Strategy):
     def __init__(
         self,
         tpu_cluster_resolver: ClusterResolver | None = None,
-        experimental_device_assignment: Sequence[str | jax.Device] | None = None,
+        experimental_device_assignment: DeviceAssignment | Sequence[str | jax.Device] | None = None,
         experimental_spmd_xla_partitioning: bool = False,
+        *,
+        devices_per_replica: int | None = None,
+        replica_shape: Mapping[str, int] | None = None,
+        layout: LayoutMap | Mapping[str, Any] | None = None,
     ) -> None:
         del experimental_spmd_xla_partitioning
+        groups = groups_of(devices_per_replica, replica_shape, layout)
         self._resolver = tpu_cluster_resolver
         cluster = join(tpu_cluster_resolver, None) if tpu_cluster_resolver is not None else None
         prepare_cpu_backend()
-        mesh = _mesh(cluster, experimental_device_assignment)
-        super().__init__(MultiWorkerExtended(mesh, cluster, CommunicationOptions()))
+        mesh = _mesh(cluster, experimental_device_assignment, groups)
+        super().__init__(MultiWorkerExtended(mesh, cluster, CommunicationOptions(), groups.layouts))
 
     @property
     def cluster_resolver(self) -> Any:
@@ -66,72 +80,90 @@ class TPUStrategy(Strategy):
         return self._resolver
 
     def experimental_assign_to_logical_device(self, tensor: T, logical_device_id: int) -> T:
-        """Returns `tensor`: a replica has one logical device, number 0.
+        """Lets each device of a replica hold an array whole, the one that is asked for among them.
+
+        XLA divides what follows among all devices of the replica: it keeps nothing to one of them, and values do not
+        depend on it.
+
+        Args:
+          tensor: an array in a replica function.
+          logical_device_id: the number of a device within the replica.
 
         Raises:
-          ArgumentError: another number.
+          ArgumentError: a number that a replica does not have.
 
         Source: `tf.distribute.TPUStrategy.experimental_assign_to_logical_device`.
         """
-        if logical_device_id != 0:
+        devices = self.extended.mesh.group_size
+        if settings.whole("logical_device_id", logical_device_id) >= devices:
             raise ArgumentError(
-                f"logical device {logical_device_id}: a replica of {self!r} has one device, number 0. HINT: to compute "
-                "one replica on several devices use jax.jit with a mesh of your own."
+                f"logical device {logical_device_id}: a replica of {self!r} has {devices}, counted from 0. HINT: pass "
+                "devices_per_replica or a device assignment to the strategy."
             )
-        return tensor
+        return self.experimental_replicate_to_logical_devices(tensor)
 
     def experimental_split_to_logical_devices(self, tensor: T, partition_dimensions: Sequence[int]) -> T:
-        """Returns `tensor`: it can be split over the one logical device of a replica in one way.
+        """Lets the devices of a replica hold an array in parts.
 
         Args:
-          tensor: an array.
-          partition_dimensions: into how many parts each axis is split: all 1.
+          tensor: an array in a replica function.
+          partition_dimensions: into how many parts each axis is split; their product is the number of devices of a
+            replica.
 
         Raises:
-          ArgumentError: a split in more parts, or another number of axes than the array has.
+          ArgumentError: another product, another number of axes than the array has, or parts that the axes of
+            `replica_shape` do not form.
+          ShapeError: an axis that cannot be divided so.
 
         Source: `tf.distribute.TPUStrategy.experimental_split_to_logical_devices`.
         """
-        rank = len(getattr(tensor, "shape", ()))
-        if len(partition_dimensions) != rank or any(parts != 1 for parts in partition_dimensions):
+        rank, group = len(getattr(tensor, "shape", ())), self.extended.mesh.group
+        parts = [settings.whole("partition_dimensions", one, 1) for one in partition_dimensions]
+        if len(parts) != rank or math.prod(parts) != self.extended.mesh.group_size:
             raise ArgumentError(
                 f"partition_dimensions {list(partition_dimensions)} for an array of rank {rank}: a replica of {self!r} "
-                f"has one device, so it must be {[1] * rank}. HINT: shard over replicas by the batch instead."
+                f"has {self.extended.mesh.group_size} device(s). HINT: pass {rank} numbers whose product is that."
             )
-        return tensor
+        names, layout = list(group.items()), list[tuple[str, ...]]()
+        for count in parts:
+            taken: list[str] = []
+            while count > 1 and names and count % names[0][1] == 0:
+                taken.append(names[0][0])
+                count //= names.pop(0)[1]
+            if count > 1:
+                raise ArgumentError(
+                    f"partition_dimensions {parts} cannot be formed of the axes {group} of a replica. HINT: give the "
+                    "strategy a replica_shape with an axis for each part, such as {'rows': 2, 'columns': 2}."
+                )
+            layout.append(tuple(taken))
+        return with_layout(tensor, [axes or None for axes in layout])
 
     def experimental_replicate_to_logical_devices(self, tensor: T) -> T:
-        """Returns `tensor`, which the one logical device of a replica has already.
+        """Lets each device of a replica hold an array whole.
 
         Source: `tf.distribute.TPUStrategy.experimental_replicate_to_logical_devices`.
         """
-        return tensor
+        return with_layout(tensor, ())
 
 
-def _mesh(cluster: Cluster | None, assignment: Sequence[str | jax.Device] | None) -> ReplicaMesh:
+def _mesh(cluster: Cluster | None, assignment: Foreign, groups: Groups) -> ReplicaMesh:
     """The replicas' devices: those assigned, or all TPU devices."""
-    if assignment is not None:
-        chosen = distinct_devices(settings.sequence("experimental_device_assignment", assignment))
-        if not chosen:
-            raise DeviceError(
-                f"the device assignment {assignment!r} is empty. HINT: name devices, or pass None for all."
-            )
-        strange = [device_name(device) for device in chosen if not _is_tpu(device)]
-        if strange:
-            raise DeviceError(f"{strange} in the device assignment are no TPU devices. HINT: name them 'TPU:0', ...")
-        if cluster is None or cluster.workers == 1:
-            return ReplicaMesh(chosen)
-        return ReplicaMesh(chosen, cluster)
     several = cluster is not None and cluster.workers > 1
-    found = tuple(device for device in (jax.devices() if several else default_devices()) if _is_tpu(device))
-    if not found:
-        raise DeviceError(
-            f"there is no TPU device here; the default devices are {[device_name(d) for d in default_devices()]}. "
-            "HINT: install jax[tpu] on a TPU host; to try a program without one, let CPU devices stand in: "
-            'jd.config.alias_devices({"TPU:0": "CPU:0"}).'
-        )
-    return worker_mesh(cluster, found)
-
-
-def _is_tpu(device: jax.Device) -> bool:
-    return device.platform == "tpu" or "device:TPU:" in device_name(device)
+    if assignment is None:
+        return worker_mesh(cluster, tpu_devices(jax.devices() if several else default_devices()), groups)
+    if isinstance(assignment, DeviceAssignment):
+        chosen = assignment.devices
+        if groups.shape and math.prod(groups.shape.values()) != assignment.num_cores_per_replica:
+            raise ArgumentError(
+                f"{assignment!r} beside {dict(groups.shape)} devices per replica. HINT: leave these out, or let them "
+                "name the axes of as many devices."
+            )
+        groups = Groups(groups.shape or assignment.replica_shape, groups.layouts)
+    else:
+        chosen = distinct_devices(settings.sequence("experimental_device_assignment", assignment))
+    if not chosen:
+        raise DeviceError(f"the device assignment {assignment!r} is empty. HINT: name devices, or pass None for all.")
+    strange = [device_name(device) for device in chosen if not is_tpu(device)]
+    if strange:
+        raise DeviceError(f"{strange} in the device assignment are no TPU devices. HINT: name them 'TPU:0', ...")
+    return groups.mesh(chosen, cluster if several else None)

@@ -73,7 +73,7 @@ def all_signatures(columns: Sequence[Sequence[Any]], what: str, mesh: ReplicaMes
         )
     result: list[list[Signature] | None] = []
     for place in range(len(columns)):
-        whole = [signature for one in told for signature in one[place]]
+        whole = [signature for one in told[:: mesh.workers_per_replica] for signature in one[place]]
         known = [(tuple(shape), dtype) for shape, dtype in (one for one in whole if one is not None)]
         result.append(known if len(known) == len(whole) else None)
     return result
@@ -88,6 +88,8 @@ def _broadcast(host: np.ndarray[Any, Any], mesh: ReplicaMesh) -> np.ndarray[Any,
     data = np.frombuffer(np.ascontiguousarray(host).tobytes(), np.uint8)
     padded: np.ndarray[Any, Any] = np.zeros(1 << max(6, (data.size - 1).bit_length()), np.uint8)
     padded[: data.size] = data
+    # Over devices and not replicas, whose devices may belong to several workers.
+    mesh = mesh.of_devices
     rows = mesh.assemble([jax.device_put(padded, device) for device in mesh.local_devices])
     result = np.asarray(_first_row(rows, mesh))[: data.size]
     return np.frombuffer(result.tobytes(), host.dtype).reshape(host.shape)
@@ -96,9 +98,9 @@ def _broadcast(host: np.ndarray[Any, Any], mesh: ReplicaMesh) -> np.ndarray[Any,
 @partial(jax.jit, static_argnums=1)
 def _first_row(rows: Numeric, mesh: ReplicaMesh) -> Any:
     """The row of replica 0, on every device; as a sum, it needs no room for the others' rows."""
-    axis, spec = mesh.mesh.axis_names[0], PartitionSpec(*mesh.mesh.axis_names)
+    axis = mesh.mesh.axis_names[0]
 
     def local(row: Numeric) -> Any:
         return lax.psum(jnp.where(lax.axis_index(axis) == 0, row, jnp.zeros_like(row)), axis)
 
-    return jax.shard_map(local, mesh=mesh.mesh, in_specs=spec, out_specs=PartitionSpec(), check_vma=False)(rows)
+    return mesh.map_replicas(local, PartitionSpec(axis), PartitionSpec())(rows)

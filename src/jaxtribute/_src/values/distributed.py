@@ -16,6 +16,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.types import DType, Leaf, Nest, Numeric
@@ -103,7 +104,7 @@ class PerReplica(ReplicaValues):
         """
         if mesh.described:
             return cls(mesh.assemble(parts), mesh, not np.shape(parts[0]))
-        parts = [_on_device(part, device) for part, device in zip(parts, mesh.local_devices, strict=True)]
+        parts = [_on_device(part, device) for part, device in zip(parts, mesh.local_places, strict=True)]
         if signatures is None:
             signatures = all_signatures([parts], "a per-replica value", mesh)[0]
         if signatures is None or len({(len(shape), dtype) for shape, dtype in signatures}) > 1:
@@ -327,13 +328,14 @@ def _cut(part: Numeric, shape: tuple[int, ...]) -> Any:
     return part if part.shape == shape else part[tuple(slice(0, size) for size in shape)]
 
 
-def _on_device(value: Numeric, device: jax.Device) -> Any:
-    """`value` on `device` if it is an array, else as it is."""
+def _on_device(value: Numeric, place: jax.Device | Sharding) -> Any:
+    """`value` in `place` if it is an array, else as it is."""
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "OSUMm":
         check_cut(value, "a component of a distributed value")
-        return own(value, device)
+        return own(value, place)
     if isinstance(value, Tracer):
         return value
-    if isinstance(value, jax.Array) and not (value.committed and value.devices() == {device}):
-        return jax.device_put(value, device)
+    devices = {place} if isinstance(place, jax.Device) else place.device_set
+    if isinstance(value, jax.Array) and not (value.committed and value.devices() == devices):
+        return jax.device_put(value, place)
     return value

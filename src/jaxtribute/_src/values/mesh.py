@@ -1,20 +1,22 @@
-"""The devices of a strategy's replicas as one JAX mesh with a single axis."""
+"""The devices of a strategy's replicas as one JAX mesh: an axis over the replicas, and axes within each of them."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding, use_abstract_mesh
 
 from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
-from jaxtribute._src.types import Nest, Numeric
+from jaxtribute._src.types import Function, Nest, Numeric
 from jaxtribute._src.values.agreement import first_workers
 from jaxtribute._src.values.described import DescribedArray, is_described
 from jaxtribute.errors import DeviceError, VariableError
@@ -112,6 +114,24 @@ def unbound(array: Numeric) -> Any:
     return ArrayImpl(array.aval, array.sharding, [array], committed=False)
 
 
+def everywhere(array: jax.Array, mesh: ReplicaMesh) -> jax.Array:
+    """The array whole on each device of a mesh; all workers must call it."""
+    return jax.jit(_same, out_shardings=mesh.replicated)(array)
+
+
+def _same(array: jax.Array) -> jax.Array:
+    return array
+
+
+def _layout_of(array: jax.Array, mesh: Mesh) -> Layout | None:
+    """The axes of `mesh` that an array is split over; None where it lies otherwise."""
+    where = array.sharding
+    if isinstance(where, NamedSharding) and where.mesh == mesh:
+        return tuple(where.spec)
+    devices = tuple(mesh.devices.flat)
+    return () if where.is_fully_replicated and where.device_set == set(devices) else None
+
+
 class Peers(Protocol):
     """The other processes of a mesh, reached beside its devices' collectives."""
 
@@ -137,7 +157,11 @@ class Peers(Protocol):
         ...
 
 
-def _mesh_again(devices: Sequence[tuple[str, int]]) -> ReplicaMesh:
+Layout = tuple[Any, ...]
+"""The axes within a replica that each axis of an array is split over: a name, a tuple of names, or None."""
+
+
+def _mesh_again(devices: Sequence[tuple[str, int]], group: Mapping[str, int]) -> ReplicaMesh:
     """The mesh of a pickled value, on this process's devices.
 
     Raises:
@@ -150,34 +174,45 @@ def _mesh_again(devices: Sequence[tuple[str, int]]) -> ReplicaMesh:
             f"a pickled value lies on {devices}, of which this process has no {missing}. HINT: load it where the "
             "devices are, e.g. after jd.config.set_logical_cpu_devices(n), or pickle np.asarray of it."
         )
-    return ReplicaMesh([here[key] for key in devices])
+    return ReplicaMesh([here[key] for key in devices], group=group)
 
 
 class ReplicaMesh:
-    """One device a replica, in replica order, and the two placements a value can have over them.
+    """The devices of each replica, in replica order, and the placements that a value can have over them.
 
     Args:
-      devices: the device of each replica, over all workers.
+      devices: the devices, those of a replica behind each other, over all workers.
       peers: the other workers, where there are any.
+      group: the axes within a replica that has several devices, with their lengths: `{"model": 2}`.
 
     A mesh of one device uses single-device shardings, so that one replica costs nothing over plain JAX.
     """
 
-    def __init__(self, devices: Sequence[jax.Device], peers: Peers | None = None) -> None:
+    def __init__(
+        self, devices: Sequence[jax.Device], peers: Peers | None = None, group: Mapping[str, int] | None = None
+    ) -> None:
         self.devices = tuple(devices)
-        self.size = len(self.devices)
+        self.group = dict(group or {})
+        """The axes within a replica, and their lengths; empty where a replica has one device."""
+        self.group_size = math.prod(self.group.values())
+        """Number of devices of each replica."""
+        self.size = len(self.devices) // self.group_size
+        """Number of replicas."""
         self.peers = peers
         self._calls = itertools.count(1)
         # XLA's CPU collectives starve its thread pool when too many steps are in flight.
         self.described = is_described(self.devices[0])
         """True if programs for the devices are compiled and not run; what lies on them are `DescribedArray`s."""
-        self._bounded = self.size > 1 and self.devices[0].platform == "cpu"
+        self._bounded = len(self.devices) > 1 and self.devices[0].platform == "cpu"
 
     def __repr__(self) -> str:
-        return f"ReplicaMesh({[str(device) for device in self.devices]})"
+        group = f", group={self.group}" if self.group else ""
+        return f"ReplicaMesh({[str(device) for device in self.devices]}{group})"
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, ReplicaMesh) and self.devices == other.devices)
+        if self is other:
+            return True
+        return isinstance(other, ReplicaMesh) and self.devices == other.devices and self.group == other.group
 
     def __hash__(self) -> int:
         return self._hash
@@ -191,7 +226,7 @@ class ReplicaMesh:
                 f"{self!r} spans several workers, and what lies on it cannot be pickled. "
                 "HINT: pickle np.asarray of the value, or save a jd.Checkpoint."
             )
-        return _mesh_again, ([(device.platform, device.id) for device in self.devices],)
+        return _mesh_again, ([(device.platform, device.id) for device in self.devices], self.group)
 
     @cached_property
     def _hash(self) -> int:
@@ -199,40 +234,101 @@ class ReplicaMesh:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The JAX mesh: one axis, named `AXIS`, of length `size`."""
-        return Mesh(np.array(self.devices, dtype=object), (AXIS,))
+        """The JAX mesh: an axis named `AXIS` of length `size`, and the axes of `group` behind it."""
+        devices = np.array(self.devices, dtype=object).reshape(self.size, *self.group.values())
+        return Mesh(devices, (AXIS, *self.group))
+
+    def within(self) -> AbstractContextManager[Any]:
+        """Lets what is traced name the axes within a replica, as `map_replicas` will run it; nothing without groups."""
+        if not self.group:
+            return nullcontext()
+        manual = self.mesh.abstract_mesh.update_axis_types({AXIS: AxisType.Manual})
+        return use_abstract_mesh(manual)
+
+    def map_replicas(self, program: Function, in_specs: Any, out_specs: Any) -> Function:
+        """Makes the program of one replica one of all, by `jax.shard_map`.
+
+        The axes within a replica are left to the compiler, which divides the replica's work by its arrays' layouts.
+
+        Args:
+          program: the program of one replica.
+          in_specs: `PartitionSpec`s over `AXIS` of the inputs; see `jax.shard_map`.
+          out_specs: those of the outputs.
+        """
+        # Everything inside is local to a replica and every collective is written out, so JAX need not follow which
+        # values vary: it would refuse programs that the library has checked itself.
+        return jax.shard_map(
+            program, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names={AXIS}, check_vma=False
+        )
 
     @cached_property
     def replicated(self) -> Sharding:
         """The placement of a mirrored value: a full copy on every device."""
-        return SingleDeviceSharding(self.devices[0]) if self.size == 1 else NamedSharding(self.mesh, PartitionSpec())
+        return self.laid_out(())
 
     @cached_property
     def split(self) -> Sharding:
-        """The placement of a per-replica value: equal slices of axis 0, one a device."""
-        if self.size == 1:
+        """The placement of a per-replica value: equal slices of axis 0, one a replica."""
+        return self.laid_out((AXIS,))
+
+    def laid_out(self, layout: Layout) -> Sharding:
+        """The placement of an array that is split over axes of the mesh, `AXIS` or those within a replica."""
+        if len(self.devices) == 1:
             return SingleDeviceSharding(self.devices[0])
-        return NamedSharding(self.mesh, PartitionSpec(AXIS))
+        return NamedSharding(self.mesh, PartitionSpec(*layout))
 
     @cached_property
     def local_ids(self) -> tuple[int, ...]:
-        """The ids of the replicas whose devices belong to this process."""
+        """The ids of the replicas that have devices of this process."""
         if self.described:
             return tuple(range(self.size))
         process = jax.process_index(self.devices[0].client)
-        return tuple(i for i, device in enumerate(self.devices) if device.process_index == process)
+        owned = (i // self.group_size for i, device in enumerate(self.devices) if device.process_index == process)
+        return tuple(dict.fromkeys(owned))
 
     @cached_property
     def local_devices(self) -> tuple[jax.Device, ...]:
-        """The devices of `local_ids`, in order."""
-        return tuple(self.devices[i] for i in self.local_ids)
+        """The first device that this process has of each of `local_ids`, in order."""
+        return tuple(self._own_devices(replica)[0] for replica in self.local_ids)
+
+    @cached_property
+    def local_places(self) -> tuple[jax.Device | Sharding, ...]:
+        """The places of the arrays of `local_ids`: a device, or a copy on each of a replica's devices."""
+        if not self.group:
+            return self.local_devices
+        return tuple(NamedSharding(mesh, PartitionSpec()) for mesh in self._local_meshes)
+
+    @cached_property
+    def _local_meshes(self) -> tuple[Mesh, ...]:
+        """The mesh of each of `local_ids`: the axes of `group`."""
+        return tuple(Mesh(self.mesh.devices[replica], tuple(self.group)) for replica in self.local_ids)
+
+    def local_layout(self, index: int, layout: Layout) -> Sharding:
+        """The place of an array of one of `local_ids` that is split over axes within the replica."""
+        return NamedSharding(self._local_meshes[index], PartitionSpec(*layout))
+
+    def devices_of(self, replica: int) -> tuple[jax.Device, ...]:
+        """The devices of one replica."""
+        return self.devices[replica * self.group_size : (replica + 1) * self.group_size]
+
+    def _own_devices(self, replica: int) -> list[jax.Device]:
+        process = None if self.described else jax.process_index(self.devices[0].client)
+        return [device for device in self.devices_of(replica) if process is None or device.process_index == process]
+
+    @cached_property
+    def workers_per_replica(self) -> int:
+        """Number of workers that the devices of one replica belong to."""
+        return len({device.process_index for device in self.devices[: self.group_size]})
+
+    @cached_property
+    def of_devices(self) -> ReplicaMesh:
+        """The mesh in which each device is a replica of its own."""
+        return ReplicaMesh(self.devices, self.peers) if self.group else self
 
     @cached_property
     def local_numbers(self) -> tuple[jax.Array, ...]:
         """The ids of `local_ids` as int32 scalars, each on its replica's device."""
-        return tuple(
-            jax.device_put(np.int32(i), device) for i, device in zip(self.local_ids, self.local_devices, strict=True)
-        )
+        return tuple(put(np.int32(i), place) for i, place in zip(self.local_ids, self.local_places, strict=True))
 
     def agreed(self, value: Numeric, what: str) -> Any:
         """The first worker's `value`, which others may have computed differently; all must call it.
@@ -256,7 +352,7 @@ class ReplicaMesh:
         """Joins one array a local replica, equal in shape and dtype, into one global array without a copy.
 
         Args:
-          parts: an array of shape `s` for each local replica, each on its replica's device.
+          parts: an array of shape `s` for each local replica, each in its replica's place.
 
         Returns:
           An array of shape `(size * s[0], *s[1:])`, or `(size,)` for scalars, placed as `split`.
@@ -274,16 +370,58 @@ class ReplicaMesh:
         if any(isinstance(part, Tracer) for part in parts):
             return jnp.concatenate(parts)
         whole = (self.size * shape[0], *shape[1:])
-        return jax.make_array_from_single_device_arrays(whole, self.split, list(parts))
+        if not self.group:
+            return jax.make_array_from_single_device_arrays(whole, self.split, list(parts))
+        return self._joined(whole, parts, over_replicas=True)
+
+    def join_copies(self, copies: Sequence[jax.Array]) -> jax.Array:
+        """Joins equal arrays, one a local replica in its replica's place, into one mirrored array without a copy."""
+        shape = copies[0].shape
+        if not self.group:
+            return jax.make_array_from_single_device_arrays(shape, self.replicated, list(copies))
+        return self._joined(shape, copies, over_replicas=False)
+
+    def _joined(self, shape: tuple[int, ...], parts: Sequence[jax.Array], *, over_replicas: bool) -> jax.Array:
+        """One array of those of replicas of several devices; whole on each device where their layouts differ."""
+        layouts = {_layout_of(part, mesh) for part, mesh in zip(parts, self._local_meshes, strict=True)}
+        layout = layouts.pop() if len(layouts) == 1 else None
+        if layout is None or (over_replicas and layout[:1] not in ((), (None,))):
+            parts = [put(part, place) for part, place in zip(parts, self.local_places, strict=True)]
+            layout = ()
+        if over_replicas:
+            layout = (AXIS, *layout[1:])
+        shards = [shard.data for part in parts for shard in part.addressable_shards]
+        return jax.make_array_from_single_device_arrays(shape, self.laid_out(layout), shards)
 
     def local_parts(self, array: jax.Array) -> list[jax.Array]:
-        """The pieces of `array` on this process's devices, in replica order, without a copy."""
+        """The pieces of `array` of this process's replicas, in replica order, without a copy."""
         if self.size == 1:
             return [array]
         if isinstance(array, DescribedArray):
-            return [array.on(device) for device in self.devices]
+            return [array.on(device) for device in self.devices[:: self.group_size]]
+        if self.group:
+            return self._parts_on_groups(array)
         pieces = {shard.device: shard.data for shard in array.addressable_shards}
         return [pieces[device] for device in self.local_devices]
+
+    def _parts_on_groups(self, array: jax.Array) -> list[jax.Array]:
+        """The pieces of `array` as arrays on the devices of one replica each, split there as they are."""
+        layout = _layout_of(array, self.mesh)
+        if layout is None or AXIS in layout[1:]:
+            raise DeviceError(
+                f"an array of shape {array.shape} lies by {array.sharding} and not over {self!r}. "
+                "HINT: use values that this strategy has placed."
+            )
+        shape, within = array.shape, layout
+        if layout[:1] == (AXIS,):
+            shape, within = (array.shape[0] // self.size, *array.shape[1:]), (None, *layout[1:])
+        pieces: dict[jax.Device, Any] = {shard.device: shard.data for shard in array.addressable_shards}
+        return [
+            jax.make_array_from_single_device_arrays(
+                shape, self.local_layout(index, within), [pieces[device] for device in self._own_devices(replica)]
+            )
+            for index, replica in enumerate(self.local_ids)
+        ]
 
     def entering(self, name: str, collectives: Callable[[], Sequence[str]]) -> None:
         """Tells the other workers' watchers what this one is about to run on all replicas, if there are any."""

@@ -3,90 +3,160 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.jaxprs.making import identity, linear_with_probe
 from jaxtribute._src.types import Nest, Numeric
-from jaxtribute._src.values.mesh import AXIS
+from jaxtribute._src.values.layouts import names_of
+from jaxtribute._src.values.mesh import AXIS, Layout, ReplicaMesh
 
 alike_p = identity("jd_alike")
 """The identity on a value that must be the same on every replica; inference raises an error where it is not."""
 
 
-def slice_size(size: int, replicas: int) -> int:
-    """Number of elements that each of `replicas` holds of an array of `size` elements."""
-    return -(-size // replicas)
+@dataclass(frozen=True)
+class Cut:
+    """The way in which an array is cut into one equal piece for each replica.
 
-
-def flat(array: Numeric, replicas: int) -> Any:
-    """The array as a vector, padded with zeros to a multiple of `replicas`."""
-    vector = array.reshape(-1)
-    missing = -vector.size % replicas
-    return jnp.pad(vector, (0, missing)) if missing else vector
-
-
-def by_rows(shape: tuple[int, ...], replicas: int) -> bool:
-    """True if the slices of an array of this shape, of elements in order, are equal numbers of its whole rows.
-
-    Such an array is cut and joined by rows: where devices lay arrays out in tiles, as TPUs do, making a vector of it
-    would copy all of it, and the TPU compiler has no reduce-scatter of vectors.
-    """
-    return len(shape) > 1 and shape[0] % replicas == 0
-
-
-def slice_of(array: Numeric, replicas: int) -> Any:
-    """This replica's slice of an array that every replica holds: a vector."""
-    if by_rows(array.shape, replicas):
-        rows = array.shape[0] // replicas
-        return lax.dynamic_slice_in_dim(array, lax.axis_index(AXIS) * np.int32(rows), rows).reshape(-1)
-    size = slice_size(array.size, replicas)
-    start = lax.axis_index(AXIS) * np.int32(size)
-    return lax.dynamic_slice_in_dim(flat(array, replicas), start, size)
-
-
-def scattered(array: Numeric, replicas: int) -> Any:
-    """This replica's slice of the sum of the replicas' arrays: a vector.
-
-    Between processes on CPU the replicas send each other their slices, and each adds up its own. Gloo's reduce-scatter
-    takes longer for large arrays, and up to JAX 0.11 it fails where a process comes 30 s late.
-    """
-    direct = jax.process_count() == 1 or jax.default_backend() != "cpu"
-    if direct and by_rows(array.shape, replicas):
-        return lax.psum_scatter(array, AXIS, scatter_dimension=0, tiled=True).reshape(-1)
-    vector = flat(array, replicas)
-    if direct:
-        return lax.psum_scatter(vector, AXIS, scatter_dimension=0, tiled=True)
-    rows = lax.all_to_all(vector.reshape(replicas, -1), AXIS, 0, 0, tiled=True)
-    return jnp.sum(rows, axis=0, dtype=array.dtype)
-
-
-def joined(piece: Numeric, shape: tuple[int, ...]) -> Any:
-    """The array of shape `shape` whose slices the replicas hold, on every replica."""
-    replicas = lax.axis_size(AXIS)
-    if by_rows(shape, replicas):
-        return lax.all_gather(piece.reshape(shape[0] // replicas, *shape[1:]), AXIS, axis=0, tiled=True)
-    gathered = lax.all_gather(piece, AXIS, axis=0, tiled=True)
-    size = math.prod(shape)
-    return (gathered if gathered.size == size else gathered[:size]).reshape(shape)
-
-
-def whole(piece: Numeric, shape: tuple[int, ...], replicas: int, probe: Numeric = None) -> Any:
-    """Puts slices together like `joined`, as one operation of the program.
-
-    Args:
-      piece: this replica's slice, a vector.
+    Attributes:
       shape: the array's shape.
-      replicas: how many replicas there are.
-      probe: zeros of that shape, whose gradient will be this replica's own gradient of the array. The gradient of
-        `piece` is the slice of the sum over the replicas.
+      replicas: how many pieces there are.
+      axis: the axis that is cut; None cuts the flattened array, padded with zeros at its end.
+      unit: a number that the size of a flat piece is a multiple of, so that the devices of a replica can share it.
     """
-    operands = (piece,) if probe is None else (piece, probe)
-    return whole_p.bind(*operands, shape=shape, replicas=replicas, axis_name=AXIS)
+
+    shape: tuple[int, ...]
+    replicas: int
+    axis: int | None = None
+    unit: int = 1
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], mesh: ReplicaMesh, layout: Layout = ()) -> Cut:
+        """Makes the cut of a variable: along an axis where the devices of a replica share the value, else flat.
+
+        Raises:
+          NotCuttable: a value that they share has no axis that can be cut further.
+        """
+        if not layout:
+            return cls(shape, mesh.size, unit=mesh.group_size)
+        parts = [math.prod(mesh.group[name] for name in names_of(axis)) for axis in layout]
+        parts += [1] * (len(shape) - len(parts))
+        # Axes that the replica's devices leave whole come first: a piece of another one has to be brought together.
+        for axis in sorted(range(len(shape)), key=lambda axis: (parts[axis] > 1, axis)):
+            if shape[axis] % (mesh.size * parts[axis]) == 0 and shape[axis]:
+                return cls(shape, mesh.size, axis)
+        raise NotCuttable(f"{shape} over {mesh.size} replicas")
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the array."""
+        return math.prod(self.shape)
+
+    @property
+    def piece_shape(self) -> tuple[int, ...]:
+        """The shape of one piece."""
+        if self.axis is None:
+            each = self.replicas * self.unit
+            return (-(-self.size // each) * self.unit,)
+        return (*self.shape[: self.axis], self.shape[self.axis] // self.replicas, *self.shape[self.axis + 1 :])
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of the array that the pieces form."""
+        return (self.replicas * self.piece_shape[0],) if self.axis is None else self.shape
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """The axis of that array which lies over the replicas."""
+        return PartitionSpec(*[None] * (self.axis or 0), AXIS)
+
+    def laid_out(self, layout: Layout, mesh: ReplicaMesh) -> Sharding:
+        """The placement of that array, whose pieces the devices of a replica share."""
+        if self.axis is None:
+            return mesh.laid_out(((AXIS, *mesh.group),) if mesh.group else (AXIS,))
+        axes = [*layout, *[None] * (self.axis + 1 - len(layout))]
+        axes[self.axis] = (AXIS, *names_of(axes[self.axis]))
+        return mesh.laid_out(tuple(axes))
+
+    def stored(self, array: Numeric) -> Any:
+        """The array that the pieces of `array` form."""
+        if self.axis is not None:
+            return array
+        vector = array.reshape(-1)
+        missing = self.stored_shape[0] - vector.size
+        return jnp.pad(vector, (0, missing)) if missing else vector
+
+    def value(self, stored: Numeric) -> Any:
+        """The array whose pieces form `stored`: the inverse of `stored`."""
+        return stored if self.axis is not None else stored[: self.size].reshape(self.shape)
+
+    @property
+    def by_rows(self) -> bool:
+        """True if the flat pieces, of elements in order, are equal numbers of whole rows of the array.
+
+        Such an array is cut and joined by rows: where devices lay arrays out in tiles, as TPUs do, making a vector of
+        it would copy all of it, and the TPU compiler has no reduce-scatter of vectors.
+        """
+        return self.axis is None and self.unit == 1 and len(self.shape) > 1 and self.shape[0] % self.replicas == 0
+
+    def piece_of(self, array: Numeric) -> Any:
+        """This replica's piece of an array that every replica holds."""
+        if self.by_rows or self.axis is not None:
+            axis = self.axis or 0
+            rows = self.shape[axis] // self.replicas
+            start = lax.axis_index(AXIS) * np.int32(rows)
+            return lax.dynamic_slice_in_dim(array, start, rows, axis).reshape(self.piece_shape)
+        (size,) = self.piece_shape
+        start = lax.axis_index(AXIS) * np.int32(size)
+        return lax.dynamic_slice_in_dim(self.stored(array), start, size)
+
+    def scattered(self, array: Numeric) -> Any:
+        """This replica's piece of the sum of the replicas' arrays.
+
+        Between processes on CPU the replicas send each other their slices, and each adds up its own. Gloo's
+        reduce-scatter takes longer for large arrays, and up to JAX 0.11 it fails where a process comes 30 s late.
+        """
+        direct = jax.process_count() == 1 or jax.default_backend() != "cpu"
+        if direct:
+            axis = self.axis or 0
+            whole = array if self.by_rows else self.stored(array)
+            return lax.psum_scatter(whole, AXIS, scatter_dimension=axis, tiled=True).reshape(self.piece_shape)
+        rows = jnp.moveaxis(array, self.axis, 0) if self.axis is not None else self.stored(array)
+        rows = lax.all_to_all(rows.reshape(self.replicas, -1), AXIS, 0, 0, tiled=True)
+        total = jnp.sum(rows, axis=0, dtype=array.dtype)
+        if self.axis is None:
+            return total
+        moved = (self.shape[self.axis] // self.replicas, *self.shape[: self.axis], *self.shape[self.axis + 1 :])
+        return jnp.moveaxis(total.reshape(moved), 0, self.axis)
+
+    def joined(self, piece: Numeric) -> Any:
+        """The array whose pieces the replicas hold, on every replica."""
+        if self.by_rows:
+            piece = piece.reshape(self.shape[0] // self.replicas, *self.shape[1:])
+            return lax.all_gather(piece, AXIS, axis=0, tiled=True)
+        return self.value(lax.all_gather(piece, AXIS, axis=self.axis or 0, tiled=True))
+
+    def whole(self, piece: Numeric, probe: Numeric = None) -> Any:
+        """Puts pieces together like `joined`, as one operation of the program.
+
+        Args:
+          piece: this replica's piece.
+          probe: zeros of the array's shape, whose gradient will be this replica's own gradient of the array. The
+            gradient of `piece` is the piece of the sum over the replicas.
+        """
+        operands = (piece,) if probe is None else (piece, probe)
+        return whole_p.bind(*operands, shape=self.shape, cut=self, axis_name=AXIS)
+
+
+class NotCuttable(Exception):  # noqa: N818
+    """An array has no axis that can be divided among the replicas."""
 
 
 def alike(value: Numeric, name: str) -> Any:
@@ -94,12 +164,12 @@ def alike(value: Numeric, name: str) -> Any:
     return alike_p.bind(value, name=name)
 
 
-def _whole(piece: Numeric, *, shape: tuple[int, ...], **_: Nest) -> Any:
-    return joined(piece, shape)
+def _whole(piece: Numeric, *, cut: Cut, **_: Nest) -> Any:
+    return cut.joined(piece)
 
 
-def _transposed(cotangent: Numeric, *, replicas: int, **_: Nest) -> Any:
-    return scattered(cotangent, replicas)
+def _transposed(cotangent: Numeric, *, cut: Cut, **_: Nest) -> Any:
+    return cut.scattered(cotangent)
 
 
 whole_p = linear_with_probe("jd_whole", _whole, _transposed)

@@ -11,10 +11,11 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.context import Context
 from jaxtribute._src.devices import device_name
-from jaxtribute._src.types import DType, Nest, Numeric
+from jaxtribute._src.types import DType, Foreign, Nest, Numeric
 from jaxtribute._src.values.assigning import AssignMethods
 from jaxtribute._src.values.distributed import DistributedValues, ReplicaValues
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
+from jaxtribute._src.values.layouts import check_layout, parse_layout
 from jaxtribute._src.values.numbers import initial_array, initial_shape
 from jaxtribute._src.values.operators import ArrayOperators
 from jaxtribute._src.values.policies.base import Policy, Update
@@ -47,10 +48,14 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
       dtype: the element type; by default that of `initial_value`, with JAX's rules for Python numbers.
       synchronization: when the copies are brought together: a member, or its name.
       aggregation: how values that replicas write (or ON_READ values that are read) are combined, likewise.
+      layout: for each axis of the value the axis of the strategy's `replica_shape` that splits it, a tuple of them, or
+        None: `(None, "model")`. By default as the strategy's own `layout` says. Where a replica has one device, the
+        value is whole.
 
     Raises:
       ArgumentError: MEAN of an integer dtype, a synchronization that the strategy cannot give, or an initial value
-        that the dtype cannot hold.
+        that the dtype cannot hold, or a layout by axes that the replicas do not have.
+      ShapeError: a layout that does not divide the shape.
       ArgumentTypeError: an initial value that is no array of numbers, or another argument of a wrong type.
       VariableError: the initial value is computed inside a trace, where it has no value yet.
 
@@ -66,6 +71,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         *,
         synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
+        layout: Foreign = None,
     ) -> None:
         synchronization = settings.member("synchronization", synchronization, VariableSynchronization)
         aggregation = settings.member("aggregation", aggregation, VariableAggregation)
@@ -84,6 +90,9 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         self._strategy = strategy
         self._shape, self._dtype = tuple(value.shape), np.dtype(value.dtype)
         policy, self._synchronization = strategy.extended.variable_policy(synchronization)
+        chosen = parse_layout(layout) if layout is not None else strategy.extended.layout_of(self._name)
+        if chosen and policy.mesh is not None:
+            policy = policy.laid_out(check_layout(chosen, self._shape, policy.mesh, self._name))
         self._policy: Policy = policy.fitted(self._shape, self._dtype)
         if policy.mesh is not None:
             value = policy.mesh.agreed(value, f"variable {self._name!r}")

@@ -54,8 +54,24 @@ def owner(cls: type[Any], name: str) -> type[Any] | None:
 
 def made_by_optimizer() -> bool:
     """True if the variable that is being made is an optimizer's."""
+    return _maker() is not None
+
+
+def owner_of_slot(name: str, shape: tuple[int, ...]) -> KerasVariable | None:
+    """Finds the variable whose slot is being made; None if that is none of an optimizer's, or belongs to no variable.
+
+    Keras names a slot by the path of its variable, with underscores, and what it is for behind that.
+    """
+    variables: list[KerasVariable] = getattr(_maker(), "_trainable_variables", None) or []
+    found = [v for v in variables if tuple(v.shape) == shape and name.startswith(v.path.replace("/", "_") + "_")]
+    return max(found, key=lambda variable: len(variable.path), default=None)
+
+
+def _maker() -> Any:
+    """The optimizer that makes variables now."""
     scopes = global_state.get_global_attribute("name_scope_stack") or [None]
-    return isinstance(getattr(scopes[-1], "caller", None), keras.optimizers.Optimizer)
+    caller = getattr(scopes[-1], "caller", None)
+    return caller if isinstance(caller, keras.optimizers.Optimizer) else None
 
 
 def is_lost(variable: KerasVariable) -> bool:

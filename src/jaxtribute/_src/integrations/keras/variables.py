@@ -17,6 +17,7 @@ from jaxtribute._src.integrations.keras.internals import KerasVariable
 from jaxtribute._src.integrations.keras.share import current
 from jaxtribute._src.types import Leaf
 from jaxtribute._src.values.enums import VariableAggregation
+from jaxtribute._src.values.mesh import Layout
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import VariableError
 
@@ -78,7 +79,15 @@ class StrategyVariable(keras.Variable):
         with contexts.entered(Context(self.strategy, None, executor)):
             # What replicas write has been brought together by then, as Keras's own rules say.
             first = VariableAggregation.ONLY_FIRST_REPLICA
-            return Variable(value, trainable=self.trainable, name=self.path, aggregation=first)
+            layout = self._layout_as_slot() if self.strategy.extended.mesh.group else None
+            return Variable(value, trainable=self.trainable, name=self.path, aggregation=first, layout=layout)
+
+    def _layout_as_slot(self) -> Layout | None:
+        """The layout of the variable that an optimizer's variable belongs to; the empty one if that is none of ours."""
+        if not internals.made_by_optimizer():
+            return None
+        owner = internals.owner_of_slot(self.name, tuple(self.shape))
+        return owner.stored.policy.layout if isinstance(owner, StrategyVariable) else ()
 
 
 class PlainValue:

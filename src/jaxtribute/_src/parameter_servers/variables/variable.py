@@ -15,8 +15,9 @@ from jaxtribute._src.execution.traced import TracedProgram, check_untraced
 from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.parameter_servers.variables.operations import Operation, record
 from jaxtribute._src.parameter_servers.variables.policy import ServerPolicy
-from jaxtribute._src.types import ArrayLike, DType, Leaf
+from jaxtribute._src.types import ArrayLike, DType, Foreign, Leaf
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
+from jaxtribute._src.values.layouts import parse_layout
 from jaxtribute._src.values.scatter import IndexedSlices, Scatter, checked_rows
 from jaxtribute._src.values.stored import Lease
 from jaxtribute._src.values.variable import Variable
@@ -81,14 +82,17 @@ class ServerVariable(Variable):
         *,
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
+        layout: Foreign = None,
     ) -> None:
+        if layout is not None:
+            parse_layout(layout)  # replicas have one device here, where a layout means nothing
         strategy = contexts.current().strategy
         on_read = synchronization is VariableSynchronization.ON_READ
         trainable = not on_read if trainable is None else trainable
         extended: Any = strategy.extended
-        key, layout = extended.create_on_servers(initial_value, dtype)
+        key, division = extended.create_on_servers(initial_value, dtype)
         self._describe(
-            VariableDescription(key, name or "Variable", layout, trainable, synchronization, aggregation), strategy
+            VariableDescription(key, name or "Variable", division, trainable, synchronization, aggregation), strategy
         )
 
     @classmethod

@@ -80,7 +80,7 @@ def _measure(strategy: Strategy, kind: str, nbytes: int, rounds: int) -> Collect
 
 
 def _manual(local: Callable[[Any], Any], mesh: ReplicaMesh) -> Callable[..., Any]:
-    return jax.shard_map(local, mesh=mesh.mesh, in_specs=jax.P(AXIS), out_specs=jax.P(), check_vma=False)
+    return mesh.map_replicas(local, jax.P(AXIS), jax.P())
 
 
 def _by_library(strategy: Strategy, kind: str, size: int) -> Callable[[Any], Any]:

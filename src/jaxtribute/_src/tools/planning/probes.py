@@ -23,7 +23,7 @@ from jaxtribute._src.tools.bench.timing import in_turns, seconds_a_call
 from jaxtribute._src.tools.planning.hlo import Collective
 from jaxtribute._src.tools.planning.products import Product, all_made
 from jaxtribute._src.types import Array, HostArray
-from jaxtribute._src.values.slices import scattered
+from jaxtribute._src.values.slices import Cut
 
 # From what fits into a core's first cache to what fits into none: seconds per byte differ in between.
 _SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 25)
@@ -249,7 +249,7 @@ def _exchanged(kind: str, values: list[Any]) -> list[Any]:
     """One collective of several arrays. Rare kinds cost at most what an all-reduce of as many bytes does."""
     size = jax.lax.axis_size("replica")
     if kind == "reduce-scatter" and all(value.size >= size for value in values):
-        return [scattered(value, size) for value in values]
+        return [Cut(value.shape, size).scattered(value) for value in values]
     if kind == "collective-permute":
         pairs = [(place, (place + 1) % size) for place in range(size)]
         return [jax.lax.ppermute(value, "replica", pairs) for value in values]

@@ -40,10 +40,11 @@ def strategy_html(strategy: Strategy) -> str:
     """A table with a row for each device."""
     mesh = strategy.extended.mesh
     count = strategy.num_replicas_in_sync
-    here = set(mesh.local_ids)
+    here = mesh.local_devices[0].process_index
     rows: list[Sequence[str]] = []
     for place, device in enumerate(mesh.devices):
-        rows.append((str(place), str(device), "this process" if place in here else f"process {device.process_index}"))
+        held = "this process" if device.process_index == here else f"process {device.process_index}"
+        rows.append((str(place // mesh.group_size), str(device), held))
     return _table(f"{type(strategy).__name__}, {count} replica(s)", ("replica", "device", "held by"), rows)
 
 

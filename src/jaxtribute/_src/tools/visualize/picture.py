@@ -88,6 +88,8 @@ class Picture:
 def visualize(strategy: Strategy, what: Nest, limit: int = 40) -> Picture:
     """Draws where things are; see `Strategy.visualize`."""
     name = f"{type(strategy).__name__}, {strategy.num_replicas_in_sync} replica(s)"
+    each = strategy.extended.mesh.group_size
+    name += f" of {each} devices" if each > 1 else ""
     settings.whole("limit", limit, 1)
     if not hasattr(what, "explanation") and _is_dataset(what):
         what = strategy.experimental_distribute_dataset(what)

@@ -170,7 +170,7 @@ def _variable(name: str, variable: Variable) -> _Found:
     mesh, nbytes = variable.policy.mesh, _size(variable.policy.local_shape(variable)) * variable.dtype.itemsize
     if variable.synchronization is VariableSynchronization.ON_READ:
         whole = tuple((0, size) for size in variable.shape)
-        parts = {device: Cell(whole, i, nbytes) for i, device in enumerate(mesh.devices)}
+        parts = {device: Cell(whole, i // mesh.group_size, nbytes) for i, device in enumerate(mesh.devices)}
         return _Found(name, variable.shape, variable.dtype.name, How.OWN, parts)
     stored = _array(name, variable.stored)
     flat = variable.shape if stored.shape != variable.shape else None
@@ -196,7 +196,7 @@ def _per_replica(name: str, value: PerReplica) -> _Found:
     local = dict(zip(mesh.local_ids, value.values, strict=True)) if value.shapes is None else {}
     # Components that are no rows of one array: each replica's own.
     if value.is_tuple or value.scalar:
-        cells = {mesh.devices[i]: Cell((), i, _nbytes(one)) for i, one in local.items()}
+        cells = {device: Cell((), i, _nbytes(one)) for i, one in local.items() for device in mesh.devices_of(i)}
         first = next(iter(local.values()))
         kind = getattr(getattr(first, "dtype", None), "name", type(first).__name__)
         return _Found(name, tuple(np.shape(first)), kind, How.OWN, cells)
@@ -204,9 +204,10 @@ def _per_replica(name: str, value: PerReplica) -> _Found:
     shapes = value.shapes or ((rows, *value.data.shape[1:]),) * mesh.size
     parts: dict[jax.Device, Cell] = {}
     start = 0
-    for replica, (device, shape) in enumerate(zip(mesh.devices, shapes, strict=True)):
+    for replica, shape in enumerate(shapes):
         bounds = ((start, start + shape[0]), *((0, size) for size in shape[1:]))
-        parts[device] = Cell(bounds, replica, _size(shape) * value.data.dtype.itemsize)
+        cell = Cell(bounds, replica, _size(shape) * value.data.dtype.itemsize)
+        parts.update(dict.fromkeys(mesh.devices_of(replica), cell))
         start += shape[0]
     return _Found(name, (start, *value.data.shape[1:]), value.data.dtype.name, How.SPLIT, parts)
 

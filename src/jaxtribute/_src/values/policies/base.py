@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum
@@ -11,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.described import DescribedArray
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import ReduceOp, VariableAggregation
+from jaxtribute._src.values.mesh import AXIS
 from jaxtribute._src.values.numbers import check_range, row_ids
 from jaxtribute._src.values.operators import operand
 from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
 
 if TYPE_CHECKING:
     from jaxtribute._src.context import Context
-    from jaxtribute._src.values.mesh import ReplicaMesh
+    from jaxtribute._src.values.mesh import Layout, ReplicaMesh
+    from jaxtribute._src.values.slices import Cut
     from jaxtribute._src.values.variable import Variable
 
 
@@ -47,9 +49,6 @@ class Policy(ABC):
     """Name of the kind of variable in `repr`."""
     split: bool = False
     """True if the global array holds one slice of axis 0 for each replica."""
-    form: str = "value"
-    """Form of the global array in checkpoints: the `value`, the `flat` value padded at its end, or `rows` of values,
-    one a replica."""
     remote: bool = False
     """True if the value is in another process, which is sent operations on it; see `changed`."""
     program: Any = None
@@ -58,6 +57,35 @@ class Policy(ABC):
     """The one device that stores the value and computes its updates, where replicas run on others."""
     regathers: bool = False
     """True if the backward pass puts the value together again from its slices rather than keep it."""
+
+    layout: Layout = ()
+    """The axes within a replica that the value is split over."""
+
+    @property
+    def cut(self) -> Cut | None:
+        """The way in which the value is cut into one piece a replica, if it is."""
+        return None
+
+    @property
+    def form(self) -> str:
+        """Form of the stored array in checkpoints: the `value`, the `flat` value with padding, `rows` of values."""
+        return "value"
+
+    @property
+    def where(self) -> Sharding | None:
+        """The placement of the stored array; None for a variable that no strategy placed."""
+        mesh = self.mesh
+        return None if mesh is None else mesh.laid_out((AXIS, *self.layout) if self.split else self.layout)
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """The axis of the stored array that lies over the replicas, if any."""
+        return PartitionSpec(AXIS) if self.split else PartitionSpec()
+
+    def laid_out(self, layout: Layout) -> Policy:
+        """The policy for a variable that is split over axes within a replica, where it can be: see `Variable`."""
+        del layout
+        return self
 
     @property
     def shared(self) -> bool:
@@ -76,14 +104,13 @@ class Policy(ABC):
     def stored(self, value: Numeric) -> jax.Array:
         """Returns what `place` does; on devices that are only described, the array's shape and placement alone."""
         mesh = self.mesh
-        if mesh is None or not mesh.described:
+        if mesh is None or not mesh.described or self.where is None:
             return self.place(value)
-        shapes = {
-            "value": tuple(value.shape),
-            "flat": (-(-math.prod(value.shape) // mesh.size) * mesh.size,),
-            "rows": (mesh.size, *value.shape),
-        }
-        return DescribedArray(shapes[self.form], value.dtype, mesh.split if self.split else mesh.replicated)
+        return DescribedArray(self.stored_shape(tuple(value.shape)), value.dtype, self.where)
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the array that stores a value of shape `shape`."""
+        return shape
 
     @abstractmethod
     def place(self, value: Numeric) -> jax.Array:

@@ -16,7 +16,7 @@ from jaxtribute.errors import VariableError
 
 if TYPE_CHECKING:
     from jaxtribute._src.context import Context
-    from jaxtribute._src.values.mesh import ReplicaMesh
+    from jaxtribute._src.values.mesh import Layout, ReplicaMesh
     from jaxtribute._src.values.variable import Variable
 
 
@@ -26,15 +26,19 @@ class OnReadPolicy(Policy):
     Metrics are made of it: replicas write without any communication.
 
     Args:
-      mesh: the device of each replica.
+      mesh: the devices of each replica.
+      layout: the axes within a replica that each local value is split over.
     """
 
     label = "SyncOnReadVariable"
     split = True
-    form = "rows"
 
-    def __init__(self, mesh: ReplicaMesh) -> None:
-        self._mesh = mesh
+    def __init__(self, mesh: ReplicaMesh, layout: Layout = ()) -> None:
+        self._mesh, self.layout = mesh, layout
+
+    def laid_out(self, layout: Layout) -> Policy:
+        """Local values that are split over the devices of their replica."""
+        return OnReadPolicy(self._mesh, layout)
 
     @property
     def mesh(self) -> ReplicaMesh:
@@ -44,7 +48,16 @@ class OnReadPolicy(Policy):
     def place(self, value: Numeric) -> jax.Array:
         """A row of its own for each replica, all equal at first."""
         rows = jnp.broadcast_to(jnp.asarray(value), (self.mesh.size, *jnp.shape(value)))
-        return own(rows, self.mesh.split)
+        return own(rows, self.where)
+
+    @property
+    def form(self) -> str:
+        """One value a replica."""
+        return "rows"
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """One row a replica."""
+        return (self.mesh.size, *shape)
 
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
         """One row."""

@@ -9,12 +9,12 @@ import jax
 
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.enums import ReduceOp
-from jaxtribute._src.values.mesh import own, unbound
+from jaxtribute._src.values.mesh import everywhere, own, unbound
 from jaxtribute._src.values.policies.base import Policy, Update, coerce
 
 if TYPE_CHECKING:
     from jaxtribute._src.context import Context
-    from jaxtribute._src.values.mesh import ReplicaMesh
+    from jaxtribute._src.values.mesh import Layout, ReplicaMesh
     from jaxtribute._src.values.variable import Variable
 
 
@@ -25,11 +25,16 @@ class PlainPolicy(Policy):
     and of assignments the last replica's stays. There is nothing to aggregate.
 
     Args:
-      mesh: the one device of the strategy, or None where JAX's default device is meant.
+      mesh: the devices of the strategy's one replica, or None where JAX's default device is meant.
+      layout: the axes within the replica that the array is split over.
     """
 
-    def __init__(self, mesh: ReplicaMesh | None) -> None:
-        self._mesh = mesh
+    def __init__(self, mesh: ReplicaMesh | None, layout: Layout = ()) -> None:
+        self._mesh, self.layout = mesh, layout
+
+    def laid_out(self, layout: Layout) -> Policy:
+        """The array, split over the devices of the replica."""
+        return PlainPolicy(self._mesh, layout)
 
     @property
     def mesh(self) -> ReplicaMesh | None:
@@ -37,14 +42,14 @@ class PlainPolicy(Policy):
         return self._mesh
 
     def place(self, value: Numeric) -> jax.Array:
-        """One array on its one device."""
-        if self.mesh is None:
-            return own(value)
-        return self.mesh.replicate(value)
+        """One array on its device or devices."""
+        return own(value, self.where)
 
     def read(self, variable: Variable, context: Context) -> Any:
         """The array; to a replica that runs eagerly such that it can meet arrays of other devices."""
         array = context.executor.get(variable)
+        if self.layout and self.mesh is not None and self.mesh.peers is not None and not context.executor.traced:
+            return everywhere(array, self.mesh)
         return array if context.replica is None or context.executor.traced else unbound(array)
 
     def derivable(self, variable: Variable, context: Context) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:

@@ -12,19 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Sharding
+from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.types import Numeric
-from jaxtribute._src.values import slices
 from jaxtribute._src.values.distributed import Mirrored
-from jaxtribute._src.values.mesh import own
+from jaxtribute._src.values.mesh import everywhere, own
 from jaxtribute._src.values.policies.base import Policy, Update, combined
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
+from jaxtribute._src.values.slices import Cut, NotCuttable, alike
 
 if TYPE_CHECKING:
     from jaxtribute._src.context import Context
     from jaxtribute._src.execution.executor import Executor
-    from jaxtribute._src.values.mesh import ReplicaMesh
+    from jaxtribute._src.values.mesh import Layout, ReplicaMesh
     from jaxtribute._src.values.variable import Variable
 
 SHARDED_BYTES = 1 << 14
@@ -32,21 +32,21 @@ SHARDED_BYTES = 1 << 14
 
 
 class ShardedPolicy(Policy):
-    """The flattened value, padded with zeros to a multiple of the replicas, one equal slice a replica.
+    """One equal piece of the value a replica.
 
-    To user code it is one value, as a mirrored variable's: a read puts it together, a write keeps a slice. Small
+    To user code it is one value, as a mirrored variable's: a read puts it together, a write keeps a piece. Small
     variables are mirrored.
 
     Args:
-      mesh: the device of each replica.
+      mesh: the devices of each replica.
       min_bytes: variables that are smaller are mirrored.
       regather: whether the backward pass of `jd.value_and_grad` puts values together again.
-      shape: the variable's shape, once it is known.
+      layout: the axes within a replica that the value is split over.
+      cut: how the value is cut, once its shape is known.
     """
 
     label = "FullyShardedVariable"
     split = True
-    form = "flat"
 
     def __init__(
         self,
@@ -54,10 +54,40 @@ class ShardedPolicy(Policy):
         *,
         min_bytes: int = SHARDED_BYTES,
         regather: bool = True,
-        shape: tuple[int, ...] = (),
+        layout: Layout = (),
+        cut: Cut | None = None,
     ) -> None:
-        self._mesh, self._min_bytes, self._shape = mesh, min_bytes, shape
+        self._mesh, self._min_bytes, self.layout = mesh, min_bytes, layout
+        self._cut = Cut((), mesh.size) if cut is None else cut
         self.regathers = regather
+
+    @property
+    def cut(self) -> Cut:
+        """The way in which the value is cut."""
+        return self._cut
+
+    @property
+    def form(self) -> str:
+        """Flat, unless an axis is cut."""
+        return "flat" if self.cut.axis is None else "value"
+
+    @property
+    def where(self) -> Sharding:
+        """The pieces over the replicas, each shared by the replica's devices."""
+        return self.cut.laid_out(self.layout, self.mesh)
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """The axis that is cut."""
+        return self.cut.spec
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """That of all pieces together."""
+        return self.cut.stored_shape
+
+    def laid_out(self, layout: Layout) -> Policy:
+        """Pieces of a value that is split over the devices of its replica."""
+        return ShardedPolicy(self.mesh, min_bytes=self._min_bytes, regather=self.regathers, layout=layout)
 
     @property
     def mesh(self) -> ReplicaMesh:
@@ -73,19 +103,25 @@ class ShardedPolicy(Policy):
         """Copies instead of slices, where the value is small."""
         size = math.prod(shape)
         if size * np.dtype(dtype).itemsize < self._min_bytes or size < self.mesh.size:
-            return MirroredPolicy(self.mesh)
-        return ShardedPolicy(self.mesh, min_bytes=self._min_bytes, regather=self.regathers, shape=shape)
+            return MirroredPolicy(self.mesh, self.layout)
+        try:
+            cut = Cut.of(shape, self.mesh, self.layout)
+        except NotCuttable:
+            return MirroredPolicy(self.mesh, self.layout)
+        return ShardedPolicy(self.mesh, min_bytes=self._min_bytes, regather=self.regathers, layout=self.layout, cut=cut)
 
     def place(self, value: Numeric) -> jax.Array:
-        """A slice of the flat value on each device."""
+        """A piece of the value in each replica."""
         if isinstance(value, jax.Array):
             return self.collected(value)
-        host = np.asarray(value).reshape(-1)  # goes slice by slice: no device ever holds the whole
-        return own(np.pad(host, (0, -host.size % self.mesh.size)), self.mesh.split)
+        host = np.asarray(value)  # goes piece by piece: no device ever holds the whole
+        if self.cut.axis is None:
+            host = np.pad(host.reshape(-1), (0, self.cut.stored_shape[0] - host.size))
+        return own(host, self.where)
 
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
-        """One slice."""
-        return (slices.slice_size(variable.size, self.mesh.size),)
+        """One piece."""
+        return self.cut.piece_shape
 
     def read(self, variable: Variable, context: Context) -> Any:
         """The whole value, gathered."""
@@ -107,21 +143,24 @@ class ShardedPolicy(Policy):
         executor = context.executor
         if not executor.local:
             array = executor.get(variable)
-            return self.value(array) if executor.traced else self.spread(array)
+            if executor.traced:
+                return self.value(array)
+            spread = self.spread(array)
+            return everywhere(spread, self.mesh) if self.layout and self.mesh.peers is not None else spread
         if not executor.traced:
             return executor.get(variable)
-        return executor.derive(variable, lambda piece: slices.whole(piece, self._shape, self.mesh.size))
+        return executor.derive(variable, self.cut.whole)
 
     def store(self, variable: Variable, value: Numeric, context: Context) -> None:
         """Cuts the value into slices; each device keeps its own."""
         executor = context.executor
         if executor.local and executor.traced:
-            value = slices.alike(jnp.asarray(value), variable.name)
-            executor.set(variable, slices.slice_of(value, self.mesh.size))
+            value = alike(jnp.asarray(value), variable.name)
+            executor.set(variable, self.cut.piece_of(value))
         elif executor.local:
             executor.set(variable, value)
         else:
-            executor.set(variable, slices.flat(jnp.asarray(value), self.mesh.size))
+            executor.set(variable, self.cut.stored(jnp.asarray(value)))
 
     def derivable(self, variable: Variable, context: Context) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
         """The slice, and how to gather it, where the backward pass shall gather again; else the whole value."""
@@ -131,24 +170,24 @@ class ShardedPolicy(Policy):
         piece = executor.get(variable)
         if not self.regathers or executor.differentiating:
             return self.whole(variable, context), lambda value: (piece, value)
-        probe = jnp.zeros(self._shape, variable.dtype)
-        return probe, lambda value: (piece, slices.whole(piece, self._shape, self.mesh.size, value))
+        probe = jnp.zeros(self.cut.shape, variable.dtype)
+        return probe, lambda value: (piece, self.cut.whole(piece, value))
 
     def gradient(self, variable: Variable, gradient: Numeric, context: Context) -> Any:
         """Of the value's shape, without the padding."""
         return gradient if context.executor.local else self.value(gradient)
 
     def value(self, array: Numeric) -> Any:
-        """The flat array without its padding, in the value's shape."""
-        return array[: math.prod(self._shape)].reshape(self._shape)
+        """The value that the pieces form."""
+        return self.cut.value(array)
 
     def spread(self, array: jax.Array) -> jax.Array:
-        """A copy of the whole value on each device."""
-        return _gathered(array, self._shape, self.mesh.replicated)
+        """A copy of the whole value in each replica."""
+        return _gathered(array, self.cut, self.mesh.laid_out(self.layout))
 
     def collected(self, array: jax.Array) -> jax.Array:
-        """The slices of a value that is whole on each device."""
-        return own(slices.flat(jnp.asarray(array), self.mesh.size), self.mesh.split)
+        """The pieces of a value that is whole in each replica."""
+        return own(self.cut.stored(jnp.asarray(array)), self.where)
 
     def distributed(self, variable: Variable, context: Context) -> Any:
         """The whole value on each device, as `Mirrored`."""
@@ -156,6 +195,6 @@ class ShardedPolicy(Policy):
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _gathered(array: jax.Array, shape: tuple[int, ...], where: Sharding) -> jax.Array:
-    """The whole value on every replica's device, those of other processes too."""
-    return lax.with_sharding_constraint(array[: math.prod(shape)].reshape(shape), where)
+def _gathered(array: jax.Array, cut: Cut, where: Sharding) -> jax.Array:
+    """The whole value in every replica, those of other processes too."""
+    return lax.with_sharding_constraint(cut.value(array), where)

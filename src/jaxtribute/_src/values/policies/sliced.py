@@ -6,29 +6,59 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.mesh import own
 from jaxtribute._src.values.policies.base import Policy, Update, coerce
+from jaxtribute._src.values.slices import Cut
 
 if TYPE_CHECKING:
     from jaxtribute._src.context import Context
-    from jaxtribute._src.values.mesh import ReplicaMesh
+    from jaxtribute._src.values.mesh import Layout, ReplicaMesh
     from jaxtribute._src.values.variable import Variable
 
 
 class SlicedPolicy(Policy):
-    """The flattened value, padded with zeros to a multiple of the replicas, one equal slice a replica.
+    """One equal piece of the value a replica.
 
-    Read and written whole in cross-replica context; a replica sees its slice, of shape `(slice_size,)`.
+    Read and written whole in cross-replica context; a replica sees its piece.
+
+    Args:
+      mesh: the devices of each replica.
+      cut: how the value is cut.
+      layout: the axes within a replica that the value is split over.
     """
 
     label = "SlicedVariable"
     split = True
-    form = "flat"
 
-    def __init__(self, mesh: ReplicaMesh) -> None:
-        self._mesh = mesh
+    def __init__(self, mesh: ReplicaMesh, cut: Cut, layout: Layout = ()) -> None:
+        self._mesh, self._cut, self.layout = mesh, cut, layout
+
+    @property
+    def cut(self) -> Cut:
+        """The way in which the value is cut."""
+        return self._cut
+
+    @property
+    def form(self) -> str:
+        """Flat, unless an axis is cut."""
+        return "flat" if self.cut.axis is None else "value"
+
+    @property
+    def where(self) -> Sharding:
+        """The pieces over the replicas, each shared by the replica's devices."""
+        return self.cut.laid_out(self.layout, self.mesh)
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """The axis that is cut."""
+        return self.cut.spec
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """That of all pieces together."""
+        return self.cut.stored_shape
 
     @property
     def mesh(self) -> ReplicaMesh:
@@ -37,23 +67,21 @@ class SlicedPolicy(Policy):
 
     def place(self, value: Numeric) -> jax.Array:
         """A slice of the flat value on each device."""
-        return own(self._flatten(jnp.asarray(value)), self.mesh.split)
+        return own(self.cut.stored(jnp.asarray(value)), self.where)
 
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
-        """One slice, which is padded where they are uneven."""
-        return (-(-variable.size // self.mesh.size),)
+        """One piece, which is padded where they are uneven."""
+        return self.cut.piece_shape
 
     def read(self, variable: Variable, context: Context) -> Any:
         """A replica's own slice; elsewhere the whole value."""
-        flat = context.executor.get(variable)
-        if context.executor.local:
-            return flat
-        return flat[: variable.size].reshape(variable.shape)
+        stored = context.executor.get(variable)
+        return stored if context.executor.local else self.cut.value(stored)
 
     def write(self, variable: Variable, value: Numeric, update: Update, context: Context) -> None:
         """Updates a replica's own slice; elsewhere the whole value."""
         executor = context.executor
-        value = value if executor.local else self._flatten(coerce(variable, value))
+        value = value if executor.local else self.cut.stored(coerce(variable, value))
         executor.together(lambda executor: executor.set(variable, update.apply(executor.get(variable), value)))
 
     def whole(self, variable: Variable, context: Context) -> Any:
@@ -62,13 +90,11 @@ class SlicedPolicy(Policy):
 
     def store(self, variable: Variable, value: Numeric, context: Context) -> None:
         """Cuts the value into slices."""
-        context.executor.set(variable, self._flatten(value))
+        context.executor.set(variable, self.cut.stored(jnp.asarray(value)))
 
     def distributed(self, variable: Variable, context: Context) -> Any:
-        """The slices, as `PerReplica`."""
-        flat = context.executor.get(variable)
-        return context.executor.component(flat, self.mesh, scalar=False)
-
-    def _flatten(self, value: Numeric) -> Any:
-        flat = jnp.ravel(value)
-        return jnp.pad(flat, (0, -flat.size % self.mesh.size))
+        """The pieces, as `PerReplica`; where another axis is cut than the first one, the value."""
+        stored = context.executor.get(variable)
+        if self.cut.axis:
+            return stored if context.executor.local else self.cut.value(stored)
+        return context.executor.component(stored, self.mesh, scalar=False)

@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from jaxtribute._src.compat.catalog.lookup import explain_absent
+from jaxtribute._src.devices import default_devices
+from jaxtribute._src.strategies.device_assignment import DeviceAssignment as DeviceAssignment
+from jaxtribute._src.strategies.device_assignment import Topology as Topology
+from jaxtribute._src.strategies.device_assignment import is_tpu
 
 
-def initialize_tpu_system(cluster_resolver: object = None) -> None:
-    """Does nothing: JAX initializes TPUs when it starts. Source: `tf.tpu.experimental.initialize_tpu_system`."""
+def initialize_tpu_system(cluster_resolver: object = None) -> Topology | None:
+    """Returns the topology of the TPUs, None where there is none: JAX initializes TPUs when it starts.
+
+    Source: `tf.tpu.experimental.initialize_tpu_system`.
+    """
     del cluster_resolver
+    found = [device for device in default_devices() if is_tpu(device)]
+    return Topology(found) if found else None
 
 
 def shutdown_tpu_system(cluster_resolver: object = None) -> None:

@@ -1,0 +1,251 @@
+"""Replicas of several devices: the losses of one device, in a part of its memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
+
+import jaxtribute as jd
+from grouped_programs import batches, build, by_hand, devices, grouped, train
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeviceError, ShapeError
+from replicas import here
+
+SHAPES = [(1, 2), (2, 2), (1, 4), (2, 4), (4, 2)]
+"""Replicas, and devices of each."""
+
+
+@pytest.mark.quick_cases(4)
+@pytest.mark.parametrize("executor", ["compiled", "lockstep"])
+@pytest.mark.parametrize("kind", [jd.MirroredStrategy, jd.FullyShardedStrategy])
+@pytest.mark.parametrize(("replicas", "each"), SHAPES)
+def test_losses_are_those_of_one_device(replicas: int, each: int, kind: Any, executor: str) -> None:
+    options: dict[str, Any] = {"min_bytes": 0} if kind is jd.FullyShardedStrategy else {}
+    losses, _, _ = train(grouped(replicas, each, kind, **options), executor)
+    np.testing.assert_allclose(losses, by_hand(), rtol=1e-5, atol=1e-6)
+
+
+def spec(variable: Any) -> Any:
+    return variable.stored.sharding.spec
+
+
+def test_variables_and_slots_lie_in_parts() -> None:
+    strategy = grouped(2, 4)
+    assert strategy.num_replicas_in_sync == 2
+    _, variables, optimizer = train(strategy, epochs=1)
+    assert [spec(v) for v in variables] == [
+        PartitionSpec(None, "model"), PartitionSpec("model"), PartitionSpec("model"), PartitionSpec()
+    ]  # fmt: skip
+    slots = {v.name.removesuffix(":0"): v for v in optimizer.variables}
+    assert spec(slots["w1/mu"]) == spec(slots["w1/nu"]) == PartitionSpec(None, "model")
+
+
+def held(variables: Any) -> int:
+    """Bytes on the first device."""
+    return sum(variable.stored.addressable_shards[0].data.nbytes for variable in variables)
+
+
+@pytest.mark.parametrize("executor", ["compiled", "lockstep"])
+@pytest.mark.parametrize(("replicas", "each"), [(1, 2), (2, 2), (2, 4)])
+def test_memory_is_divided(replicas: int, each: int, executor: str) -> None:
+    layouts = {"w": (None, "model")}
+    for kind, parts in ((jd.MirroredStrategy, each), (jd.FullyShardedStrategy, each * replicas)):
+        strategy: Any = kind(devices(replicas * each), devices_per_replica=each, layout=layouts)
+        with strategy.scope():
+            w = jd.Variable(np.ones((128, 64), np.float32), name="w")
+            optimizer = jd.Optimizer(optax.adam(0.1), [w])
+        whole = 3 * w.size * 4
+
+        def step(optimizer: Any = optimizer, w: Any = w) -> None:
+            optimizer.apply_gradients([jnp.ones((128, 64)) * w])
+
+        def run(strategy: Any = strategy, step: Any = step) -> None:
+            strategy.run(step)
+
+        for _ in range(2):
+            (jd.function(run) if executor == "compiled" else run)()
+        assert held([w, *optimizer.variables]) <= whole / parts * 1.05
+
+
+def test_without_a_layout_fully_sharded_variables_lie_over_all_devices() -> None:
+    strategy = jd.FullyShardedStrategy(devices(4), devices_per_replica=2, min_bytes=0)
+    with strategy.scope():
+        w = jd.Variable(np.arange(35, dtype=np.float32).reshape(5, 7), name="w")
+    assert held([w]) == 9 * 4  # of 35 elements, padded to a multiple of four
+    np.testing.assert_array_equal(w.numpy(), np.arange(35).reshape(5, 7))
+
+
+def test_axes_that_a_layout_does_not_leave_are_cut_further_or_kept() -> None:
+    strategy = jd.FullyShardedStrategy(
+        devices(4), devices_per_replica=2, min_bytes=0, layout={"b": ("model",), "c": ("model",)}
+    )
+    with strategy.scope():
+        b, c = jd.Variable(np.arange(8.0), name="b"), jd.Variable(np.arange(6.0), name="c")
+    assert spec(b) == PartitionSpec(("replica", "model"))
+    assert spec(c) == PartitionSpec("model")  # six elements cannot be cut into four parts
+    np.testing.assert_array_equal(b.numpy(), np.arange(8.0))
+
+
+AXES = st.sampled_from([None, "a", "b", ("a", "b")])
+
+
+@st.composite
+def laid_out(draw: Any) -> Any:
+    """A shape with a layout over axes of 2 and 2 that fits it."""
+    rank = draw(st.integers(1, 3))
+    layout: list[Any] = []
+    shape: list[int] = []
+    left = {"a", "b"}
+    for _ in range(rank):
+        axis = draw(AXES)
+        names = set() if axis is None else {axis} if isinstance(axis, str) else set(axis)
+        if not names <= left:
+            axis, names = None, set()
+        left -= names
+        layout.append(axis)
+        shape.append(draw(st.integers(1, 4)) * 2 ** len(names))
+    return tuple(shape), tuple(layout)
+
+
+@settings(max_examples=25)
+@given(case=laid_out(), kind=st.sampled_from([jd.MirroredStrategy, jd.FullyShardedStrategy]), compiled=st.booleans())
+def test_any_layout_keeps_what_a_variable_is(case: Any, kind: Any, compiled: bool) -> None:
+    shape, layout = case
+    options: dict[str, Any] = {"min_bytes": 0} if kind is jd.FullyShardedStrategy else {}
+    strategy = kind(devices(8), replica_shape={"a": 2, "b": 2}, **options)
+    first = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    with strategy.scope():
+        v = jd.Variable(first, layout=layout, aggregation="SUM")
+
+    def program() -> Any:
+        mine = v * (here().replica_id_in_sync_group + np.int32(1)).astype(np.float32)
+        v.assign_add(mine)
+        return mine
+
+    def step() -> Any:
+        return strategy.reduce("SUM", strategy.run(program), axis=None)
+
+    total = (jd.function(step) if compiled else step)()
+    np.testing.assert_allclose(total, 3 * first, rtol=1e-6)
+    np.testing.assert_allclose(v.numpy(), 4 * first, rtol=1e-6)
+    v.assign(first)
+    np.testing.assert_array_equal(v.numpy(), first)
+
+
+@pytest.mark.parametrize("executor", ["compiled", "lockstep"])
+def test_local_values_and_collectives(executor: str) -> None:
+    strategy = grouped(2, 2)
+    with strategy.scope():
+        seen = jd.Variable(np.zeros((2, 4), np.float32), synchronization="ON_READ", aggregation="SUM",
+                           layout=(None, "model"))  # fmt: skip
+
+    def program() -> Any:
+        context = here()
+        number = context.replica_id_in_sync_group.astype(np.float32) + 1
+        seen.assign_add(jnp.ones((2, 4)) * number)
+        gathered = context.all_gather(jnp.ones((1, 2)) * number, 0)
+        merged = context.merge_call(lambda strategy, x: strategy.reduce("SUM", x, None), (number,))
+        return context.all_reduce("SUM", number), gathered, merged
+
+    def step() -> Any:
+        return strategy.run(program)
+
+    total, gathered, merged = (jd.function(step) if executor == "compiled" else step)()
+    assert float(total) == float(merged) == 3
+    np.testing.assert_array_equal(gathered, [[1, 1], [2, 2]])
+    assert spec(seen) == PartitionSpec("replica", None, "model")
+    np.testing.assert_array_equal(seen.numpy(), np.full((2, 4), 3))
+
+
+@pytest.mark.parametrize("options", [{"accumulate_steps": 2}, {"shard_update": True}])
+@pytest.mark.parametrize("kind", [jd.MirroredStrategy, jd.FullyShardedStrategy])
+def test_options_of_optimizers(kind: Any, options: Any) -> None:
+    def losses(strategy: jd.Strategy) -> list[float]:
+        step, _, _ = build(strategy, **options)
+        return [float(step(x, y)) for x, y in strategy.experimental_distribute_dataset(batches())]
+
+    sharded: dict[str, Any] = {"min_bytes": 0} if kind is jd.FullyShardedStrategy else {}
+    expected = losses(jd.OneDeviceStrategy("CPU:0"))
+    np.testing.assert_allclose(losses(grouped(2, 2, kind, **sharded)), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_checkpoints_restore_onto_any_mesh(tmp_path: Any) -> None:
+    _, variables, optimizer = train(grouped(2, 4, jd.FullyShardedStrategy, min_bytes=0), epochs=1)
+    path = jd.Checkpoint(model=variables, optimizer=optimizer).save(tmp_path / "saved", block=True)
+    whole = [np.asarray(v.read_value()) for v in (*variables, *optimizer.variables)]
+    meshes = [jd.OneDeviceStrategy("CPU:0"), jd.MirroredStrategy(devices(8)), grouped(4, 2), grouped(1, 2)]
+    meshes.append(grouped(2, 2, jd.FullyShardedStrategy, min_bytes=0))
+    for strategy in meshes:
+        _, others, slots = build(strategy)
+        places = [v.stored.sharding for v in others]
+        jd.Checkpoint(model=others, optimizer=slots).restore(path)
+        for variable, value in zip((*others, *slots.variables), whole, strict=True):
+            np.testing.assert_array_equal(np.asarray(variable.read_value()), value)
+        assert [v.stored.sharding for v in others] == places
+
+
+def test_a_model_is_pickled_with_its_groups() -> None:
+    import pickle
+
+    strategy = grouped(2, 2)
+    value = strategy.run(lambda: here().replica_id_in_sync_group)
+    again = pickle.loads(pickle.dumps(value))
+    assert again.mesh == strategy.extended.mesh
+    assert [int(one) for one in again.values] == [0, 1]
+
+
+def test_pictures_and_checks_know_groups() -> None:
+    strategy = grouped(2, 2)
+    _, variables, _ = build(strategy)
+    text = str(strategy.visualize(variables))
+    assert "2 replica(s) of 2 devices" in text
+    html = strategy._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    assert html.count("this process") == 4
+    assert "0:8" in text
+    jd.debug.check_replicas(variables)
+    rows = strategy.experimental_distribute_values_from_function(
+        lambda context: np.full((2, 3), context.replica_id_in_sync_group, np.float32)
+    )
+    number = strategy.run(lambda: here().replica_id_in_sync_group)
+    assert str(strategy.visualize([rows, number])).count("CPU:3") == 1
+
+
+def test_a_replica_names_its_devices_and_can_be_the_one_that_adds_up() -> None:
+    strategy = jd.MirroredStrategy(devices(4), jd.ReductionToOneDevice("CPU:3"), devices_per_replica=2)
+    names: list[Any] = []
+
+    def program() -> Any:
+        names.append([name[-5:] for name in here().devices])
+        return here().all_reduce("SUM", here().replica_id_in_sync_group + np.int32(1))
+
+    assert int(strategy.run(program)) == 3
+    assert names == [["CPU:0", "CPU:1"], ["CPU:2", "CPU:3"]]
+    assert int(jd.function(strategy.run)(program)) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"devices_per_replica": 3}, DeviceError, "4 devices cannot be divided into replicas of 3"),
+        ({"devices_per_replica": 8}, DeviceError, "4 devices"),
+        ({"devices_per_replica": 0}, ArgumentError, "devices_per_replica"),
+        ({"devices_per_replica": 2, "replica_shape": {"a": 4}}, ArgumentError, "has 4"),
+        ({"replica_shape": 2}, ArgumentTypeError, "replica_shape"),
+        ({"replica_shape": {"replica": 2}}, ArgumentError, "'replica'"),
+        ({"layout": [1]}, ArgumentTypeError, "layout is"),
+    ],
+)
+def test_settings_that_make_no_sense(options: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=f"{words}.*HINT"):
+        jd.MirroredStrategy(devices(4), **options)
+
+
+def test_a_layout_that_does_not_divide_names_the_variable() -> None:
+    with grouped(1, 4).scope(), pytest.raises(ShapeError, match=r"of w1 splits.*10 elements into 4.*HINT"):
+        jd.Variable(np.zeros((3, 10)), name="w1")
