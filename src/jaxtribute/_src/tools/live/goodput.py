@@ -22,7 +22,7 @@ _COLLECTIVE = BUCKETS.index("collective")
 _LOST = BUCKETS.index("lost")
 _PARTS = slice(2, 2 + len(BUCKETS))
 _SILENT_S = 3.0
-_LOOKS_PER_S = 10
+_LOOKS_PER_S = 5
 _WINDOWS_PER_GROUP = 8
 _CLEAR = 0.5
 """The share of a window by which a worker must be busier than another to wait for it beyond doubt."""
@@ -51,7 +51,9 @@ class Goodput:
         return {name: sum(bar.get(name, 0.0) for bar in self.workers.values()) / count for name in BUCKETS}
 
 
-def goodput(workers: Sequence[Worker], attempts: Sequence[Attempt], start: float, end: float) -> Goodput:
+def goodput(
+    workers: Sequence[Worker], attempts: Sequence[Attempt], start: float, end: float, *, together: bool = True
+) -> Goodput:
     """Finds out where the time went.
 
     Args:
@@ -59,6 +61,7 @@ def goodput(workers: Sequence[Worker], attempts: Sequence[Attempt], start: float
       attempts: starts of the job.
       start: beginning of the run, in seconds since 1970.
       end: its end, or now.
+      together: whether the workers do each step together; those of parameter servers do not, and start and end alone.
     """
     found = Goodput({worker.rank: dict.fromkeys(BUCKETS, 0.0) for worker in workers})
     last = start
@@ -67,6 +70,10 @@ def goodput(workers: Sequence[Worker], attempts: Sequence[Attempt], start: float
         pause = "other" if number == 0 else "recovery"
         for bar in found.workers.values():
             bar[pause] += max(0.0, attempt.start - last)
+        if not together:
+            _add_apart(found, workers, attempt, ended)
+            last = ended
+            continue
         again = number + 1 < len(attempts) or attempt.kind == "failed"
         _add_attempt(found, workers, attempt, ended, number, again=again)
         last = ended
@@ -92,6 +99,21 @@ def _add_attempt(
             bar[name] += float(parts[:, place].sum())
         missing = max(0.0, ended - attempt.start - float(parts.sum()))
         bar["other" if number == 0 else "recovery"] += missing
+
+
+def _add_apart(found: Goodput, workers: Sequence[Worker], attempt: Attempt, ended: float) -> None:
+    """Adds the parts of one start of the job to those of workers that do not wait for each other."""
+    for worker in workers:
+        table = worker.table()
+        table = table[(table[:, 0] + table[:, 1] > attempt.start) & (table[:, 0] < ended)]
+        bar, parts = found.workers[worker.rank], table[:, _PARTS]
+        for place, name in enumerate(BUCKETS):
+            bar[name] += float(parts[:, place].sum())
+        # Before its first start the process was being made; the gaps after that are those between two processes.
+        first = max(float(table[0, 0]), attempt.start) if len(table) else ended
+        missing = max(0.0, ended - attempt.start - float(parts.sum()))
+        bar["other"] += min(missing, first - attempt.start)
+        bar["recovery"] += max(0.0, missing - (first - attempt.start))
 
 
 def _rows_of(worker: Worker, start: float, end: float) -> HostArray:
