@@ -124,8 +124,8 @@ elif FAULT == "save":
     setattr(committing.Save, "_write", write_slowly)  # noqa: B010
     checkpoint.write(FOLDER / "slow", block=True)
 elif FAULT == "kill" and not again:
-    start = time.monotonic()
     checkpoint.write(FOLDER / "checkpoint", block=True)
+    start = time.monotonic()
     while not (faulty and time.monotonic() - start > SECONDS):  # the others are ended by the launcher
         train(10)
     if faulty:

@@ -67,9 +67,7 @@ def test_a_kill_with_a_restart(tmp_path: Path) -> None:
     state, cost = trained("kill", tmp_path)
     assert state["starts"] == 2
     bar = state["workers"][1]["bar"]
-    # From the save to the kill: all of it is lost but what was no step.
-    assert bar["lost"] <= 1.05 * cost + NOISE_S
-    assert bar["lost"] > 0.5 * cost
+    assert within(bar["lost"], cost), (bar, cost)  # from the save to the kill
     assert bar["recovery"] > 1.0
     (failure,) = [event for event in state["events"] if event["kind"] == "failure"]
     assert failure["rank"] == 1

@@ -105,7 +105,7 @@ class Dispatcher:
         self.queue.fail("the strategy has been closed")
 
     def figures(self) -> dict[str, Json]:
-        """What waits, runs and has been done, as values that JSON can hold; callable from any thread."""
+        """Numbers of functions that wait, run and have ended, as values that JSON can hold; callable from any thread."""
         workers = list(self._workers.values())
         return {
             "waiting": len(self.queue.waiting),

@@ -106,7 +106,7 @@ class WorkerTask:
         return self._odd.pop(closure, None)
 
     def figures(self) -> dict[str, Json]:
-        """What this worker has done, as values that JSON can hold; callable from any thread."""
+        """Counts of this worker, as values that JSON can hold; callable from any thread."""
         client = self._client
         sizes = {"sent": client.sent_bytes, "received": client.received_bytes, "pushes": client.pushes}
         return sizes | client.staleness.figures()

@@ -78,7 +78,7 @@ class ServerTask:
             self._hub.close()
 
     def figures(self) -> dict[str, Json]:
-        """What this server holds and has done, as values that JSON can hold; callable from any thread."""
+        """Sizes and counts of this server, as values that JSON can hold; callable from any thread."""
         entries = list(self._store.entries.values())
         return {
             "bytes": sum(int(entry.value.nbytes) for entry in entries),

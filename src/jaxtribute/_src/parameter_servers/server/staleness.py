@@ -62,5 +62,5 @@ class Staleness:
         self.most = max(self.most, changes)
 
     def figures(self) -> dict[str, Json]:
-        """What is counted, as values that JSON can hold."""
+        """The counts, as values that JSON can hold."""
         return {"pulls": self.pulls, "behind": self.total, "behind_now": self.last, "most_behind": self.most}

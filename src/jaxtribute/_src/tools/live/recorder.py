@@ -109,7 +109,7 @@ class Recorder(Observer):
         """Records of other threads, which wait for no disk."""
         self._iterator: Foreign = None
         self._tasks: dict[str, Foreign] = {}
-        """What runs here of a cluster with parameter servers."""
+        """Tasks of a cluster with parameter servers that run here."""
         self._windows = 0
         self._window = self._new_window(self._wall(time.monotonic()))
         self._told = (0, 0)
@@ -362,7 +362,7 @@ class Recorder(Observer):
         return {} if step is None else {"pos": step}
 
     def _figures(self) -> dict[str, Json]:
-        """What the tasks of a cluster with parameter servers count of themselves."""
+        """Counts that the tasks of a cluster with parameter servers keep of themselves."""
         tasks = self._tasks.copy()
         return {"tasks": {name: task.figures() for name, task in tasks.items()}} if tasks else {}
 

@@ -21,7 +21,7 @@ _POINTS = 240
 def parameter_servers(
     processes: Mapping[tuple[str, int], Worker], attempt: Attempt | None, now: float
 ) -> dict[str, Json] | None:
-    """What the page shows of parameter servers; None for a run without.
+    """Returns the state of parameter servers for the page; None for a run without.
 
     Args:
       processes: all processes of the run, by role and number.
