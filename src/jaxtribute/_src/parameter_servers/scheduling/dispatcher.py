@@ -105,7 +105,7 @@ class Dispatcher:
         self.queue.fail("the strategy has been closed")
 
     def figures(self) -> dict[str, Json]:
-        """Numbers of functions that wait, run and have ended, as values that JSON can hold; callable from any thread."""
+        """Counts of functions that wait, run and have ended, as values of JSON; callable from any thread."""
         workers = list(self._workers.values())
         return {
             "waiting": len(self.queue.waiting),

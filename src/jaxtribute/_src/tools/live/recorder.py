@@ -1,6 +1,6 @@
-"""Records of what this worker does, written by a thread that looks some ten times a second.
+"""Records of what this worker does, written by a thread that looks some two to ten times a second.
 
-The thread that trains only notes where it is: some eight microseconds for a step and its input. The one that looks asks
+The thread that trains only notes where it is: some three microseconds for a step and its input. The one that looks asks
 whether the devices compute, which is a useful step whatever Python does meanwhile, and else what Python waits for.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import random
 import sys
 import threading
 import time
@@ -40,14 +39,13 @@ from jaxtribute._src.observers import (
 from jaxtribute._src.tools.live import machine
 from jaxtribute._src.tools.live.examples import examples_in
 from jaxtribute._src.tools.live.files import Lines, Tail, now_file, read_now, worker_file, write_now
+from jaxtribute._src.tools.live.pace import Pace
 from jaxtribute._src.tools.live.windows import Window, length_after
 from jaxtribute._src.types import Foreign, Json
 
 if TYPE_CHECKING:
     from jaxtribute._src.execution.program import Program
 
-_LOOK_S, _CALM_LOOK_S, _CALM = 0.1, 0.4, 5
-"""Seconds between two looks; fewer are needed after so many that have found a step each."""
 _TELL_S = 1.0
 _GAP_S = 1.0
 _BLOCK_STEPS, _BLOCK_S = 16, 0.25
@@ -232,19 +230,20 @@ class Recorder(Observer):
 
     def _look(self) -> None:
         last = told = time.monotonic()
-        calm, before = 0, "other"
-        pause = random.Random(os.getpid())  # as regular looks would see one part of each of many equal steps
+        pace, before = Pace(), "other"
         while True:
-            length = _LOOK_S if calm < _CALM else _CALM_LOOK_S
-            time.sleep(length * (0.5 + pause.random()))  # a third of the work of waiting for the event
+            length = pace.pause_s()
+            time.sleep(length)  # a third of the work of waiting for the event
             if self._stop.is_set():
                 return
             now = time.monotonic()
             try:
-                bucket = self._bucket() if now - last < _GAP_S else self._bucket_of_gap()
-                turn = self._turn(last, now) if bucket != before else last
-                if turn > last:
-                    self._account(before, self._base + last, self._base + turn)
+                # What is seen began somewhere between the looks: each has half of the time. A thread that could not
+                # run would have looked after its pause.
+                gap = now - last >= _GAP_S
+                bucket = self._bucket_of_gap() if gap else self._bucket()
+                turn = last + (length if gap else now - last) / 2
+                self._account(before, self._base + last, self._base + turn)
                 self._account(bucket, self._base + turn, self._base + now)
                 if now - told > _TELL_S:
                     told = now
@@ -252,15 +251,8 @@ class Recorder(Observer):
             except OSError as error:
                 sys.stderr.write(f"jaxtribute: the run is no longer recorded in {self._now.parent}: {error}\n")
                 return
-            calm = calm + 1 if bucket == "step" else 0
+            pace.saw(bucket)
             last, before = now, bucket
-
-    def _turn(self, last: float, now: float) -> float:
-        """The moment, between two looks, at which what is seen now has begun; the earlier look where nobody knows."""
-        for event in list(self._inside):
-            if event.kind in _PARTS:
-                return min(max(event.start_s, last), now)
-        return last
 
     def _bucket_of_gap(self) -> str:
         """The part of a time in which this thread did not run: a call that holds Python up, or a stopped process."""
