@@ -12,8 +12,8 @@ _CALM = 5
 class Pace:
     """Pauses between looks.
 
-    A look changes the pause after the next one, not its own. For it stands for half of the time on each side, which must
-    not depend on what it finds, or short waits were seen too little of.
+    A look changes the pause after the next one, not its own. For it stands for half of the time on each side, which
+    must not depend on what it finds, or short waits were seen too little of.
     """
 
     def __init__(self) -> None:
