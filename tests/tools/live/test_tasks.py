@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import jaxtribute as jd
 import live_runs
 from jaxtribute._src.observers import DISPATCH
 from jaxtribute._src.parameter_servers.server.staleness import Staleness
+from jaxtribute._src.tools.live import starting
 from jaxtribute._src.tools.live.recorder import Recorder
 from jaxtribute._src.tools.live.state import Run
 from jaxtribute._src.tools.live.terminal import view
@@ -106,6 +108,76 @@ def test_tasks_tell_their_figures(tmp_path: Path) -> None:
     assert total["behind"] <= 20
     assert total["most_behind"] <= 20
     assert not recorder._figures()  # pyright: ignore[reportPrivateUsage]
+
+
+SERVER = """
+import os, signal, sys, threading, time
+import numpy as np
+from jaxtribute._src.folders import Folder
+from jaxtribute._src.messaging.transport import TaskSettings
+from jaxtribute._src.observers import TASK
+from jaxtribute._src.parameter_servers.server.client import Client
+from jaxtribute._src.parameter_servers.server.server_task import ServerTask
+
+assert "JAXTRIBUTE_RUN" not in os.environ
+task = ServerTask(1, TaskSettings(Folder().path))
+
+def run():
+    with TASK.during(task, "ps 1"):
+        task.run()
+
+threading.Thread(target=run, name="server", daemon=True).start()
+client = Client(None, 20.0)
+client.connect([task.endpoint], 1)
+client.call({0: ({"t": "activate", "epoch": 1}, [])})
+client.call({0: ({"t": "create", "keys": [7]}, [np.ones((100, 4), np.float32)])})
+end, now = time.monotonic() + 60, sys.argv[1] + "/ps-00001.now.json"
+while time.monotonic() < end and not (os.path.exists(now) and b'"bytes":1600' in open(now, "rb").read()):
+    client.call({0: ({"t": "sizes"}, [])})
+    time.sleep(0.1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_has_told_what_it_held(tmp_path: Path) -> None:
+    for _ in range(2):
+        environment = {"JAXTRIBUTE_RUN": str(tmp_path), "JAXTRIBUTE_RUN_TASK": "ps 1"}
+        run_python(
+            f"import warnings\nwarnings.simplefilter('ignore')\n{SERVER}", str(tmp_path), env=environment, status=-9
+        )
+    assert {path.name for path in tmp_path.iterdir()} == {"ps-00001.jsonl", "ps-00001.now.json"}
+    state = Run(tmp_path).state()
+    (server,) = state["parameter_servers"]["servers"]
+    assert (server["name"], server["bytes"], server["shards"], server["restarts"]) == ("ps 1", 1600, 1, 1)
+    assert server["requests"] > 2
+    assert any(event["text"] == "parameter server 1 starts again" for event in state["events"])
+
+
+def test_tasks_of_a_recorded_coordinator_are_told_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_CLIENT_MODE", "0")  # which Ray's import sets
+    variables = pytest.importorskip("jaxtribute._src.parameter_servers.engines.ray_engine")._variables
+    assert "JAXTRIBUTE_RUN" not in variables("worker", 3)
+    jd.config.record_run(tmp_path)
+    (recorder,) = [one for one in DISPATCH.observers if isinstance(one, Recorder)]
+    try:
+        found = variables("worker", 3)
+    finally:
+        recorder.close()
+    assert found["JAXTRIBUTE_RUN"] == str(tmp_path)
+    assert found["JAXTRIBUTE_RUN_TASK"] == "worker 3"
+
+
+def test_places_for_servers_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(starting, "record_run", asked.append)
+    for job, recorded in (("ps", False), ("worker", False), ("chief", True)):
+        task = {"cluster": {"chief": ["a"], "ps": ["b"], "worker": ["c"]}, "task": {"type": job, "index": 0}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+        monkeypatch.setenv(starting.RUN, str(tmp_path))
+        starting.apply_environment()
+        assert starting.RUN not in os.environ
+        assert bool(asked) is recorded
 
 
 @pytest.mark.slow

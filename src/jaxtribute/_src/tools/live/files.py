@@ -4,7 +4,7 @@
 |---|---|---|
 | `job.jsonl` | the launcher of machine 0 | starts, outcomes with tracebacks, the end |
 | `worker-00003.jsonl` | worker 3 | who it is, windows of time, saves, failures |
-| `worker-00003.now.json` | worker 3, written over once a second | what it does, and the window that is not over |
+| `worker-00003.now.json` | worker 3, written over some times a second | what it does, and the window that is not over |
 | `ps-00001.jsonl`, `mirror-00001.jsonl` | parameter server 1, or its mirror | the same, with what it holds and does |
 | `ps-worker-00001.jsonl` | worker 1 of a cluster with parameter servers | the same; their coordinator is worker 0 |
 | `plan.json` | `jaxtribute plan --json`, if the user puts it there | the predicted time of a step |
@@ -138,9 +138,9 @@ def read_now(path: Path) -> dict[str, Json] | None:
 
 def write_now(path: Path, record: Mapping[str, Json]) -> None:
     """Puts a record, with its checksum, in the place of the one before."""
-    # Once a second in each worker: making another file and renaming that takes twenty times as long. Who reads in the
-    # middle of a write, or after a kill there, sees a checksum that is not the text's. Behind the line the rest of a
-    # longer one may stand. It is closed, as network file systems then show it to others.
+    # Some times a second in each worker: making another file and renaming that takes twenty times as long. Who reads in
+    # the middle of a write, or after a kill there, sees a checksum that is not the text's. Behind the line the rest of
+    # a longer one may stand. It is closed, as network file systems then show it to others.
     text = json.dumps(record, separators=(",", ":")).encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

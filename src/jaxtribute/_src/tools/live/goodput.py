@@ -24,6 +24,8 @@ _STEPS = COLUMNS.index("steps")
 _MAY_BE_LOST = [BUCKETS.index(name) for name in ("step", "input", "collective", "compile", "other")]
 _PARTS = slice(2, 2 + len(BUCKETS))
 _SILENT_S = 3.0
+_UNHEARD_S = 0.6
+"""Seconds between two records of what a worker does now, which a kill loses."""
 _LOOKS_PER_S = 5
 _WINDOWS_PER_GROUP = 8
 _CLEAR = 0.5
@@ -95,16 +97,20 @@ def _add_attempt(
     saved = [moment for worker in workers[:1] for moment in worker.saved if attempt.start <= moment <= ended]
     pause = "other" if number == 0 else "recovery"
     for worker, table in zip(workers, tables, strict=True):
-        if again and len(table):
-            _move_lost(table, max(saved, default=None))
+        lost = again and len(table) > 0 and _move_lost(table, max(saved, default=None))
         bar, parts = found.workers[worker.rank], table[:, _PARTS]
         for place, name in enumerate(BUCKETS):
             bar[name] += float(parts[:, place].sum())
         missing = max(0.0, ended - attempt.start - float(parts.sum()))
         before = max(0.0, float(table[0, 0]) - attempt.start) if len(table) else missing
         bar[pause] += min(missing, before)
-        # What a worker that was killed does not tell, until the launcher has ended the others.
-        bar["recovery" if again else pause] += max(0.0, missing - before)
+        rest = max(0.0, missing - before)
+        if lost and not any(attempt.start <= moment <= ended + _UNHEARD_S for moment in worker.ends):
+            # It was killed, and went on until then as it had told before.
+            bar["lost"] += min(rest, _UNHEARD_S)
+            rest -= min(rest, _UNHEARD_S)
+        # Until the launcher has noticed, and has ended the others.
+        bar["recovery" if again else pause] += rest
 
 
 def _add_apart(found: Goodput, workers: Sequence[Worker], attempt: Attempt, ended: float) -> None:
@@ -131,19 +137,23 @@ def _rows_of(worker: Worker, start: float, end: float) -> HostArray:
     return np.zeros((0, len(COLUMNS)))
 
 
-def _move_lost(table: HostArray, saved: float | None) -> None:
-    """Makes all time after the last save lost, or after the start of the first step, but for the saves themselves."""
+def _move_lost(table: HostArray, saved: float | None) -> bool:
+    """Makes all time after the last save lost, or after the start of the first step, but for the saves themselves.
+
+    Returns False where it has not come to a step.
+    """
     parts = table[:, _PARTS]
     covered = parts.sum(axis=1)
     ends = table[:, 0] + table[:, 1]
     ends[-1] = table[-1, 0] + covered[-1]
     stepped = np.flatnonzero(table[:, _STEPS])
     if saved is None and not len(stepped):
-        return  # it has not come to a step
+        return False
     since = float(table[stepped[0], 0]) if saved is None else saved
     share = np.clip((ends - since) / np.maximum(covered, 1e-9), 0.0, 1.0)
     parts[:, _LOST] += share * parts[:, _MAY_BE_LOST].sum(axis=1)
     parts[:, _MAY_BE_LOST] *= (1 - share)[:, None]
+    return True
 
 
 def _separate_waits(found: Goodput, ranks: Sequence[int], tables: Sequence[HostArray], ended: float) -> None:

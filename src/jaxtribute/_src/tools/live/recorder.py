@@ -46,7 +46,7 @@ from jaxtribute._src.types import Foreign, Json
 if TYPE_CHECKING:
     from jaxtribute._src.execution.program import Program
 
-_TELL_S = 1.0
+_TELL_S = 0.3
 _GAP_S = 1.0
 _BLOCK_STEPS, _BLOCK_S = 16, 0.25
 """Times of steps are means over so many steps, or over as few as take so long. Every 16th call waits for the devices on
