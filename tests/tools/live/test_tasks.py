@@ -154,6 +154,7 @@ def test_a_server_that_is_killed_has_told_what_it_held(tmp_path: Path) -> None:
     assert any(event["text"] == "parameter server 1 starts again" for event in state["events"])
 
 
+@pytest.mark.slow  # Ray's import may start a process
 def test_tasks_of_a_recorded_coordinator_are_told_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_CLIENT_MODE", "0")  # which Ray's import sets
     variables = pytest.importorskip("jaxtribute._src.parameter_servers.engines.ray_engine")._variables
