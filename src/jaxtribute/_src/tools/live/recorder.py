@@ -46,7 +46,7 @@ from jaxtribute._src.types import Foreign, Json
 if TYPE_CHECKING:
     from jaxtribute._src.execution.program import Program
 
-_TELL_S = 0.3
+_TELL_S, _USE_S = 0.3, 0.9
 _GAP_S = 1.0
 _BLOCK_STEPS, _BLOCK_S = 16, 0.25
 """Times of steps are means over so many steps, or over as few as take so long. Every 16th call waits for the devices on
@@ -112,6 +112,8 @@ class Recorder(Observer):
         self._window = self._new_window(self._wall(time.monotonic()))
         self._told = (0, 0)
         self._devices: list[jax.Device] = []
+        self._used: dict[str, Json] = {}
+        self._used_at = -_USE_S
         self._compiling: dict[Foreign, bool] = {}
         self._failed = False
         self._stop = threading.Event()
@@ -346,7 +348,10 @@ class Recorder(Observer):
         if not self._devices and self._steps:
             self._devices = jax.local_devices()  # a step has run, so this starts no backend
             self._lines.write({"k": "devices", "devices": [str(device) for device in self._devices]})
-        return machine.usage(self._devices)
+        now = time.monotonic()
+        if now - self._used_at >= _USE_S:
+            self._used_at, self._used = now, machine.usage(self._devices)
+        return self._used
 
     def _position(self) -> dict[str, Json]:
         state = getattr(self._iterator, "_position", None)
