@@ -23,7 +23,7 @@ def suite(quick: bool) -> list[Comparison]:
             contenders = [(group, name, name) for name in ("off", "on")]
             off, on = alternate(contenders, steps=32 if quick else 128, rounds=3 if quick else 31)
             noted = group.steps("noting", 1_000 if quick else 20_000)[0]
-            looked = group.steps("looking", 1)[0]
+            looked = group.steps("looking", 200 if quick else 2_000)[0]
             asked = group.steps("asking", 10_000)[0]
         finally:
             group.close()

@@ -20,7 +20,6 @@ from benchmarks.problems import make
 from jaxtribute._src.observers import DISPATCH, INPUT, KINDS, Kind, Observer, observed
 
 PROBLEM, BATCH = "64-256-256-10", 256
-_LOOKED_S = 5.0
 
 
 def unseen(step: Step, recorder: Observer) -> Step:
@@ -59,15 +58,18 @@ def noting(recorder: Observer) -> Step:
     return run
 
 
-def looking(count: int) -> tuple[float, float]:
-    """Share of a core that the thread that looks takes, while no step runs."""
-    del count
-    (thread,) = [one for one in threading.enumerate() if one.name == "jaxtribute-live"]
-    assert thread.ident is not None
-    clock = time.pthread_getcpuclockid(thread.ident)
-    start = time.clock_gettime(clock)
-    time.sleep(_LOOKED_S)
-    return (time.clock_gettime(clock) - start) / _LOOKED_S, 0.0
+def looking(step: Step) -> Step:
+    """Share of a core that the thread that looks takes, while a step runs."""
+
+    def run(count: int) -> tuple[float, float]:
+        (thread,) = [one for one in threading.enumerate() if one.name == "jaxtribute-live"]
+        assert thread.ident is not None
+        clock = time.pthread_getcpuclockid(thread.ident)
+        start, began = time.clock_gettime(clock), time.monotonic()
+        step(count)
+        return (time.clock_gettime(clock) - start) / (time.monotonic() - began), 0.0
+
+    return run
 
 
 def asking(count: int) -> tuple[float, float]:
@@ -97,7 +99,7 @@ def main() -> None:
     off, on = (by_jaxtribute("jaxtribute", problem, strategy) for _ in range(2))
     steps = {"off": unseen(off, recorder), "on": on}
     steps["noting"] = noting(recorder)
-    serve({**steps, "looking": looking, "asking": asking})
+    serve({**steps, "looking": looking(on), "asking": asking})
 
 
 if __name__ == "__main__":

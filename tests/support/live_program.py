@@ -1,4 +1,5 @@
-"""A training on several workers into which one fault is put; a worker tells what it cost in a line `COST seconds`.
+"""A training on several workers into which one fault is put; a worker tells what it cost in a line `COST seconds FROM
+moment TO moment`.
 
     jaxtribute launch --workers 2 --run DIR tests/support/live_program.py FAULT FOLDER [SECONDS]
 
@@ -45,19 +46,24 @@ def batches(context: jd.InputContext) -> Iterator[Any]:
         yield images, images[:, :1]
 
 
+def tell(cost: float, begin: float) -> None:
+    """Tells what a fault has cost that began at a moment of `time.time` and is over."""
+    print(f"COST {cost} FROM {begin} TO {time.time()}", flush=True)
+
+
 def lose(seconds: float) -> None:
     """Sleeps, and tells for how long it was."""
-    start = time.monotonic()
+    start = time.time()
     time.sleep(seconds)
-    print(f"COST {time.monotonic() - start}", flush=True)
+    tell(time.time() - start, start)
 
 
 def stop_for_a_while() -> None:
     """Stops this process, which another one lets go on."""
-    start = time.monotonic()
+    start = time.time()
     with subprocess.Popen(["sh", "-c", f"sleep {SECONDS}; kill -CONT {os.getpid()}"]):
         os.kill(os.getpid(), signal.SIGSTOP)
-    print(f"COST {time.monotonic() - start}", flush=True)
+    tell(time.time() - start, start)
 
 
 with strategy.scope():
@@ -87,7 +93,7 @@ def train_step(batch: Any) -> jax.Array:
 
 def train(steps: int, pause_s: float = 0.0) -> None:
     """Trains, with a pause of the last worker after each step."""
-    slept = 0.0
+    slept, begin = 0.0, time.time()
     for number in range(steps):
         loss = train_step(next(iterator))
         if pause_s and faulty:
@@ -97,7 +103,7 @@ def train(steps: int, pause_s: float = 0.0) -> None:
         if number % 10 == 0:
             writer.write(loss=loss)
     if slept:
-        print(f"COST {slept}", flush=True)
+        tell(slept, begin)
 
 
 iterator = iter(
@@ -124,12 +130,12 @@ elif FAULT == "save":
     setattr(committing.Save, "_write", write_slowly)  # noqa: B010
     checkpoint.write(FOLDER / "slow", block=True)
 elif FAULT == "kill" and not again:
-    start = time.monotonic()
     checkpoint.write(FOLDER / "checkpoint", block=True)
-    while not (faulty and time.monotonic() - start > SECONDS):  # the others are ended by the launcher
+    start = time.time()
+    while not (faulty and time.time() - start > SECONDS):  # the others are ended by the launcher
         train(10)
     if faulty:
-        print(f"COST {time.monotonic() - start}", flush=True)
+        tell(time.time() - start, start)
         os.kill(os.getpid(), signal.SIGKILL)
 train(AFTER)
 writer.close()

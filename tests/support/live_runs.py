@@ -1,5 +1,6 @@
 """Folders of runs as workers and launchers write them, made up to the second."""
 
+import functools
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -26,6 +27,11 @@ def computing(rank: int, second: float) -> Mapping[str, float]:
     return {"step": 1.0}
 
 
+def no_figures(second: float) -> dict[str, Any]:
+    """Figures of a process that has nothing to do with parameter servers."""
+    return {}
+
+
 class Writer:
     """Writes the files of one worker.
 
@@ -34,11 +40,19 @@ class Writer:
       rank: of the worker.
       step_s: seconds of a step.
       examples: in a step.
+      role: of the process.
+
+    Attributes:
+      figures: makes the figures of the process's tasks, of the seconds since the start.
     """
 
-    def __init__(self, directory: Path, rank: int, step_s: float = 0.05, examples: int = 256) -> None:
+    def __init__(
+        self, directory: Path, rank: int, step_s: float = 0.05, examples: int = 256, role: str = "worker"
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.rank, self.step_s, self.examples = directory, rank, step_s, examples
+        self.role = role
+        self.figures: Callable[[float], dict[str, Any]] = no_figures
         self.lines: list[str] = []
         self.steps = 0
         self.count = 0
@@ -64,10 +78,11 @@ class Writer:
         # The times of steps differ a little, as they do.
         for offset in range(12):
             made.add_steps(self.step_s * (0.9 + 0.02 * offset), made.steps // 12)
-        if self.rank == 0:
+        if self.rank == 0 and self.role == "worker":
             made.metrics = {"loss": 2.0 / (1 + self.steps / 500) + 0.02 * (self.steps % 7), "step": self.steps}
         memory = {"rss": 3 << 30, "mem": [[(40 << 30) + self.rank * (1 << 28), 80 << 30]], "pos": self.steps}
-        return made.record() | memory
+        tasks = self.figures(moment + sum(made.buckets.values()) - START)
+        return made.record() | memory | ({"tasks": tasks} if tasks else {})
 
     def train(self, moment: float, seconds: float, parts: Parts = computing) -> float:
         """Adds windows for so long, of the lengths that a worker would give them, and returns the end."""
@@ -85,11 +100,11 @@ class Writer:
         """Writes what the worker does now."""
         told = {"t": moment, "event": event, "bucket": event, "since": since, "where": "train.py:42", "for": ""}
         told |= {"steps": self.steps, "window": self.window(moment // 1, 1, {})} | facts
-        write_now(now_file(self.directory, self.rank), told)
+        write_now(now_file(self.directory, self.rank, self.role), told)
 
     def close(self) -> None:
         """Writes the file."""
-        worker_file(self.directory, self.rank).write_text("".join(line + "\n" for line in self.lines))
+        worker_file(self.directory, self.rank, self.role).write_text("".join(line + "\n" for line in self.lines))
 
 
 def write_job(directory: Path, *records: Mapping[str, Any]) -> None:
@@ -116,6 +131,60 @@ def running(directory: Path, workers: int, seconds: int, parts: Parts = computin
         worker.now(end, "step", end - 0.04)
         worker.close()
     write_job(directory, *launched(workers=workers))
+    return end
+
+
+def with_servers(directory: Path, servers: int = 2, workers: int = 4, seconds: int = 120) -> float:
+    """Writes a run with parameter servers that goes on, of which server 1 was restarted; returns the moment of now."""
+    end = START + seconds
+
+    def process(rank: int, role: str, figures: Callable[[float], dict[str, Any]], parts: Parts) -> Writer:
+        worker = Writer(directory, rank, role=role)
+        worker.start(START + 1)
+        worker.figures = figures
+        worker.train(START + 1, seconds - 1, parts)
+        return worker
+
+    def queue(second: float) -> dict[str, Any]:
+        waiting = max(0, 900 - 7 * int(second))
+        return {"coordinator": {"waiting": waiting, "running": 8, "done": 40 * int(second), "failed": 1, "absent": [3]}}
+
+    def holds(rank: int, second: float) -> dict[str, Any]:
+        figures = {
+            "bytes": (3 - rank) << 30,
+            "shards": 12,
+            "requests": 300 * second,
+            "waiting": rank,
+            "busy": 0.4 * second,
+        }
+        return {f"ps {rank}": figures}
+
+    def stale(rank: int, second: float) -> dict[str, Any]:
+        pulls = 10 * second
+        figures = {"pulls": pulls, "behind": 3 * pulls, "behind_now": 2 + rank, "most_behind": 9, "pushes": pulls}
+        return {f"worker {rank}": figures | {"sent": 1e6 * second, "received": 4e6 * second}}
+
+    def asynchronous(rank: int, second: float) -> Mapping[str, float]:
+        return {"step": 0.7, "collective": 0.25, "other": 0.05}
+
+    def idle(rank: int, second: float) -> Mapping[str, float]:
+        return {"other": 1.0}
+
+    one = process(0, "worker", queue, idle)
+    one.now(end, "python", end)
+    one.close()
+    for rank in range(servers):
+        one = process(rank, "ps", functools.partial(holds, rank), idle)
+        if rank == 1:
+            one.start(end)
+        one.now(end, "python", end)
+        one.close()
+    for rank in range(workers):
+        one = process(rank, "ps-worker", functools.partial(stale, rank), asynchronous)
+        one.now(
+            end, "wait" if rank == 2 else "closure", end - 0.3, **{"for": "for the servers" if rank == 2 else "step"}
+        )
+        one.close()
     return end
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import jaxtribute as jd
 import live_runs
-from jaxtribute._src.tools.live.files import Lines, Tail, worker_file
+from jaxtribute._src.tools.live.files import Lines, Tail, now_file, read_now, worker_file, write_now
 from jaxtribute._src.tools.live.state import Run
 from jaxtribute._src.tools.live.windows import bin_of, length_after, quantile, seconds_of
 from live_runs import START
@@ -65,10 +65,23 @@ def test_what_is_no_record_of_ours_is_left_out(tmp_path: Path) -> None:
     assert Run(tmp_path).state(START + 20)["steps"] == before
     path.write_bytes(path.read_bytes() + b"\n".join(wrong) + b"\n")
     Run(tmp_path).state(START + 20)
-    (tmp_path / "worker-00000.now.json").write_bytes(b'{"t":1,"window":{"s":"x"}}')
+    write_now(tmp_path / "worker-00000.now.json", {"t": 1, "window": {"s": "x"}})
     (tmp_path / "worker-abc.jsonl").write_bytes(b"{}")
     (tmp_path / "job.jsonl").write_bytes(b'{"k":"attempt end"}\n{"k":"job","t":[]}\n{"k":"over","code":"x"}\n')
     json.dumps(Run(tmp_path).state(START + 20), allow_nan=False)
+
+
+def test_a_record_that_is_half_written_is_none(tmp_path: Path) -> None:
+    path = now_file(tmp_path, 3)
+    assert read_now(path) is None
+    write_now(path, {"where": "a" * 100})
+    write_now(path, {"where": "b"})
+    assert read_now(path) == {"where": "b"}  # behind it lies the rest of the longer one
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"b", b"c", 1))
+    assert read_now(path) is None
+    path.write_bytes(whole[:8])
+    assert read_now(path) is None
 
 
 def test_no_run(tmp_path: Path) -> None:

@@ -66,6 +66,15 @@ def chief_environment(address: str, servers: int, workers: int) -> dict[str, str
     return {TF_CONFIG: tf_config(cluster, "chief", 0), LOCAL_CLUSTER: "1"}
 
 
+def holds_a_place() -> bool:
+    """True if `TF_CONFIG` makes this process a place where the chief starts a parameter server, or one's worker."""
+    try:
+        described = json.loads(os.environ[TF_CONFIG])
+        return "ps" in described["cluster"] and described["task"]["type"] in ("ps", "worker")
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
 def rank_of_this_process(environment: Mapping[str, str] | None = None) -> int:
     """The rank that `TF_CONFIG` gives this process: the chief first, then the workers; 0 where there is none."""
     try:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from jaxtribute._src.messaging.transport import Endpoint, TaskSettings
+from jaxtribute._src.observers import TASK
 from jaxtribute._src.types import Foreign
 
 Lost = Callable[[str, int], None]
@@ -105,7 +106,8 @@ class ThreadEngine:
 
     def _run(self, role: str, index: int, task: Foreign) -> None:
         try:
-            task.run()
+            with TASK.during(task, f"{role} {index}"):
+                task.run()
         except BaseException:  # noqa: BLE001 (another takes its place)
             _LOG.exception("the thread of %s %d ends", role, index)
             # One that `crash` or `renew` has replaced already ends later than its successor has begun.

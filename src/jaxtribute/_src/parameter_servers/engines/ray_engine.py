@@ -18,6 +18,7 @@ from ray import exceptions
 from jaxtribute._src.allocator import tune_allocator
 from jaxtribute._src.messaging.errors import told
 from jaxtribute._src.messaging.transport import Endpoint, TaskSettings, deadline, own_host
+from jaxtribute._src.observers import TASK
 from jaxtribute._src.parameter_servers.engines.engine import Back, Failed, Lost, TaskMaker, stack_of
 from jaxtribute._src.parameter_servers.engines.ray_node import START_S, RayNode, resource_of
 from jaxtribute.errors import ClusterError, DeadlineError
@@ -45,13 +46,14 @@ class TaskActor:
     ) -> None:
         tune_allocator()  # arrays of one size come and go
         host = own_host() if remote else None
-        self._task = make(role, index, settings, host, *arguments)
+        self._task, self._name = make(role, index, settings, host, *arguments), f"{role} {index}"
         self._thread = threading.Thread(target=self._run, name=f"jaxtribute-{role}-{index}", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._task.run()
+            with TASK.during(self._task, self._name):
+                self._task.run()
         except BaseException:  # noqa: BLE001
             # The process would live on, deaf: if it ends, Ray starts another, and those who wait are told.
             traceback.print_exc()
@@ -125,7 +127,7 @@ class RayEngine:
             "num_cpus": 0,
             "max_restarts": -1,
             "max_concurrency": _THREADS,
-            "runtime_env": {"env_vars": _variables(role)},
+            "runtime_env": {"env_vars": _variables(role, index)},
         }
         if self._resources and role in ("ps", "worker"):
             options["resources"] = {resource_of(role, index): 1}
@@ -308,6 +310,10 @@ def _on_loopback() -> Generator[None]:
         setattr(constants, _JOINS, before)
 
 
-def _variables(role: str) -> dict[str, str]:
+def _variables(role: str, index: int) -> dict[str, str]:
     # Servers compute on the CPU; each process is one of several on its machine.
-    return {**_ENVIRONMENT, "JAX_PLATFORMS": "cpu"} if role != "worker" else dict(_ENVIRONMENT)
+    variables = {**_ENVIRONMENT, "JAX_PLATFORMS": "cpu"} if role != "worker" else dict(_ENVIRONMENT)
+    folder = next((one.run_folder for one in TASK.observers if one.run_folder), "")
+    if folder:
+        variables |= {"JAXTRIBUTE_RUN": folder, "JAXTRIBUTE_RUN_TASK": f"{role} {index}"}
+    return variables

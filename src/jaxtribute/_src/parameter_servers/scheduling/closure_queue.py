@@ -36,6 +36,8 @@ class ClosureQueue:
       workers: the workers by their numbers.
       waiting: the closures that no worker has, in the order in which they will be handed out.
       absent_since: the time since which there is no worker; None while there is one.
+      done_count: functions that have ended with a result.
+      failed_count: functions that have ended with an error; those that it cancelled are none.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class ClosureQueue:
         self.absent_since: float | None = time.monotonic()
         self.patience_s = patience_s
         self._numbers, self._wake, self._is_served = numbers, wake, is_served
+        self.done_count = self.failed_count = 0
         self._error: BaseException | None = None
         """The first error of a closure, which is raised once."""
         self._broken: BaseException | None = None
@@ -157,11 +160,13 @@ class ClosureQueue:
 
     def settle(self, closure: Closure, value: Leaf) -> None:
         """Ends a closure with its result."""
+        self.done_count += 1
         self._numbers.end(closure.key)
         closure.remote.settle(value)
 
     def settle_error(self, closure: Closure, error: BaseException) -> None:
         """Ends a closure with an error, and cancels those that wait."""
+        self.failed_count += 1
         self._drop(closure, error)
         self.cancel(error)
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 from jaxtribute._src.messaging.errors import told
 from jaxtribute._src.messaging.transport import Endpoint, Hub, Route
 from jaxtribute._src.messaging.wire import Frames, Header, pack, unpack
+from jaxtribute._src.observers import TASK
 from jaxtribute._src.parameter_servers.scheduling.closure_queue import ClosureQueue
 from jaxtribute._src.parameter_servers.scheduling.closures import Closure, Definition, Numbers, Worker, outcome_of
-from jaxtribute._src.types import HostArray
+from jaxtribute._src.types import HostArray, Json
 from jaxtribute.errors import ClusterError
 
 _LOG = logging.getLogger(__name__)
@@ -103,12 +104,24 @@ class Dispatcher:
         self._thread.join()
         self.queue.fail("the strategy has been closed")
 
+    def figures(self) -> dict[str, Json]:
+        """Counts of functions that wait, run and have ended, as values of JSON; callable from any thread."""
+        workers = list(self._workers.values())
+        return {
+            "waiting": len(self.queue.waiting),
+            "running": sum(len(worker.running) for worker in workers),
+            "done": self.queue.done_count,
+            "failed": self.queue.failed_count,
+            "absent": [worker.index for worker in workers if worker.route is None],
+        }
+
     # The thread.
 
     def _serve(self) -> None:
         try:
-            while not self._stopping:
-                self._turn(self._hub.receive(self._pause_s()))
+            with TASK.during(self, "coordinator"):
+                while not self._stopping:
+                    self._turn(self._hub.receive(self._pause_s()))
             self._tell_all(pack({"t": "stop"}))
         except BaseException as error:  # noqa: BLE001 (whatever it is, those who wait are told)
             _LOG.exception("the coordinator's thread ends")

@@ -18,6 +18,7 @@ from jaxtribute._src.messaging.encoding import NotPlainError, decode, encode
 from jaxtribute._src.messaging.errors import pack_error, told, trace_of
 from jaxtribute._src.messaging.transport import Endpoint, Link, TaskSettings, deadline
 from jaxtribute._src.messaging.wire import Frames, Header, pack, unpack
+from jaxtribute._src.observers import CLOSURE, WAIT
 from jaxtribute._src.optimizer.optimizer import Optimizer
 from jaxtribute._src.parameter_servers.scheduling import pickling
 from jaxtribute._src.parameter_servers.scheduling.closures import AHEAD
@@ -25,7 +26,7 @@ from jaxtribute._src.parameter_servers.server.client import Client, ServerLostEr
 from jaxtribute._src.parameter_servers.variables.access import Access
 from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer
 from jaxtribute._src.parameter_servers.variables.variable import ServerVariable, VariableDescription
-from jaxtribute._src.types import Nest
+from jaxtribute._src.types import Json, Nest
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ClusterError, DeadlineError, OutOfRangeError
 
@@ -89,6 +90,8 @@ class WorkerTask:
         self._here_at = 0.0
         self._pushes = 0
         self._floor = 0
+        # No retry here: a server that is lost ends the closure, which runs again as a whole once the server is back.
+        self._client = Client(self._settings.keys, self._timeout_s, self._check)
 
     # What Ray, or a test, calls from other threads.
 
@@ -101,6 +104,12 @@ class WorkerTask:
     def take(self, closure: int) -> bytes | None:
         """Returns a pickled result, or error, that is no plain structure; None if there is none any more."""
         return self._odd.pop(closure, None)
+
+    def figures(self) -> dict[str, Json]:
+        """Counts of this worker, as values that JSON can hold; callable from any thread."""
+        client = self._client
+        sizes = {"sent": client.sent_bytes, "received": client.received_bytes, "pushes": client.pushes}
+        return sizes | client.staleness.figures()
 
     def stop(self) -> None:
         """Ends `run`, after what is running."""
@@ -152,8 +161,6 @@ class WorkerTask:
         from jaxtribute._src.parameter_servers.strategy import ParameterServerStrategy
 
         self._link = Link(self._coordinator, self._settings.keys)
-        self._client = Client(self._settings.keys, self._timeout_s, self._check)
-        # No retry here: a server that is lost ends the closure, which runs again as a whole once the server is back.
         access = Access(self._client, self._token)
         access.staleness, access.next_is = self._staleness, self._next_is
         self.strategy = ParameterServerStrategy.of_worker(access)
@@ -162,11 +169,9 @@ class WorkerTask:
         try:
             self._say("hello")
             while not self._stopping.is_set():
-                message = self._next(_POLL_S)
+                message = self._next(0) or self._awaited()
                 if message is not None:
                     self._handle(*message)
-                else:
-                    self._say_here()
         finally:
             pickling.live_here(None)
             _here.index = None
@@ -175,6 +180,16 @@ class WorkerTask:
 
     def _next(self, timeout_s: float) -> tuple[Header, list[Any]] | None:
         return self._inbox.popleft() if self._inbox else self._receive(timeout_s)
+
+    def _awaited(self) -> tuple[Header, list[Any]] | None:
+        """The next message, waited for; None if this worker is stopped before it comes."""
+        with WAIT.during(self, "for the coordinator"):
+            while not self._stopping.is_set():
+                message = self._next(_POLL_S)
+                if message is not None:
+                    return message
+                self._say_here()
+        return None
 
     def _drain(self) -> None:
         """Takes what has come meanwhile."""
@@ -260,7 +275,8 @@ class WorkerTask:
             self._say_begun(*self._attempt)  # before the function is unpickled, as that imports its modules
         function, arguments = self._call(header["d"])
         given = iter(arrays)
-        with self.strategy.scope():
+        name = str(getattr(function, "__name__", type(function).__name__))
+        with self.strategy.scope(), CLOSURE.during(self, name):
             args, kwargs = arguments([decode(plain, given) for plain in header["v"]])
             result = function(*args, **kwargs)
         values: list[Any] = []

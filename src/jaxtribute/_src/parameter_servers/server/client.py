@@ -12,6 +12,7 @@ import numpy as np
 from jaxtribute._src.messaging.transport import Endpoint, Keys, Link, deadline
 from jaxtribute._src.messaging.wire import Header, pack, unpack
 from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
+from jaxtribute._src.parameter_servers.server.staleness import Staleness
 from jaxtribute._src.types import ArrayLike
 from jaxtribute._src.values.numbers import row_ids
 from jaxtribute.errors import ClusterError, DeadlineError
@@ -42,7 +43,8 @@ class Client:
         self.lock = threading.RLock()
         self.known: dict[int, tuple[int, Any]] = {}
         """The last version of each shard that was pulled."""
-        self.sent_bytes = self.received_bytes = 0
+        self.sent_bytes = self.received_bytes = self.pushes = 0
+        self.staleness = Staleness()
 
     def connect(self, servers: Sequence[Endpoint], epoch: int) -> None:
         """Takes the servers' addresses; forgets what was pulled if their state is another."""
@@ -196,7 +198,9 @@ class Exchange:
                 fields |= {"ops": self._ops[server], **(header or {})}
             requests[server] = fields, [*self._op_arrays.get(server, ()), *self._row_ids.get(server, ())]
         rows: dict[int, list[Any]] = {}
-        for server, (answer, arrays) in self._client.call(requests).items():
+        answers = self._client.call(requests)
+        self._note(answers)
+        for server, (answer, arrays) in answers.items():
             given = iter(arrays)
             for (key, known), version in zip(self._pulls.get(server, {}).items(), answer["v"], strict=True):
                 if version != known:
@@ -205,6 +209,19 @@ class Exchange:
                     self._client.known[key] = version, next(given)
             rows[server] = list(given)
         return rows
+
+    def _note(self, answers: dict[int, tuple[Header, list[Any]]]) -> None:
+        """Counts pushes, and how stale the values of the last pull have been."""
+        staleness, again, most = self._client.staleness, False, 0
+        for server, operations in self._ops.items():
+            staleness.changed(server, operations)
+        self._client.pushes += bool(self._ops)
+        for server, pulls in self._pulls.items():
+            told = [(key, known, now) for (key, known), now in zip(pulls.items(), answers[server][0]["v"], strict=True)]
+            again = again or any(pulls.values())
+            most = max(most, staleness.pulled(server, told))
+        if again:
+            staleness.note(most)
 
     @property
     def empty(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from jaxtribute._src.messaging.transport import Endpoint, Hub, Link, TaskSetting
 from jaxtribute._src.messaging.wire import Frames, Header, pack, unpack
 from jaxtribute._src.parameter_servers.server import saves
 from jaxtribute._src.parameter_servers.server.store import Answer, Store
+from jaxtribute._src.types import Json
 from jaxtribute.errors import ClusterError
 
 _LOG = logging.getLogger(__name__)
@@ -42,6 +44,8 @@ class ServerTask:
         """Number of the life of the cluster's state in which this server takes part; 0 before it has any."""
         self._mirror: Link | None = None
         self._stopping = threading.Event()
+        self._requests = self._waiting = 0
+        self._busy_s = 0.0
 
     @property
     def endpoint(self) -> Endpoint:
@@ -61,12 +65,29 @@ class ServerTask:
         """Serves until `stop`."""
         try:
             while not self._stopping.is_set():
-                for route, frames in self._hub.receive(None):
+                messages = self._hub.receive(None)
+                start, self._waiting = time.monotonic(), len(messages)
+                for route, frames in messages:
                     self._hub.send(route, self._answer(frames))
+                    self._requests += 1
+                    self._waiting -= 1
+                self._busy_s += time.monotonic() - start
         finally:
             if self._mirror is not None:
                 self._mirror.close()
             self._hub.close()
+
+    def figures(self) -> dict[str, Json]:
+        """Sizes and counts of this server, as values that JSON can hold; callable from any thread."""
+        entries = list(self._store.entries.values())
+        return {
+            "bytes": sum(int(entry.value.nbytes) for entry in entries),
+            "shards": len(entries),
+            "requests": self._requests,
+            "waiting": self._waiting,
+            "busy": round(self._busy_s, 3),
+            "mirrored": self._mirror is not None,
+        }
 
     def _answer(self, frames: Frames) -> Frames:
         number = None

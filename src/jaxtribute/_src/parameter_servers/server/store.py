@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxtribute._src.messaging.wire import Header
 from jaxtribute._src.parameter_servers.server.shard_optimizer import ShardOptimizer, padded
+from jaxtribute._src.parameter_servers.server.staleness import OPTIMIZER
 from jaxtribute._src.types import ArrayLike
 from jaxtribute.errors import ArgumentError
 
@@ -190,7 +191,7 @@ class Store:
 
     def _apply(self, op: Sequence[Any], values: list[Array]) -> None:
         kind = op[0]
-        if kind == "optimizer":
+        if kind == OPTIMIZER:
             self._optimize(self.optimizers[op[1]], op[3], values)
             return
         entry = self._entry(op[1])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxtribute._src.messaging.wire import Header
+from jaxtribute._src.observers import WAIT
 from jaxtribute._src.parameter_servers.server.client import Client, Exchange, pulled
 from jaxtribute._src.parameter_servers.server.layout import Layout
 from jaxtribute._src.parameter_servers.variables.operations import add_operation
@@ -51,6 +52,9 @@ class Access:
         # twice.
         header = self._token()
         try:
+            if WAIT.observers:
+                with WAIT.during(self, "for the servers"):
+                    return self._retry(lambda: exchange.run(header))
             return self._retry(lambda: exchange.run(header))
         finally:
             self._ended(header)

@@ -19,6 +19,7 @@ from jaxtribute._src.jaxprs.kinds import ELEMENTWISE
 from jaxtribute._src.optimizer.slots import Slots, optax_rules, owner_of_leaves
 from jaxtribute._src.parameter_servers.server.client import Exchange
 from jaxtribute._src.parameter_servers.server.layout import Shard
+from jaxtribute._src.parameter_servers.server.staleness import OPTIMIZER
 from jaxtribute._src.parameter_servers.variables.access import summed_rows
 from jaxtribute._src.parameter_servers.variables.operations import OptimizerOperation, record
 from jaxtribute._src.types import Nest
@@ -200,7 +201,7 @@ class RemoteOptimizer:
                 mask = (ids >= start) & (ids < start + shard.shape[0])
                 arrays.extend((ids[mask] - start, rows[mask]))
             local = [forms[i] for i, _ in part.shards]
-            exchange.operation(part.server, ["optimizer", self.key, len(arrays), local], arrays)
+            exchange.operation(part.server, [OPTIMIZER, self.key, len(arrays), local], arrays)
 
 
 def _path(path: Any) -> str:

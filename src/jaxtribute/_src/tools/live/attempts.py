@@ -94,7 +94,8 @@ def attempts_of(job: Job, workers: Sequence[Worker], now: float) -> list[Attempt
     for start in starts:
         if not found or start - found[-1].start > _APART_S or _again(workers, found[-1].start, start):
             found.append(Attempt(start))
-    for one, after in zip(found, [*found[1:], None], strict=True):
+    following: list[Attempt | None] = [*found[1:], None]
+    for one, after in zip(found, following, strict=False):
         until = after.start if after is not None else float("inf")
         one.end = _last_seen(workers, one.start, until) if after is not None else _ended(workers, one.start, now)
     return found

@@ -18,6 +18,7 @@ _WORDS = {
     "flush": "waits for a save to be written",
     "restore": "restores",
     "wait": "waits",
+    "closure": "runs",
     "compile": "compiles",
     "python": "in the program's own Python",
     "silent": "silent",

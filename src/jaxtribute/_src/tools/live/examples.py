@@ -11,6 +11,10 @@ from jaxtribute._src.values.distributed import PerReplica
 
 def examples_in(element: Nest) -> int:
     """Examples in an element of a dataset, counted along axis 0: those of all workers where they share one array."""
+    # The usual batch, an array or a tuple of arrays: JAX takes microseconds to find its leaves.
+    first = element[0] if type(element) is tuple and element else element
+    if isinstance(first, jax.Array | np.ndarray):
+        return _rows(first)
     leaves: list[Foreign] = jax.tree.leaves(element, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
     if not leaves:
         return 0

@@ -4,7 +4,9 @@
 |---|---|---|
 | `job.jsonl` | the launcher of machine 0 | starts, outcomes with tracebacks, the end |
 | `worker-00003.jsonl` | worker 3 | who it is, windows of time, saves, failures |
-| `worker-00003.now.json` | worker 3, once a second, replaced whole | what it does, and the window that is not over |
+| `worker-00003.now.json` | worker 3, written over some times a second | what it does, and the window that is not over |
+| `ps-00001.jsonl`, `mirror-00001.jsonl` | parameter server 1, or its mirror | the same, with what it holds and does |
+| `ps-worker-00001.jsonl` | worker 1 of a cluster with parameter servers | the same; their coordinator is worker 0 |
 | `plan.json` | `jaxtribute plan --json`, if the user puts it there | the predicted time of a step |
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,17 +35,19 @@ LABELS = {
     "other": "Python, start-up",
 }
 """Parts of the time in words."""
+ROLES = {"worker": "ps-worker", "ps": "ps", "mirror": "mirror"}
+"""Roles of files, by the tasks of a cluster with parameter servers."""
 _LONGEST = 1 << 20
 
 
-def worker_file(directory: Path, rank: int) -> Path:
-    """The file of a worker's records."""
-    return directory / f"worker-{rank:05}.jsonl"
+def worker_file(directory: Path, rank: int, role: str = "worker") -> Path:
+    """The file of a worker's records, or of another process with such a role."""
+    return directory / f"{role}-{rank:05}.jsonl"
 
 
-def now_file(directory: Path, rank: int) -> Path:
-    """The file of what a worker does now."""
-    return directory / f"worker-{rank:05}.now.json"
+def now_file(directory: Path, rank: int, role: str = "worker") -> Path:
+    """The file of what a worker does now, or another process with such a role."""
+    return directory / f"{role}-{rank:05}.now.json"
 
 
 class Lines:
@@ -113,7 +118,7 @@ def parsed(line: bytes) -> dict[str, Json] | None:
     return record if isinstance(record, dict) else None
 
 
-def read_now(path: Path) -> dict[str, Json] | None:
+def read_json(path: Path) -> dict[str, Json] | None:
     """Content of a small file of JSON; None if it is not there or is no object."""
     try:
         return parsed(path.read_bytes())
@@ -121,13 +126,28 @@ def read_now(path: Path) -> dict[str, Json] | None:
         return None
 
 
-def write_now(path: Path, record: Mapping[str, Json]) -> None:
-    """Replaces a small file of JSON as a whole."""
-    # Once a second in each worker: a third of the work of `Path.write_bytes` and `Path.replace`.
-    old, new = str(path), f"{path}.new"
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+def read_now(path: Path) -> dict[str, Json] | None:
+    """The record that `write_now` has put into a file; None if there is none, or only a part of it."""
     try:
-        os.write(descriptor, json.dumps(record, separators=(",", ":")).encode())
+        line = path.read_bytes().partition(b"\n")[0]
+    except OSError:
+        return None
+    text, _, check = line.rpartition(b" ")
+    return parsed(text) if check == _checked(text) else None
+
+
+def write_now(path: Path, record: Mapping[str, Json]) -> None:
+    """Puts a record, with its checksum, in the place of the one before."""
+    # Some times a second in each worker: making another file and renaming that takes twenty times as long. Who reads in
+    # the middle of a write, or after a kill there, sees a checksum that is not the text's. Behind the line the rest of
+    # a longer one may stand. It is closed, as network file systems then show it to others.
+    text = json.dumps(record, separators=(",", ":")).encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(descriptor, b"%b %b\n" % (text, _checked(text)))
     finally:
         os.close(descriptor)
-    os.replace(new, old)  # noqa: PTH105
+
+
+def _checked(text: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(text)

@@ -20,9 +20,13 @@ from jaxtribute._src.types import HostArray
 _STEP = BUCKETS.index("step")
 _COLLECTIVE = BUCKETS.index("collective")
 _LOST = BUCKETS.index("lost")
+_STEPS = COLUMNS.index("steps")
+_MAY_BE_LOST = [BUCKETS.index(name) for name in ("step", "input", "collective", "compile", "other")]
 _PARTS = slice(2, 2 + len(BUCKETS))
 _SILENT_S = 3.0
-_LOOKS_PER_S = 10
+_UNHEARD_S = 0.6
+"""Seconds between two records of what a worker does now, which a kill loses."""
+_LOOKS_PER_S = 5
 _WINDOWS_PER_GROUP = 8
 _CLEAR = 0.5
 """The share of a window by which a worker must be busier than another to wait for it beyond doubt."""
@@ -51,7 +55,9 @@ class Goodput:
         return {name: sum(bar.get(name, 0.0) for bar in self.workers.values()) / count for name in BUCKETS}
 
 
-def goodput(workers: Sequence[Worker], attempts: Sequence[Attempt], start: float, end: float) -> Goodput:
+def goodput(
+    workers: Sequence[Worker], attempts: Sequence[Attempt], start: float, end: float, *, together: bool = True
+) -> Goodput:
     """Finds out where the time went.
 
     Args:
@@ -59,6 +65,7 @@ def goodput(workers: Sequence[Worker], attempts: Sequence[Attempt], start: float
       attempts: starts of the job.
       start: beginning of the run, in seconds since 1970.
       end: its end, or now.
+      together: whether the workers do each step together; those of parameter servers do not, and start and end alone.
     """
     found = Goodput({worker.rank: dict.fromkeys(BUCKETS, 0.0) for worker in workers})
     last = start
@@ -67,6 +74,10 @@ def goodput(workers: Sequence[Worker], attempts: Sequence[Attempt], start: float
         pause = "other" if number == 0 else "recovery"
         for bar in found.workers.values():
             bar[pause] += max(0.0, attempt.start - last)
+        if not together:
+            _add_apart(found, workers, attempt, ended)
+            last = ended
+            continue
         again = number + 1 < len(attempts) or attempt.kind == "failed"
         _add_attempt(found, workers, attempt, ended, number, again=again)
         last = ended
@@ -84,14 +95,37 @@ def _add_attempt(
     if len(present) > 1:
         _separate_waits(found, [workers[i].rank for i in present], [tables[i] for i in present], ended)
     saved = [moment for worker in workers[:1] for moment in worker.saved if attempt.start <= moment <= ended]
+    pause = "other" if number == 0 else "recovery"
     for worker, table in zip(workers, tables, strict=True):
-        if again and len(table):
-            _move_lost(table, max(saved, default=attempt.start))
+        lost = again and len(table) > 0 and _move_lost(table, max(saved, default=None))
         bar, parts = found.workers[worker.rank], table[:, _PARTS]
         for place, name in enumerate(BUCKETS):
             bar[name] += float(parts[:, place].sum())
         missing = max(0.0, ended - attempt.start - float(parts.sum()))
-        bar["other" if number == 0 else "recovery"] += missing
+        before = max(0.0, float(table[0, 0]) - attempt.start) if len(table) else missing
+        bar[pause] += min(missing, before)
+        rest = max(0.0, missing - before)
+        if lost and not any(attempt.start <= moment <= ended + _UNHEARD_S for moment in worker.ends):
+            # It was killed, and went on until then as it had told before.
+            bar["lost"] += min(rest, _UNHEARD_S)
+            rest -= min(rest, _UNHEARD_S)
+        # Until the launcher has noticed, and has ended the others.
+        bar["recovery" if again else pause] += rest
+
+
+def _add_apart(found: Goodput, workers: Sequence[Worker], attempt: Attempt, ended: float) -> None:
+    """Adds the parts of one start of the job to those of workers that do not wait for each other."""
+    for worker in workers:
+        table = worker.table()
+        table = table[(table[:, 0] + table[:, 1] > attempt.start) & (table[:, 0] < ended)]
+        bar, parts = found.workers[worker.rank], table[:, _PARTS]
+        for place, name in enumerate(BUCKETS):
+            bar[name] += float(parts[:, place].sum())
+        # Before its first start the process was being made; the gaps after that are those between two processes.
+        first = max(float(table[0, 0]), attempt.start) if len(table) else ended
+        missing = max(0.0, ended - attempt.start - float(parts.sum()))
+        bar["other"] += min(missing, first - attempt.start)
+        bar["recovery"] += max(0.0, missing - (first - attempt.start))
 
 
 def _rows_of(worker: Worker, start: float, end: float) -> HostArray:
@@ -103,15 +137,23 @@ def _rows_of(worker: Worker, start: float, end: float) -> HostArray:
     return np.zeros((0, len(COLUMNS)))
 
 
-def _move_lost(table: HostArray, since: float) -> None:
-    """Makes the steps after the last save lost work."""
+def _move_lost(table: HostArray, saved: float | None) -> bool:
+    """Makes all time after the last save lost, or after the start of the first step, but for the saves themselves.
+
+    Returns False where it has not come to a step.
+    """
     parts = table[:, _PARTS]
     covered = parts.sum(axis=1)
     ends = table[:, 0] + table[:, 1]
     ends[-1] = table[-1, 0] + covered[-1]
+    stepped = np.flatnonzero(table[:, _STEPS])
+    if saved is None and not len(stepped):
+        return False
+    since = float(table[stepped[0], 0]) if saved is None else saved
     share = np.clip((ends - since) / np.maximum(covered, 1e-9), 0.0, 1.0)
-    parts[:, _LOST] += share * parts[:, _STEP]
-    parts[:, _STEP] *= 1 - share
+    parts[:, _LOST] += share * parts[:, _MAY_BE_LOST].sum(axis=1)
+    parts[:, _MAY_BE_LOST] *= (1 - share)[:, None]
+    return True
 
 
 def _separate_waits(found: Goodput, ranks: Sequence[int], tables: Sequence[HostArray], ended: float) -> None:

@@ -11,7 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from jaxtribute._src import settings
+from jaxtribute._src.input.dataset import DistributedDataset
 from jaxtribute._src.tools.live.examples import examples_in
+from jaxtribute.errors import InputError
 
 T = TypeVar("T")
 
@@ -39,7 +41,7 @@ def progress(
 
     Args:
       dataset: a distributed dataset, its iterator, or anything else that gives batches.
-      total: batches, where the dataset does not know it by its `len`.
+      total: batches, where the dataset does not know it: by its `len`, or as `explain` of a distributed one tells.
       description: words before the bar.
       console: Rich's console to draw on; standard error by default.
 
@@ -68,8 +70,20 @@ def _shown(dataset: Iterable[T], total: int | None, description: str, console: C
 
 
 def _length(dataset: Iterable[object]) -> int | None:
-    """Number of batches, where the dataset knows it."""
+    """Number of batches, where the dataset knows it without reading any."""
+    if isinstance(dataset, DistributedDataset):
+        return _batches(dataset)
     try:
         return len(dataset)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError, NotImplementedError, AttributeError):
         return None
+
+
+def _batches(dataset: DistributedDataset) -> int | None:
+    """Number of batches of a distributed dataset; None where workers have their own, which may be fewer or more."""
+    try:
+        found = dataset.explanation()
+    except (InputError, OSError):
+        return None  # a function makes it, or its files are not there: the pass itself says so
+    shared = len(found.workers) == 1 or all(worker.rows is not None for worker in found.workers)
+    return found.batches if shared else None

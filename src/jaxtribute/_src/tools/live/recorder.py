@@ -1,6 +1,6 @@
-"""Records of what this worker does, written by a thread that looks some ten times a second.
+"""Records of what this worker does, written by a thread that looks some two to ten times a second.
 
-The thread that trains only notes where it is: some eight microseconds for a step and its input. The one that looks asks
+The thread that trains only notes where it is: some three microseconds for a step and its input. The one that looks asks
 whether the devices compute, which is a useful step whatever Python does meanwhile, and else what Python waits for.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import random
 import sys
 import threading
 import time
@@ -23,12 +22,14 @@ import jax
 
 from jaxtribute._src.callers import located
 from jaxtribute._src.observers import (
+    CLOSURE,
     DISPATCH,
     FLUSH,
     INPUT,
     METRICS,
     RESTORE,
     SAVE,
+    TASK,
     WAIT,
     WRITE,
     Event,
@@ -38,14 +39,14 @@ from jaxtribute._src.observers import (
 from jaxtribute._src.tools.live import machine
 from jaxtribute._src.tools.live.examples import examples_in
 from jaxtribute._src.tools.live.files import Lines, Tail, now_file, read_now, worker_file, write_now
+from jaxtribute._src.tools.live.pace import Pace
 from jaxtribute._src.tools.live.windows import Window, length_after
 from jaxtribute._src.types import Foreign, Json
 
 if TYPE_CHECKING:
     from jaxtribute._src.execution.program import Program
 
-_LOOK_S = 0.1
-_TELL_S = 1.0
+_TELL_S, _USE_S = 0.3, 0.9
 _GAP_S = 1.0
 _BLOCK_STEPS, _BLOCK_S = 16, 0.25
 """Times of steps are means over so many steps, or over as few as take so long. Every 16th call waits for the devices on
@@ -58,7 +59,10 @@ _PARTS = {
     INPUT.name: "input",
 }
 """The part of the time that an event belongs to while the devices are idle, the outermost first."""
-_OBSERVED = (DISPATCH.name, *_PARTS, WRITE.name, METRICS.name)
+_PLACES = frozenset((DISPATCH.name, CLOSURE.name, *_PARTS))
+"""The kinds of events that the thread that trains is in."""
+_NAMED = (SAVE.name, RESTORE.name, WAIT.name, CLOSURE.name)
+_OBSERVED = (DISPATCH.name, *_PARTS, WRITE.name, METRICS.name, TASK.name, CLOSURE.name)
 """The kinds of events that a recorder observes."""
 _COMPILES = (
     "/jax/_src/compiler.py",
@@ -75,14 +79,17 @@ class Recorder(Observer):
     Args:
       directory: the run's folder, made if need be.
       rank: this worker's.
+      role: of the process, one of those that files are named by.
 
     Raises:
       OSError: the folder cannot be written to.
     """
 
-    def __init__(self, directory: Path, rank: int) -> None:
-        self._now = now_file(directory, rank)
-        self._path = worker_file(directory, rank)
+    def __init__(self, directory: Path, rank: int, role: str = "worker") -> None:
+        self.run_folder = str(directory.absolute())
+        self._is_task = role != "worker"
+        self._now = now_file(directory, rank, role)
+        self._path = worker_file(directory, rank, role)
         self._again = self._path.exists() or bool(int(os.environ.get("JAXTRIBUTE_RESTART", "0") or 0))
         self._lines = Lines(self._path)
         self._keep_last_window()
@@ -99,10 +106,14 @@ class Recorder(Observer):
         self._later: deque[dict[str, Json]] = deque()
         """Records of other threads, which wait for no disk."""
         self._iterator: Foreign = None
+        self._tasks: dict[str, Foreign] = {}
+        """Tasks of a cluster with parameter servers that run here."""
         self._windows = 0
         self._window = self._new_window(self._wall(time.monotonic()))
         self._told = (0, 0)
         self._devices: list[jax.Device] = []
+        self._used: dict[str, Json] = {}
+        self._used_at = -_USE_S
         self._compiling: dict[Foreign, bool] = {}
         self._failed = False
         self._stop = threading.Event()
@@ -141,44 +152,44 @@ class Recorder(Observer):
 
     def on_start(self, event: Event) -> None:
         """Notes that the thread that trains is in an event; that is the thread that has dispatched a step last."""
-        if event.kind == WRITE.name:
-            self._note_write("start", event)
-        elif event.kind == METRICS.name:
-            self._note_metrics(*event.arguments)
-        else:
-            here = threading.get_ident()
-            if here != self._thread and event.kind == DISPATCH.name:
-                self._inside.clear()
-                self._thread = here
-            if here == self._thread:  # threads that read ahead or write checkpoints hold nobody up
-                self._inside.append(event)
+        if event.kind not in _PLACES:
+            self._note_other("start", event)
+        elif threading.get_ident() == self._thread:  # threads that read ahead or write checkpoints hold nobody up
+            self._inside.append(event)
+        elif event.kind == DISPATCH.name:
+            self._thread = threading.get_ident()
+            self._inside[:] = [event]
 
     def on_end(self, event: Event) -> None:
-        """Notes that the thread that trains has left an event, or that a checkpoint is written."""
-        if event.kind == WRITE.name:
-            if event.error is None:
-                self._note_write("end", event)
-        elif event in self._inside:
-            self._inside.remove(event)
-            if event.error is None:
-                self._note(event)
-
-    def _note(self, event: Event) -> None:
-        """Notes what an event of the thread that trains has come to."""
+        """Notes that the thread that trains has left an event, and what that has come to."""
+        inside = self._inside
+        if inside and inside[-1] is event:
+            inside.pop()
+        elif event in inside:
+            inside.remove(event)
+        else:
+            self._note_other("end", event)
+            return
+        if event.error is not None:
+            return
         if event.kind == DISPATCH.name:
             self._note_step(event)
         elif event.kind == INPUT.name:
             self._iterator = event.subject
             self._examples += examples_in(event.result)
+        elif event.kind == CLOSURE.name:
+            self._steps += 1
+            self._blocks.append((event.seconds or 0.0, 1))
         elif event.kind in (SAVE.name, RESTORE.name):
             seconds = round(event.seconds or 0.0, 4)
             self._later.append({"k": event.kind, "t": self._wall(event.start_s), "s": seconds, "path": event.name})
 
     def _note_step(self, event: Event) -> None:
-        now, program = time.monotonic(), cast("Program", event.subject)
+        program = cast("Program", event.subject)
         self._dispatched = program, event.result
         if not (program.donated or program.donated_leaves):
             return
+        now = event.start_s + (event.seconds or 0.0)
         self._steps += 1
         self._block_steps += 1
         if self._steps == 1:  # it compiles
@@ -187,15 +198,24 @@ class Recorder(Observer):
             self._blocks.append((now - self._block, self._block_steps))
             self._block, self._block_steps = now, 0
 
+    def _note_other(self, phase: str, event: Event) -> None:
+        """Notes that an event begins or ends that is no place of the thread that trains."""
+        if event.kind == METRICS.name and phase == "start":
+            self._note_metrics(*event.arguments)
+        elif event.kind == TASK.name and phase == "start":
+            self._tasks[event.name] = event.subject
+            if self._is_task:
+                self._thread = threading.get_ident()
+        elif event.kind == TASK.name:
+            self._tasks.pop(event.name, None)
+        elif event.kind == WRITE.name and event.error is None:  # a checkpoint, in a thread of its own
+            self._later.append({"k": f"write {phase}", "t": self._wall(time.monotonic()), "path": event.name})
+
     def _note_metrics(self, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
             if name in self._metrics or len(self._metrics) < _MOST_METRICS:
                 self._metrics[name] = value
         self._metrics["step"] = step
-
-    def _note_write(self, phase: str, event: Event) -> None:
-        """A checkpoint begins or ends to be written, in a thread of its own."""
-        self._later.append({"k": f"write {phase}", "t": self._wall(time.monotonic()), "path": event.name})
 
     def _note_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self._shown(kind, error, trace)
@@ -212,22 +232,29 @@ class Recorder(Observer):
 
     def _look(self) -> None:
         last = told = time.monotonic()
-        pause = random.Random(os.getpid())  # as regular looks would see one part of each of many equal steps
+        pace, before = Pace(), "other"
         while True:
-            time.sleep(_LOOK_S * (0.5 + pause.random()))  # a third of the work of waiting for the event
+            length = pace.pause_s()
+            time.sleep(length)  # a third of the work of waiting for the event
             if self._stop.is_set():
                 return
             now = time.monotonic()
             try:
-                bucket = self._bucket() if now - last < _GAP_S else self._bucket_of_gap()
-                self._account(bucket, self._base + last, self._base + now)
+                # What is seen began somewhere between the looks: each has half of the time. A thread that could not
+                # run would have looked after its pause.
+                gap = now - last >= _GAP_S
+                bucket = self._bucket_of_gap() if gap else self._bucket()
+                turn = last + (length if gap else now - last) / 2
+                self._account(before, self._base + last, self._base + turn)
+                self._account(bucket, self._base + turn, self._base + now)
                 if now - told > _TELL_S:
                     told = now
                     self._tell(now)
             except OSError as error:
                 sys.stderr.write(f"jaxtribute: the run is no longer recorded in {self._now.parent}: {error}\n")
                 return
-            last = now
+            pace.saw(bucket)
+            last, before = now, bucket
 
     def _bucket_of_gap(self) -> str:
         """The part of a time in which this thread did not run: a call that holds Python up, or a stopped process."""
@@ -311,7 +338,7 @@ class Recorder(Observer):
         self._write_later()
         self._fill(window)
         self._windows += 1
-        self._lines.write(window.record() | self._usage() | self._position())
+        self._lines.write(window.record() | self._usage() | self._position() | self._figures())
 
     def _write_later(self) -> None:
         while self._later:
@@ -321,12 +348,20 @@ class Recorder(Observer):
         if not self._devices and self._steps:
             self._devices = jax.local_devices()  # a step has run, so this starts no backend
             self._lines.write({"k": "devices", "devices": [str(device) for device in self._devices]})
-        return machine.usage(self._devices)
+        now = time.monotonic()
+        if now - self._used_at >= _USE_S:
+            self._used_at, self._used = now, machine.usage(self._devices)
+        return self._used
 
     def _position(self) -> dict[str, Json]:
         state = getattr(self._iterator, "_position", None)
         step = state.get("step") if isinstance(state, dict) else None
         return {} if step is None else {"pos": step}
+
+    def _figures(self) -> dict[str, Json]:
+        """Counts that the tasks of a cluster with parameter servers keep of themselves."""
+        tasks = self._tasks.copy()
+        return {"tasks": {name: task.figures() for name, task in tasks.items()}} if tasks else {}
 
     def _tell(self, now: float) -> None:
         """Replaces the small file that says what this worker does now."""
@@ -334,23 +369,25 @@ class Recorder(Observer):
         self._fill(self._window)
         inside = list(self._inside)
         bucket = self._bucket()
+        waits = [event for event in inside if event.kind == WAIT.name]
         first = inside[0] if inside else None
+        if first is not None and first.kind == CLOSURE.name and waits:
+            first = waits[0]
         doing = "python" if first is None else first.kind
         if bucket == "compile":
             doing = "compile"
         elif doing == DISPATCH.name or (first is None and bucket == "step"):
             doing = "step"
-        waits = [event for event in inside if event.kind == WAIT.name]
         record: dict[str, Json] = {
             "t": self._wall(now),
             "event": doing,
             "bucket": bucket,
             "since": None if first is None else self._wall(first.start_s),
-            "for": first.name if first is not None and first.kind in (SAVE.name, RESTORE.name, WAIT.name) else "",
+            "for": first.name if first is not None and first.kind in _NAMED else "",
             "absent": list(waits[0].arguments) if waits else None,
             "where": located(sys._current_frames().get(self._thread or 0)),  # pyright: ignore[reportPrivateUsage]
             "steps": self._steps,
-            "window": self._window.record() | self._usage() | self._position(),
+            "window": self._window.record() | self._usage() | self._position() | self._figures(),
         }
         write_now(self._now, record)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from jaxtribute._src.launcher.environment import rank_of_this_process
+from jaxtribute._src.launcher.environment import holds_a_place, rank_of_this_process
 from jaxtribute._src.observers import DISPATCH
+from jaxtribute._src.tools.live.files import ROLES
 from jaxtribute.errors import ConfigError
 
 RUN = "JAXTRIBUTE_RUN"
+_TASK = "JAXTRIBUTE_RUN_TASK"
+"""Set by the coordinator of parameter servers for the processes of its tasks: `ps 0`, `worker 0`, and so on."""
 
 
 def record_run(directory: str | os.PathLike[str]) -> None:
@@ -24,6 +27,10 @@ def record_run(directory: str | os.PathLike[str]) -> None:
     Raises:
       ConfigError: this process is recorded already, or the folder cannot be written to.
     """
+    _record(directory, rank_of_this_process(), "worker")
+
+
+def _record(directory: str | os.PathLike[str], rank: int, role: str) -> None:
     from jaxtribute._src.tools.live.recorder import Recorder
 
     if any(isinstance(one, Recorder) for one in DISPATCH.observers):
@@ -32,10 +39,10 @@ def record_run(directory: str | os.PathLike[str]) -> None:
             f"jd.config.record_run once, and not where the launcher's --run or {RUN} does it."
         )
     try:
-        recorder = Recorder(Path(directory), rank_of_this_process())
+        recorder = Recorder(Path(directory), rank, role)
     except OSError as error:
         raise ConfigError(
-            f"rank {rank_of_this_process()} cannot record the run in {os.fspath(directory)!r}: {error}. "
+            f"rank {rank} cannot record the run in {os.fspath(directory)!r}: {error}. "
             "HINT: name a folder that this user may write to."
         ) from error
     recorder.start()
@@ -43,6 +50,9 @@ def record_run(directory: str | os.PathLike[str]) -> None:
 
 def apply_environment() -> None:
     """Applies `JAXTRIBUTE_RUN`, and takes it away: processes that this one starts are no workers of the run."""
-    directory = os.environ.pop(RUN, "")
-    if directory:
+    directory, task = os.environ.pop(RUN, ""), os.environ.pop(_TASK, "")
+    if directory and task:
+        role, _, index = task.partition(" ")
+        _record(directory, int(index), ROLES[role])
+    elif directory and not holds_a_place():
         record_run(directory)

@@ -11,14 +11,15 @@ import numpy as np
 
 from jaxtribute._src.tools.live.attempts import Attempt, Job, attempts_of
 from jaxtribute._src.tools.live.doing import doing, note_waits
-from jaxtribute._src.tools.live.files import BUCKETS, LABELS, PLAN, read_now
+from jaxtribute._src.tools.live.files import BUCKETS, LABELS, PLAN, read_json
 from jaxtribute._src.tools.live.goodput import Goodput, goodput
+from jaxtribute._src.tools.live.tasks import parameter_servers
 from jaxtribute._src.tools.live.windows import quantile
 from jaxtribute._src.tools.live.worker import COLUMNS, Event, Worker, number
 from jaxtribute._src.types import HostArray, Json
 from jaxtribute.errors import ArgumentError
 
-_FILE = re.compile(r"worker-(\d{5,9})\.jsonl")
+_FILE = re.compile(r"(worker|ps-worker|ps|mirror)-(\d{5,9})\.jsonl")
 _POINTS = 240
 _EVENTS = 100
 _RECENT_S = 15.0
@@ -43,9 +44,9 @@ class Run:
                 f"there is no folder {str(directory)!r}. HINT: give the one that `jaxtribute launch --run` records to."
             )
         self._job = Job.at(directory)
-        self._workers: dict[int, Worker] = {}
+        self._processes: dict[tuple[str, int], Worker] = {}
         self._read()
-        if not self._workers and self._job.started is None:
+        if not self._processes and self._job.started is None:
             raise ArgumentError(
                 f"{str(directory)!r} holds no run. HINT: start one with `jaxtribute launch --run {directory} ...`."
             )
@@ -54,10 +55,15 @@ class Run:
         self._job.update()
         for path in self.directory.iterdir():
             match = _FILE.fullmatch(path.name)
-            if match and int(match[1]) not in self._workers:
-                self._workers[int(match[1])] = Worker.at(self.directory, int(match[1]))
-        for worker in self._workers.values():
-            worker.update()
+            if match and (match[1], int(match[2])) not in self._processes:
+                role, rank = match[1], int(match[2])
+                self._processes[role, rank] = Worker.at(self.directory, rank, role)
+        for process in self._processes.values():
+            process.update()
+
+    def _of(self, role: str) -> list[Worker]:
+        """Processes with a role, in order."""
+        return [self._processes[key] for key in sorted(self._processes) if key[0] == role]
 
     def state(self, now: float | None = None) -> dict[str, Json]:
         """Reads what is new, and describes the run as values that JSON can hold.
@@ -67,15 +73,19 @@ class Run:
         """
         self._read()
         now = time.time() if now is None else now
-        workers = [self._workers[rank] for rank in sorted(self._workers)]
-        attempts = attempts_of(self._job, workers, now)
+        programs = self._of("worker")
+        # Workers of parameter servers start and end as they like; the job is that of their coordinator.
+        workers = self._of("ps-worker") or programs
+        attempts = attempts_of(self._job, programs or workers, now)
         first = attempts[0].start if attempts else now
         start = min(self._job.started or first, first)
-        end = self._ended(attempts, workers, now)
-        parts = goodput(workers, attempts, start, now if end is None else end)
+        end = self._ended(attempts, programs or workers, now)
+        together = workers is programs
+        parts = goodput(workers, attempts, start, now if end is None else end, together=together)
         bar = parts.job()
         states = {one.rank: doing(one, attempts[-1] if attempts else None, now) for one in workers}
-        note_waits(workers, states)
+        if together:
+            note_waits(workers, states)
         tables = {one.rank: one.table() for one in workers}
         lead = max(workers, key=lambda one: one.examples, default=None)
         return {
@@ -88,7 +98,7 @@ class Run:
             "code": self._job.code,
             "starts": len(attempts),
             "goodput": bar,
-            "labels": LABELS,
+            "labels": LABELS if together else LABELS | {"collective": "waiting for servers"},
             "parts": list(BUCKETS),
             "step": _step_times(workers) | {"predicted": self._predicted()},
             "rates": {} if lead is None else _rates(tables[lead.rank], now if end is None else end),
@@ -96,9 +106,10 @@ class Run:
             "speed": [] if lead is None else _speed(tables[lead.rank]),
             "held": _held(parts),
             "notices": _notices(workers, states, parts, bar),
-            "metrics": _metrics(workers),
+            "metrics": _metrics(programs if together else [*programs, *workers]),
+            "parameter_servers": parameter_servers(self._processes, attempts[-1] if attempts else None, now),
             "workers": [_worker(one, states[one.rank], parts, tables[one.rank]) for one in workers],
-            "events": self._events(workers),
+            "events": self._events(programs or workers),
         }
 
     def _ended(self, attempts: Sequence[Attempt], workers: Sequence[Worker], now: float) -> float | None:
@@ -118,13 +129,16 @@ class Run:
         return "failed" if any(one.kind == "failure" for one in self._all_events()) else "ended"
 
     def _all_events(self) -> list[Event]:
-        return [*self._job.events, *(event for one in self._workers.values() for event in one.events)]
+        return [*self._job.events, *(event for one in self._processes.values() for event in one.events)]
 
     def _events(self, workers: Sequence[Worker]) -> list[dict[str, Json]]:
         events = list(self._job.events)
         for worker in workers:
             mine = [one for one in worker.events if one.kind == "failure" or worker is workers[0]]
             events += [one for one in mine if not self._told(one)]
+        for process in self._processes.values():
+            if process.role != "worker":
+                events += process.events
         events.sort(key=lambda one: one.time)
         found: list[dict[str, Json]] = []
         for one in events[-_EVENTS:]:
@@ -139,9 +153,9 @@ class Run:
 
     def _predicted(self) -> float | None:
         """Seconds of a step as `jaxtribute plan --json` predicted them, if its answer lies in the folder."""
-        plan = read_now(self.directory / PLAN)
+        plan = read_json(self.directory / PLAN)
         curve = (plan or {}).get("curve")
-        devices = sum(max(len(one.devices), 1) for one in self._workers.values())
+        devices = sum(max(len(one.devices), 1) for one in self._of("worker"))
         for one in curve if isinstance(curve, list) else ():
             if isinstance(one, dict) and one.get("devices") == devices:
                 return number(one.get("compute")) + number(one.get("collectives")) or None

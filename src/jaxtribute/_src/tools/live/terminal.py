@@ -50,6 +50,8 @@ def view(state: dict[str, Json], width: int) -> RenderableType:
     parts: list[RenderableType] = [_head(state), Text(), bar(state["goodput"], state, max(20, width - 2)), Text()]
     parts += [Text(f"! {plain(notice)}", "bold yellow") for notice in state["notices"]]
     parts.append(_workers(state["workers"]))
+    if state["parameter_servers"]:
+        parts += _servers(state["parameter_servers"])
     if state["metrics"]:
         parts.append(_metrics(state["metrics"]))
     events = state["events"][-6:]
@@ -97,11 +99,7 @@ def bar(parts: dict[str, float], state: dict[str, Json], width: int) -> Text:
 
 
 def _workers(workers: Sequence[dict[str, Json]]) -> Table:
-    table = Table(box=None, padding=(0, 1), header_style="bold")
-    for name in ("worker", "does", "since"):
-        table.add_column(name, overflow="ellipsis", no_wrap=True)
-    for name in ("step", "median", "99 %", "useful", "memory"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table(("worker", "does", "since"), ("step", "median", "99 %", "useful", "memory"))
     for one in workers:
         total = sum(one["bar"].values()) or 1.0
         memory = sum(used for used, _ in one["memory"]) or one["rss"]
@@ -116,6 +114,54 @@ def _workers(workers: Sequence[dict[str, Json]]) -> Table:
             bytes_text(memory) if memory else "-",
         )
     return table
+
+
+def _servers(found: dict[str, Json]) -> list[RenderableType]:
+    """Parameter servers, and how stale the values are that their workers compute with."""
+    parts: list[RenderableType] = [Text("\nparameter servers", "bold")]
+    queue = found["coordinator"]
+    if queue is not None:
+        text = f"{queue['waiting']:,.0f} functions wait, {queue['running']:,.0f} are with workers, "
+        text += f"{queue['done']:,.0f} are done, {queue['failed']:,.0f} have failed; the coordinator: {queue['words']}"
+        parts.append(Text(plain(text), overflow="ellipsis", no_wrap=True))
+    servers = _table(("server", "does"), ("holds", "requests", "per second", "busy", "wait", "restarts"))
+    for one in found["servers"]:
+        servers.add_row(
+            f"{plain(one['name'])} {plain(one['host'])}",
+            Text(plain(one["words"]), _STATES.get(one["event"], "")),
+            bytes_text(int(one["bytes"])),
+            f"{one['requests']:,.0f}",
+            _rate(one["requests_rate"]),
+            "-" if one["busy_rate"] is None else f"{min(100.0, 100 * one['busy_rate']):.0f} %",
+            f"{one['waiting']:.0f}",
+            f"{one['restarts']}",
+        )
+    workers = _table(("worker",), ("pulls", "changes missed", "last", "most", "pushes", "received", "sent"))
+    for one in found["workers"]:
+        workers.add_row(
+            f"{one['index']}",
+            f"{one['pulls']:,.0f}",
+            "-" if one["stale"] is None else f"{one['stale']:.2f}",
+            f"{one['behind_now']:,.0f}",
+            f"{one['most_behind']:,.0f}",
+            f"{one['pushes']:,.0f}",
+            bytes_text(int(one["received"])),
+            bytes_text(int(one["sent"])),
+        )
+    return [*parts, servers, workers]
+
+
+def _table(left: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for name in left:
+        table.add_column(name, overflow="ellipsis", no_wrap=True)
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.3g}"
 
 
 def _metrics(metrics: dict[str, list[list[float]]]) -> Text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,13 @@ from jaxtribute._src.types import HostArray, Json
 COLUMNS = ("start", "length", *BUCKETS, "steps", "examples")
 _MOST_EVENTS = 500
 _MOST_METRICS = 64
+_FIGURES = 4
+_MOST_BINS = 1024
+_NUMBERS = (float, int)
+_NOTHING: dict[str, Json] = {}
+_NAMES = {"ps": "parameter server", "ps-worker": "worker"}
+COORDINATOR = "coordinator"
+"""The name of the task that schedules functions on the workers of parameter servers."""
 
 
 @dataclass
@@ -59,6 +67,10 @@ class Worker:
       events: what is worth a line.
       series: for each metric, moments, steps and values.
       saved: moments at which the training had begun a save that was then completed.
+      role: of the process, one of those that files are named by.
+      figures: for each task of a cluster with parameter servers that runs in it, what that counts of itself.
+      figures_at: the moment at which it told them.
+      queue: moments, with numbers of functions that waited for a worker then.
     """
 
     rank: int
@@ -82,13 +94,20 @@ class Worker:
     series: dict[str, list[tuple[float, float, float]]] = field(
         default_factory=dict[str, list[tuple[float, float, float]]]
     )
+    role: str = "worker"
+    figures: dict[str, dict[str, Json]] = field(default_factory=dict[str, dict[str, Json]])
+    figures_at: float = 0.0
+    queue: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    _figures: deque[tuple[float, dict[str, dict[str, Json]]]] = field(
+        default_factory=lambda: deque[tuple[float, dict[str, dict[str, Json]]]](maxlen=_FIGURES)
+    )
     _rows: array[float] = field(default_factory=lambda: array("d"))
     _writing: dict[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
-    def at(cls, directory: Path, rank: int) -> Worker:
-        """The worker of that number."""
-        return cls(rank, Tail(worker_file(directory, rank)), now_file(directory, rank))
+    def at(cls, directory: Path, rank: int, role: str = "worker") -> Worker:
+        """The worker of that number, or another process."""
+        return cls(rank, Tail(worker_file(directory, rank, role)), now_file(directory, rank, role), role=role)
 
     def update(self) -> None:
         """Reads what is new."""
@@ -97,14 +116,23 @@ class Worker:
                 self._take(record)
             except (TypeError, ValueError, KeyError, AttributeError):
                 continue  # no record of ours
-        self.now = read_now(self.now_path)
+        self._read_now()
         told = (self.now or {}).get("window")
         try:
             self.current = _window(told) if isinstance(told, dict) else None
         except (TypeError, ValueError, KeyError, AttributeError):
             self.now = self.current = None
-        if self.current is not None and isinstance(told, dict):
+        if self.current is not None and self.count and self.current.start <= self._rows[-len(COLUMNS)]:
+            self.current = None  # it is over, and its line is written
+        elif self.current is not None and isinstance(told, dict):
             self._note_usage(told)
+            self._note_figures(told, number((self.now or {}).get("t")))
+
+    def _read_now(self) -> None:
+        now = read_now(self.now_path)
+        # One that is just being written is read the next time.
+        if now is not None or not self.now_path.exists():
+            self.now = now
 
     def table(self) -> HostArray:
         """The windows in order, that which is not over included: a row each, with the columns `COLUMNS`."""
@@ -129,6 +157,10 @@ class Worker:
         if kind == "w":
             self._take_window(record)
         elif kind == "start":
+            if self.starts and self.role != "worker":
+                self._event(
+                    Event(moment, "restart", None, f"{_NAMES.get(self.role, self.role)} {self.rank} starts again")
+                )
             self.starts.append(moment)
             self.firsts.append(self.count)
             self.about = record
@@ -161,9 +193,26 @@ class Worker:
         for place, count in window.bins.items():
             self.bins[place] = self.bins.get(place, 0) + count
         self._note_usage(record)
+        if self._note_figures(record, self.covered):
+            self._figures.append((self.covered, self.figures))
+            if COORDINATOR in self.figures:
+                self.queue.append((self.covered, number(self.figures[COORDINATOR].get("waiting"))))
         for name, value in window.metrics.items():
             if name != "step" and (name in self.series or len(self.series) < _MOST_METRICS):
                 self.series.setdefault(name, []).append((window.start, window.metrics.get("step", 0), value))
+
+    def earlier(self) -> tuple[float, dict[str, dict[str, Json]]]:
+        """A moment some windows ago, and the figures that were told then."""
+        return self._figures[0] if self._figures else (0.0, {})
+
+    def _note_figures(self, record: dict[str, Json], moment: float) -> bool:
+        """Notes the figures of tasks in a record, if there are any."""
+        tasks = record.get("tasks")
+        if not isinstance(tasks, dict):
+            return False
+        self.figures = {str(name)[:100]: figures for name, figures in tasks.items() if isinstance(figures, dict)}
+        self.figures_at = moment
+        return True
 
     def _event(self, event: Event) -> None:
         self.events.append(event)
@@ -175,8 +224,8 @@ class Worker:
 
 def number(value: Json) -> float:
     """A finite number; 0 for anything else."""
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good else 0.0
+    # Values of JSON are of these very types; a boolean is none of them.
+    return float(value) if type(value) in _NUMBERS and math.isfinite(value) else 0.0
 
 
 def _row(window: Window) -> list[float]:
@@ -189,15 +238,18 @@ def _window(record: dict[str, Json]) -> Window:
     if length < 1:
         raise ValueError(length)
     window = Window(float(record["t"]), length)
-    for name, seconds in dict(record["b"]).items():
+    buckets = window.buckets
+    for name, seconds in record["b"].items():
         if name in BUCKETS:
-            window.buckets[name] = max(0.0, number(seconds))
+            buckets[name] = max(0.0, number(seconds))
     window.steps = int(number(record.get("n")))
     window.last = int(number(record.get("st")))
     window.examples = int(number(record.get("x")))
-    for name, count in dict(record.get("h", {})).items():
-        window.bins[min(max(int(name), 0), 1024)] = int(count)
-    for name, value in dict(record.get("m", {})).items():
+    bins = window.bins
+    for name, count in record.get("h", _NOTHING).items():
+        place = int(name)
+        bins[place if 0 <= place <= _MOST_BINS else 0 if place < 0 else _MOST_BINS] = int(count)
+    for name, value in record.get("m", _NOTHING).items():
         if isinstance(value, (int, float)):
             window.metrics[str(name)[:200]] = float(value)
     return window

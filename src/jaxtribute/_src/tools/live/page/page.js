@@ -28,6 +28,7 @@ function seconds(value) {
 }
 
 function bytes(value) {
+  if (!value) return "0 B";
   let unit = 0;
   const units = ["B", "KB", "MB", "GB", "TB"];
   while (value >= 1000 && unit < units.length - 1) { value /= 1000; unit += 1; }
@@ -43,7 +44,7 @@ const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const clock = (moment) => new Date(moment * 1000).toLocaleTimeString([], { hour12: false });
 // Names of classes come from the page's own list, not from what a job tells.
 const known = new Set(["step", "input", "collective", "wait", "save", "flush", "compile", "recovery", "restore",
-  "lost", "failed", "silent", "other", "python", "ended", "starting"]);
+  "lost", "failed", "silent", "other", "python", "ended", "starting", "closure"]);
 const kind = (name) => (known.has(name) ? name : "other");
 
 function bar(parts, state, small) {
@@ -121,12 +122,13 @@ function showCharts(state) {
     charts.push(chart("examples per second", speed.map((point) => [point[0], point[2]]), count));
     charts.push(chart("steps per second", speed.map((point) => [point[0], point[1]]), count));
   }
+  const servers = state.parameter_servers;
+  if (servers && servers.queue.length > 2) charts.push(chart("functions that wait", servers.queue, count));
   byId("charts").hidden = charts.length === 0;
   fill(byId("charts"), charts);
 }
 
 function row(worker, state) {
-  const cell = (text, name) => element("td", { text, class: name });
   const total = Object.values(worker.bar).reduce((sum, value) => sum + value, 0) || 1;
   const memory = worker.memory.length
     ? worker.memory.map(([used, all]) => (all ? `${bytes(used)} of ${bytes(all)}` : bytes(used))).join(", ")
@@ -161,6 +163,50 @@ function showWorkers(state) {
     element("span", { text: `${worker.rank}`, class: kind(worker.event), title: `worker ${worker.rank}: ${worker.words}` })) : []);
 }
 
+const cell = (text, name) => element("td", { text, class: name });
+const rate = (value, format) => (value === null ? "–" : `${format(value)}/s`);
+
+function table(id, heads, rows) {
+  fill(byId(id).tHead, [element("tr", {}, heads.map(([text, name]) => element("th", { text, class: name })))]);
+  fill(byId(id).tBodies[0], rows.map((cells) => element("tr", {}, cells)));
+}
+
+function words(task) {
+  return element("td", { class: "words" }, [element("i", { class: `dot ${kind(task.event)}` }), task.words]);
+}
+
+function showServers(state) {
+  const found = state.parameter_servers;
+  byId("servers").hidden = !found;
+  if (!found) return;
+  const queue = found.coordinator;
+  const figures = queue ? [
+    [count(queue.waiting), "functions wait"], [count(queue.running), "are with workers"],
+    [count(queue.done), "are done"], [count(queue.failed), "have failed"],
+  ] : [];
+  const absent = queue && queue.absent.length ? `; not there: worker ${queue.absent.join(", ")}` : "";
+  byId("coordinator").textContent = queue ? `The coordinator: ${queue.words}${absent}` : "";
+  fill(byId("queue"), figures.map(([value, label]) =>
+    element("div", { class: "figure" }, [element("b", { text: value }), element("span", { text: label })])));
+  table("tasks", [["server"], ["host", "wide"], ["does"], ["holds", "number"], ["arrays", "number wide"],
+    ["requests", "number wide"], ["lately", "number"], ["busy", "number"], ["wait", "number"], ["restarts", "number wide"]],
+  found.servers.map((task) => [
+    cell(task.name), cell(task.host, "wide"), words(task), cell(bytes(task.bytes), "number"),
+    cell(count(task.shards), "number wide"), cell(count(task.requests), "number wide"),
+    cell(rate(task.requests_rate, count), "number"),
+    cell(task.busy_rate === null ? "–" : percent(Math.min(1, task.busy_rate)), "number"),
+    cell(count(task.waiting), "number"), cell(`${task.restarts}`, "number wide"),
+  ]));
+  table("stale-workers", [["worker"], ["pulls", "number"], ["changes missed, mean", "number"], ["last", "number"],
+    ["most", "number"], ["pushes", "number wide"], ["received", "number wide"], ["sent", "number wide"]],
+  found.workers.map((task) => [
+    cell(`${task.index}`), cell(count(task.pulls), "number"), cell(task.stale === null ? "–" : task.stale.toFixed(2), "number"),
+    cell(count(task.behind_now), "number"), cell(count(task.most_behind), "number"), cell(count(task.pushes), "number wide"),
+    cell(`${bytes(task.received)}${task.received_rate === null ? "" : `, ${bytes(task.received_rate)}/s`}`, "number wide"),
+    cell(`${bytes(task.sent)}${task.sent_rate === null ? "" : `, ${bytes(task.sent_rate)}/s`}`, "number wide"),
+  ]));
+}
+
 let shownEvents = "";
 
 function showEvents(state) {
@@ -193,6 +239,7 @@ function show(state) {
   showBar(state);
   showCharts(state);
   showWorkers(state);
+  showServers(state);
   showEvents(state);
 }
 
@@ -203,6 +250,7 @@ async function look() {
     if (!answer.ok) throw new Error(await answer.text());
     show(await answer.json());
     stale.hidden = true;
+    if (!document.body.dataset.ready) performance.mark("ready");
     document.body.dataset.ready = "yes";
   } catch (error) {
     stale.textContent = `The page is not up to date: ${error.message}`;
