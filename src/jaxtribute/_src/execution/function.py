@@ -138,12 +138,25 @@ class Function(Generic[P, R]):
                     self._takes_variables.add(tree)  # to JAX a variable is its value; the function wants it itself
                     return self(*args, **kwargs)
                 program = self._compile(tree, statics, context, leaves)
-            if within is None and not statics and self._conform is None and isinstance(program, Program):
-                flat = len(args) if _flatten((tuple(leaves), {}))[1] == tree else -1
-                self._repeated = context, tree, flat, program.__call__
+            self._remember(context, tree, statics, leaves, program)
             return program(leaves, within)
         except NotSplittable as reason:
             return self._run_uncompiled(tree, statics, context, reason)(leaves)
+
+    def _remember(
+        self,
+        context: contexts.Context,
+        tree: Nest,
+        statics: tuple[Any, ...],
+        leaves: list[Any],
+        program: Callable[..., Any],
+    ) -> None:
+        """Keeps what the next call needs if it is as this one: of arrays alone, and in no eager step."""
+        if statics or self._conform is not None or type(context.executor) is not Eager:
+            return
+        if isinstance(program, Program):
+            flat = len(leaves) if _flatten((tuple(leaves), {}))[1] == tree else -1
+            self._repeated = context, tree, flat, program.__call__
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds the method to `instance`, whose programs are its own."""

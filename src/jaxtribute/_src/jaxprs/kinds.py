@@ -58,9 +58,8 @@ def _ordinary() -> frozenset[Primitive]:
         if name not in _ELSEWHERE and not name.startswith(_MODULES):
             continue
         named = _ELSEWHERE.get(name, "").split()
-        for value in vars(module).values():
-            if isinstance(value, Primitive) and (not named or value.name in named):
-                found.append(value)
+        primitives = [value for value in vars(module).values() if isinstance(value, Primitive)]
+        found += [one for one in primitives if not named or one.name in named]
     return frozenset(one for one in found if one.name not in _RANDOM and "callback" not in one.name)
 
 
