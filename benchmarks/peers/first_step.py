@@ -28,7 +28,7 @@ def main() -> None:
         jd.config.set_logical_cpu_devices(devices)
     else:
         jax.config.update("jax_num_cpu_devices", devices)
-    import optax  # noqa: F401  (by hand it would be used as well)
+    import optax  # noqa: F401  # pyright: ignore[reportUnusedImport] (by hand it would be used as well)
 
     marks["import"] = time.perf_counter() - START
     from benchmarks.peers import jax_steps

@@ -16,8 +16,9 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
-from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
 from jaxtribute._src.types import DType, Leaf, Nest, Numeric
 from jaxtribute._src.values.agreement import Signature, all_signatures
 from jaxtribute._src.values.mesh import ReplicaMesh, own
@@ -334,6 +335,10 @@ def _on_device(value: Numeric, device: jax.Device) -> Any:
         return own(value, device)
     if isinstance(value, Tracer):
         return value
-    if isinstance(value, jax.Array) and not (value.committed and value.devices() == {device}):
-        return jax.device_put(value, device)
-    return value
+    if not isinstance(value, jax.Array) or (value.committed and value.devices() == {device}):
+        return value
+    plain = type(value) is ArrayImpl and type(value.sharding) is SingleDeviceSharding
+    if plain and value.devices() == {device}:
+        # As `jax.device_put` does it where nothing is to be moved, in a tenth of the time.
+        return ArrayImpl(value.aval, value.sharding, [value], committed=True, _skip_checks=True)
+    return jax.device_put(value, device)
