@@ -12,6 +12,8 @@ from benchmarks.comparison import Comparison, Row
 from benchmarks.harness import Peer
 
 BARS_US = {10: 15.0, 1000: 60.0}
+RATIO_BAR = 1.1
+"""Of a whole small step, with 4 and with 100 variables, against the same by hand."""
 
 
 def suite(quick: bool) -> list[Comparison]:
@@ -41,6 +43,25 @@ def suite(quick: bool) -> list[Comparison]:
                 Row("the library alone", alone, min(own), max(own), ratio=alone * 1e6 / bar, bar=1.0),
             ]
             found.append(Comparison(f"a call with {count} variables (bar of the difference: {bar:g} us)", rows))
+        found += [_small_step(peer, count, rounds, quick=quick) for count in (4, 100)]
     finally:
         peer.close()
     return found
+
+
+def _small_step(peer: Peer, count: int, rounds: int, *, quick: bool) -> Comparison:
+    """A step that adds a number to each of `count` variables, in short blocks that take turns."""
+    steps = 20 if quick else 8000 // count
+    taken: dict[str, list[float]] = {f"call {count}": [], f"jit {count}": []}
+    for turn in range(rounds + 2):
+        for name, seconds in taken.items():
+            one, _ = peer.steps(name, steps)
+            if turn > 1:
+                seconds.append(one)
+    calls, jits = taken.values()
+    ratio = statistics.median(a / b for a, b in zip(calls, jits, strict=True))
+    rows = [
+        Row("jd.function", statistics.median(calls), min(calls), max(calls), ratio=ratio, bar=RATIO_BAR),
+        Row("jax.jit", statistics.median(jits), min(jits), max(jits)),
+    ]
+    return Comparison(f"a small step with {count} variables", rows)

@@ -61,8 +61,8 @@ class Problem:
 
 
 def make(name: str, batch: int) -> Problem:
-    """The problem of a name: `conv`, `transformer`, `small-100` (as many 4x4 matrices), `vector-1000` (a row of that
-    length an example, for collectives alone), or an MLP: `64-256-10`.
+    """The problem of a name: `conv`, `transformer`, `transformer-12` (as many blocks), `small-100` (as many 4x4
+    matrices), `vector-1000` (a row of that length an example, for collectives alone), or an MLP: `64-256-10`.
     """
     rng = np.random.default_rng(0)
 
@@ -72,15 +72,17 @@ def make(name: str, batch: int) -> Problem:
     def zeros(size: int) -> Array:
         return np.zeros(size, np.float32)
 
+    params: list[Array] = []
     if name == "conv":
         params = [weight(3, 3, 1, 16), zeros(16), weight(3, 3, 16, 32), zeros(32), weight(4 * 4 * 32, 10), zeros(10)]
         images = rng.normal(size=(batch, 8, 8, 1)).astype(np.float32)
         return Problem(f"conv net, batch {batch}", params, (images, _labels(rng, batch, 10)), conv_loss)
-    if name == "transformer":
+    if name.startswith("transformer"):
         width = _WIDTH
-        params = [weight(width, 3 * width), weight(width, width), weight(width, 4 * width), zeros(4 * width),
-                  weight(4 * width, width), zeros(width), np.ones(width, np.float32), zeros(width),
-                  np.ones(width, np.float32), zeros(width)]  # fmt: skip
+        for _ in range(int(name.partition("-")[2] or 1)):
+            params += [weight(width, 3 * width), weight(width, width), weight(width, 4 * width), zeros(4 * width),
+                       weight(4 * width, width), zeros(width), np.ones(width, np.float32), zeros(width),
+                       np.ones(width, np.float32), zeros(width)]  # fmt: skip
         data = tuple(rng.normal(size=(batch, _LENGTH, width)).astype(np.float32) for _ in range(2))
         return Problem(f"transformer block, batch {batch}", params, (data[0], data[1]), transformer_loss)
     if name.startswith("small-"):
@@ -135,10 +137,19 @@ def conv_loss(ops: Operations, params: Sequence[Any], images: Any, labels: Any) 
 
 
 _WIDTH, _LENGTH, _HEADS = 128, 32, 4
+_BLOCK = 10
+"""Parameters of a block of a transformer."""
 
 
 def transformer_loss(ops: Operations, params: Sequence[Any], x: Any, target: Any) -> Any:
-    """One block: attention and an MLP, each behind a layer norm and added; summed squared error."""
+    """Blocks of ten parameters each; summed squared error."""
+    for first in range(0, len(params), _BLOCK):
+        x = _block(ops, params[first : first + _BLOCK], x)
+    return ops.sum((x - target) ** 2) / float(_LENGTH * _WIDTH)
+
+
+def _block(ops: Operations, params: Sequence[Any], x: Any) -> Any:
+    """One block: attention and an MLP, each behind a layer norm and added."""
     projections, out, first, first_bias, second, second_bias, scale_1, shift_1, scale_2, shift_2 = params
     depth = _WIDTH // _HEADS
 
@@ -153,5 +164,4 @@ def transformer_loss(ops: Operations, params: Sequence[Any], x: Any, target: Any
     weights = ops.softmax(query @ ops.transpose(key, (0, 1, 3, 2)) / float(np.sqrt(depth)))
     mixed = ops.reshape(ops.transpose(weights @ value, (0, 2, 1, 3)), (-1, _LENGTH, _WIDTH))
     x = x + mixed @ out
-    x = x + ops.relu(normed(x, scale_2, shift_2) @ first + first_bias) @ second + second_bias
-    return ops.sum((x - target) ** 2) / float(_LENGTH * _WIDTH)
+    return x + ops.relu(normed(x, scale_2, shift_2) @ first + first_bias) @ second + second_bias

@@ -119,7 +119,7 @@ def test_importing_starts_no_backend_and_loads_no_extra() -> None:
         import sys
         import jaxtribute
         from jaxtribute._src.backend import backend_started
-        extras = {"tensorflow", "torch", "keras", "ray", "flax", "sklearn"}
+        extras = {"tensorflow", "torch", "keras", "ray", "flax", "sklearn", "optax", "jax.extend"}
         print(backend_started(), sorted(extras & set(sys.modules)))
         """
     )

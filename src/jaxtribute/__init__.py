@@ -12,8 +12,6 @@ from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps as Cross
 from jaxtribute._src.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
 from jaxtribute._src.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
 from jaxtribute._src.collectives.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
-from jaxtribute._src.execution.autodiff import grad as grad
-from jaxtribute._src.execution.autodiff import value_and_grad as value_and_grad
 from jaxtribute._src.execution.function import function as function
 from jaxtribute._src.execution.replica_context import ReplicaContext as ReplicaContext
 from jaxtribute._src.integrations.keras import activation as _keras
@@ -75,9 +73,11 @@ _LAZY = {
     "ParameterServerStrategy": "parameter_servers.strategy",
     "Server": "cluster.server",
     "TPUStrategy": "strategies.tpu",
+    "grad": "execution.autodiff",
     "latest_checkpoint": "checkpoint.folder",
     "progress": "tools.live.progress",
     "shard_hint": "input.grain_files",
+    "value_and_grad": "execution.autodiff",
 }
 """Lazily imported public names, and the private module that defines each."""
 
@@ -111,6 +111,8 @@ if _TYPE_CHECKING:
     from jaxtribute._src.cluster.server import Server as Server
     from jaxtribute._src.cluster.spec import ClusterDeviceFilters as ClusterDeviceFilters
     from jaxtribute._src.cluster.spec import ClusterSpec as ClusterSpec
+    from jaxtribute._src.execution.autodiff import grad as grad
+    from jaxtribute._src.execution.autodiff import value_and_grad as value_and_grad
     from jaxtribute._src.input.dataset import DistributedDataset as DistributedDataset
     from jaxtribute._src.input.grain_files import shard_hint as shard_hint
     from jaxtribute._src.input.iterator import DistributedIterator as DistributedIterator

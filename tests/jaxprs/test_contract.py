@@ -354,3 +354,20 @@ def test_what_is_inside_jax_is_imported_in_one_room() -> None:
     root = Path(jaxtribute.__file__).parent
     found = {str(path.relative_to(root)) for path in root.rglob("*.py") if INSIDE.search(path.read_text("utf-8"))}
     assert found == {"_src/jaxprs/core.py", "_src/jaxprs/making.py", "_src/cluster/runtime.py"}
+
+
+def test_the_primitives_that_jax_lists_for_extensions_are_known() -> None:
+    from jax.extend.core import primitives  # which takes long to import, so that the library does not
+
+    listed = {one for one in vars(primitives).values() if isinstance(one, core.Primitive)}
+    random_or_calling = {one for one in listed if one.name == "rng_uniform" or "callback" in one.name}
+    unknown = {one.name for one in listed - random_or_calling if not kinds.is_known(one)}
+    assert not unknown, f"JAX defines {sorted(unknown)} in modules that jaxprs/kinds.py does not list"
+
+
+def test_the_traces_of_eager_code_and_of_programs_are_told_apart() -> None:
+    inside: list[bool] = []
+    jax.make_jaxpr(lambda: inside.append(core.kept_beyond(None)))()
+    assert inside == [True], "what is traced is no longer told from eager code: see jaxprs/core.py"
+    assert not core.is_traced()
+    assert not core.kept_beyond(None)

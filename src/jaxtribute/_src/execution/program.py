@@ -97,6 +97,7 @@ class Program:
         read = dict.fromkeys([*self.kept, *capture.executor.inputs])
         self.donated, self.kept = list(written), [variable for variable in read if variable not in written]
         self.mesh = capture.executor.mesh or self.mesh
+        self._throttles = self.mesh is not None and self.mesh.throttles
         self._home = self._home or capture.executor.home
         self._constants |= capture.constants
         self._unplaced = [i for i, v in enumerate((*self.donated, *self.kept)) if v.policy.mesh is None]
@@ -229,7 +230,7 @@ class Program:
         else:
             ((number, flat),) = result.items()
             result = self._trees[number].unflatten(flat)
-        if mesh is not None and mesh.throttles:
+        if self._throttles and mesh is not None:
             mesh.throttle(partial(_computed, result, donated, of_result=mesh.peers is not None))
         return jax.tree.map(_unwrapped, result, is_leaf=is_constant) if self._constants else result
 
@@ -258,9 +259,9 @@ class Program:
 
         Every step passes here: each operation counts, and the underscores save a call a variable.
         """
-        # Taken out of the common path by one flag: only programs in the making, and those with variables of no
-        # strategy.
-        if self._special:
+        # Taken out of the common path by flags: only programs in the making, and those with variables of no strategy
+        # beside some that lie on several devices.
+        if self._special and (self._growing is not None or self.mesh is not None or copied_to_all):
             self._prepare(donated, kept)
         if lent and (donated is not self.donated or not lent.isdisjoint(self._donated_ids)):
             undisturbed(prepare_donation, donated)  # it takes locks that saves wait for
@@ -303,8 +304,7 @@ class Program:
         """Prepares a step of a program that is being made for more variables, or that has some of no strategy."""
         if self._growing is not None:
             raise Grow(self._growing)  # an interrupt came while the program was made for more variables
-        if self.mesh is not None or copied_to_all:
-            self._move_unplaced(self._unplaced_of(donated, kept))
+        self._move_unplaced(self._unplaced_of(donated, kept))
 
     def _divided(self, old: list[Any], read: list[Any], leaves: Sequence[Any]) -> tuple[Any, ...]:
         """The program's inputs where it takes over the memory of some arguments."""

@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.extend.core as jex
-from jax._src import source_info_util
+# `jax.extend.core` has most of these names, but to import it takes a fifth of the time of JAX itself: it loads Pallas.
+from jax._src import core, source_info_util
+from jax._src.core import EvalTrace, Jaxpr, JaxprEqn, Literal, Primitive, Var, jaxpr_as_fun
+from jax._src.interpreters.partial_eval import DynamicJaxprTrace
 from jax.core import ShapedArray, Tracer
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var, jaxpr_as_fun, primitives
 from jax.interpreters import partial_eval
 from jaxlib import _jax
 
 if TYPE_CHECKING:
-    from jax.extend.core import Jaxpr as ClosedJaxpr
+    from jax._src.core import Jaxpr as ClosedJaxpr
 else:
-    ClosedJaxpr = getattr(jex, "ClosedJaxpr", Jaxpr)
+    ClosedJaxpr = getattr(core, "ClosedJaxpr", Jaxpr)
 
 __all__ = [
     "ArrayImpl",
@@ -46,7 +46,6 @@ __all__ = [
     "is_traced",
     "kept_beyond",
     "opened",
-    "primitives",
     "pruned",
     "recorded_in",
     "user_line",
@@ -152,38 +151,27 @@ def user_line(eqn: JaxprEqn, but: str) -> str | None:
 
 def current_trace() -> Any:
     """The JAX trace that operations of this thread are recorded in."""
-    with jex.take_current_trace() as trace:
+    with core.take_current_trace() as trace:
         return trace
 
 
 def recorded_in(trace: Any) -> AbstractContextManager[Any]:
     """A context in which operations are recorded in `trace`."""
-    return jex.set_current_trace(trace)
-
-
-def _staging() -> type:
-    kinds: list[type] = []
-    jax.make_jaxpr(lambda: kinds.append(type(current_trace())))()
-    return kinds[0]
-
-
-with jax.ensure_compile_time_eval():
-    _EAGER: type = type(current_trace())
-    _STAGING = _staging()
+    return core.set_current_trace(trace)
 
 
 def is_traced() -> bool:
     """True if a JAX transformation is under way in this thread."""
-    return type(current_trace()) is not _EAGER
+    return type(current_trace()) is not EvalTrace
 
 
 def kept_beyond(outer: object) -> bool:
     """True if what this thread computes becomes part of a function that JAX keeps, begun inside the trace `outer`."""
     trace = current_trace()
     while trace is not outer:
-        if type(trace) is _EAGER:
+        if type(trace) is EvalTrace:
             return False
-        if type(trace) is _STAGING or not hasattr(trace, "parent_trace"):
+        if type(trace) is DynamicJaxprTrace or not hasattr(trace, "parent_trace"):
             return True  # what is unknown may be kept
         trace = trace.parent_trace
     return False

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 
-from jaxtribute._src.jaxprs.core import Jaxpr, JaxprEqn, Primitive, aval, opened, primitives, user_line
+from jaxtribute._src.jaxprs.core import Jaxpr, JaxprEqn, Primitive, aval, opened, user_line
 from jaxtribute._src.jaxprs.making import Own
 from jaxtribute._src.jaxprs.walking import STRUCTURES, any_in, programs_in
 
@@ -23,6 +23,20 @@ _RANDOM = frozenset({"rng_uniform"})
 """Random numbers from a state that each device keeps for itself."""
 _MODULES = ("jax._src.lax.", "jax._src.random", "jax._src.prng", "jax._src.ad_util")
 _PARALLEL = "jax._src.lax.parallel"
+_ELSEWHERE = {
+    _PARALLEL: "all_gather all_to_all axis_index pmax pmin ppermute psum ragged_all_to_all",
+    "jax._src.ad_checkpoint": "name remat2",
+    "jax._src.core": "call closed_call",
+    "jax._src.custom_derivatives": "custom_jvp_call custom_vjp_call",
+    "jax._src.dispatch": "device_put",
+    "jax._src.interpreters.ad": "custom_lin",
+    "jax._src.pjit": "jit sharding_constraint",
+    "jax._src.state.primitives": "get swap",
+}
+"""Further modules of JAX, and the names of primitives in them that `jax.extend.core.primitives` lists.
+
+That module is not asked: importing it takes a fifth of the time of JAX itself.
+"""
 _KERNELS = ("ffi_call", "pallas_call", "dot_product_attention_", "scaled_matmul")
 """Calls of code that JAX cannot look into; it is declared to have effects, or to have none."""
 
@@ -39,11 +53,13 @@ ELEMENTWISE = frozenset(
 @functools.cache
 def _ordinary() -> frozenset[Primitive]:
     """The primitives that JAX defines for arrays and random numbers, found where they are defined."""
-    modules = [primitives]
+    found: list[Primitive] = []
     for name, module in list(sys.modules.items()):
-        if name.startswith(_MODULES) and name != _PARALLEL:
-            modules.append(module)
-    found = {value for module in modules for value in vars(module).values() if isinstance(value, Primitive)}
+        if name not in _ELSEWHERE and not name.startswith(_MODULES):
+            continue
+        named = _ELSEWHERE.get(name, "").split()
+        primitives = [value for value in vars(module).values() if isinstance(value, Primitive)]
+        found += [one for one in primitives if not named or one.name in named]
     return frozenset(one for one in found if one.name not in _RANDOM and "callback" not in one.name)
 
 

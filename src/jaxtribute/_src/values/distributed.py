@@ -16,9 +16,9 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import Sharding, SingleDeviceSharding
 
-from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
 from jaxtribute._src.types import DType, Leaf, Nest, Numeric
 from jaxtribute._src.values.agreement import Signature, all_signatures
 from jaxtribute._src.values.mesh import ReplicaMesh, own
@@ -336,6 +336,10 @@ def _on_device(value: Numeric, place: jax.Device | Sharding) -> Any:
     if isinstance(value, Tracer):
         return value
     devices = {place} if isinstance(place, jax.Device) else place.device_set
-    if isinstance(value, jax.Array) and not (value.committed and value.devices() == devices):
-        return jax.device_put(value, place)
-    return value
+    if not isinstance(value, jax.Array) or (value.committed and value.devices() == devices):
+        return value
+    plain = type(value) is ArrayImpl and type(value.sharding) is SingleDeviceSharding
+    if plain and value.devices() == devices:
+        # As `jax.device_put` does it where nothing is to be moved, in a tenth of the time.
+        return ArrayImpl(value.aval, value.sharding, [value], committed=True, _skip_checks=True)
+    return jax.device_put(value, place)

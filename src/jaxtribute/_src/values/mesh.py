@@ -111,7 +111,8 @@ def unbound(array: Numeric) -> Any:
         return jax.random.wrap_key_data(unbound(jax.random.key_data(array)), impl=jax.random.key_impl(array))
     if len(array.sharding.device_set) > 1:
         return array
-    return ArrayImpl(array.aval, array.sharding, [array], committed=False)
+    # What is looked at already: the checks take half of the time.
+    return ArrayImpl(array.aval, array.sharding, [array], committed=False, _skip_checks=True)
 
 
 def everywhere(array: jax.Array, mesh: ReplicaMesh) -> jax.Array:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from jaxtribute._src.traced_reads import traced_reads
-from jaxtribute._src.values.copies import HostCopy, copied
+
+if TYPE_CHECKING:
+    from jaxtribute._src.values.copies import HostCopy
 
 updating = threading.RLock()
 """Held while a step gives up variables' arrays and puts new ones in place: no other thread may read in between."""
@@ -204,6 +206,8 @@ class Lease:
 
     @staticmethod
     def _copy_all(free: dict[Lease, jax.Array]) -> None:
+        from jaxtribute._src.values.copies import copied  # many programs never need it, and starts should be quick
+
         for lease, copy in zip(free, copied(list(free.values())), strict=True):
             lease._array, lease._copy = None, copy
 
