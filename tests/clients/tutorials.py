@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_TESTS = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(_TESTS))
+_SUPPORT = Path(__file__).resolve().parents[1] / "support"
+sys.path.insert(0, str(_SUPPORT))
 
 from processes import free_ports  # noqa: E402 (once it can be found)
 
