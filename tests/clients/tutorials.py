@@ -86,8 +86,14 @@ BY_HAND: dict[str, tuple[tuple[str, str], ...]] = {
 }
 """Lines changed by hand after `migrate`."""
 
-ON_ONE_DEVICE = ("custom_training",)
-"""Notebooks that TensorFlow 2.21 runs on one CPU: on two, `MirroredStrategy` fails at times in Keras 3's optimizer."""
+ON_ONE_DEVICE = {
+    "custom_training": (
+        ("BATCH_SIZE_PER_REPLICA = 64", "BATCH_SIZE_PER_REPLICA = 128"),
+        ("format(strategy.num_replicas_in_sync)", "format(2)"),
+    ),
+}
+"""Notebooks that TensorFlow 2.21 runs on one CPU: on two, `MirroredStrategy` fails at times in Keras 3's optimizer.
+There these texts change, so that batches are as large, and the cells show as many devices, as on two."""
 
 ALSO_BY_TENSORFLOW = ("keras", "custom_training", "multi_worker_with_keras")
 """Notebooks whose lines TensorFlow 2.21 needs, or takes, too."""
@@ -194,6 +200,8 @@ def tutorial(name: str, source: Path, work: Path, tensorflow: str | None) -> str
         if library == "theirs":
             for pattern, with_ in FOR_KERAS_3:
                 text = re.sub(pattern, with_, text)
+            for old, new in ON_ONE_DEVICE.get(name, ()):
+                text = text.replace(old, new)
         notebook.write_text(text)
         if library == "ours":
             left = migrate(notebook)
