@@ -167,7 +167,8 @@ def digits() -> list[np.ndarray]:
     """Images to train on and to test with, of mean 0 and deviation 1, then their labels."""
     images, labels = load_digits(return_X_y=True)
     images = ((images - images.mean()) / images.std()).astype(np.float32)
-    return train_test_split(images, labels.astype(np.int32), test_size=0.2, random_state=42, stratify=labels)
+    parts = train_test_split(images, labels.astype(np.int32), test_size=0.2, random_state=42, stratify=labels)
+    return [np.asarray(part) for part in parts]
 
 
 def show_variables(variables: list[jd.Variable], strategy: jd.Strategy, console: Console) -> None:

@@ -88,7 +88,7 @@ def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarra
     large = np.kron(small.reshape(-1, 8, 8), np.ones((3, 3)))
     images = np.pad(large * (255 / 16), ((0, 0), (2, 2), (2, 2))).astype(np.uint8)
     end = _IMAGES + _TEST_IMAGES
-    labels = labels.astype(np.uint8)
+    labels = np.asarray(labels).astype(np.uint8)
     return (images[:_IMAGES], labels[:_IMAGES]), (images[_IMAGES:end], labels[_IMAGES:end])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from contextlib import closing
 from typing import Any
 
 import jax
@@ -197,6 +198,29 @@ def test_uneven_batches_that_cannot_be_compiled_run_as_python(caplog: pytest.Log
             iterator.close()
     assert "runs uncompiled" in caplog.text
     np.testing.assert_allclose([float(first), float(second)], [2 * batch.sum() for batch in data])
+
+
+@pytest.mark.parametrize("fed", [True, False])
+def test_it_is_said_once_that_a_function_runs_uncompiled(fed: bool, caplog: pytest.LogCaptureFixture) -> None:
+    strategy = strategies()[1]
+    data = [np.arange(rows, dtype=np.float32) for rows in (3, 5, 3, 7, 5)]
+
+    def replica(x: Any) -> Any:
+        def body(carry: Any, _: Any) -> Any:
+            context = jd.get_replica_context()
+            assert context is not None
+            return carry + context.all_reduce("SUM", x.sum()), None
+
+        return jax.lax.scan(body, jnp.float32(0), None, length=2)[0]
+
+    @jd.function
+    def step(given: Any) -> Any:
+        return strategy.reduce("MEAN", strategy.run(replica, (next(given) if fed else given,)), axis=None)
+
+    with closing(iter(strategy.experimental_distribute_dataset(data))) as iterator:
+        found = [float(step(iterator if fed else next(iterator))) for _ in data]
+    assert found == [2 * batch.sum() for batch in data]
+    assert [record.message.count("step runs uncompiled") for record in caplog.records] == [1]
 
 
 class Listed(Feed):

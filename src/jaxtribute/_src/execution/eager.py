@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -228,9 +227,6 @@ def stepping(call: Callable[[EagerStep], R]) -> R:
     return result
 
 
-_LOG = logging.getLogger(__name__)
-
-
 class NotSplittable(Exception):  # noqa: N818
     """Programs of replicas that differ in shape cannot be brought together; the step must run in lockstep."""
 
@@ -239,20 +235,13 @@ class InnerCollective(NotSplittable):
     """A collective is inside a loop or a condition, which then must run as Python."""
 
 
-def uncompiled(call: Callable[[Sequence[Any]], Any], reason: NotSplittable, name: str) -> Function:
-    """Settles for lockstep, which is exact but slow; says so once, when it is made.
+def uncompiled(call: Callable[[Sequence[Any]], Any], reason: NotSplittable) -> Function:
+    """Settles for lockstep, which is exact but slow.
 
     Args:
       call: the Python function of its array arguments.
       reason: why it cannot be compiled.
-      name: its name.
     """
-    _LOG.warning(
-        "%s runs uncompiled for this batch, whose replicas differ in shape: %s. HINT: drop the remainder, or keep "
-        "collectives out of loops and conditions.",
-        name,
-        reason,
-    )
     op_by_op = isinstance(reason, InnerCollective)
 
     def run(dynamic: Sequence[Any], _: EagerStep | None = None) -> Any:

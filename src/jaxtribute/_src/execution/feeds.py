@@ -17,7 +17,7 @@ import numpy as np
 from jax.tree_util import tree_flatten
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.execution.eager import EagerStep, NotSplittable, uncompiled
+from jaxtribute._src.execution.eager import EagerStep, NotSplittable
 from jaxtribute._src.execution.traced import TracedFunction, feed_p
 from jaxtribute._src.jaxprs.core import recorded_in
 from jaxtribute._src.types import Leaf
@@ -204,16 +204,16 @@ class FedPrograms:
     Args:
       compile_: makes a program of a traced function.
       call: calls the Python function with array arguments and iterators.
-      name: the function's name.
+      settle: makes a function run in lockstep that cannot be compiled, for the reason that is given.
     """
 
     def __init__(
         self,
         compile_: Callable[[Callable[[Sequence[Any]], Any], Sequence[Any]], Any],
         call: Callable[[Sequence[Any], Sequence[Any]], Any],
-        name: str,
+        settle: Callable[[Callable[[Sequence[Any]], Any], NotSplittable], Callable[[Sequence[Any]], Any]],
     ) -> None:
-        self._compile, self._call, self._name = compile_, call, name
+        self._compile, self._call, self._settle = compile_, call, settle
         self._order: list[int] = []
         self._programs: dict[Any, tuple[Any, bool]] = {}
         self._reason = NotSplittable()
@@ -268,6 +268,6 @@ class FedPrograms:
     def _run_uncompiled(self, draws: Draws, leaves: Sequence[Any]) -> Any:
         """Runs the Python function on the batches themselves."""
         try:
-            return uncompiled(lambda dynamic: self._call(dynamic, draws.proxies()), self._reason, self._name)(leaves)
+            return self._settle(lambda dynamic: self._call(dynamic, draws.proxies()), self._reason)(leaves)
         finally:
             draws.hand_back(draws.used)

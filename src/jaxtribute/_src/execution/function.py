@@ -62,6 +62,7 @@ class Function(Generic[P, R]):
         self._repeated: _Repeated | None = None
         self._takes_variables: set[Any] = set()
         self._numbers: dict[Any, int] = {}
+        self._settled: set[str] = set()
         self._fed: dict[Any, FedPrograms] = {}
         self._runs: weakref.WeakKeyDictionary[Strategy, Function[..., Any]] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
@@ -211,10 +212,22 @@ class Function(Generic[P, R]):
         self, tree: Nest, statics: tuple[Any, ...], context: contexts.Context, reason: NotSplittable
     ) -> Callable[[Sequence[Any]], Any]:
         """Settles for lockstep, which is exact but slow, where replicas of different shapes cannot be one program."""
-        call = uncompiled(self._call(tree, statics), reason, self.__name__)
+        call = self._settle(self._call(tree, statics), reason)
         self._repeated = None
         self._programs[tree, statics, context.strategy, context.replica is None] = call
         return call
+
+    def _settle(self, call: Callable[[Sequence[Any]], Any], reason: NotSplittable) -> Callable[[Sequence[Any]], Any]:
+        """Settles for lockstep; says so once, however many batches and shapes it is for."""
+        if str(reason) not in self._settled:
+            self._settled.add(str(reason))
+            _LOG.warning(
+                "%s runs uncompiled for batches whose replicas differ in shape: %s. HINT: drop the remainder, or keep "
+                "collectives out of loops and conditions.",
+                self.__name__,
+                reason,
+            )
+        return uncompiled(call, reason)
 
     def _call_fed(
         self, tree: Nest, statics: tuple[Any, ...], context: contexts.Context, feeds: list[Feed], leaves: list[Any]
@@ -228,7 +241,7 @@ class Function(Generic[P, R]):
                 return program_of(first, lambda _: first, context.strategy.extended.home, name=self.__name__)
 
             with self._lock:
-                self._fed.setdefault(key, FedPrograms(compile_, self._call(tree, statics), self.__name__))
+                self._fed.setdefault(key, FedPrograms(compile_, self._call(tree, statics), self._settle))
         return self._fed[key](feeds, leaves)
 
     def _compile(
