@@ -155,7 +155,7 @@ def test_a_limit_that_the_whole_model_meets_leaves_it_whole() -> None:
 
 def test_a_step_without_groups_is_refused() -> None:
     step, batch, _ = layout_models.build("MLP", jd.OneDeviceStrategy("CPU:0"))
-    with pytest.raises(ArgumentError, match="no variable of replicas of several devices.*HINT"):
+    with pytest.raises(ArgumentError, match=r"no variable of replicas of several devices.*HINT"):
         jd.experimental.automatic_layout(step, batch)
 
 
