@@ -81,7 +81,7 @@ class AxisClasses:
         return len(self._parents) - 1
 
     def _fresh(self, atom: Any, source: int | None = None) -> Traced:
-        shape = tuple(getattr(aval(atom), "shape", ()))
+        shape = _shape(atom)
         return Traced(shape, tuple([self._axis(size) for size in shape]), source)
 
     def _join(self, one: int, other: int) -> None:
@@ -99,7 +99,10 @@ class AxisClasses:
 
     def _run(self, jaxpr: Jaxpr, given: Sequence[Traced]) -> list[Traced]:
         """Goes through a program; returns its outputs."""
-        known: dict[Any, Traced] = dict(zip(jaxpr.invars, given, strict=True))
+        # Where a program is one replica's, arrays that are cut among the replicas are shorter than outside.
+        known: dict[Any, Traced] = {
+            atom: one._replace(shape=_shape(atom)) for atom, one in zip(jaxpr.invars, given, strict=True)
+        }
 
         def read(atom: Any) -> Traced:
             if isinstance(atom, Literal) or atom not in known:
@@ -108,7 +111,8 @@ class AxisClasses:
 
         for eqn in jaxpr.eqns:
             results = self._through(eqn, [read(atom) for atom in eqn.invars])
-            known.update(zip(eqn.outvars, results, strict=True))
+            for atom, result in zip(eqn.outvars, results, strict=True):
+                known[atom] = result._replace(shape=_shape(atom))
         return [read(atom) for atom in jaxpr.outvars]
 
     def _through(self, eqn: JaxprEqn, given: list[Traced]) -> list[Traced]:
@@ -148,7 +152,8 @@ class AxisClasses:
 
     def _operation(self, eqn: JaxprEqn, given: list[Traced]) -> list[Traced]:
         arrays = [one for one in given if one.shape]
-        sources = {one.source for one in arrays}
+        put_together = eqn.primitive.name == "jd_whole"  # its second operand is zeros
+        sources = {one.source for one in (arrays[:1] if put_together else arrays)}
         source = sources.pop() if len(sources) == 1 else None
         results = [self._fresh(atom, source) for atom in eqn.outvars]
         special = getattr(self, f"_of_{eqn.primitive.name.replace('-', '_')}", None)
@@ -278,3 +283,8 @@ class AxisClasses:
                 self._join(given[0].axes[place], given[2].axes[to])
 
     _of_scatter = _of_scatter_add
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    """The shape of a variable or literal of a program; that of a scalar for what is no array."""
+    return tuple(getattr(aval(atom), "shape", ()))

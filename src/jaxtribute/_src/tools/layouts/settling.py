@@ -42,7 +42,7 @@ class Choice:
     """
 
     def __init__(self, traced: Capture, leaves: Sequence[Any], mesh: ReplicaMesh, movable: set[Variable]) -> None:
-        self._mesh, self._judge = mesh, Judge(traced, leaves, mesh)
+        self._mesh, self.judge = mesh, Judge(traced, leaves, mesh)
         self._parts = axis_to_split_over(mesh)[1]
         self._classes = AxisClasses(opened(traced.closed))
         inputs = dict(enumerate(traced.executor.inputs, len(leaves)))
@@ -67,7 +67,7 @@ class Choice:
         """Searches for the best plan; all workers agree on the first one's."""
 
         def judge(name: str, plan: Plan) -> Candidate:
-            return self._judge(name, self.layouts(plan))
+            return self.judge(name, self.layouts(plan))
 
         search = Search(self.clusters, judge, memory_limit, _memory_of(self._mesh), tries)
         plan = search.best(self.plan)
