@@ -2,9 +2,9 @@
 
     python -m benchmarks.automatic_layout [--models MLP,LSTM] [--quick] [--json FILE]
 
-Two replicas of two devices. A layout splits one axis of each variable, or none. Of those that fit a limit of memory, the
-one that moves the fewest bytes is the best; limits are the memory of the most frugal layout, 1.25 times that, and that of
-the whole model.
+Two replicas of two devices. A layout splits one axis of each variable, or none. Of those that fit a limit of memory,
+the one that moves the fewest bytes is the best; limits are the memory of the most frugal layout, 1.25 times that, and
+that of the whole model.
 """
 
 from __future__ import annotations
