@@ -249,8 +249,8 @@ class Function(Generic[P, R]):
 
 def _laid_out(first: Capture, leaves: Sequence[Any]) -> Capture:
     """A function's first program, of which strategies may have taken how its variables are to lie."""
-    owners = (variable.distribute_strategy for variable in first.executor.inputs if isinstance(variable, Variable))
-    for strategy in dict.fromkeys(owners):
+    touched = (*first.executor.inputs, *first.executor.written)
+    for strategy in dict.fromkeys(one.distribute_strategy for one in touched if isinstance(one, Variable)):
         strategy.extended.lay_out(first, leaves)
     return first
 
