@@ -42,6 +42,7 @@ def test_a_large_variable_is_split_as_it_is_made_and_a_small_one_is_whole() -> N
     assert spec(small) == spec(odd) == PartitionSpec()
 
 
+@pytest.mark.slow
 def test_the_first_step_lays_out_variables() -> None:
     auto = strategy(layout=quick())
     step, batch, variables = layout_models.build("MLP", auto, optax.adam(0.1))
@@ -57,6 +58,7 @@ def test_the_first_step_lays_out_variables() -> None:
     assert spec(variables["w1"]) == PartitionSpec(None, "model")  # the program gives it back where it was
 
 
+@pytest.mark.slow
 def test_variables_that_replicas_share_are_cut_and_laid_out() -> None:
     auto = strategy(jd.FullyShardedStrategy, quick(), 2)
     rng = np.random.default_rng(0)
@@ -146,6 +148,7 @@ def test_the_choice_is_a_map_with_reasons_that_can_be_kept(tmp_path: Any) -> Non
         assert spec(jd.Variable(np.zeros((8, 32)), name="w1")) == PartitionSpec(None, "model")
 
 
+@pytest.mark.slow
 def test_a_limit_that_the_whole_model_meets_leaves_it_whole() -> None:
     alone = strategy(layout=None)
     step, batch, _ = layout_models.build("MLP", alone)
@@ -165,6 +168,7 @@ def test_settings_that_make_no_sense(options: Any) -> None:
         jd.experimental.AutomaticLayout(**options)
 
 
+@pytest.mark.slow
 def test_pictures_show_the_layout() -> None:
     auto = strategy(layout=quick())
     step, batch, variables = layout_models.build("MLP", auto)

@@ -68,12 +68,13 @@ class Search:
         return True
 
     def _changes(self, plan: Plan) -> Generator[Plan]:
-        """Plans that differ in one class of axes, or in clusters that are alike, the largest first."""
+        """Plans that differ in clusters that are alike, the largest first, and then in one of these alone."""
         alike: dict[object, list[int]] = {}
         for place, cluster in enumerate(self._clusters):
             alike.setdefault((cluster.likeness, plan[place]), []).append(place)
         groups = sorted(alike.values(), key=lambda places: -sum(self._clusters[one].nbytes for one in places))
-        for places in groups:
+        several = [places for places in groups if len(places) > 1]
+        for places in [*groups, *([place] for places in several for place in places)]:
             for axis in (*self._clusters[places[0]].splits, None):
                 for follow in (True, False):
                     changed = self._changed(plan, places, axis, follow=follow)
