@@ -132,7 +132,7 @@ class AxisClasses:
         return self._operation(eqn, given) if inner is None else self._run(opened(inner), given)
 
     def _turned(self, body: Jaxpr, given: list[Traced], consts: int) -> list[Traced]:
-        """What a loop carries, which goes out of its body as it goes in."""
+        """The values that a loop carries, which go out of its body as they go in."""
         carry = given[consts:]
         for one, other in zip(carry, self._run(body, given), strict=False):
             self._join_alike(one, other)

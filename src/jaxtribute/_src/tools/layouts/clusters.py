@@ -38,7 +38,7 @@ class Cluster:
     nbytes: int
 
     def kinds(self, axis: int) -> list[str]:
-        """How an axis is used, in the order of the program."""
+        """The uses of an axis, in the order of the program."""
         return [use.kind for use in self.uses if use.axis == self.axes[axis]]
 
     @property

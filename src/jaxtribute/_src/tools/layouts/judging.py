@@ -85,7 +85,7 @@ class Judge:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             return Candidate(name, math.inf, math.inf)
-        return Candidate(name, bytes_moved(compiled.as_text(), len(self._mesh.devices)), _memory(compiled))
+        return Candidate(name, bytes_moved(compiled.as_text() or "", len(self._mesh.devices)), _memory(compiled))
 
     def _place_of_argument(self, leaf: Any) -> Sharding:
         sharding = getattr(leaf, "sharding", None)

@@ -1,4 +1,4 @@
-"""Why a variable lies as it does, in a sentence."""
+"""The reason for a variable's layout, in a sentence."""
 
 from __future__ import annotations
 

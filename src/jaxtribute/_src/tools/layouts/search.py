@@ -74,7 +74,8 @@ class Search:
             alike.setdefault((cluster.likeness, plan[place]), []).append(place)
         groups = sorted(alike.values(), key=lambda places: -sum(self._clusters[one].nbytes for one in places))
         several = [places for places in groups if len(places) > 1]
-        for places in [*groups, *([place] for places in several for place in places)]:
+        single = [[place] for places in several for place in places]
+        for places in [*groups, *single]:
             for axis in (*self._clusters[places[0]].splits, None):
                 for follow in (True, False):
                     changed = self._changed(plan, places, axis, follow=follow)
