@@ -85,7 +85,9 @@ class Judge:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             return Candidate(name, math.inf, math.inf)
-        return Candidate(name, bytes_moved(compiled.as_text() or "", len(self._mesh.devices)), _memory(compiled))
+        text = compiled.as_text()
+        sent = math.inf if text is None else bytes_moved(text, len(self._mesh.devices))
+        return Candidate(name, sent, _memory(compiled))
 
     def _place_of_argument(self, leaf: Any) -> Sharding:
         sharding = getattr(leaf, "sharding", None)
