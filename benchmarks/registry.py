@@ -100,6 +100,7 @@ _MODULES = (
     Module("predicted", "steps as `jaxtribute plan` predicts them, beside what is measured"),
     Module("sharded_memory", "memory a device of fully sharded training"),
     Module("checkpoint", "what a save costs a training"),
+    Module("automatic_layout", "bytes that the automatic layout moves, beside the best of all layouts"),
     Module("launch", "start-up of local workers, and the loss for each shape of a cluster"),
     Module("parameter_server", "training with parameter servers", tensorflow="--tensorflow"),
     Module("keras_fit", "Keras fit", tensorflow="--tensorflow"),

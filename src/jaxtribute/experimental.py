@@ -18,6 +18,7 @@ from jaxtribute._src.strategies.older import MultiWorkerMirroredStrategy as Mult
 from jaxtribute._src.strategies.older import TPUStrategy as TPUStrategy
 
 _LAZY = {
+    "AutomaticLayout": "values.automatic",
     "DatasetCreator": "input.options",
     "DeviceAssignment": "strategies.device_assignment",
     "ParameterServerStrategy": "parameter_servers.strategy",
@@ -26,6 +27,7 @@ _LAZY = {
     "SidecarEvaluator": "checkpoint.sidecar",
     "TerminationConfig": "checkpoint.preemption",
     "Topology": "strategies.device_assignment",
+    "automatic_layout": "tools.layouts.settling",
     "compile_for": "tools.compiling.targets",
 }
 _LAZY_MODULES = {"coordinator", "rpc"}
@@ -42,6 +44,8 @@ if _TYPE_CHECKING:
     from jaxtribute._src.strategies.device_assignment import DeviceAssignment as DeviceAssignment
     from jaxtribute._src.strategies.device_assignment import Topology as Topology
     from jaxtribute._src.tools.compiling.targets import compile_for as compile_for
+    from jaxtribute._src.tools.layouts.settling import automatic_layout as automatic_layout
+    from jaxtribute._src.values.automatic import AutomaticLayout as AutomaticLayout
 
 
 __getattr__, __dir__ = _lazy_names(__name__, _LAZY, _LAZY_MODULES)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.values.layouts import check_layout, parse_layout
+from jaxtribute._src.values.layouts import LayoutNote, check_layout, parse_layout
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
 
@@ -117,3 +117,45 @@ def test_gradients_go_through_layouts() -> None:
 def test_nothing_is_done_where_replicas_have_one_device() -> None:
     x = jnp.ones((2, 3))
     assert jd.with_layout(x, (None, "model")) is x
+
+
+def test_a_map_is_saved_and_loaded_with_its_notes(tmp_path: Any) -> None:
+    layouts = jd.LayoutMap({"^a/kernel$": (None, "model"), "b": ("model",), "c": ()})
+    layouts.notes["^a/kernel$"] = LayoutNote((2, 4), "split by columns")
+    path = tmp_path / "layout.json"
+    layouts.save(path)
+    again = jd.LayoutMap.load(path)
+    assert dict(again) == dict(layouts)
+    assert again.notes == layouts.notes
+    assert str(again).splitlines()[1].split("  ") == ["a/kernel", "2 x 4", "(None, 'model')", "split by columns"]
+    assert "reason" not in str(jd.LayoutMap({"b": ()}))
+
+
+def test_a_file_of_layouts_may_be_written_by_hand(tmp_path: Any) -> None:
+    path = tmp_path / "layout.json"
+    path.write_text('{"kernel": [null, "model"], "table": {"layout": [["model", "sequence"]]}}')
+    assert dict(jd.LayoutMap.load(path)) == {"kernel": (None, "model"), "table": (("model", "sequence"),)}
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("{", ArgumentError, "is no JSON"),
+        ("[1]", ArgumentError, "holds a list"),
+        ('{"w": 3}', ArgumentTypeError, "a layout is 3"),
+        ('{"w": {}}', ArgumentTypeError, "a layout is None"),
+        ('{"(": []}', ArgumentError, "no regular expression"),
+    ],
+)
+def test_files_that_hold_no_layouts(tmp_path: Any, text: str, error: Any, words: str) -> None:
+    path = tmp_path / "layout.json"
+    path.write_text(text)
+    with pytest.raises(error, match=f"{words}.*HINT"):
+        jd.LayoutMap.load(path)
+
+
+def test_a_note_goes_with_its_entry() -> None:
+    layouts = jd.LayoutMap({"w": ("model",)})
+    layouts.notes["w"] = LayoutNote((2,), "so")
+    del layouts["w"]
+    assert layouts.notes == {}

@@ -237,7 +237,7 @@ class Function(Generic[P, R]):
         if key not in self._fed:
 
             def compile_(call: Callable[[Sequence[Any]], Any], leaves: Sequence[Any]) -> Any:
-                first = self._traced(call, context, leaves)
+                first = _laid_out(self._traced(call, context, leaves), leaves)
                 return program_of(first, lambda _: first, context.strategy.extended.home, name=self.__name__)
 
             with self._lock:
@@ -258,7 +258,7 @@ class Function(Generic[P, R]):
             if key not in self._programs:
                 given = _places(self._donate, tree, statics)
                 self._programs[key] = program_of(
-                    trace(leaves), trace, context.strategy.extended.home, given, self.__name__
+                    _laid_out(trace(leaves), leaves), trace, context.strategy.extended.home, given, self.__name__
                 )
             return self._programs[key]
 
@@ -304,6 +304,14 @@ class Function(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<jd.function {self.__name__}, traced {self._traces} times>"
+
+
+def _laid_out(first: Capture, leaves: Sequence[Any]) -> Capture:
+    """A function's first program, of which strategies may have taken how its variables are to lie."""
+    touched = (*first.executor.inputs, *first.executor.written)
+    for strategy in dict.fromkeys(one.distribute_strategy for one in touched if isinstance(one, Variable)):
+        strategy.extended.lay_out(first, leaves)
+    return first
 
 
 def _unbound() -> None:

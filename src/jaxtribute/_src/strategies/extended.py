@@ -12,6 +12,7 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute._src.devices import device_name
 from jaxtribute._src.execution import compiled, lockstep
+from jaxtribute._src.execution.capture import Capture
 from jaxtribute._src.execution.eager import Eager, stepping
 from jaxtribute._src.execution.function import Function
 from jaxtribute._src.execution.nests import flatten, map_leaves
@@ -21,6 +22,7 @@ from jaxtribute._src.jaxprs.core import is_traced
 from jaxtribute._src.strategies.legacy import LegacyExtended
 from jaxtribute._src.strategies.operations import ExtendedOperations
 from jaxtribute._src.types import Nest, Numeric
+from jaxtribute._src.values.automatic import AutomaticLayout
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.layouts import LayoutMap
@@ -120,9 +122,25 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
             return OnReadPolicy(self.mesh), synchronization
         return MirroredPolicy(self.mesh), VariableSynchronization.ON_WRITE
 
-    def layout_of(self, name: str) -> Layout:
+    @property
+    def layouts(self) -> LayoutMap | None:
+        """The layouts of variables on the devices of a replica, as the strategy was told, or has chosen."""
+        return self._layouts
+
+    def layout_of(self, variable: Variable) -> Layout:
         """The layout of a new variable that says none itself; the empty one leaves it whole in each replica."""
-        return self._layouts.find(name) if self._layouts is not None and self.mesh.group else ()
+        if self._layouts is None or not self.mesh.group:
+            return ()
+        if isinstance(self._layouts, AutomaticLayout):
+            return self._layouts.layout_of(variable, self.mesh)
+        return self._layouts.find(variable.name.removesuffix(":0"))
+
+    def lay_out(self, capture: Capture, leaves: Sequence[Any]) -> None:
+        """Lays out variables by a traced program that uses them, where the layout is automatic."""
+        if isinstance(self._layouts, AutomaticLayout) and self.mesh.group:
+            from jaxtribute._src.tools.layouts.settling import settle  # most programs never need it
+
+            settle(self._layouts, self.mesh, capture, leaves)
 
     def remote_optimizer(self, transform: Any, variables: Sequence[Variable]) -> Any:
         """Updater of variables that other processes hold, with its slots; None where `Optimizer` updates them."""

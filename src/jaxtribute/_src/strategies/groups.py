@@ -10,6 +10,7 @@ import jax
 
 from jaxtribute._src import settings
 from jaxtribute._src.types import Foreign
+from jaxtribute._src.values.automatic import AutomaticLayout
 from jaxtribute._src.values.layouts import LayoutMap
 from jaxtribute._src.values.mesh import AXIS, Peers, ReplicaMesh
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeviceError
@@ -55,7 +56,7 @@ def groups_of(devices_per_replica: Foreign, replica_shape: Foreign, layout: Fore
     Args:
       devices_per_replica: their number, along one axis named "model".
       replica_shape: names and lengths of the axes instead.
-      layout: a `LayoutMap`, Keras's or a dictionary like one; None for none.
+      layout: a `LayoutMap`, Keras's or a dictionary like one; "auto" for an automatic one; None for none.
 
     Raises:
       ArgumentError: both are given and differ, a length below 1, or a name that is taken.
@@ -95,9 +96,11 @@ def _shape(replica_shape: Foreign) -> dict[str, int]:
 def _layouts(layout: Foreign) -> LayoutMap | None:
     if layout is None or isinstance(layout, LayoutMap):
         return layout
+    if layout == "auto":
+        return AutomaticLayout()
     if not isinstance(layout, Mapping):
         raise ArgumentTypeError(
             f"layout is {layout!r} of type {type(layout).__name__}. "
-            'HINT: pass a jd.LayoutMap, e.g. jd.LayoutMap({"dense/kernel": (None, "model")}).'
+            'HINT: pass a jd.LayoutMap, e.g. jd.LayoutMap({"dense/kernel": (None, "model")}), or "auto".'
         )
     return LayoutMap(cast("Mapping[str, Any]", layout))

@@ -30,6 +30,7 @@ class MirroredStrategy(Strategy):
         work, for models larger than a device; an axis named "model". By default 1.
       replica_shape: several such axes, with names and lengths: `{"model": 2, "sequence": 2}`.
       layout: a `jd.LayoutMap` (or Keras's, or a dictionary): how variables lie on the devices of a replica, by name.
+        "auto" chooses by the program: see `jd.experimental.AutomaticLayout`.
 
     Raises:
       DeviceError: a device that does not exist, one that is named twice, or a number of them that cannot be divided
@@ -47,7 +48,7 @@ class MirroredStrategy(Strategy):
         *,
         devices_per_replica: int | None = None,
         replica_shape: Mapping[str, int] | None = None,
-        layout: LayoutMap | Mapping[str, Any] | None = None,
+        layout: LayoutMap | Mapping[str, Any] | str | None = None,
     ) -> None:
         groups = groups_of(devices_per_replica, replica_shape, layout)
         mesh = local_mesh(devices, cross_device_ops, groups)

@@ -111,6 +111,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         work, for models larger than a device; an axis named "model". By default 1.
       replica_shape: several such axes, with names and lengths: `{"model": 2, "sequence": 2}`.
       layout: a `jd.LayoutMap` (or Keras's, or a dictionary): how variables lie on the devices of a replica, by name.
+        "auto" chooses by the program: see `jd.experimental.AutomaticLayout`.
 
     Raises:
       ClusterSpecError: the cluster is described wrongly, or this process is none of its workers.
@@ -128,7 +129,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         *,
         devices_per_replica: int | None = None,
         replica_shape: Mapping[str, int] | None = None,
-        layout: LayoutMap | Mapping[str, Any] | None = None,
+        layout: LayoutMap | Mapping[str, Any] | str | None = None,
     ) -> None:
         groups = groups_of(devices_per_replica, replica_shape, layout)
         if communication_options is not None and not isinstance(communication_options, CommunicationOptions):

@@ -47,6 +47,7 @@ class TPUStrategy(Strategy):
         work, for models larger than a device; an axis named "model". By default 1.
       replica_shape: several such axes, with names and lengths: `{"model": 2, "sequence": 2}`.
       layout: a `jd.LayoutMap` (or Keras's, or a dictionary): how variables lie on the devices of a replica, by name.
+        "auto" chooses by the program: see `jd.experimental.AutomaticLayout`.
 
     Raises:
       DeviceError: there is no TPU, or the assignment names a device twice or one that does not exist.
@@ -64,7 +65,7 @@ class TPUStrategy(Strategy):
         *,
         devices_per_replica: int | None = None,
         replica_shape: Mapping[str, int] | None = None,
-        layout: LayoutMap | Mapping[str, Any] | None = None,
+        layout: LayoutMap | Mapping[str, Any] | str | None = None,
     ) -> None:
         del experimental_spmd_xla_partitioning
         groups = groups_of(devices_per_replica, replica_shape, layout)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, NamedTuple, Self, cast
 
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
@@ -123,6 +126,18 @@ def with_layout(value: Numeric, layout: Foreign) -> Any:
     return context.executor.constrain(array, checked, mesh) if mesh.group else value
 
 
+class LayoutNote(NamedTuple):
+    """A word about an entry of a `LayoutMap`.
+
+    Attributes:
+      shape: the variable's shape.
+      reason: a sentence that says why the variable lies so.
+    """
+
+    shape: tuple[int, ...]
+    reason: str
+
+
 class LayoutMap(MutableMapping[str, Any]):
     """Layouts of variables by patterns of their names.
 
@@ -131,6 +146,9 @@ class LayoutMap(MutableMapping[str, Any]):
 
     Args:
       layouts: the first entries: for each key a layout, see `jd.Variable`.
+
+    Attributes:
+      notes: for some keys the variable's shape and the reason of its layout; `print` shows them.
 
     Raises:
       ArgumentError: a key that is no regular expression; (on a look-up) a name that several keys fit.
@@ -141,6 +159,7 @@ class LayoutMap(MutableMapping[str, Any]):
 
     def __init__(self, layouts: Mapping[str, Foreign] | None = None) -> None:
         self._layouts: dict[str, Layout] = {}
+        self.notes: dict[str, LayoutNote] = {}
         if layouts is not None and not isinstance(cast("Any", layouts), Mapping):
             raise ArgumentTypeError(
                 f"layouts is {layouts!r} of type {type(layouts).__name__}. "
@@ -167,6 +186,7 @@ class LayoutMap(MutableMapping[str, Any]):
 
     def __delitem__(self, key: str) -> None:
         del self._layouts[key]
+        self.notes.pop(key, None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._layouts)
@@ -175,7 +195,63 @@ class LayoutMap(MutableMapping[str, Any]):
         return len(self._layouts)
 
     def __repr__(self) -> str:
-        return f"jd.LayoutMap({self._layouts})"
+        return f"jd.{type(self).__name__}({self._layouts})"
+
+    def __str__(self) -> str:
+        """A table of the entries: variable, shape, layout, reason."""
+        if not self.notes:
+            return repr(self)
+        rows = [("variable", "shape", "layout", "reason")]
+        for key, layout in self.items():
+            note = self.notes.get(key, LayoutNote((), ""))
+            name = re.sub(r"\\(.)", r"\1", key.removeprefix("^").removesuffix("$"))
+            rows.append((name, " x ".join(map(str, note.shape)), str(layout or "whole"), note.reason))
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines: list[str] = []
+        for *cells, reason in rows:
+            padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+            lines.append("  ".join([*padded, reason]).rstrip())
+        return "\n".join(lines)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the entries to a file of JSON, to be read, edited and loaded again.
+
+        Args:
+          path: the file, which is replaced if it exists.
+        """
+        entries: dict[str, Any] = {}
+        for key, layout in self.items():
+            note = self.notes.get(key)
+            said = {} if note is None else {"shape": list(note.shape), "reason": note.reason}
+            entries[key] = {"layout": list(layout), **said}
+        lines = [f"  {json.dumps(key)}: {json.dumps(entry)}" for key, entry in entries.items()]
+        Path(path).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads what `save` wrote; an entry may also be a layout alone: `"dense/kernel": [null, "model"]`.
+
+        Raises:
+          ArgumentError: the file is no JSON object of layouts, or a key is no regular expression.
+          ArgumentTypeError: an entry is no layout.
+          FileNotFoundError: there is no such file.
+        """
+        try:
+            read: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ArgumentError(f"{os.fspath(path)} is no JSON: {error}. HINT: correct it, or save it anew.") from error
+        if not isinstance(read, dict):
+            raise ArgumentError(
+                f"{os.fspath(path)} holds a {type(read).__name__}. "
+                'HINT: an object of names and layouts, such as {"dense/kernel": [null, "model"]}.'
+            )
+        made = cls()
+        for key, entry in cast("dict[str, Any]", read).items():
+            fields: dict[str, Any] = entry if isinstance(entry, dict) else {"layout": entry}
+            made[key] = fields.get("layout")
+            if "reason" in fields:
+                made.notes[key] = LayoutNote(tuple(fields.get("shape", ())), str(fields["reason"]))
+        return made
 
     def find(self, name: str) -> Layout:
         """Finds the layout of the variable `name`; the empty one where no key fits.

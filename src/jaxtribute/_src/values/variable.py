@@ -16,6 +16,7 @@ from jaxtribute._src.values.assigning import AssignMethods
 from jaxtribute._src.values.distributed import DistributedValues, ReplicaValues
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute._src.values.layouts import check_layout, parse_layout
+from jaxtribute._src.values.mesh import put
 from jaxtribute._src.values.numbers import initial_array, initial_shape
 from jaxtribute._src.values.operators import ArrayOperators
 from jaxtribute._src.values.policies.base import Policy, Update
@@ -62,6 +63,9 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
     Source: `tf.Variable`.
     """
 
+    derived = False
+    """True for a variable that the library made beside another one, such as an optimizer's slot."""
+
     def __init__(
         self,
         initial_value: Numeric,
@@ -90,7 +94,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         self._strategy = strategy
         self._shape, self._dtype = tuple(value.shape), np.dtype(value.dtype)
         policy, self._synchronization = strategy.extended.variable_policy(synchronization)
-        chosen = parse_layout(layout) if layout is not None else strategy.extended.layout_of(self._name)
+        chosen = parse_layout(layout) if layout is not None else strategy.extended.layout_of(self)
         if chosen and policy.mesh is not None:
             policy = policy.laid_out(check_layout(chosen, self._shape, policy.mesh, self._name))
         self._policy: Policy = policy.fitted(self._shape, self._dtype)
@@ -125,6 +129,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         variable = cls.__new__(cls)
         host = initial_array(value, None) if shape is None else value
         variable._name, variable._trainable, variable._policy = name, False, policy
+        variable.derived = True
         rows = policy.form == "rows"
         variable._synchronization = VariableSynchronization.ON_READ if rows else VariableSynchronization.ON_WRITE
         variable._aggregation = aggregation
@@ -213,6 +218,12 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
             return (self._policy.read(self, context),)
         value = self.distributed()
         return value.values if isinstance(value, ReplicaValues) else (value,)
+
+    def lay_out(self, policy: Policy) -> None:
+        """Has the variable stored by a policy that differs from its own in the layout alone."""
+        if policy.where is not None:
+            self._policy = policy
+            self.bind(put(self._data, policy.where))
 
     def distributed(self) -> Any:
         """The variable as a `Mirrored` or `PerReplica` value, or as an array where there is one copy."""

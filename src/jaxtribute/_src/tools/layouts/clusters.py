@@ -1,0 +1,179 @@
+"""Variables that lie alike, as all their axes go together, and first guesses at a layout of them all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxtribute._src.tools.layouts.axes import AxisClasses, Use
+from jaxtribute._src.values.layouts import names_of
+from jaxtribute._src.values.mesh import AXIS, Layout
+from jaxtribute._src.values.variable import Variable
+
+Plan = tuple[int | None, ...]
+"""For each cluster the axis that is split; None where it is whole."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Variables that lie alike: a kernel, its gradient's sum, its optimizer's slots.
+
+    Attributes:
+      variables: the variables, the model's own before those that the library made beside them.
+      shape: the shape of each.
+      axes: the classes of its axes.
+      splits: the axes that can be split.
+      even: those of them whose whole class can be.
+      uses: how the first of the variables that a product uses is used there.
+      nbytes: bytes of all of them.
+    """
+
+    variables: tuple[Variable, ...]
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    splits: tuple[int, ...]
+    even: tuple[int, ...]
+    uses: tuple[Use, ...]
+    nbytes: int
+
+    def kinds(self, axis: int) -> list[str]:
+        """The uses of an axis, in the order of the program."""
+        return [use.kind for use in self.uses if use.axis == self.axes[axis]]
+
+    @property
+    def likeness(self) -> tuple[object, ...]:
+        """Equal for clusters that repeat each other, such as the kernels of a model's layers."""
+        kinds = tuple([tuple(dict.fromkeys(self.kinds(axis))) for axis in range(len(self.shape))])
+        return self.shape, len(self.variables), self.splits, self.even, kinds
+
+
+def clusters_of(
+    classes: AxisClasses, variables: Mapping[int, Variable], movable: set[Variable], parts: int
+) -> list[Cluster]:
+    """The clusters of a program's variables, in the order of the program.
+
+    Args:
+      classes: the classes of the program's axes.
+      variables: the variables by the number of their input.
+      movable: those that may be laid out; a cluster with another one among the model's own is left out.
+      parts: the number of parts into which an axis is split.
+    """
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for number, variable in variables.items():
+        traced = classes.inputs[number]
+        if traced.shape and traced.shape == variable.shape and variable.policy.form != "rows":
+            groups.setdefault((traced.shape, *map(classes.find, traced.axes)), []).append(number)
+    return [
+        _cluster(classes, variables, numbers, parts)
+        for numbers in groups.values()
+        if all(variables[number] in movable for number in numbers)
+    ]
+
+
+def _cluster(classes: AxisClasses, variables: Mapping[int, Variable], numbers: Sequence[int], parts: int) -> Cluster:
+    traced = classes.inputs[numbers[0]]
+    members = sorted([variables[number] for number in numbers], key=lambda variable: variable.derived)
+    splits = [axis for axis in range(len(traced.shape)) if all(can_split(one, axis, parts) for one in members)]
+    uses = next((classes.uses[number] for number in numbers if classes.uses[number]), [])
+    return Cluster(
+        variables=tuple(members),
+        shape=traced.shape,
+        axes=tuple(map(classes.find, traced.axes)),
+        splits=tuple(splits),
+        even=tuple([axis for axis in splits if classes.unit(traced.axes[axis]) % parts == 0]),
+        uses=tuple([Use(use.kind, classes.find(use.axis)) for use in uses]),
+        nbytes=sum(one.size * one.dtype.itemsize for one in members),
+    )
+
+
+def can_split(variable: Variable, axis: int, parts: int) -> bool:
+    """True if an axis can be divided equally, also where it is cut among the replicas already."""
+    cut, size = variable.policy.cut, variable.shape[axis]
+    if cut is not None and cut.axis == axis:
+        parts *= cut.replicas
+    return size > 0 and size % parts == 0 and (cut is None or cut.axis is not None)
+
+
+def split_axis(layout: Layout) -> int | None:
+    """The axis that a layout within a replica splits."""
+    return next((axis for axis, names in enumerate(layout) if set(names_of(names)) - {AXIS}), None)
+
+
+def by_classes(clusters: Sequence[Cluster], chosen: Iterable[int]) -> Plan:
+    """The plan that splits the axes of the chosen classes; of a cluster that has several, the first one chosen."""
+    order = {axis: place for place, axis in enumerate(chosen)}
+    plan: list[int | None] = []
+    for cluster in clusters:
+        among = [axis for axis in cluster.splits if cluster.axes[axis] in order]
+        plan.append(min(among, key=lambda axis: order[cluster.axes[axis]], default=None))
+    return tuple(plan)
+
+
+def guesses(clusters: Sequence[Cluster], now: Plan) -> dict[str, Plan]:
+    """Plans to begin with, by name.
+
+    Args:
+      clusters: the clusters.
+      now: how they lie now.
+    """
+    members: dict[int, list[Cluster]] = {}
+    for cluster in clusters:
+        for axis in dict.fromkeys(cluster.even):
+            if len(cluster.shape) > 1:
+                members.setdefault(cluster.axes[axis], []).append(cluster)
+    # The classes that touch few variables come first: those between two kernels, not the one along all layers.
+    narrow = sorted(members, key=lambda axis: len(members[axis]))
+    paired = [axis for axis in narrow if _is_pair(axis, members[axis])]
+    looked_up = [axis for axis in narrow if any(_kinds(one, axis)[:1] == ["lookup"] for one in members[axis])]
+    pairs = _apart(clusters, [axis for axis in paired if axis not in looked_up])
+    both = _apart(clusters, [*pairs, *looked_up])
+    everything = _apart(clusters, [*both, *narrow])
+    wide = sorted(members, key=lambda axis: -sum(one.nbytes for one in members[axis]))
+    return {
+        "pairs and embeddings": by_classes(clusters, both),
+        "pairs": by_classes(clusters, pairs),
+        "all split": _filled(clusters, by_classes(clusters, everything)),
+        "embeddings": by_classes(clusters, looked_up),
+        "along all layers": _filled(clusters, by_classes(clusters, _apart(clusters, wide))),
+        "by shape": now,
+        "whole": (None,) * len(clusters),
+    }
+
+
+def _kinds(cluster: Cluster, axis: int) -> list[str]:
+    return [use.kind for use in cluster.uses if use.axis == axis]
+
+
+def _is_pair(axis: int, members: Sequence[Cluster]) -> bool:
+    """True if one product gives the axis and another one takes it."""
+    # The first use of a variable is in the forward pass; in the backward pass each gives what it takes.
+    kinds = {kind for one in members for kind in _kinds(one, axis)[:1]}
+    gives, takes = kinds & {"columns", "outputs"}, kinds & {"rows", "inputs"}
+    return bool(gives and takes)
+
+
+def _apart(clusters: Sequence[Cluster], order: Sequence[int]) -> list[int]:
+    """The classes, in this order, of which no variable has two."""
+    chosen: list[int] = []
+    for axis in dict.fromkeys(order):
+        among = [cluster for cluster in clusters if axis in cluster.axes and len(cluster.shape) > 1]
+        if not any(set(chosen) & set(cluster.axes) for cluster in among):
+            chosen.append(axis)
+    return chosen
+
+
+def _filled(clusters: Sequence[Cluster], plan: Plan) -> Plan:
+    """The plan, with what it leaves whole split along the longest axis; vectors aside."""
+    filled: list[int | None] = []
+    for cluster, axis in zip(clusters, plan, strict=True):
+        if axis is None and len(cluster.shape) > 1 and cluster.splits:
+            axis = max(cluster.splits, key=lambda axis: (axis in cluster.even, cluster.shape[axis]))
+        filled.append(axis)
+    return tuple(filled)
+
+
+def waste(clusters: Sequence[Cluster], plan: Plan, parts: int) -> int:
+    """Bytes on each device of what a plan leaves whole and could be split."""
+    left = [one.nbytes for one, axis in zip(clusters, plan, strict=True) if axis is None and one.splits]
+    return math.ceil(sum(left) * (parts - 1) / parts)

@@ -1,0 +1,106 @@
+"""The judge of layouts: the compiler, which says what a program moves and holds where variables lie so."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Sharding
+
+from jaxtribute._src.execution.capture import Capture
+from jaxtribute._src.jaxprs.core import as_function, aval, opened
+from jaxtribute._src.tools.layouts.traffic import bytes_moved
+from jaxtribute._src.values.automatic import Candidate
+from jaxtribute._src.values.mesh import Layout, ReplicaMesh
+from jaxtribute._src.values.policies.base import Policy
+from jaxtribute._src.values.variable import Variable
+
+# What is asked of the compiler is decided before it makes machine code: on CPU most of its time would go there.
+_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+def laid_out(policy: Policy, layout: Layout) -> Policy:
+    """The policy with another layout, and cut among the replicas as it is."""
+    made = copy.copy(policy)
+    made.layout = layout
+    return made
+
+
+class Judge:
+    """Compiles a traced program for layouts of its variables; nothing runs.
+
+    Args:
+      capture: the traced program.
+      leaves: the arrays of its arguments.
+      mesh: the replicas' devices.
+    """
+
+    def __init__(self, capture: Capture, leaves: Sequence[Any], mesh: ReplicaMesh) -> None:
+        self._capture, self._mesh, self._leaves = capture, mesh, leaves
+        self.known: dict[Any, Candidate] = {}
+
+    def __call__(self, name: str, layouts: Mapping[Variable, Layout]) -> Candidate:
+        """Compiles the program with some variables laid out anew, the others as they are.
+
+        Args:
+          name: names the candidate.
+          layouts: the layouts of these variables.
+        """
+        key = tuple((id(variable), layout) for variable, layout in layouts.items())
+        if key not in self.known:
+            self.known[key] = self._compiled(name, layouts)
+        return self.known[key]._replace(name=name)
+
+    def _compiled(self, name: str, layouts: Mapping[Variable, Layout]) -> Candidate:
+        program, executor = self._capture.closed, self._capture.executor
+        variables: list[Variable] = list(executor.inputs)
+
+        def where(variable: Variable) -> Sharding:
+            if variable in layouts:
+                variable_policy = laid_out(variable.policy, layouts[variable])
+                return variable_policy.where or self._mesh.replicated
+            return variable.policy.where or self._mesh.replicated
+
+        places = [self._place_of_argument(leaf) for leaf in self._leaves]
+        places += [where(variable) for variable in variables]
+        atoms = opened(program).invars
+        places += [self._place_of_batch(aval(atom).shape) for atom in atoms[len(places) :]]
+        inputs = [
+            jax.ShapeDtypeStruct(aval(atom).shape, aval(atom).dtype, sharding=place)
+            for atom, place in zip(atoms, places, strict=True)
+        ]
+        written: list[Variable] = list(executor.written)
+        results = len(opened(program).outvars) - len(written)
+        outputs = [*[None] * results, *(where(variable) for variable in written)]
+        first = len(self._leaves)
+        donated = [first + place for place, variable in enumerate(variables) if variable in executor.written]
+        step = jax.jit(as_function(program), donate_argnums=donated, out_shardings=outputs)
+        on_cpu = self._mesh.devices[0].platform == "cpu"
+        try:
+            compiled = step.lower(*inputs).compile(compiler_options=_QUICK if on_cpu else None)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return Candidate(name, math.inf, math.inf)
+        text = compiled.as_text()
+        sent = math.inf if text is None else bytes_moved(text, len(self._mesh.devices))
+        return Candidate(name, sent, _memory(compiled))
+
+    def _place_of_argument(self, leaf: Any) -> Sharding:
+        sharding = getattr(leaf, "sharding", None)
+        whole = self._mesh.replicated
+        return sharding if sharding is not None and sharding.device_set == whole.device_set else whole
+
+    def _place_of_batch(self, shape: tuple[int, ...]) -> Sharding:
+        divided = shape and shape[0] % self._mesh.size == 0
+        return self._mesh.split if divided else self._mesh.replicated
+
+
+def _memory(compiled: Any) -> int:
+    """Bytes on each device: arguments, results that take none of their memory, and what lives within the step."""
+    memory = compiled.memory_analysis()
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return held + memory.temp_size_in_bytes

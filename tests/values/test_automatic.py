@@ -1,0 +1,41 @@
+"""Layouts by shape, before a program is known."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from jaxtribute._src.values.automatic import layout_by_shape, split_at
+from jaxtribute._src.values.layouts import Layout
+from jaxtribute._src.values.mesh import ReplicaMesh
+
+LARGE = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("group", "shape", "nbytes", "layout"),
+    [
+        ({"model": 2}, (4, 8), LARGE, (None, "model")),
+        ({"model": 2}, (8, 4), LARGE, ("model",)),
+        ({"model": 2}, (8, 8), LARGE, (None, "model")),
+        ({"model": 2}, (9, 4, 7), LARGE, (None, "model")),
+        ({"model": 2}, (9, 7), LARGE, ()),
+        ({"model": 2}, (8, 8), 256, ()),
+        ({"model": 2}, (), LARGE, ()),
+        ({"model": 2}, (0, 3), LARGE, ()),
+        ({"model": 2, "sequence": 2}, (6,), LARGE, ("model",)),
+        ({"rows": 2}, (6,), LARGE, ("rows",)),
+        ({"rows": 2, "columns": 2}, (6, 8), LARGE, (None, ("rows", "columns"))),
+    ],
+)
+def test_the_longest_axis_that_divides_is_split(
+    group: dict[str, int], shape: tuple[int, ...], nbytes: int, layout: Layout
+) -> None:
+    mesh = ReplicaMesh(jax.devices()[:4], group=group)
+    assert layout_by_shape(shape, nbytes, mesh) == layout
+
+
+def test_no_axis_is_the_whole_array() -> None:
+    mesh = ReplicaMesh(jax.devices()[:2], group={"model": 2})
+    assert split_at(None, mesh) == ()
+    assert split_at(2, mesh) == (None, None, "model")
