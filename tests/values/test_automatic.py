@@ -6,8 +6,7 @@ import jax
 import pytest
 
 from jaxtribute._src.values.automatic import layout_by_shape, split_at
-from jaxtribute._src.values.layouts import Layout
-from jaxtribute._src.values.mesh import ReplicaMesh
+from jaxtribute._src.values.mesh import Layout, ReplicaMesh
 
 LARGE = 1 << 20
 

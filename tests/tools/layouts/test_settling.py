@@ -183,5 +183,6 @@ def test_jax_is_not_asked_where_replicas_have_one_device() -> None:
     with one.scope():
         w = jd.Variable(np.ones((WIDE, WIDE), np.float32))
     jd.function(lambda: one.run(lambda: jnp.ones((2, WIDE)) @ w))()
-    assert jax.tree.leaves(one.extended.layouts.tried) == []
+    layouts: Any = one.extended.layouts
+    assert jax.tree.leaves(layouts.tried) == []
     assert w.policy.layout == ()

@@ -58,7 +58,7 @@ def test_a_loop_counts_as_often_as_it_turns() -> None:
             return jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, None, length=length)[0]
 
         x, w = (jax.ShapeDtypeStruct((n, 8), jnp.float32, sharding=s) for n, s in ((4, whole), (8, split)))
-        return jax.jit(once, out_shardings=whole).lower(x, w).compile().as_text()
+        return jax.jit(once, out_shardings=whole).lower(x, w).compile().as_text() or ""
 
     few, many = bytes_moved(compiled(5), 2), bytes_moved(compiled(25), 2)
     assert few >= 5 * 4 * 8 * 4
