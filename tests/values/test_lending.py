@@ -151,16 +151,16 @@ def test_a_step_waits_a_moment_for_an_array_that_is_read(monkeypatch: pytest.Mon
 
 
 def test_a_save_that_comes_to_an_array_while_it_is_copied_gets_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    variable, found = made(), list[jax.Array]()
+    variable, found, copy_all = made(), list[jax.Array](), copies.copied
     lease, array = variable.lease(), variable.stored
     thread = threading.Thread(target=lambda: found.append(lease.take()))
 
     def copied(arrays: Sequence[jax.Array]) -> list[copies.HostCopy]:
         thread.start()
         thread.join(0.2)  # it would be through by now if nothing kept it
-        return copies.copied(arrays)
+        return copy_all(arrays)
 
-    monkeypatch.setattr(stored, "copied", copied)
+    monkeypatch.setattr(copies, "copied", copied)
     assert donation(variable) is array
     array.delete()
     thread.join()

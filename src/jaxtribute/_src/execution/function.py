@@ -98,7 +98,8 @@ class Function(Generic[P, R]):
                 leaves, tree = [*args], known
             else:
                 leaves, tree = _flatten((args, kwargs))
-            if tree is known or tree == known:
+            # `in`, as `==` would compare variables that are static parts of the structure by their values.
+            if tree in (known,):
                 for leaf in leaves:
                     if type(leaf) is not ArrayImpl:
                         break
@@ -156,7 +157,7 @@ class Function(Generic[P, R]):
         if statics or self._conform is not None or type(context.executor) is not Eager:
             return
         if isinstance(program, Program):
-            flat = len(leaves) if _flatten((tuple(leaves), {}))[1] == tree else -1
+            flat = len(leaves) if _flatten((tuple(leaves), {}))[1] in (tree,) else -1
             self._repeated = context, tree, flat, program.__call__
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
