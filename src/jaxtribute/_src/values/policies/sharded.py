@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec, Sharding
+from jax.sharding import Sharding
 
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import Mirrored
 from jaxtribute._src.values.mesh import everywhere, own
 from jaxtribute._src.values.policies.base import Policy, Update, combined
+from jaxtribute._src.values.policies.in_pieces import PiecesPolicy
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.slices import Cut, NotCuttable, alike
 
@@ -31,8 +32,8 @@ SHARDED_BYTES = 1 << 14
 """Variables from this size on are sharded: below it, a collective costs more than a copy on each device."""
 
 
-class ShardedPolicy(Policy):
-    """One equal piece of the value a replica.
+class ShardedPolicy(PiecesPolicy):
+    """Pieces that make up what every replica sees.
 
     To user code it is one value, as a mirrored variable's: a read puts it together, a write keeps a piece. Small
     variables are mirrored.
@@ -46,7 +47,6 @@ class ShardedPolicy(Policy):
     """
 
     label = "FullyShardedVariable"
-    split = True
 
     def __init__(
         self,
@@ -57,42 +57,12 @@ class ShardedPolicy(Policy):
         layout: Layout = (),
         cut: Cut | None = None,
     ) -> None:
-        self._mesh, self._min_bytes, self.layout = mesh, min_bytes, layout
-        self._cut = Cut((), mesh.size) if cut is None else cut
-        self.regathers = regather
-
-    @property
-    def cut(self) -> Cut:
-        """The way in which the value is cut."""
-        return self._cut
-
-    @property
-    def form(self) -> str:
-        """Flat, unless an axis is cut."""
-        return "flat" if self.cut.axis is None else "value"
-
-    @property
-    def where(self) -> Sharding:
-        """The pieces over the replicas, each shared by the replica's devices."""
-        return self.cut.laid_out(self.layout, self.mesh)
-
-    @property
-    def spec(self) -> PartitionSpec:
-        """The axis that is cut."""
-        return self.cut.spec
-
-    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """That of all pieces together."""
-        return self.cut.stored_shape
+        super().__init__(mesh, Cut((), mesh.size) if cut is None else cut, layout)
+        self._min_bytes, self.regathers = min_bytes, regather
 
     def laid_out(self, layout: Layout) -> Policy:
         """Pieces of a value that is split over the devices of its replica."""
         return ShardedPolicy(self.mesh, min_bytes=self._min_bytes, regather=self.regathers, layout=layout)
-
-    @property
-    def mesh(self) -> ReplicaMesh:
-        """The replicas' devices."""
-        return self._mesh
 
     @property
     def shared(self) -> bool:
@@ -118,10 +88,6 @@ class ShardedPolicy(Policy):
         if self.cut.axis is None:
             host = np.pad(host.reshape(-1), (0, self.cut.stored_shape[0] - host.size))
         return own(host, self.where)
-
-    def local_shape(self, variable: Variable) -> tuple[int, ...]:
-        """One piece."""
-        return self.cut.piece_shape
 
     def read(self, variable: Variable, context: Context) -> Any:
         """The whole value, gathered."""

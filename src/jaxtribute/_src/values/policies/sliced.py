@@ -6,72 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.mesh import own
-from jaxtribute._src.values.policies.base import Policy, Update, coerce
-from jaxtribute._src.values.slices import Cut
+from jaxtribute._src.values.policies.base import Update, coerce
+from jaxtribute._src.values.policies.in_pieces import PiecesPolicy
 
 if TYPE_CHECKING:
     from jaxtribute._src.context import Context
-    from jaxtribute._src.values.mesh import Layout, ReplicaMesh
     from jaxtribute._src.values.variable import Variable
 
 
-class SlicedPolicy(Policy):
-    """One equal piece of the value a replica.
-
-    Read and written whole in cross-replica context; a replica sees its piece.
-
-    Args:
-      mesh: the devices of each replica.
-      cut: how the value is cut.
-      layout: the axes within a replica that the value is split over.
-    """
+class SlicedPolicy(PiecesPolicy):
+    """Pieces that a replica sees as such; read and written whole in cross-replica context."""
 
     label = "SlicedVariable"
-    split = True
-
-    def __init__(self, mesh: ReplicaMesh, cut: Cut, layout: Layout = ()) -> None:
-        self._mesh, self._cut, self.layout = mesh, cut, layout
-
-    @property
-    def cut(self) -> Cut:
-        """The way in which the value is cut."""
-        return self._cut
-
-    @property
-    def form(self) -> str:
-        """Flat, unless an axis is cut."""
-        return "flat" if self.cut.axis is None else "value"
-
-    @property
-    def where(self) -> Sharding:
-        """The pieces over the replicas, each shared by the replica's devices."""
-        return self.cut.laid_out(self.layout, self.mesh)
-
-    @property
-    def spec(self) -> PartitionSpec:
-        """The axis that is cut."""
-        return self.cut.spec
-
-    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """That of all pieces together."""
-        return self.cut.stored_shape
-
-    @property
-    def mesh(self) -> ReplicaMesh:
-        """The replicas' devices."""
-        return self._mesh
 
     def place(self, value: Numeric) -> jax.Array:
         """A slice of the flat value on each device."""
         return own(self.cut.stored(jnp.asarray(value)), self.where)
-
-    def local_shape(self, variable: Variable) -> tuple[int, ...]:
-        """One piece, which is padded where they are uneven."""
-        return self.cut.piece_shape
 
     def read(self, variable: Variable, context: Context) -> Any:
         """A replica's own slice; elsewhere the whole value."""
