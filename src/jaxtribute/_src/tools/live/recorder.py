@@ -14,6 +14,7 @@ import time
 import traceback
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
@@ -71,6 +72,17 @@ _COMPILES = (
 )
 _MOST_METRICS = 64
 _MOST_TEXT = 20_000
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """The last figures of a task that has ended."""
+
+    last: dict[str, Json]
+
+    def figures(self) -> dict[str, Json]:
+        """Returns them."""
+        return self.last
 
 
 class Recorder(Observer):
@@ -207,7 +219,9 @@ class Recorder(Observer):
             if self._is_task:
                 self._thread = threading.get_ident()
         elif event.kind == TASK.name:
-            self._tasks.pop(event.name, None)
+            self._tasks[event.name] = _Ended(
+                self._tasks[event.name].figures()
+            )  # the next window tells what has become of it
         elif event.kind == WRITE.name and event.error is None:  # a checkpoint, in a thread of its own
             self._later.append({"k": f"write {phase}", "t": self._wall(time.monotonic()), "path": event.name})
 
@@ -339,6 +353,9 @@ class Recorder(Observer):
         self._fill(window)
         self._windows += 1
         self._lines.write(window.record() | self._usage() | self._position() | self._figures())
+        for name, task in self._tasks.copy().items():
+            if isinstance(task, _Ended):
+                self._tasks.pop(name, None)
 
     def _write_later(self) -> None:
         while self._later:
