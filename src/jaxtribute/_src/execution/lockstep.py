@@ -286,10 +286,10 @@ class LockstepRun:
         if not variable.policy.shared:
             parts[index] = value
             array = self.mesh.assemble(parts)
-            if variable.policy.layout and variable.policy.where is not None:
-                array = put(
-                    array, variable.policy.where
-                )  # replicas write values that are whole on each of their devices
+            where = variable.policy.where
+            # Replicas write values that are whole on each of their devices.
+            if variable.policy.layout and where is not None:
+                array = put(array, where)
             self.step.bind(variable, array)
             # The replica may hold what it wrote, so the array counts as lent.
             self._parts[variable] = (self.step.get(variable), parts)

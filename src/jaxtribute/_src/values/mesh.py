@@ -129,8 +129,7 @@ def _layout_of(array: jax.Array, mesh: Mesh) -> Layout | None:
     where = array.sharding
     if isinstance(where, NamedSharding) and where.mesh == mesh:
         return tuple(where.spec)
-    devices = tuple(mesh.devices.flat)
-    return () if where.is_fully_replicated and where.device_set == set(devices) else None
+    return () if where.is_fully_replicated and where.device_set == set(mesh.devices.flat) else None
 
 
 class Peers(Protocol):
