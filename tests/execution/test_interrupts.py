@@ -1,10 +1,12 @@
 """A signal whose handler raises, at any point: the variables are those before or after the step, whole."""
 
 import dis
+import gc
 import random
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,10 +42,14 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     """Raises, unless the moment is one that nothing can be promised of: a timer sends the signal again soon after.
 
     JAX's own Python, such as what sets its state before a `try`, and whatever it calls meanwhile, may leave a state
-    that is not its own, or wrap the error; what is raised while an object is removed is lost.
+    that is not its own, or wrap the error; what is raised in the callbacks of the garbage collector, of a weak
+    reference or of an object that is removed is lost.
     """
     while frame is not None and number == signal.SIGALRM:
-        if frame.f_code.co_filename.startswith(JAX) or frame.f_code.co_name == "__del__":
+        callback = frame.f_code.co_name == "__del__" or frame.f_code in [
+            getattr(c, "__code__", None) for c in gc.callbacks
+        ]
+        if callback or frame.f_code.co_filename.startswith((JAX, weakref.__file__)):
             signal.setitimer(signal.ITIMER_REAL, 1e-4)
             return
         frame = frame.f_back
