@@ -19,7 +19,8 @@ help:  ## show the targets
 $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "jaxtribute needs Python 3.11 or newer. HINT: install it, or run make PYTHON=/path/to/python3"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --editable '.[dev]'
 	@touch $@
 
 check: $(READY)  ## formatting, lint, types
