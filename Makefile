@@ -39,7 +39,7 @@ test: $(READY)  ## the tests that start no process of their own: minutes
 test-all: export COVERAGE_CORE = sysmon
 test-all: $(READY)  ## also those that start and kill processes, the pages and the examples; with coverage
 	$(MAKE) test COVERAGE="--cov --cov-report="
-	$(PYTEST) -m slow --durations=100 --cov --cov-append --cov-report=term --cov-fail-under=95
+	$(PYTEST) --numprocesses=4 -m slow --durations=100 --cov --cov-append --cov-report=term --cov-fail-under=95
 
 docs: $(READY)  ## build the documentation into site/
 	$(BIN)/zensical build --strict

@@ -28,6 +28,10 @@ STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
     "mirrored": lambda: mirrored(4),
     "mirrored, tree": lambda: jd.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"], jd.HierarchicalCopyAllReduce()),
     "mirrored, one device": lambda: jd.MirroredStrategy(["CPU:0", "CPU:1"], jd.ReductionToOneDevice("CPU:1")),
+    "groups": lambda: jd.MirroredStrategy([f"CPU:{i}" for i in range(4)], devices_per_replica=2),
+    "groups, sharded": lambda: jd.FullyShardedStrategy(
+        [f"CPU:{i}" for i in range(6)], devices_per_replica=2, min_bytes=0
+    ),
     "central": lambda: jd.CentralStorageStrategy(["CPU:0", "CPU:1", "CPU:2"], "CPU:4"),
     "central, one replica": lambda: jd.CentralStorageStrategy(["CPU:2"], "CPU:4"),
 }

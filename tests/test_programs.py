@@ -26,7 +26,7 @@ from replicas import mirrored, one_device
 SIZE = 4
 MODULUS, FEW = np.float32(8), np.float32(4)  # keep the numbers small integers, of which floats are exact
 WRAPPERS = ("plain", "jit", "checkpoint", "scan", "fori", "cond", "nested", "vmap")  # and "while", without a gradient
-STRATEGIES = ("default", "one device", "mirrored", "fully sharded", "central")
+STRATEGIES = ("default", "one device", "mirrored", "fully sharded", "central", "groups", "sharded groups")
 VARIABLES = 2
 
 Array = np.ndarray[Any, Any]
@@ -37,6 +37,11 @@ def strategy_named(name: str) -> jd.Strategy:
     devices = ["CPU:0", "CPU:1"]
     if name == "mirrored":
         return mirrored(2)
+    groups: dict[str, Any] = {"devices_per_replica": 2, "layout": {".*": ("model",)}}
+    if name == "groups":
+        return jd.MirroredStrategy([*devices, "CPU:2", "CPU:3"], **groups)
+    if name == "sharded groups":
+        return jd.FullyShardedStrategy([*devices, "CPU:2", "CPU:3"], min_bytes=1, **groups)
     if name == "fully sharded":
         return jd.FullyShardedStrategy(devices, min_bytes=1)
     if name == "central":

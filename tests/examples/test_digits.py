@@ -63,10 +63,9 @@ def test_the_default_strategy_does_the_same(one_device: str) -> None:
 
 
 # 64 and 29 images over 3 replicas: 22, 22, 20 and 10, 10, 9; so every batch of an epoch is uneven.
-@pytest.mark.parametrize("devices", [2, 3])
-def test_any_number_of_devices_does_the_same(one_device: str, devices: int) -> None:
-    output = run("--strategy", "mirrored", "--devices", str(devices), "--epochs", "2")
-    copies = " ".join(f"CPU:{index}" for index in range(devices))
+def test_any_number_of_devices_does_the_same(one_device: str) -> None:
+    output = run("--strategy", "mirrored", "--devices", "3", "--epochs", "2")
+    copies = "CPU:0 CPU:1 CPU:2"
     assert re.search(rf"hidden/kernel:0 +64 x 256 +{copies}", output)
     expected, accuracy = results(one_device)["one-device"]
     loss, same = results(output)["mirrored"]

@@ -183,10 +183,10 @@ class ReplicaContext:
         return jax.vmap(jax.random.fold_in, (None, 0))(self._near(key), places)
 
     def _near(self, key: jax.Array) -> jax.Array:
-        """The key on this replica's device, if it was given from outside."""
+        """The key on this replica's device or devices, if it was given from outside."""
         if not isinstance(self._id, jax.Array) or isinstance(key, Tracer) or isinstance(self._id, Tracer):
             return key
-        return jax.device_put(key, next(iter(self._id.devices())))
+        return jax.device_put(key, self._id.sharding)
 
     def update(self, var: Any, fn: Function, args: Nest = (), kwargs: Nest = None) -> Any:
         """Calls `fn(var, *args, **kwargs)` where the variable is, once for all replicas.
