@@ -237,6 +237,7 @@ def test_a_replica_names_its_devices_and_can_be_the_one_that_adds_up() -> None:
         ({"devices_per_replica": 0}, ArgumentError, "devices_per_replica"),
         ({"devices_per_replica": 2, "replica_shape": {"a": 4}}, ArgumentError, "has 4"),
         ({"replica_shape": 2}, ArgumentTypeError, "replica_shape"),
+        ({"devices_per_replica": 2, "layout": {"w": (None, "modle")}}, ArgumentError, "'w' names the axis 'modle'"),
         ({"replica_shape": {"replica": 2}}, ArgumentError, "'replica'"),
         ({"layout": [1]}, ArgumentTypeError, "layout is"),
     ],

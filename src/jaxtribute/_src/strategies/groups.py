@@ -11,7 +11,7 @@ import jax
 from jaxtribute._src import settings
 from jaxtribute._src.types import Foreign
 from jaxtribute._src.values.automatic import AutomaticLayout
-from jaxtribute._src.values.layouts import LayoutMap
+from jaxtribute._src.values.layouts import LayoutMap, check_names
 from jaxtribute._src.values.mesh import AXIS, Peers, ReplicaMesh
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeviceError
 
@@ -59,7 +59,8 @@ def groups_of(devices_per_replica: Foreign, replica_shape: Foreign, layout: Fore
       layout: a `LayoutMap`, Keras's or a dictionary like one; "auto" for an automatic one; None for none.
 
     Raises:
-      ArgumentError: both are given and differ, a length below 1, or a name that is taken.
+      ArgumentError: both are given and differ, a length below 1, a name that is taken, or a layout that names an axis
+        which the replicas do not have.
       ArgumentTypeError: a value of another type.
     """
     count = settings.whole("devices_per_replica", devices_per_replica, 1, optional=True)
@@ -74,7 +75,10 @@ def groups_of(devices_per_replica: Foreign, replica_shape: Foreign, layout: Fore
             raise ArgumentError(
                 f"devices_per_replica is {count} and replica_shape {replica_shape!r} has {whole}. HINT: pass one."
             )
-    return Groups(shape, _layouts(layout))
+    layouts = _layouts(layout)
+    for key, axes in (layouts or {}).items() if shape else ():
+        check_names(axes, shape, repr(key))
+    return Groups(shape, layouts)
 
 
 def _shape(replica_shape: Foreign) -> dict[str, int]:

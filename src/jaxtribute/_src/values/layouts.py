@@ -81,14 +81,10 @@ def check_layout(layout: Layout, shape: tuple[int, ...], mesh: ReplicaMesh, name
         )
     if not mesh.group:
         return ()
+    check_names(layout, mesh.group, name)
     for size, axis in zip(shape, layout, strict=False):
         parts = 1
         for one in names_of(axis):
-            if one not in mesh.group:
-                raise ArgumentError(
-                    f"the layout {layout} of {name} names the axis {one!r}; the replicas' devices have "
-                    f'{mesh.group}. HINT: name one of these, or give the strategy replica_shape={{"{one}": ...}}.'
-                )
             parts *= mesh.group[one]
         if size % parts:
             raise ShapeError(
@@ -96,6 +92,21 @@ def check_layout(layout: Layout, shape: tuple[int, ...], mesh: ReplicaMesh, name
                 f"{shape}. HINT: leave that axis whole (None), or choose a size that {parts} divides."
             )
     return layout
+
+
+def check_names(layout: Layout, group: Mapping[str, int], name: str) -> None:
+    """Checks that a layout names axes that the replicas have.
+
+    Raises:
+      ArgumentError: another axis.
+    """
+    for axis in layout:
+        for one in names_of(axis):
+            if one not in group:
+                raise ArgumentError(
+                    f"the layout {layout} of {name} names the axis {one!r}; the replicas' devices have {dict(group)}. "
+                    f'HINT: name one of these, or give the strategy replica_shape={{"{one}": ...}}.'
+                )
 
 
 def with_layout(value: Numeric, layout: Foreign) -> Any:
