@@ -11,8 +11,9 @@ import pytest
 import jaxtribute as jd
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.capture import capture
+from jaxtribute._src.execution.cutting import inlined, makes_collectives
 from jaxtribute._src.execution.eager import NotSplittable
-from jaxtribute._src.execution.ragged import ReplicaClass, inlined, makes_collectives, prepare
+from jaxtribute._src.execution.ragged import ReplicaClass, prepare
 from ragged import agree, deal, rows
 from replicas import execute, here, ident, mirrored, variable
 

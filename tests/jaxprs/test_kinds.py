@@ -18,8 +18,8 @@ from jax.interpreters import mlir
 
 import jaxtribute as jd
 from jaxtribute._src.execution.central.placing import sink
+from jaxtribute._src.execution.cutting import makes_collectives
 from jaxtribute._src.execution.inference import varying_outputs
-from jaxtribute._src.execution.ragged import makes_collectives
 from jaxtribute._src.jaxprs.core import opened
 from jaxtribute._src.jaxprs.kinds import list_collectives
 from jaxtribute._src.values.mesh import AXIS

@@ -288,7 +288,7 @@ def _plan_one(arguments: _Arguments, traced: _Traced) -> _Plan:
 
 def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: ReplicaMesh) -> _Plan:
     """Replicas see different shapes: one program of all classes' programs; see `ragged`."""
-    from jaxtribute._src.execution import ragged  # many programs never need it, and starts should be quick
+    from jaxtribute._src.execution import cutting, ragged  # many programs never need them, and starts should be quick
 
     first = traces[0]
     for other in traces[1:]:
@@ -297,13 +297,15 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
         if list(other.executor.written) != list(first.executor.written):
             raise NotSplittable("the replicas write different variables")
     variables = list(dict.fromkeys(variable for traced in traces for variable in traced.executor.inputs))
+    programs = [
+        cutting.Program(cutting.inlined(traced.closed, mesh), [*range(len(arguments.inputs)), *traced.executor.inputs])
+        for traced in traces
+    ]
     classes = [
         ragged.ReplicaClass(
-            ragged.inlined(traced.closed, mesh),
-            [*range(len(arguments.inputs)), *traced.executor.inputs],
-            {i: one.shapes[replica] for i, one in enumerate(arguments.inputs) if one.shapes is not None},
+            *one, {i: given.shapes[replica] for i, given in enumerate(arguments.inputs) if given.shapes is not None}
         )
-        for traced, replica in zip(traces, arguments.samples, strict=True)
+        for one, replica in zip(cutting.completed(programs, mesh), arguments.samples, strict=True)
     ]
     common = ragged.prepare(classes)
     locals_ = [[tuple(aval(atom).shape) for atom in one.jaxpr.outvars] for one in classes]
@@ -314,7 +316,7 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
     every = [tuple(column[kind] for kind in arguments.table) for column in zip(*locals_, strict=True)]
     flags = [
         *(one.split for one in arguments.inputs),
-        *(variable.policy.split for variable in first.executor.inputs),
+        *(variable.policy.split for variable in classes[0].sources[len(arguments.inputs) :]),
     ]
     varying = varying_outputs(classes[0].jaxpr, flags)
     for place, atoms in enumerate(zip(*(one.jaxpr.outvars for one in classes), strict=True)):

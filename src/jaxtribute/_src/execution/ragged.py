@@ -18,14 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxtribute._src.execution.cutting import is_cut
 from jaxtribute._src.execution.eager import InnerCollective, NotSplittable
 from jaxtribute._src.execution.numbering import Number, Numbering, same_type
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, aval, bind, is_ref, opened
-from jaxtribute._src.jaxprs.kinds import is_collective, repeatable
-from jaxtribute._src.jaxprs.making import equal_p
-from jaxtribute._src.jaxprs.walking import any_in, called, evaluate, variables
+from jaxtribute._src.jaxprs.kinds import repeatable
+from jaxtribute._src.jaxprs.walking import variables
 from jaxtribute._src.types import Numeric
-from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
+from jaxtribute._src.values.mesh import AXIS
 
 
 @dataclass
@@ -59,39 +59,6 @@ class ReplicaClass:
     def own(self, eqn: JaxprEqn, common: set[Number]) -> bool:
         """True if an equation belongs to this class alone."""
         return any(self.numbers[var] not in common for var in eqn.outvars) or bool(eqn.effects)
-
-
-def inlined(closed: ClosedJaxpr, mesh: ReplicaMesh) -> ClosedJaxpr:
-    """The program with every inner call that makes collectives written out, so that it can be cut there."""
-
-    def handle(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:
-        if not makes_collectives(eqn):
-            return None
-        inner = called(eqn)
-        if inner is not None:
-            return evaluate(inner, operands, handle)
-        if not _is_cut(eqn):
-            raise InnerCollective(f"a collective inside {eqn.primitive.name}")
-        return None
-
-    avals = [jax.ShapeDtypeStruct(aval(var).shape, aval(var).dtype) for var in opened(closed).invars]
-    with mesh.within():
-        return jax.make_jaxpr(lambda *inputs: evaluate(closed, inputs, handle), axis_env=[(AXIS, mesh.size)])(*avals)
-
-
-def makes_collectives(eqn: JaxprEqn) -> bool:
-    """True if an operation talks to other replicas, itself or inside."""
-    return any_in(eqn, _meets)
-
-
-def _meets(eqn: JaxprEqn) -> bool:
-    """True if replicas exchange values by an operation itself, or it marks the end of an exchange."""
-    return eqn.primitive is equal_p or is_collective(eqn, AXIS)
-
-
-def _is_cut(eqn: JaxprEqn) -> bool:
-    """True if classes meet at an operation: a collective, or a condition on which all make the same ones."""
-    return _meets(eqn) or (eqn.primitive.name == "cond" and makes_collectives(eqn))
 
 
 def prepare(classes: Sequence[ReplicaClass]) -> set[Number]:
@@ -129,7 +96,7 @@ def _number(one: ReplicaClass, index: int, numbering: Numbering) -> None:
         numbers[var] = numbering.of((source, index if source in one.shapes else None))
     segment: list[JaxprEqn] = []
     for eqn in jaxpr.eqns:
-        if _is_cut(eqn):
+        if is_cut(eqn):
             key: Any = ("collective", len(one.collectives))
             one.collectives.append(eqn)
             one.segments.append(segment)
