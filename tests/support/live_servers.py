@@ -32,8 +32,13 @@ with jd.ParameterServerStrategy({"ps": 2, "worker": 2}) as strategy:
         coordinator.join()
 
     train(50)
-    os.kill(strategy.process_of("worker", 1), signal.SIGKILL)
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
+    killed = strategy.process_of("worker", 1)
+    os.kill(killed, signal.SIGKILL)
+    deadline = time.monotonic() + 200
+    back = None  # the moment since which the worker is there again
+    while back is None or time.monotonic() < back + 3:
         train(50)
+        if back is None and strategy.process_of("worker", 1) != killed:
+            back = time.monotonic()
+        assert time.monotonic() < deadline, "the worker did not come again"
     print(json.dumps({"count": int(count)}))

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.slow  # each compiles a training, or runs it operation 
 
 STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
     "one device": lambda: one_device(1),
-    "mirrored 2": lambda: mirrored(2),
     "mirrored 4": lambda: mirrored(4),
     "sharded 4": lambda: jd.FullyShardedStrategy([f"CPU:{i}" for i in range(4)], min_bytes=256),
 }
