@@ -58,6 +58,18 @@ def test_a_worker_that_is_slow_all_the_time(tmp_path: Path) -> None:
     assert "worker 2, for its own computing in Python" in state["notices"][0]
 
 
+def test_what_both_workers_do_is_no_cause(tmp_path: Path) -> None:
+    def parts(rank: int, second: float) -> Mapping[str, float]:
+        if rank == 1 and 40 <= second < 45:
+            return {"input": 0.2, "other": 0.8}
+        return {"step": 0.7, "input": 0.2, "other": 0.1}
+
+    now = live_runs.running(tmp_path, 2, 100, parts)
+    (held,) = Run(tmp_path).state(now)["held"]
+    assert held["rank"] == 1
+    assert held["causes"] == pytest.approx({"other": 3.5})
+
+
 def test_small_differences_are_no_wait(tmp_path: Path) -> None:
     def parts(rank: int, second: float) -> Mapping[str, float]:
         share = 0.9 + 0.05 * ((rank * 7 + int(second) * 3) % 5 - 2) / 2

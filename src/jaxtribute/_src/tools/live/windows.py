@@ -67,10 +67,6 @@ class Window:
     bins: dict[int, int] = field(default_factory=dict[int, int])
     metrics: dict[str, float] = field(default_factory=dict[str, float])
 
-    def add(self, bucket: str, seconds: float) -> None:
-        """Adds time to a part."""
-        self.buckets[bucket] = self.buckets.get(bucket, 0.0) + seconds
-
     def add_steps(self, seconds: float, count: int) -> None:
         """Adds steps that took so long, each."""
         number = bin_of(seconds)
