@@ -99,9 +99,14 @@ def test_one_worker_holds_the_other_up(fault: str, part: str, words: str, tmp_pa
     beside = (sum(faulty.values()) - found.cost) * usual(tmp_path / "run", found, part)
     assert within(faulty[part] - beside, found.cost), (faulty, beside, found)
     held = next(one for one in state["held"] if one["rank"] == 1)
-    # What worker 0 had to do itself meanwhile, on a busy machine more, it did not wait for.
+    # What worker 0 had to do itself meanwhile, on a busy machine more, it did not wait for; and without the fault, too,
+    # one of them waits for the other.
     own = first["input"] + first["other"]
-    assert 0.95 * found.cost - own <= held["causes"][part] <= 1.05 * found.cost + NOISE_S, (held, first, found)
+    assert 0.95 * found.cost - own <= held["causes"][part] <= 1.05 * found.cost + NOISE_S + beside, (
+        held,
+        first,
+        found,
+    )
     assert held["cause"] == part
     assert first["collective"] > 0.95 * found.cost - own
     assert any(f"for worker 1, for {words}" in notice for notice in whole["notices"])

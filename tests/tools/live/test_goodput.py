@@ -93,7 +93,7 @@ def test_a_worker_that_stands_still(tmp_path: Path) -> None:
     assert workers[1]["event"] == "silent"
     assert workers[1]["seconds"] == pytest.approx(20, abs=1)
     assert workers[0]["bar"]["collective"] == pytest.approx(19, abs=1)  # the last second is not told by all
-    assert "worker 1 has told nothing for 20 s; last at train.py:42" in state["notices"]
+    assert "worker 1 has told nothing for 20.0 s; last at train.py:42" in state["notices"]
     assert state["held"][0]["rank"] == 1
     assert "waits in a step for worker 1 (silent)" in workers[0]["words"]
 

@@ -38,6 +38,8 @@ def doing(worker: Worker, attempt: Attempt | None, now: float) -> dict[str, Json
     """
     seen = worker.last_seen()
     began = max(worker.starts, default=0.0)
+    if seen <= 0:
+        return _state("silent", None)
     if worker.ends and worker.ends[-1] >= began:
         failed = any(one.kind == "failure" and one.time >= began for one in worker.events)
         return _state("failed" if failed else "ended", max(now - worker.ends[-1], 0.0))

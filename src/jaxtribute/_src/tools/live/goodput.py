@@ -32,7 +32,9 @@ _CLEAR = 0.5
 """The share of a window by which a worker must be busier than another to wait for it beyond doubt."""
 _ROUNDING = 1e-6
 _LEAST = 0.05
-_MOST_BINS = 200_000
+_MOST_BINS = 4_000_000
+"""Windows of all workers that are compared."""
+_SKEW_S = 3600.0
 
 Bar = dict[str, float]
 
@@ -133,7 +135,10 @@ def _rows_of(worker: Worker, start: float, end: float) -> HostArray:
     for place in reversed(range(len(worker.starts))):
         if start - 1.0 <= worker.starts[place] <= end:
             last = place + 1 == len(worker.starts)
-            return worker.table()[worker.firsts[place] : None if last else worker.firsts[place + 1]]
+            table = worker.table()[worker.firsts[place] : None if last else worker.firsts[place + 1]]
+            # A clock that was set may have put windows out of order, a damaged file anywhere.
+            table = table[(table[:, 0] > start - _SKEW_S) & (table[:, 0] < end + _SKEW_S)]
+            return table[np.argsort(table[:, 0], kind="stable")]
     return np.zeros((0, len(COLUMNS)))
 
 
@@ -162,7 +167,7 @@ def _separate_waits(found: Goodput, ranks: Sequence[int], tables: Sequence[HostA
     first = min(float(table[0, 0]) for table in tables) // length
     last = max(float(table[-1, 0]) for table in tables) // length
     bins = int(last - first) + 1
-    if bins > _MOST_BINS:
+    if bins * len(tables) > _MOST_BINS:
         return
     parts = np.zeros((len(tables), bins, len(BUCKETS)))
     # A worker takes part from the moment that it starts until it ends, or the job does; if it tells nothing meanwhile,
@@ -194,8 +199,8 @@ def _separate_waits(found: Goodput, ranks: Sequence[int], tables: Sequence[HostA
 def _waits(busy: HostArray, whole: HostArray, length: float) -> tuple[HostArray, HostArray]:
     """Seconds for which each worker waited for another one, in a step or at a barrier.
 
-    In single windows only waits count that are beyond the doubt of so few looks, of shape `(workers, bins)`. What groups
-    of windows show beside them has the shape `(workers, groups)`.
+    In single windows only waits count that are beyond the doubt of so few looks; they have the shape `(workers, bins)`.
+    What groups of windows show beside them has the shape `(workers, groups)`.
     """
     sharp = busy - busy.min(axis=0)
     sharp[sharp < _CLEAR * length] = 0.0

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxtribute._src.tools.live.state import Run
+from jaxtribute._src.tools.live.windows import seconds_text
 from jaxtribute._src.tools.tables import bytes_text
 from jaxtribute._src.types import Json
 
@@ -32,17 +33,6 @@ _CONTROL = dict.fromkeys((*range(32), *range(127, 160)), "�")
 def plain(value: Json) -> str:
     """Text of a job without what a terminal would take for a command."""
     return str(value).translate(_CONTROL)
-
-
-def seconds_text(seconds: float | None) -> str:
-    """`0.82 ms`, `3.1 s`, `12 min` or `2:05 h`; a dash for None."""
-    if seconds is None:
-        return "-"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{int(seconds // 3600)}:{int(seconds % 3600 // 60):02} h"
 
 
 def view(state: dict[str, Json], width: int) -> RenderableType:

@@ -43,6 +43,21 @@ def quantile(bins: dict[int, int], share: float) -> float | None:
     return None
 
 
+def seconds_text(seconds: float | None) -> str:
+    """`0.82 ms`, `3.1 s`, `12 min` or `2:05 h`, `3.1 days`; a dash for None."""
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 172_800:
+        return f"{int(seconds // 3600)}:{int(seconds % 3600 // 60):02} h"
+    return f"{seconds / 86_400:.1f} days"
+
+
 @dataclass
 class Window:
     """A window of one worker.

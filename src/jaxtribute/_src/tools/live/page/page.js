@@ -71,7 +71,8 @@ function showFigures(state) {
   if (state.step.predicted) {
     shown.push([`${seconds(state.step.predicted)}`, `predicted; measured is ${(state.step.p50 / state.step.predicted).toFixed(2)} of it`]);
   }
-  shown.push([count(state.workers.length), `worker(s), start ${state.starts}`]);
+  const workers = state.workers.length === 1 ? "worker" : "workers";
+  shown.push([count(state.workers.length), state.starts > 1 ? `${workers}, start ${state.starts}` : workers]);
   fill(byId("figures"), shown.map(([value, label]) =>
     element("div", { class: "figure" }, [element("b", { text: value }), element("span", { text: label })])));
 }
@@ -82,7 +83,7 @@ function showBar(state) {
   fill(box, bar(state.goodput, state, false));
   const words = state.parts.map((name) => `${state.labels[name]} ${percent(state.goodput[name] / total)}`);
   box.setAttribute("aria-label", words.join(", "));
-  fill(byId("legend"), state.parts.map((name) => element("span", {}, [
+  fill(byId("legend"), state.parts.filter((name) => state.goodput[name] >= 0.0005 * total).map((name) => element("span", {}, [
     element("i", { class: kind(name) }),
     `${state.labels[name]} ${percent(state.goodput[name] / total)} (${seconds(state.goodput[name])})`,
   ])));
@@ -134,10 +135,12 @@ function row(worker, state) {
     ? worker.memory.map(([used, all]) => (all ? `${bytes(used)} of ${bytes(all)}` : bytes(used))).join(", ")
     : worker.rss ? `${bytes(worker.rss)} (host)` : "–";
   const words = element("td", { class: "words" }, [element("i", { class: `dot ${kind(worker.event)}` }), worker.words]);
+  // On narrow screens there is no column for the time.
+  if (worker.seconds !== null) words.append(element("small", { class: "narrow", text: `for ${seconds(worker.seconds)}` }));
   if (worker.where) words.append(element("small", { text: worker.where }));
   const small = element("div", { class: "bar small" }, bar(worker.bar, state, true));
   return element("tr", {}, [
-    cell(`${worker.rank}`), cell(worker.host, "wide"), words, cell(seconds(worker.seconds), "number"),
+    cell(`${worker.rank}`), cell(worker.host, "wide"), words, cell(seconds(worker.seconds), "number wide"),
     cell(count(worker.steps), "number"), cell(seconds(worker.p50), "number"), cell(seconds(worker.p99), "number"),
     cell(percent(worker.bar.step / total), "number"), element("td", { class: "wide" }, [small]),
     cell(memory, "number wide"),
@@ -147,7 +150,7 @@ function row(worker, state) {
 }
 
 function showWorkers(state) {
-  const heads = [["worker"], ["host", "wide"], ["does"], ["since", "number"], ["step", "number"], ["median", "number"],
+  const heads = [["worker"], ["host", "wide"], ["does"], ["since", "number wide"], ["step", "number"], ["median", "number"],
     ["99 %", "number"], ["useful", "number"], ["its time", "wide"], ["memory", "number wide"], ["data", "number wide"],
     ["restarts", "number wide"]];
   const table = byId("workers");
@@ -197,7 +200,7 @@ function showServers(state) {
     cell(task.busy_rate === null ? "–" : percent(Math.min(1, task.busy_rate)), "number"),
     cell(count(task.waiting), "number"), cell(`${task.restarts}`, "number wide"),
   ]));
-  table("stale-workers", [["worker"], ["pulls", "number"], ["changes missed, mean", "number"], ["last", "number"],
+  table("stale-workers", [["worker"], ["pulls", "number"], ["missed changes", "number"], ["last", "number"],
     ["most", "number"], ["pushes", "number wide"], ["received", "number wide"], ["sent", "number wide"]],
   found.workers.map((task) => [
     cell(`${task.index}`), cell(count(task.pulls), "number"), cell(task.stale === null ? "–" : task.stale.toFixed(2), "number"),
@@ -213,6 +216,7 @@ function showEvents(state) {
   const told = JSON.stringify(state.events);
   if (told === shownEvents) return; // a traceback that somebody reads stays open
   shownEvents = told;
+  byId("quiet").hidden = state.events.length > 0;
   fill(byId("events"), state.events.slice().reverse().map((event) => {
     const who = event.rank === null ? "" : `worker ${event.rank}: `;
     const took = event.seconds === null ? "" : ` (${seconds(event.seconds)})`;
