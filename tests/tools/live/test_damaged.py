@@ -14,7 +14,7 @@ from rich.console import Console
 import live_runs
 from jaxtribute._src.tools.cli.main import main
 from jaxtribute._src.tools.live.files import now_file, parsed, worker_file, write_now
-from jaxtribute._src.tools.live.server import _as_json
+from jaxtribute._src.tools.live.server import _as_json  # pyright: ignore[reportPrivateUsage]
 from jaxtribute._src.tools.live.state import Run
 from jaxtribute._src.tools.live.terminal import view
 from jaxtribute.errors import ArgumentError

@@ -75,8 +75,9 @@ def usual(run: Path, fault: Fault, part: str) -> float:
     spent = seconds = 0.0
     for line in (run / "worker-00001.jsonl").read_text().splitlines():
         record = json.loads(line)
-        apart = record["t"] + 1 < fault.begin - 1 or record["t"] > fault.end + 1
-        if record["k"] == "w" and record.get("n") and "compile" not in record["b"] and apart:
+        if record["k"] != "w" or not record.get("n") or "compile" in record["b"]:
+            continue
+        if record["t"] + 1 < fault.begin - 1 or record["t"] > fault.end + 1:
             spent += record["b"].get(part, 0.0)
             seconds += sum(record["b"].values())
     return spent / max(seconds, 1.0)

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
-import numpy as np
-
+from jaxtribute._src.tracking.protocol import counted
 from jaxtribute._src.types import Foreign, HostArray, Json
 
 _EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
@@ -44,8 +43,7 @@ class MLflow:
 
     def histogram(self, name: str, values: HostArray, step: int, time_s: float) -> None:
         """Logs counts and edges of 30 equal bins as a file of JSON, as the service has no histograms of its own."""
-        counts, edges = np.histogram(values, 30)
-        found = {"counts": counts.tolist(), "edges": edges.tolist(), "step": step, "time": time_s}
+        found = {**counted(values), "step": step, "time": time_s}
         self._client.log_dict(self._run, found, f"histograms/{name}/{step}.json")
 
     def text(self, name: str, text: str, step: int, time_s: float) -> None:
