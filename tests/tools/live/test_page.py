@@ -97,6 +97,7 @@ def test_parameter_servers(browser: Any, tmp_path: Path) -> None:
             assert "3.22 GB" in page.locator("#tasks tbody tr").first.inner_text()
             assert "3.00" in page.locator("#stale-workers tbody tr").first.inner_text()
             assert "waits for the servers" in page.locator("#workers").inner_text()
+            assert "not there, as the coordinator says" in page.locator("#workers tbody tr").last.inner_text()
             page.context.close()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxtribute._src.tools.live.attempts import Attempt, Job, attempts_of
-from jaxtribute._src.tools.live.doing import doing, note_waits
+from jaxtribute._src.tools.live.doing import doing, note_absent, note_waits
 from jaxtribute._src.tools.live.files import BUCKETS, LABELS, PLAN, read_json
 from jaxtribute._src.tools.live.goodput import Goodput, goodput
 from jaxtribute._src.tools.live.tasks import parameter_servers
@@ -104,13 +104,16 @@ class Run:
         parts = goodput(workers, attempts, start, now if end is None else end, together=together)
         bar = parts.job()
         states = {one.rank: doing(one, attempts[-1] if attempts else None, now) for one in workers}
+        servers = parameter_servers(self._processes, attempts[-1] if attempts else None, now)
         if together:
             note_waits(workers, states)
+        note_absent(states, ((servers or {}).get("coordinator") or {}).get("absent", ()))
         tables = {one.rank: one.table() for one in workers}
         lead = max(workers, key=lambda one: one.examples, default=None)
         return {
             "name": self.directory.resolve().name,
-            "command": self._job.command or next((str(one.about.get("program", "")) for one in workers), ""),
+            "command": self._job.command
+            or next((str(one.about.get("program", "")) for one in programs or workers), ""),
             "now": now,
             "started": start,
             "wall": (now if end is None else end) - start,
@@ -127,7 +130,7 @@ class Run:
             "held": _held(parts),
             "notices": [*self._problems(), *_newer(self._processes.values()), *_notices(workers, states, parts, bar)],
             "metrics": _metrics(programs if together else [*programs, *workers]),
-            "parameter_servers": parameter_servers(self._processes, attempts[-1] if attempts else None, now),
+            "parameter_servers": servers,
             "workers": [_worker(one, states[one.rank], parts, tables[one.rank]) for one in workers],
             "events": self._events(programs or workers),
         }

@@ -136,7 +136,9 @@ function row(worker, state) {
     : worker.rss ? `${bytes(worker.rss)} (host)` : "–";
   const words = element("td", { class: "words" }, [element("i", { class: `dot ${kind(worker.event)}` }), worker.words]);
   // On narrow screens there is no column for the time.
-  if (worker.seconds !== null) words.append(element("small", { class: "narrow", text: `for ${seconds(worker.seconds)}` }));
+  const over = ["ended", "failed"].includes(worker.event);
+  const since = over ? `${seconds(worker.seconds)} ago` : `for ${seconds(worker.seconds)}`;
+  if (worker.seconds !== null) words.append(element("small", { class: "narrow", text: since }));
   if (worker.where) words.append(element("small", { text: worker.where }));
   const small = element("div", { class: "bar small" }, bar(worker.bar, state, true));
   return element("tr", {}, [
