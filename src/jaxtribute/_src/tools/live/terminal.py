@@ -27,7 +27,11 @@ COLOURS = {
 }
 _STATES = COLOURS | {"wait": "magenta", "flush": "blue", "restore": "red", "silent": "red", "failed": "red"}
 _BLOCK = "█"
-_CONTROL = dict.fromkeys((*range(32), *range(127, 160)), "�")
+_TURNS = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""Characters that turn the direction of what follows."""
+_CONTROL = dict.fromkeys((*range(32), *range(127, 160), *_TURNS), "�")
+_LONGEST = 24
+"""Letters of a machine's name."""
 
 
 def plain(value: Json) -> str:
@@ -94,7 +98,7 @@ def _workers(workers: Sequence[dict[str, Json]]) -> Table:
         total = sum(one["bar"].values()) or 1.0
         memory = sum(used for used, _ in one["memory"]) or one["rss"]
         table.add_row(
-            f"{one['rank']} {plain(one['host'])}",
+            f"{one['rank']} {plain(one['host'])[:_LONGEST]}",
             Text(plain(one["words"]), _STATES.get(one["event"], "")),
             seconds_text(one["seconds"]),
             f"{one['steps']:,}",
@@ -117,7 +121,7 @@ def _servers(found: dict[str, Json]) -> list[RenderableType]:
     servers = _table(("server", "does"), ("holds", "requests", "per second", "busy", "wait", "restarts"))
     for one in found["servers"]:
         servers.add_row(
-            f"{plain(one['name'])} {plain(one['host'])}",
+            f"{plain(one['name'])} {plain(one['host'])[:_LONGEST]}",
             Text(plain(one["words"]), _STATES.get(one["event"], "")),
             bytes_text(int(one["bytes"])),
             f"{one['requests']:,.0f}",
