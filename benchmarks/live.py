@@ -22,11 +22,15 @@ def suite(quick: bool) -> list[Comparison]:
         try:
             contenders = [(group, name, name) for name in ("off", "on")]
             off, on = alternate(contenders, steps=32 if quick else 128, rounds=3 if quick else 31)
+            by_cores = [(group, name, f"{name}, cores") for name in ("off", "on")]
+            cores_off, cores_on = alternate(by_cores, steps=32 if quick else 128, rounds=3 if quick else 31)
             noted = group.steps("noting", 1_000 if quick else 20_000)[0]
             looked = group.steps("looking", 200 if quick else 2_000)[0]
             asked = group.steps("asking", 10_000)[0]
         finally:
             group.close()
+    more_cores = [a - b for a, b in zip(cores_on.seconds, cores_off.seconds, strict=True)]
+    cores = statistics.median(more_cores)
     more = [a - b for a, b in zip(on.seconds, off.seconds, strict=True)]
     cost = statistics.median(more)
     # The workers' looking threads share the cores with all of their steps.
@@ -36,6 +40,9 @@ def suite(quick: bool) -> list[Comparison]:
         Row("not recorded", off.median, min(off.seconds), max(off.seconds), loss=off.loss),
         Row("recorded", on.median, min(on.seconds), max(on.seconds), loss=on.loss),
         Row("the difference", cost, min(more), max(more), ratio=cost / off.median / BAR, bar=1.0),
+        Row("not recorded, seconds of cores", cores_off.median, min(cores_off.seconds), max(cores_off.seconds)),
+        Row("recorded, seconds of cores", cores_on.median, min(cores_on.seconds), max(cores_on.seconds)),
+        Row("the difference", cores, min(more_cores), max(more_cores), ratio=cores / cores_off.median / BAR, bar=1.0),
         Row("noted by the step's thread", noted, noted, noted, ratio=noted / off.median / BAR, bar=1.0),
         Row("looked, seconds of a core per second", looked, looked, looked, ratio=share / BAR, bar=1.0),
         Row("both", parts * off.median, parts * off.median, parts * off.median, ratio=parts / BAR, bar=1.0),

@@ -38,6 +38,17 @@ def unseen(step: Step, recorder: Observer) -> Step:
     return run
 
 
+def by_cpu(step: Step) -> Step:
+    """The step, whose time is that of all of the process's cores."""
+
+    def run(count: int) -> tuple[float, float]:
+        start = time.process_time()
+        _, loss = step(count)
+        return (time.process_time() - start) / count, loss
+
+    return run
+
+
 def noting(recorder: Observer) -> Step:
     """Seconds that the thread that trains spends on telling of a step and of its input."""
     element = jnp.zeros((BATCH, 64))
@@ -76,12 +87,12 @@ def asking(count: int) -> tuple[float, float]:
     """Seconds of a step's questions whether anybody looks: what remains where nobody does."""
     kind = Kind(DISPATCH.name)
     call = observed(Kind(INPUT.name))(_nothing)
-    start = time.perf_counter()
+    start = time.thread_time()
     for _ in range(count):
         if kind.observers and kind.due():
             raise AssertionError
         call(None)
-    return (time.perf_counter() - start) / count, 0.0
+    return (time.thread_time() - start) / count, 0.0
 
 
 def _nothing(subject: None) -> None:
@@ -90,7 +101,7 @@ def _nothing(subject: None) -> None:
 
 
 def main() -> None:
-    """Serves `off`, `on`, `noting`, `looking` and `asking`."""
+    """Serves `off` and `on`, by the clock and by the cores, `noting`, `looking` and `asking`."""
     jd.config.set_logical_cpu_devices(1)
     strategy = jd.MultiWorkerMirroredStrategy()
     jd.config.record_run(Path(sys.argv[1]))
@@ -98,6 +109,8 @@ def main() -> None:
     problem = make(PROBLEM, BATCH)
     off, on = (by_jaxtribute("jaxtribute", problem, strategy) for _ in range(2))
     steps = {"off": unseen(off, recorder), "on": on}
+    for name in ("off", "on"):
+        steps[f"{name}, cores"] = by_cpu(steps[name])
     steps["noting"] = noting(recorder)
     serve({**steps, "looking": looking(on), "asking": asking})
 

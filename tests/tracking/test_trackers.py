@@ -75,6 +75,20 @@ def test_tensorboard(tmp_path: Path) -> None:
         assert name in data
 
 
+@pytest.mark.parametrize("name", ["csv", "jsonl", "tensorboard"])
+def test_what_is_not_finite_or_no_letter_is_no_failure(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with summary.Writer(tmp_path, trackers=[name]) as writer:
+        writer.text("sample", "half a letter \ud800, \x00, \u202e<b>")
+        writer.histogram("weights", np.float32([1, 2, np.nan, np.inf]))
+    assert "failed" not in caplog.text
+    if name == "csv":
+        printed = (tmp_path / "metrics.csv").read_text()
+        assert "half a letter \\ud800" in printed
+        assert '""not_finite"": 2' in printed
+
+
 @pytest.mark.slow
 def test_mlflow_in_a_local_store(tmp_path: Path) -> None:
     write_all(tmp_path, "mlflow")

@@ -121,7 +121,9 @@ class Writer:
         Source: `tf.summary.text`.
         """
         self._check_open()
-        self._take("text", name, str(text), self._last(step))
+        # Halves of surrogates, as in some names of files, are shown as escapes: no tracker's files can hold them.
+        readable = str(text).encode("utf-8", "backslashreplace").decode()
+        self._take("text", name, readable, self._last(step))
 
     def configure(self, settings: Mapping[str, Json] | None = None, **named: Json) -> None:
         """Writes the settings of the training, such as the learning rate and the size of a batch.

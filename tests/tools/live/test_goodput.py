@@ -58,6 +58,18 @@ def test_a_worker_that_is_slow_all_the_time(tmp_path: Path) -> None:
     assert "worker 2, for its own computing in Python" in state["notices"][0]
 
 
+def test_what_both_workers_do_is_no_cause(tmp_path: Path) -> None:
+    def parts(rank: int, second: float) -> Mapping[str, float]:
+        if rank == 1 and 40 <= second < 45:
+            return {"input": 0.2, "other": 0.8}
+        return {"step": 0.7, "input": 0.2, "other": 0.1}
+
+    now = live_runs.running(tmp_path, 2, 100, parts)
+    (held,) = Run(tmp_path).state(now)["held"]
+    assert held["rank"] == 1
+    assert held["causes"] == pytest.approx({"other": 3.5})
+
+
 def test_small_differences_are_no_wait(tmp_path: Path) -> None:
     def parts(rank: int, second: float) -> Mapping[str, float]:
         share = 0.9 + 0.05 * ((rank * 7 + int(second) * 3) % 5 - 2) / 2
@@ -81,7 +93,7 @@ def test_a_worker_that_stands_still(tmp_path: Path) -> None:
     assert workers[1]["event"] == "silent"
     assert workers[1]["seconds"] == pytest.approx(20, abs=1)
     assert workers[0]["bar"]["collective"] == pytest.approx(19, abs=1)  # the last second is not told by all
-    assert "worker 1 has told nothing for 20 s; last at train.py:42" in state["notices"]
+    assert "worker 1 has told nothing for 20.0 s; last at train.py:42" in state["notices"]
     assert state["held"][0]["rank"] == 1
     assert "waits in a step for worker 1 (silent)" in workers[0]["words"]
 

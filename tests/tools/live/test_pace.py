@@ -34,9 +34,19 @@ def test_it_looks_seldom_at_a_training_that_computes() -> None:
     assert pace.pause_s() <= 0.15
 
 
+def test_it_looks_most_often_where_parts_alternate() -> None:
+    pace = Pace()
+    for bucket in ("step", "other", "step"):
+        pace.saw(bucket)
+    assert pace.pause_s() <= 0.03
+    for _ in range(6):
+        pace.saw("other")
+    assert 0.05 <= pace.pause_s() <= 0.15
+
+
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.7])
 def test_short_waits_are_seen_as_often_as_they_are(share: float) -> None:
-    found = accounted(lambda now: "input" if now / 0.013 % 1 < share else "step", 20_000)
+    found = accounted(lambda now: "input" if now / 0.013 % 1 < share else "step", 4_000)
     assert found["input"] / sum(found.values()) == pytest.approx(share, rel=0.05)
 
 

@@ -16,7 +16,7 @@ from jaxtribute._src.tools.live.state import Run
 from live_runs import START
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-HOSTILE = "</script><img src=x onerror=document.title='taken'>\x1b[2J\u202e&<b>"
+HOSTILE = "</script><img src=x onerror=document.title='taken'>\x1b[2J\x00\u202e&<b>" + "W" * 400
 WIDE, NARROW = (1280, 900), (390, 844)
 
 playwright: Any = pytest.importorskip("playwright.sync_api")
@@ -97,6 +97,7 @@ def test_parameter_servers(browser: Any, tmp_path: Path) -> None:
             assert "3.22 GB" in page.locator("#tasks tbody tr").first.inner_text()
             assert "3.00" in page.locator("#stale-workers tbody tr").first.inner_text()
             assert "waits for the servers" in page.locator("#workers").inner_text()
+            assert "not there, as the coordinator says" in page.locator("#workers tbody tr").last.inner_text()
             page.context.close()
 
 
@@ -145,6 +146,9 @@ def test_hostile_names_are_text(browser: Any, tmp_path: Path) -> None:
         assert "taken" not in page.title()
         assert "onerror=document.title='taken'>" in page.locator("#command").inner_text()
         assert "onerror=document.title='taken'>" in page.locator("#workers").inner_text()
+        assert "\u202e" not in page.locator("body").inner_text()
+        place = page.locator("#workers tbody td.words").first.bounding_box()
+        assert place["x"] + place["width"] < WIDE[0]  # a long name pushes nothing away
         page.locator("summary").first.click()
         assert "onerror" in page.locator("pre").first.inner_text()
         page.context.close()

@@ -7,8 +7,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
+from jaxtribute._src.tracking.protocol import counted
 from jaxtribute._src.types import HostArray, Json
 
 _COLUMNS = ("time", "step", "kind", "name", "value")
@@ -23,7 +22,8 @@ class Table:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8", newline="")
+        # A text may hold halves of surrogates, as names of files do: UTF-8 has none.
+        self._file = path.open("a", encoding="utf-8", errors="backslashreplace", newline="")
         self._rows = csv.writer(self._file)
         if not self._file.tell():
             self._rows.writerow(_COLUMNS)
@@ -35,8 +35,7 @@ class Table:
 
     def histogram(self, name: str, values: HostArray, step: int, time_s: float) -> None:
         """Writes a row whose value is JSON: counts and edges of 30 equal bins."""
-        counts, edges = np.histogram(values, 30)
-        found = json.dumps({"counts": counts.tolist(), "edges": edges.tolist()})
+        found = json.dumps(counted(values))
         self._rows.writerow((f"{time_s:.3f}", step, "histogram", name, found))
 
     def text(self, name: str, text: str, step: int, time_s: float) -> None:

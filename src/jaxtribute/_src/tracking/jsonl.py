@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
+from jaxtribute._src.tracking.protocol import counted
 from jaxtribute._src.types import HostArray, Json
 
 
@@ -32,8 +31,7 @@ class JsonLines:
 
     def histogram(self, name: str, values: HostArray, step: int, time_s: float) -> None:
         """Writes `{"step", "time", "histogram": name, "counts", "edges"}`, of 30 equal bins."""
-        counts, edges = np.histogram(values, 30)
-        self._write(step, time_s, {"histogram": name, "counts": counts.tolist(), "edges": edges.tolist()})
+        self._write(step, time_s, {"histogram": name, **counted(values)})
 
     def text(self, name: str, text: str, step: int, time_s: float) -> None:
         """Writes `{"step", "time", "name", "text"}`."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
-import numpy as np
-
+from jaxtribute._src.tracking.protocol import counted
 from jaxtribute._src.types import Foreign, HostArray, Json
 
 _EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 _LOCAL = "MLFLOW_ALLOW_FILE_STORE"
 _LONGEST = 6000
 """Letters of a parameter's value."""
+_AT_ONCE, _AT_ONCE_S = 500, 1.0
+"""Numbers that are sent in one call, and the seconds for which they are gathered: a call takes milliseconds."""
 
 
 class MLflow:
@@ -34,18 +36,20 @@ class MLflow:
         name = os.environ.get(_EXPERIMENT, "Default")
         found = self._client.get_experiment_by_name(name)
         experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        self._metrics: list[Foreign] = []
+        self._sent = time.monotonic()
         self._run: str = self._client.create_run(experiment, run_name=directory.name).info.run_id
 
     def scalars(self, values: Mapping[str, float], step: int, time_s: float) -> None:
-        """Logs the numbers of a step in one call."""
+        """Logs the numbers of a step, with those of others."""
         moment = int(time_s * 1000)
-        metrics = [self._entities.Metric(name, value, moment, step) for name, value in values.items()]
-        self._client.log_batch(self._run, metrics=metrics)
+        self._metrics += [self._entities.Metric(name, value, moment, step) for name, value in values.items()]
+        if len(self._metrics) >= _AT_ONCE or time.monotonic() - self._sent > _AT_ONCE_S:
+            self.flush()
 
     def histogram(self, name: str, values: HostArray, step: int, time_s: float) -> None:
         """Logs counts and edges of 30 equal bins as a file of JSON, as the service has no histograms of its own."""
-        counts, edges = np.histogram(values, 30)
-        found = {"counts": counts.tolist(), "edges": edges.tolist(), "step": step, "time": time_s}
+        found = {**counted(values), "step": step, "time": time_s}
         self._client.log_dict(self._run, found, f"histograms/{name}/{step}.json")
 
     def text(self, name: str, text: str, step: int, time_s: float) -> None:
@@ -58,10 +62,15 @@ class MLflow:
         self._client.log_batch(self._run, params=params)
 
     def flush(self) -> None:
-        """Does nothing: each call is sent at once."""
+        """Sends the numbers that were gathered."""
+        metrics, self._metrics = self._metrics, []
+        for first in range(0, len(metrics), _AT_ONCE):
+            self._client.log_batch(self._run, metrics=metrics[first : first + _AT_ONCE])
+        self._sent = time.monotonic()
 
     def close(self) -> None:
         """Ends the run."""
+        self.flush()
         self._client.set_terminated(self._run)
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from jaxtribute._src.types import HostArray, Json
+
+_BINS = 30
 
 
 @runtime_checkable
@@ -63,3 +67,11 @@ class Tracker(Protocol):
     def close(self) -> None:
         """Ends the tracking."""
         ...
+
+
+def counted(values: HostArray) -> dict[str, Json]:
+    """Counts and edges of 30 equal bins of the finite ones among the values, and the number of all others."""
+    finite = values[np.isfinite(values)]
+    counts, edges = np.histogram(finite, _BINS)
+    found: dict[str, Json] = {"counts": counts.tolist(), "edges": edges.tolist()}
+    return found if len(finite) == len(values) else found | {"not_finite": len(values) - len(finite)}

@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from jaxtribute._src.types import Foreign, HostArray, Json
 
 _BINS = 64
@@ -47,7 +49,9 @@ class EventFile:
         """Writes an event, of 64 equal bins."""
         from tensorboardX.summary import histogram
 
-        self._write(histogram(name, values, _BINS), step, time_s)
+        finite = values[np.isfinite(values)]
+        if len(finite):
+            self._write(histogram(name, finite, _BINS), step, time_s)
 
     def text(self, name: str, text: str, step: int, time_s: float) -> None:
         """Writes an event for the text tab."""

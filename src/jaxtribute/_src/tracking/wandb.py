@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
+
 from jaxtribute._src.types import Foreign, HostArray, Json
 
 
@@ -27,7 +29,9 @@ class WeightsAndBiases:
 
     def histogram(self, name: str, values: HostArray, step: int, time_s: float) -> None:
         """Logs a `wandb.Histogram`."""
-        self._run.log({name: self._wandb.Histogram(values)}, step=step)
+        finite = values[np.isfinite(values)]
+        if len(finite):
+            self._run.log({name: self._wandb.Histogram(finite)}, step=step)
 
     def text(self, name: str, text: str, step: int, time_s: float) -> None:
         """Logs a table of one cell, as the service has no texts of their own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 from jaxtribute._src.tools.live.attempts import Attempt
 from jaxtribute._src.tools.live.worker import Worker, number
@@ -38,6 +38,8 @@ def doing(worker: Worker, attempt: Attempt | None, now: float) -> dict[str, Json
     """
     seen = worker.last_seen()
     began = max(worker.starts, default=0.0)
+    if seen <= 0:
+        return _state("silent", None)
     if worker.ends and worker.ends[-1] >= began:
         failed = any(one.kind == "failure" and one.time >= began for one in worker.events)
         return _state("failed" if failed else "ended", max(now - worker.ends[-1], 0.0))
@@ -83,6 +85,13 @@ def note_waits(workers: Sequence[Worker], states: Mapping[int, dict[str, Json]])
             more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
             state["waits_for"] = ranks
             state["words"] = f"waits in a step for {names}{more}"
+
+
+def note_absent(states: MutableMapping[int, dict[str, Json]], absent: Sequence[int]) -> None:
+    """Tells of workers that the coordinator of parameter servers cannot reach."""
+    for rank in absent:
+        if rank in states:
+            states[rank] |= {"event": "failed", "words": "not there, as the coordinator says", "where": ""}
 
 
 def _held(worker: Worker) -> bool:

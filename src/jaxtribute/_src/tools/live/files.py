@@ -83,10 +83,14 @@ class Tail:
 
     Args:
       path: the file, which need not be there yet.
+
+    Attributes:
+      problem: why the file cannot be read; empty if it can, or is not there.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.problem = ""
         self._place = 0
         self._rest = b""
 
@@ -96,8 +100,12 @@ class Tail:
             with self.path.open("rb") as file:
                 file.seek(self._place)
                 data = file.read()
-        except OSError:
+        except FileNotFoundError:
             return []
+        except OSError as error:
+            self.problem = f"{self.path.name} cannot be read: {error.strerror or error}"
+            return []
+        self.problem = ""
         self._place += len(data)
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest if len(rest) < _LONGEST else b""

@@ -32,7 +32,9 @@ _CLEAR = 0.5
 """The share of a window by which a worker must be busier than another to wait for it beyond doubt."""
 _ROUNDING = 1e-6
 _LEAST = 0.05
-_MOST_BINS = 200_000
+_MOST_BINS = 4_000_000
+"""Windows of all workers that are compared."""
+_SKEW_S = 3600.0
 
 Bar = dict[str, float]
 
@@ -133,7 +135,10 @@ def _rows_of(worker: Worker, start: float, end: float) -> HostArray:
     for place in reversed(range(len(worker.starts))):
         if start - 1.0 <= worker.starts[place] <= end:
             last = place + 1 == len(worker.starts)
-            return worker.table()[worker.firsts[place] : None if last else worker.firsts[place + 1]]
+            table = worker.table()[worker.firsts[place] : None if last else worker.firsts[place + 1]]
+            # A clock that was set may have put windows out of order, a damaged file anywhere.
+            table = table[(table[:, 0] > start - _SKEW_S) & (table[:, 0] < end + _SKEW_S)]
+            return table[np.argsort(table[:, 0], kind="stable")]
     return np.zeros((0, len(COLUMNS)))
 
 
@@ -162,7 +167,7 @@ def _separate_waits(found: Goodput, ranks: Sequence[int], tables: Sequence[HostA
     first = min(float(table[0, 0]) for table in tables) // length
     last = max(float(table[-1, 0]) for table in tables) // length
     bins = int(last - first) + 1
-    if bins > _MOST_BINS:
+    if bins * len(tables) > _MOST_BINS:
         return
     parts = np.zeros((len(tables), bins, len(BUCKETS)))
     # A worker takes part from the moment that it starts until it ends, or the job does; if it tells nothing meanwhile,
@@ -176,8 +181,12 @@ def _separate_waits(found: Goodput, ranks: Sequence[int], tables: Sequence[HostA
     whole = here.all(axis=0)
     whole[-1:] = False  # not all have told of the last one
     barriers = parts[:, :, _COLLECTIVE]
-    waits = _waits((parts[:, :, _STEP] + barriers) * whole, whole, length)
-    _blame(found, ranks, parts, waits)
+    sharp, more = _waits((parts[:, :, _STEP] + barriers) * whole, whole, length)
+    _blame(found, ranks, parts, sharp)
+    edges = np.arange(0, bins, _WINDOWS_PER_GROUP)
+    others = parts * ~sharp.any(axis=0)[:, None]
+    _blame(found, ranks, np.add.reduceat(others, edges, axis=1), more)
+    waits = sharp + _spread(more, np.maximum((parts[:, :, _STEP] + barriers) * whole - sharp, 0.0))
     for place, table in enumerate(tables):
         index = (table[:, 0] // length - first).astype(int)
         busy = np.maximum(parts[place, :, _STEP], 1e-9)
@@ -187,42 +196,54 @@ def _separate_waits(found: Goodput, ranks: Sequence[int], tables: Sequence[HostA
         own[:, _STEP] *= 1 - share
 
 
-def _waits(busy: HostArray, whole: HostArray, length: float) -> HostArray:
-    """Seconds for which each worker waited for another one, in a step or at a barrier, of shape `(workers, bins)`.
+def _waits(busy: HostArray, whole: HostArray, length: float) -> tuple[HostArray, HostArray]:
+    """Seconds for which each worker waited for another one, in a step or at a barrier.
 
-    In single windows only waits count that are beyond the doubt of so few looks; in groups of windows also short ones.
+    In single windows only waits count that are beyond the doubt of so few looks; they have the shape `(workers, bins)`.
+    What groups of windows show beside them has the shape `(workers, groups)`.
     """
     sharp = busy - busy.min(axis=0)
     sharp[sharp < _CLEAR * length] = 0.0
-    bins = busy.shape[1]
-    edges = np.arange(0, bins, _WINDOWS_PER_GROUP)
+    edges = np.arange(0, busy.shape[1], _WINDOWS_PER_GROUP)
     grouped = np.add.reduceat(busy, edges, axis=1)
     seconds = np.maximum(np.add.reduceat(whole, edges) * length, length)
     difference = grouped - grouped.min(axis=0)
     share = np.clip(grouped / seconds, 0.0, 1.0)
     doubt = _LEAST + 2.5 * np.sqrt(share * (1 - share) / (_LOOKS_PER_S * seconds))
     difference[difference < doubt * seconds] = 0.0
-    sharp_sums = np.add.reduceat(sharp, edges, axis=1)
-    more = np.maximum(difference - sharp_sums, 0.0)
-    group = np.arange(bins) // _WINDOWS_PER_GROUP
-    rest = np.maximum(busy - sharp, 0.0)
-    rest_sums = np.maximum(np.add.reduceat(rest, edges, axis=1), 1e-9)
-    return sharp + rest * np.minimum(more / rest_sums, 1.0)[:, group]
+    return sharp, np.maximum(difference - np.add.reduceat(sharp, edges, axis=1), 0.0)
+
+
+def _spread(more: HostArray, rest: HostArray) -> HostArray:
+    """Waits of groups of windows, over the windows of each as these have seconds that may be waits."""
+    bins = rest.shape[1]
+    sums = np.add.reduceat(rest, np.arange(0, bins, _WINDOWS_PER_GROUP), axis=1)
+    share = np.minimum(more / np.maximum(sums, 1e-9), 1.0)
+    return rest * share[:, np.arange(bins) // _WINDOWS_PER_GROUP]
 
 
 def _blame(found: Goodput, ranks: Sequence[int], parts: HostArray, waits: HostArray) -> None:
-    """Adds the time for which workers were waited for to what they did in it."""
+    """Adds the time for which workers were waited for to what they did in it, and those who waited did not.
+
+    Args:
+      found: where it is added.
+      ranks: of the workers.
+      parts: seconds of each part, of shape `(workers, times, parts)`.
+      waits: seconds for which each worker waited, of shape `(workers, times)`.
+    """
     most = waits.max(axis=0)
     slowest = (parts[:, :, _STEP] + parts[:, :, _COLLECTIVE]).argmin(axis=0)
-    for place in np.flatnonzero(most > _ROUNDING):
-        worker = slowest[place]
-        doing = parts[worker, place].copy()
+    waiting = waits.argmax(axis=0)
+    for time in np.flatnonzero(most > _ROUNDING):
+        worker = slowest[time]
+        # Both have the next batch made, and run the Python of a step; the cause is what one has more of.
+        doing = np.maximum(parts[worker, time] - parts[waiting[time], time], 0.0)
         doing[[_STEP, _COLLECTIVE]] = 0.0
         held = found.held.setdefault(ranks[worker], {})
         total = float(doing.sum())
         if total <= 0:
-            held["silent"] = held.get("silent", 0.0) + float(most[place])
+            held["silent"] = held.get("silent", 0.0) + float(most[time])
             continue
         for part in np.flatnonzero(doing):
             cause = BUCKETS[part]
-            held[cause] = held.get(cause, 0.0) + float(most[place] * doing[part] / total)
+            held[cause] = held.get(cause, 0.0) + float(most[time] * doing[part] / total)

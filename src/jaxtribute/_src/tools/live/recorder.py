@@ -25,7 +25,6 @@ from jaxtribute._src.callers import located
 from jaxtribute._src.observers import (
     CLOSURE,
     DISPATCH,
-    FLUSH,
     INPUT,
     METRICS,
     RESTORE,
@@ -41,6 +40,7 @@ from jaxtribute._src.tools.live import machine
 from jaxtribute._src.tools.live.examples import examples_in
 from jaxtribute._src.tools.live.files import Lines, Tail, now_file, read_now, worker_file, write_now
 from jaxtribute._src.tools.live.pace import Pace
+from jaxtribute._src.tools.live.places import OUTSIDE, PARTS, PLACES, STEP, Places, divided
 from jaxtribute._src.tools.live.windows import Window, length_after
 from jaxtribute._src.types import Foreign, Json
 
@@ -52,18 +52,8 @@ _GAP_S = 1.0
 _BLOCK_STEPS, _BLOCK_S = 16, 0.25
 """Times of steps are means over so many steps, or over as few as take so long. Every 16th call waits for the devices on
 CPU, the others only hand their step over."""
-_PARTS = {
-    RESTORE.name: "recovery",
-    SAVE.name: "save",
-    FLUSH.name: "save",
-    WAIT.name: "collective",
-    INPUT.name: "input",
-}
-"""The part of the time that an event belongs to while the devices are idle, the outermost first."""
-_PLACES = frozenset((DISPATCH.name, CLOSURE.name, *_PARTS))
-"""The kinds of events that the thread that trains is in."""
 _NAMED = (SAVE.name, RESTORE.name, WAIT.name, CLOSURE.name)
-_OBSERVED = (DISPATCH.name, *_PARTS, WRITE.name, METRICS.name, TASK.name, CLOSURE.name)
+_OBSERVED = (*PLACES, WRITE.name, METRICS.name, TASK.name)
 """The kinds of events that a recorder observes."""
 _COMPILES = (
     "/jax/_src/compiler.py",
@@ -108,6 +98,7 @@ class Recorder(Observer):
         self._base = time.time() - time.monotonic()
         self._inside: list[Event] = []
         """The events that have begun and not ended in the thread that trains."""
+        self._places = Places(time.monotonic())
         self._thread = threading.main_thread().ident
         self._dispatched: tuple[Program, Foreign] | None = None
         """The last program and its result, until the devices have computed that."""
@@ -122,6 +113,9 @@ class Recorder(Observer):
         """Tasks of a cluster with parameter servers that run here."""
         self._windows = 0
         self._window = self._new_window(self._wall(time.monotonic()))
+        self._seen: dict[tuple[int, str], float] = {}
+        """What looks in this window say, and the seconds in each place until it began."""
+        self._before = self._places.at(0.0)
         self._told = (0, 0)
         self._devices: list[jax.Device] = []
         self._used: dict[str, Json] = {}
@@ -153,6 +147,7 @@ class Recorder(Observer):
         if sys.excepthook == self._note_exception:
             sys.excepthook = self._shown
         try:
+            self._window.buckets = divided(self._seen, self._before, self._places.at(time.monotonic()))
             self._write_window(self._window)
             self._lines.write({"k": "end", "t": self._wall(time.monotonic()), "failed": self._failed})
             self._now.unlink(missing_ok=True)
@@ -164,13 +159,17 @@ class Recorder(Observer):
 
     def on_start(self, event: Event) -> None:
         """Notes that the thread that trains is in an event; that is the thread that has dispatched a step last."""
-        if event.kind not in _PLACES:
+        place = PLACES.get(event.kind)
+        if place is None:
             self._note_other("start", event)
         elif threading.get_ident() == self._thread:  # threads that read ahead or write checkpoints hold nobody up
             self._inside.append(event)
-        elif event.kind == DISPATCH.name:
+            if place < self._places.place:
+                self._places.go(place, event.start_s)
+        elif place == STEP and event.kind == DISPATCH.name:
             self._thread = threading.get_ident()
             self._inside[:] = [event]
+            self._places.go(place, event.start_s)
 
     def on_end(self, event: Event) -> None:
         """Notes that the thread that trains has left an event, and what that has come to."""
@@ -182,6 +181,9 @@ class Recorder(Observer):
         else:
             self._note_other("end", event)
             return
+        place = min([PLACES[one.kind] for one in inside]) if inside else OUTSIDE
+        if place != self._places.place:
+            self._places.go(place, event.start_s + (event.seconds or 0.0))
         if event.error is not None:
             return
         if event.kind == DISPATCH.name:
@@ -246,7 +248,7 @@ class Recorder(Observer):
 
     def _look(self) -> None:
         last = told = time.monotonic()
-        pace, before = Pace(), "other"
+        pace, before = Pace(), (OUTSIDE, "other")
         while True:
             length = pace.pause_s()
             time.sleep(length)  # a third of the work of waiting for the event
@@ -257,18 +259,19 @@ class Recorder(Observer):
                 # What is seen began somewhere between the looks: each has half of the time. A thread that could not
                 # run would have looked after its pause.
                 gap = now - last >= _GAP_S
-                bucket = self._bucket_of_gap() if gap else self._bucket()
+                found = self._places.place, self._bucket_of_gap() if gap else self._bucket()
+                self._places.look(now)
                 turn = last + (length if gap else now - last) / 2
                 self._account(before, self._base + last, self._base + turn)
-                self._account(bucket, self._base + turn, self._base + now)
+                self._account(found, self._base + turn, self._base + now)
                 if now - told > _TELL_S:
                     told = now
                     self._tell(now)
             except OSError as error:
                 sys.stderr.write(f"jaxtribute: the run is no longer recorded in {self._now.parent}: {error}\n")
                 return
-            pace.saw(bucket)
-            last, before = now, bucket
+            pace.saw(found[1])
+            last, before = now, found
 
     def _bucket_of_gap(self) -> str:
         """The part of a time in which this thread did not run: a call that holds Python up, or a stopped process."""
@@ -285,14 +288,11 @@ class Recorder(Observer):
             return part
         if self._is_compiling():
             return "compile"
-        return "step" if self._inside else "other"
+        return PARTS[self._places.place]
 
     def _part(self) -> str | None:
-        kinds = {event.kind for event in list(self._inside)}
-        for kind, part in _PARTS.items():
-            if kind in kinds:
-                return part
-        return None
+        place = self._places.place
+        return PARTS[place] if place < STEP else None
 
     def _computing(self) -> bool:
         """True if the devices have not finished the last step."""
@@ -322,15 +322,17 @@ class Recorder(Observer):
             frame = frame.f_back
         return False
 
-    def _account(self, bucket: str, start: float, stop: float) -> None:
-        """Adds a time to its part, in one window or several."""
+    def _account(self, found: tuple[int, str], start: float, stop: float) -> None:
+        """Adds a time to what was found in it, a place and a part, in one window or several."""
         while stop >= self._window.start + self._window.length:
             edge = self._window.start + self._window.length
-            self._window.add(bucket, max(0.0, edge - start))
+            self._seen[found] = self._seen.get(found, 0.0) + max(0.0, edge - start)
+            after = self._places.at(edge - self._base)
+            self._window.buckets = divided(self._seen, self._before, after)
             self._write_window(self._window)
-            self._window = self._new_window(edge)
+            self._window, self._seen, self._before = self._new_window(edge), {}, after
             start = max(start, edge)
-        self._window.add(bucket, stop - start)
+        self._seen[found] = self._seen.get(found, 0.0) + stop - start
 
     def _new_window(self, moment: float) -> Window:
         length = length_after(self._windows)
@@ -383,6 +385,7 @@ class Recorder(Observer):
     def _tell(self, now: float) -> None:
         """Replaces the small file that says what this worker does now."""
         self._write_later()
+        self._window.buckets = divided(self._seen, self._before, self._places.at(now))
         self._fill(self._window)
         inside = list(self._inside)
         bucket = self._bucket()

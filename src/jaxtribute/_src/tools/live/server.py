@@ -138,7 +138,13 @@ def application(run: Run, host: str, token: str | None) -> Starlette:
         return answer
 
     def state(request: Request) -> Response:
-        return refused(request) or Response(cached.text(), 200, _HEADERS, "application/json")
+        refusal = refused(request)
+        if refusal is not None:
+            return refusal
+        try:
+            return Response(cached.text(), 200, _HEADERS, "application/json")
+        except ArgumentError as error:  # the folder is gone
+            return Response(str(error), 503, _HEADERS, "text/plain")
 
     routes = [Route(path, page(name, kind), methods=["GET"]) for path, (name, kind) in _PAGE.items()]
     return Starlette(routes=[*routes, Route("/state.json", state, methods=["GET"])])

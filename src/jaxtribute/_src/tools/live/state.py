@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
 from jaxtribute._src.tools.live.attempts import Attempt, Job, attempts_of
-from jaxtribute._src.tools.live.doing import doing, note_waits
+from jaxtribute._src.tools.live.doing import doing, note_absent, note_waits
 from jaxtribute._src.tools.live.files import BUCKETS, LABELS, PLAN, read_json
 from jaxtribute._src.tools.live.goodput import Goodput, goodput
 from jaxtribute._src.tools.live.tasks import parameter_servers
-from jaxtribute._src.tools.live.windows import quantile
+from jaxtribute._src.tools.live.windows import quantile, seconds_text
 from jaxtribute._src.tools.live.worker import COLUMNS, Event, Worker, number
 from jaxtribute._src.types import HostArray, Json
 from jaxtribute.errors import ArgumentError
@@ -34,26 +35,45 @@ class Run:
       directory: the folder that `--run`, `JAXTRIBUTE_RUN` or `jd.config.record_run` named.
 
     Raises:
-      ArgumentError: there is no such folder, or it holds no run.
+      ArgumentError: there is no such folder, it holds no run, or it cannot be read, which `state` may find later.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        if not directory.is_dir():
-            raise ArgumentError(
-                f"there is no folder {str(directory)!r}. HINT: give the one that `jaxtribute launch --run` records to."
-            )
         self._job = Job.at(directory)
         self._processes: dict[tuple[str, int], Worker] = {}
         self._read()
+        problems = self._problems()
+        if problems and not any(one.starts or one.count for one in self._processes.values()):
+            raise ArgumentError(
+                f"the run in {str(directory)!r} cannot be read: {problems[0]}. HINT: ask who records it to let this "
+                "user read the folder and its files."
+            )
         if not self._processes and self._job.started is None:
             raise ArgumentError(
                 f"{str(directory)!r} holds no run. HINT: start one with `jaxtribute launch --run {directory} ...`."
             )
 
+    def _problems(self) -> list[str]:
+        """Files that cannot be read, and why."""
+        tails = [self._job.tail, *(process.tail for process in self._processes.values())]
+        return [tail.problem for tail in tails if tail.problem]
+
     def _read(self) -> None:
         self._job.update()
-        for path in self.directory.iterdir():
+        try:
+            paths = list(self.directory.iterdir())
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ArgumentError(
+                f"there is no folder {str(self.directory)!r}. HINT: give the one that `jaxtribute launch --run` "
+                "records to; a run needs it while it is shown."
+            ) from error
+        except OSError as error:
+            raise ArgumentError(
+                f"the folder {str(self.directory)!r} cannot be read: {error.strerror}. HINT: this user needs the right "
+                "to read it."
+            ) from error
+        for path in paths:
             match = _FILE.fullmatch(path.name)
             if match and (match[1], int(match[2])) not in self._processes:
                 role, rank = match[1], int(match[2])
@@ -84,13 +104,16 @@ class Run:
         parts = goodput(workers, attempts, start, now if end is None else end, together=together)
         bar = parts.job()
         states = {one.rank: doing(one, attempts[-1] if attempts else None, now) for one in workers}
+        servers = parameter_servers(self._processes, attempts[-1] if attempts else None, now)
         if together:
             note_waits(workers, states)
+        note_absent(states, ((servers or {}).get("coordinator") or {}).get("absent", ()))
         tables = {one.rank: one.table() for one in workers}
         lead = max(workers, key=lambda one: one.examples, default=None)
         return {
             "name": self.directory.resolve().name,
-            "command": self._job.command or next((str(one.about.get("program", "")) for one in workers), ""),
+            "command": self._job.command
+            or next((str(one.about.get("program", "")) for one in programs or workers), ""),
             "now": now,
             "started": start,
             "wall": (now if end is None else end) - start,
@@ -103,11 +126,11 @@ class Run:
             "step": _step_times(workers) | {"predicted": self._predicted()},
             "rates": {} if lead is None else _rates(tables[lead.rank], now if end is None else end),
             "steps": max((one.steps() for one in workers), default=0),
-            "speed": [] if lead is None else _speed(tables[lead.rank]),
+            "speed": [] if lead is None else _speed(tables[lead.rank], over=end is not None),
             "held": _held(parts),
-            "notices": _notices(workers, states, parts, bar),
+            "notices": [*self._problems(), *_newer(self._processes.values()), *_notices(workers, states, parts, bar)],
             "metrics": _metrics(programs if together else [*programs, *workers]),
-            "parameter_servers": parameter_servers(self._processes, attempts[-1] if attempts else None, now),
+            "parameter_servers": servers,
             "workers": [_worker(one, states[one.rank], parts, tables[one.rank]) for one in workers],
             "events": self._events(programs or workers),
         }
@@ -185,8 +208,14 @@ def _rates(table: HostArray, end: float) -> dict[str, Json]:
     return found
 
 
-def _speed(table: HostArray) -> list[list[float]]:
-    """Moments, with steps and examples per second around them."""
+def _speed(table: HostArray, *, over: bool) -> list[list[float]]:
+    """Moments, with steps and examples per second around them; of a run that is over, of its steps alone."""
+    covered = table[:, 2 : 2 + len(BUCKETS)].sum(axis=1)
+    if len(table) and covered[-1] < 0.5 * table[-1, 1]:
+        table = table[:-1]  # it has hardly begun
+    stepped = np.flatnonzero(table[:, _STEPS])
+    if over and len(stepped):
+        table = table[stepped[0] : stepped[-1] + 1]
     if len(table) < 2:
         return []
     group = np.arange(len(table)) * min(_POINTS, len(table)) // len(table)
@@ -219,6 +248,24 @@ def _held(parts: Goodput) -> list[dict[str, Json]]:
     return sorted(found, key=lambda one: -one["seconds"])
 
 
+def _newer(processes: Iterable[Worker]) -> list[str]:
+    """A line if the records are of a later version, which may tell more than this one understands."""
+    own = version("jaxtribute")
+    told = {str(process.about.get("jaxtribute", ""))[:50] for process in processes}
+    newer = [one for one in told if _numbers(one) > _numbers(own)]
+    if not newer:
+        return []
+    return [
+        f"jaxtribute {max(newer, key=_numbers)} has written this run, and {own} shows it: some of it may be missing"
+    ]
+
+
+def _numbers(name: str) -> list[int]:
+    """The numbers that a version begins with."""
+    found = re.match(r"\d{1,9}(\.\d{1,9})*", name, re.ASCII)
+    return [int(one) for one in found[0].split(".")] if found else []
+
+
 _CAUSES = {
     "input": "its input",
     "other": "its own computing in Python",
@@ -237,13 +284,15 @@ def _notices(
     found: list[str] = []
     for worker in workers:
         state = states[worker.rank]
-        if state["event"] == "silent":
-            found.append(
-                f"worker {worker.rank} has told nothing for {state['seconds']:.0f} s; last at {state['where']}"
-            )
+        if state["event"] == "silent" and state["seconds"] is None:
+            found.append(f"worker {worker.rank} has written nothing that can be read")
+        elif state["event"] == "silent":
+            place = f"; last at {state['where']}" if state["where"] else ""
+            found.append(f"worker {worker.rank} has told nothing for {seconds_text(state['seconds'])}{place}")
     waiting = [one.rank for one in workers if states[one.rank].get("waits_for")]
     if waiting:
-        found.append(f"worker {waiting[0]} {states[waiting[0]]['words']}")
+        more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
+        found.append(f"worker {waiting[0]}{more} {states[waiting[0]]['words']}")
     wall = sum(bar.values())
     for one in _held(parts)[:3]:
         if one["seconds"] > _NOTABLE * wall:
@@ -259,7 +308,7 @@ def _worker(worker: Worker, state: dict[str, Json], parts: Goodput, table: HostA
     return {
         "rank": worker.rank,
         "host": str(worker.about.get("host", ""))[:200],
-        "pid": worker.about.get("pid"),
+        "pid": number(worker.about.get("pid")),
         "starts": len(worker.starts),
         "devices": len(worker.devices),
         "kind": worker.devices[0] if worker.devices else "",
@@ -268,7 +317,7 @@ def _worker(worker: Worker, state: dict[str, Json], parts: Goodput, table: HostA
         "p99": quantile(worker.bins, 0.99),
         "rss": number(worker.usage.get("rss")),
         "memory": [[number(one[0]), number(one[1])] for one in memory] if isinstance(memory, list) else [],
-        "position": worker.usage.get("pos"),
+        "position": number(worker.usage["pos"]) if "pos" in worker.usage else None,
         "examples": int(table[:, _EXAMPLES].sum()) if len(table) else 0,
         "bar": parts.workers[worker.rank],
         **state,

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxtribute._src.tools.live.state import Run
+from jaxtribute._src.tools.live.windows import seconds_text
 from jaxtribute._src.tools.tables import bytes_text
 from jaxtribute._src.types import Json
 
@@ -26,23 +27,16 @@ COLOURS = {
 }
 _STATES = COLOURS | {"wait": "magenta", "flush": "blue", "restore": "red", "silent": "red", "failed": "red"}
 _BLOCK = "█"
-_CONTROL = dict.fromkeys((*range(32), *range(127, 160)), "�")
+_TURNS = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""Characters that turn the direction of what follows."""
+_CONTROL = dict.fromkeys((*range(32), *range(127, 160), *_TURNS), "�")
+_LONGEST = 24
+"""Letters of a machine's name."""
 
 
 def plain(value: Json) -> str:
     """Text of a job without what a terminal would take for a command."""
     return str(value).translate(_CONTROL)
-
-
-def seconds_text(seconds: float | None) -> str:
-    """`0.82 ms`, `3.1 s`, `12 min` or `2:05 h`; a dash for None."""
-    if seconds is None:
-        return "-"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{int(seconds // 3600)}:{int(seconds % 3600 // 60):02} h"
 
 
 def view(state: dict[str, Json], width: int) -> RenderableType:
@@ -104,7 +98,7 @@ def _workers(workers: Sequence[dict[str, Json]]) -> Table:
         total = sum(one["bar"].values()) or 1.0
         memory = sum(used for used, _ in one["memory"]) or one["rss"]
         table.add_row(
-            f"{one['rank']} {plain(one['host'])}",
+            f"{one['rank']} {plain(one['host'])[:_LONGEST]}",
             Text(plain(one["words"]), _STATES.get(one["event"], "")),
             seconds_text(one["seconds"]),
             f"{one['steps']:,}",
@@ -127,7 +121,7 @@ def _servers(found: dict[str, Json]) -> list[RenderableType]:
     servers = _table(("server", "does"), ("holds", "requests", "per second", "busy", "wait", "restarts"))
     for one in found["servers"]:
         servers.add_row(
-            f"{plain(one['name'])} {plain(one['host'])}",
+            f"{plain(one['name'])} {plain(one['host'])[:_LONGEST]}",
             Text(plain(one["words"]), _STATES.get(one["event"], "")),
             bytes_text(int(one["bytes"])),
             f"{one['requests']:,.0f}",

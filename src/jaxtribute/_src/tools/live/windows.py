@@ -43,6 +43,21 @@ def quantile(bins: dict[int, int], share: float) -> float | None:
     return None
 
 
+def seconds_text(seconds: float | None) -> str:
+    """`0.82 ms`, `3.1 s`, `12 min` or `2:05 h`, `3.1 days`; a dash for None."""
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 172_800:
+        return f"{int(seconds // 3600)}:{int(seconds % 3600 // 60):02} h"
+    return f"{seconds / 86_400:.1f} days"
+
+
 @dataclass
 class Window:
     """A window of one worker.
@@ -66,10 +81,6 @@ class Window:
     examples: int = 0
     bins: dict[int, int] = field(default_factory=dict[int, int])
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-
-    def add(self, bucket: str, seconds: float) -> None:
-        """Adds time to a part."""
-        self.buckets[bucket] = self.buckets.get(bucket, 0.0) + seconds
 
     def add_steps(self, seconds: float, count: int) -> None:
         """Adds steps that took so long, each."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
@@ -20,6 +19,8 @@ _MOST_METRICS = 64
 _FIGURES = 4
 _MOST_BINS = 1024
 _NUMBERS = (float, int)
+_MOST = 1e18
+_LONGEST_S = 1 << 24
 _NOTHING: dict[str, Json] = {}
 _NAMES = {"ps": "parameter server", "ps-worker": "worker"}
 COORDINATOR = "coordinator"
@@ -117,7 +118,7 @@ class Worker:
             except (TypeError, ValueError, KeyError, AttributeError):
                 continue  # no record of ours
         self._read_now()
-        told = (self.now or {}).get("window")
+        told = (self.now or _NOTHING).get("window")
         try:
             self.current = _window(told) if isinstance(told, dict) else None
         except (TypeError, ValueError, KeyError, AttributeError):
@@ -131,7 +132,11 @@ class Worker:
     def _read_now(self) -> None:
         now = read_now(self.now_path)
         # One that is just being written is read the next time.
-        if now is not None or not self.now_path.exists():
+        try:
+            gone = not self.now_path.exists()
+        except OSError:  # nobody may look
+            gone = True
+        if now is not None or gone:
             self.now = now
 
     def table(self) -> HostArray:
@@ -199,7 +204,7 @@ class Worker:
                 self.queue.append((self.covered, number(self.figures[COORDINATOR].get("waiting"))))
         for name, value in window.metrics.items():
             if name != "step" and (name in self.series or len(self.series) < _MOST_METRICS):
-                self.series.setdefault(name, []).append((window.start, window.metrics.get("step", 0), value))
+                self.series.setdefault(name, []).append((window.start, number(window.metrics.get("step", 0)), value))
 
     def earlier(self) -> tuple[float, dict[str, dict[str, Json]]]:
         """A moment some windows ago, and the figures that were told then."""
@@ -223,9 +228,9 @@ class Worker:
 
 
 def number(value: Json) -> float:
-    """A finite number; 0 for anything else."""
-    # Values of JSON are of these very types; a boolean is none of them.
-    return float(value) if type(value) in _NUMBERS and math.isfinite(value) else 0.0
+    """A number that a clock or a counter may show; 0 for anything else."""
+    # Values of JSON are of these very types; a boolean is none of them. Comparing takes integers of any length.
+    return float(value) if type(value) in _NUMBERS and -_MOST < value < _MOST else 0.0
 
 
 def _row(window: Window) -> list[float]:
@@ -234,10 +239,10 @@ def _row(window: Window) -> list[float]:
 
 
 def _window(record: dict[str, Json]) -> Window:
-    length = int(record["s"])
-    if length < 1:
-        raise ValueError(length)
-    window = Window(float(record["t"]), length)
+    length, start = int(number(record["s"])), number(record["t"])
+    if not 1 <= length <= _LONGEST_S or start <= 0:
+        raise ValueError(length, start)
+    window = Window(start, length)
     buckets = window.buckets
     for name, seconds in record["b"].items():
         if name in BUCKETS:
@@ -248,8 +253,8 @@ def _window(record: dict[str, Json]) -> Window:
     bins = window.bins
     for name, count in record.get("h", _NOTHING).items():
         place = int(name)
-        bins[place if 0 <= place <= _MOST_BINS else 0 if place < 0 else _MOST_BINS] = int(count)
+        bins[place if 0 <= place <= _MOST_BINS else 0 if place < 0 else _MOST_BINS] = int(number(count))
     for name, value in record.get("m", _NOTHING).items():
-        if isinstance(value, (int, float)):
+        if isinstance(value, float) or number(value):
             window.metrics[str(name)[:200]] = float(value)
     return window

@@ -43,7 +43,7 @@ def _serve(application: object, host: str, port: int, path: str) -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         sys.stderr.write(f"jaxtribute serve: cannot listen at {host}:{port}: {error}. HINT: give --port 0.\n")
         return 2
     shown = f"[{host}]" if ":" in host else host

@@ -28,12 +28,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         found = Run(arguments.run)
+        if arguments.json:
+            sys.stdout.write(json.dumps(found.state()) + "\n")
+            return 0
+        with suppress(KeyboardInterrupt):
+            show(found, Console(highlight=False), once=arguments.once)
     except ArgumentError as error:
         sys.stderr.write(f"jaxtribute top: {error}\n")
         return 2
-    if arguments.json:
-        sys.stdout.write(json.dumps(found.state()) + "\n")
-        return 0
-    with suppress(KeyboardInterrupt):
-        show(found, Console(highlight=False), once=arguments.once)
     return 0

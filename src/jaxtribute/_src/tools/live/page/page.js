@@ -3,12 +3,17 @@
 
 const byId = (id) => document.getElementById(id);
 
+// Control characters, and those that turn the direction of what follows, are shown as what they are: no letters.
+const unseen = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+const plain = (text) => String(text).replace(unseen, "\ufffd");
+const short = (text, most) => (text.length > most ? `${text.slice(0, most)}…` : text);
+
 function element(tag, options = {}, children = []) {
   const made = document.createElement(tag);
-  if (options.text !== undefined) made.textContent = options.text;
+  if (options.text !== undefined) made.textContent = plain(options.text);
   if (options.class) made.className = options.class;
-  if (options.title) made.title = options.title;
-  made.append(...children);
+  if (options.title) made.title = plain(options.title);
+  made.append(...children.map((child) => (typeof child === "string" ? plain(child) : child)));
   return made;
 }
 
@@ -71,7 +76,8 @@ function showFigures(state) {
   if (state.step.predicted) {
     shown.push([`${seconds(state.step.predicted)}`, `predicted; measured is ${(state.step.p50 / state.step.predicted).toFixed(2)} of it`]);
   }
-  shown.push([count(state.workers.length), `worker(s), start ${state.starts}`]);
+  const workers = state.workers.length === 1 ? "worker" : "workers";
+  shown.push([count(state.workers.length), state.starts > 1 ? `${workers}, start ${state.starts}` : workers]);
   fill(byId("figures"), shown.map(([value, label]) =>
     element("div", { class: "figure" }, [element("b", { text: value }), element("span", { text: label })])));
 }
@@ -82,7 +88,7 @@ function showBar(state) {
   fill(box, bar(state.goodput, state, false));
   const words = state.parts.map((name) => `${state.labels[name]} ${percent(state.goodput[name] / total)}`);
   box.setAttribute("aria-label", words.join(", "));
-  fill(byId("legend"), state.parts.map((name) => element("span", {}, [
+  fill(byId("legend"), state.parts.filter((name) => state.goodput[name] >= 0.0005 * total).map((name) => element("span", {}, [
     element("i", { class: kind(name) }),
     `${state.labels[name]} ${percent(state.goodput[name] / total)} (${seconds(state.goodput[name])})`,
   ])));
@@ -103,7 +109,7 @@ function chart(title, points, format) {
   svg.append(path);
   const now = values[values.length - 1];
   return element("div", { class: "chart" }, [
-    element("h3", {}, [element("span", { text: title }), element("span", { text: format(now) })]),
+    element("h3", {}, [element("span", { text: title, title }), element("span", { text: format(now) })]),
     svg,
     element("div", { class: "axis" }, [
       element("span", { text: `${format(low)} to ${format(high)}` }),
@@ -133,11 +139,15 @@ function row(worker, state) {
   const memory = worker.memory.length
     ? worker.memory.map(([used, all]) => (all ? `${bytes(used)} of ${bytes(all)}` : bytes(used))).join(", ")
     : worker.rss ? `${bytes(worker.rss)} (host)` : "–";
-  const words = element("td", { class: "words" }, [element("i", { class: `dot ${kind(worker.event)}` }), worker.words]);
-  if (worker.where) words.append(element("small", { text: worker.where }));
+  const words = element("td", { class: "words" }, [element("i", { class: `dot ${kind(worker.event)}` }), short(worker.words, 200)]);
+  // On narrow screens there is no column for the time.
+  const over = ["ended", "failed"].includes(worker.event);
+  const since = over ? `${seconds(worker.seconds)} ago` : `for ${seconds(worker.seconds)}`;
+  if (worker.seconds !== null) words.append(element("small", { class: "narrow", text: since }));
+  if (worker.where) words.append(element("small", { text: short(worker.where, 200) }));
   const small = element("div", { class: "bar small" }, bar(worker.bar, state, true));
   return element("tr", {}, [
-    cell(`${worker.rank}`), cell(worker.host, "wide"), words, cell(seconds(worker.seconds), "number"),
+    cell(`${worker.rank}`), cell(short(worker.host, 30), "wide"), words, cell(seconds(worker.seconds), "number wide"),
     cell(count(worker.steps), "number"), cell(seconds(worker.p50), "number"), cell(seconds(worker.p99), "number"),
     cell(percent(worker.bar.step / total), "number"), element("td", { class: "wide" }, [small]),
     cell(memory, "number wide"),
@@ -147,7 +157,7 @@ function row(worker, state) {
 }
 
 function showWorkers(state) {
-  const heads = [["worker"], ["host", "wide"], ["does"], ["since", "number"], ["step", "number"], ["median", "number"],
+  const heads = [["worker"], ["host", "wide"], ["does"], ["since", "number wide"], ["step", "number"], ["median", "number"],
     ["99 %", "number"], ["useful", "number"], ["its time", "wide"], ["memory", "number wide"], ["data", "number wide"],
     ["restarts", "number wide"]];
   const table = byId("workers");
@@ -172,7 +182,7 @@ function table(id, heads, rows) {
 }
 
 function words(task) {
-  return element("td", { class: "words" }, [element("i", { class: `dot ${kind(task.event)}` }), task.words]);
+  return element("td", { class: "words" }, [element("i", { class: `dot ${kind(task.event)}` }), short(task.words, 200)]);
 }
 
 function showServers(state) {
@@ -191,13 +201,13 @@ function showServers(state) {
   table("tasks", [["server"], ["host", "wide"], ["does"], ["holds", "number"], ["arrays", "number wide"],
     ["requests", "number wide"], ["lately", "number"], ["busy", "number"], ["wait", "number"], ["restarts", "number wide"]],
   found.servers.map((task) => [
-    cell(task.name), cell(task.host, "wide"), words(task), cell(bytes(task.bytes), "number"),
+    cell(task.name), cell(short(task.host, 30), "wide"), words(task), cell(bytes(task.bytes), "number"),
     cell(count(task.shards), "number wide"), cell(count(task.requests), "number wide"),
     cell(rate(task.requests_rate, count), "number"),
     cell(task.busy_rate === null ? "–" : percent(Math.min(1, task.busy_rate)), "number"),
     cell(count(task.waiting), "number"), cell(`${task.restarts}`, "number wide"),
   ]));
-  table("stale-workers", [["worker"], ["pulls", "number"], ["changes missed, mean", "number"], ["last", "number"],
+  table("stale-workers", [["worker"], ["pulls", "number"], ["missed changes", "number"], ["last", "number"],
     ["most", "number"], ["pushes", "number wide"], ["received", "number wide"], ["sent", "number wide"]],
   found.workers.map((task) => [
     cell(`${task.index}`), cell(count(task.pulls), "number"), cell(task.stale === null ? "–" : task.stale.toFixed(2), "number"),
@@ -213,13 +223,14 @@ function showEvents(state) {
   const told = JSON.stringify(state.events);
   if (told === shownEvents) return; // a traceback that somebody reads stays open
   shownEvents = told;
+  byId("quiet").hidden = state.events.length > 0;
   fill(byId("events"), state.events.slice().reverse().map((event) => {
     const who = event.rank === null ? "" : `worker ${event.rank}: `;
     const took = event.seconds === null ? "" : ` (${seconds(event.seconds)})`;
     const item = element("li", {}, [
       element("time", { text: clock(event.time) }),
       element("span", { text: `${event.kind}  `, class: event.kind === "failure" ? "failure" : "quiet" }),
-      `${who}${event.text}${took}`,
+      `${who}${short(event.text, 500)}${took}`,
     ]);
     if (event.details) item.append(element("details", {}, [element("summary", { text: "traceback" }), element("pre", { text: event.details })]));
     return item;
@@ -228,13 +239,13 @@ function showEvents(state) {
 
 function show(state) {
   document.title = `${state.name}: ${state.status}`;
-  byId("name").textContent = state.name;
+  byId("name").textContent = plain(state.name);
   const status = byId("status");
   status.textContent = state.status;
   status.className = `chip ${["runs", "done"].includes(state.status) ? "good" : ["failed", "stopped"].includes(state.status) ? "bad" : ""}`;
   byId("wall").textContent = `${seconds(state.wall)} since ${new Date(state.started * 1000).toLocaleString([], { hour12: false })}`;
-  byId("command").textContent = state.command;
-  fill(byId("notices"), state.notices.map((text) => element("li", { text })));
+  byId("command").textContent = plain(state.command);
+  fill(byId("notices"), state.notices.map((text) => element("li", { text: short(text, 500) })));
   showFigures(state);
   showBar(state);
   showCharts(state);
