@@ -144,13 +144,10 @@ class Cut:
             axis = self.axis or 0
             whole = array if self.by_rows else self.stored(array)
             return lax.psum_scatter(whole, AXIS, scatter_dimension=axis, tiled=True).reshape(self.piece_shape)
-        rows = jnp.moveaxis(array, self.axis, 0) if self.axis is not None else self.stored(array)
-        rows = lax.all_to_all(rows.reshape(self.replicas, -1), AXIS, 0, 0, tiled=True)
-        total = jnp.sum(rows, axis=0, dtype=array.dtype)
-        if self.axis is None:
-            return total
-        moved = (self.shape[self.axis] // self.replicas, *self.shape[: self.axis], *self.shape[self.axis + 1 :])
-        return jnp.moveaxis(total.reshape(moved), 0, self.axis)
+        rows = self.stored(array) if self.axis is None else jnp.moveaxis(array, self.axis, 0)
+        rows = rows.reshape(self.replicas, -1, *rows.shape[1:])
+        total = jnp.sum(lax.all_to_all(rows, AXIS, 0, 0, tiled=True), axis=0, dtype=array.dtype)
+        return total if self.axis is None else jnp.moveaxis(total, 0, self.axis)
 
     def joined(self, piece: Numeric) -> Any:
         """The array whose pieces the replicas hold, on every replica."""

@@ -92,7 +92,7 @@ class Choice:
             for variable in cluster.variables:
                 add(variable, split_at(axis, self._mesh), why)
         for variable in self._inputs:
-            if variable in self._movable:
+            if variable in self._movable and variable.shape:
                 flat = variable.policy.cut is not None
                 add(variable, variable.policy.layout, reasons.IN_PIECES if flat else reasons.AS_MADE)
         return made
