@@ -24,7 +24,6 @@ SHAPES = [(1, 2), (2, 2), (1, 4), (2, 4), (4, 2)]
 
 CASES = [
     *((*shape, kind, "compiled") for shape in SHAPES for kind in (jd.MirroredStrategy, jd.FullyShardedStrategy)),
-    (2, 2, jd.MirroredStrategy, "lockstep"),
     (1, 4, jd.FullyShardedStrategy, "lockstep"),
 ]
 
