@@ -1,6 +1,6 @@
 """The automatic layout of ten small models beside the best of all their layouts, each compiled.
 
-    python -m benchmarks.automatic_layout [--models MLP,LSTM] [--quick] [--json FILE]
+    python -m benchmarks.automatic_layout [--models MLP LSTM] [--quick] [--json FILE]
 
 Two replicas of two devices. A layout splits one axis of each variable, or none. Of those that fit a limit of memory,
 the one that moves the fewest bytes is the best; limits are the memory of the most frugal layout, 1.25 times that, and
@@ -71,13 +71,12 @@ def compared(name: str) -> list[dict[str, Any]]:
 def main() -> None:
     """Compares the models of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default=",".join(layout_models.MODELS).replace(", ", "; "))
+    parser.add_argument("--models", nargs="+", choices=layout_models.MODELS, default=list(layout_models.MODELS))
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     jax.config.update("jax_disable_most_optimizations", True)
-    names = [QUICK] if options.quick else [name.replace("; ", ", ") for name in options.models.split(",")]
-    rows = [row for name in names for row in compared(name)]
+    rows = [row for name in ([QUICK] if options.quick else options.models) for row in compared(name)]
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
 

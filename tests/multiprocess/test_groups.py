@@ -27,6 +27,16 @@ def test_training_as_on_one_device(kind: str, each: int, multi_process: SharedRu
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("kind", "each"), [("mirrored", 8), ("sharded", 4)])
+def test_an_automatic_layout_is_the_same_for_all(kind: str, each: int, multi_process: SharedRunners) -> None:
+    workers = multi_process(workers=2, devices=4).run(grouped_programs.on_this_worker, (kind, each, "automatic"))
+    for found in workers:
+        np.testing.assert_allclose(found["losses"], grouped_programs.by_hand(2), rtol=1e-5, atol=1e-6)
+        assert found["layouts"] == workers[0]["layouts"]
+        assert found["parts"][0] == 12 * 16 // 8
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("each", [2, 8])
 def test_replicas_run_no_python_of_their_own(each: int, multi_process: SharedRunners) -> None:
     with pytest.raises(ProcessFailedError, match=rf"{each} devices over several workers.*HINT: call strategy.run in a"):

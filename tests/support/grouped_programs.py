@@ -90,18 +90,20 @@ def train(strategy: jd.Strategy, executor: str = "compiled", epochs: int = 3) ->
 def on_this_worker(kind: str, each: int, executor: str) -> dict[str, Any]:
     """Losses of a training over all workers, with `each` devices a replica, and where its variables lie."""
     resolver = jd.cluster_resolver.TFConfigClusterResolver()
-    options: dict[str, Any] = {"devices_per_replica": each, "layout": LAYOUTS}
+    layout = jd.experimental.AutomaticLayout(tries=2) if executor == "automatic" else LAYOUTS
+    options: dict[str, Any] = {"devices_per_replica": each, "layout": layout}
     strategy: jd.Strategy
     if kind == "mirrored":
         strategy = jd.MultiWorkerMirroredStrategy(resolver, **options)
     else:
         strategy = jd.FullyShardedStrategy(cluster_resolver=resolver, min_bytes=0, **options)
-    losses, variables, _ = train(strategy, executor, epochs=2)
+    losses, variables, _ = train(strategy, "compiled" if executor == "automatic" else executor, epochs=2)
     context = strategy.extended.input_context()
     return {
         "replicas": strategy.num_replicas_in_sync,
         "pipelines": context.num_input_pipelines,
         "losses": losses,
         "parts": [variable.stored.addressable_shards[0].data.size for variable in variables],
+        "layouts": [variable.policy.layout for variable in variables],
         "values": [variable.numpy() for variable in variables],
     }

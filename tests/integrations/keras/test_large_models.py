@@ -60,6 +60,26 @@ def test_keras(kind: Any, tmp_path: Any) -> None:
     assert again.weights[0].stored.stored.sharding == kernel.stored.stored.sharding
 
 
+@pytest.mark.slow
+def test_an_automatic_layout_takes_the_optimizers_variables_along() -> None:
+    x, y = keras_data()
+    with jd.MirroredStrategy(devices(2)).scope():
+        model = keras_model()
+        expected = model.fit(x, y, batch_size=24, shuffle=False, verbose=0).history["loss"]
+    automatic = jd.experimental.AutomaticLayout(tries=1)
+    strategy = jd.FullyShardedStrategy(devices(4), devices_per_replica=2, layout=automatic, min_bytes=0)
+    with strategy.scope():
+        model = keras_model()
+        losses = model.fit(x, y, batch_size=24, shuffle=False, verbose=0).history["loss"]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    kernel: Any = model.weights[0]
+    assert "split by columns" in automatic.notes[f"^{kernel.path}$"].reason
+    slots: list[Any] = [v for v in model.optimizer.variables if v.path.endswith(("kernel_momentum", "kernel_velocity"))]
+    for variable in (kernel, slots[0], slots[1]):
+        assert variable.stored.policy.layout == (None, "model")
+        assert variable.stored.stored.addressable_shards[0].data.size == kernel.stored.size // 4
+
+
 def test_keras_layout_maps_are_taken_as_they_are() -> None:
     mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), ["cpu:0", "cpu:1", "cpu:2", "cpu:3"])
     layouts = keras.distribution.LayoutMap(mesh)

@@ -15,7 +15,6 @@ import gpt_models
 import jaxtribute as jd
 from grouped_programs import devices
 
-SHAPES = [(1, 2), (2, 2), (4, 2), (1, 4), (2, 4)]
 GPT = {
     "tokens/embedding": ("model",),
     "(query|key|value)/kernel": (None, None, "model"),
@@ -49,7 +48,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
 
 def losses_under(strategy: jd.Strategy, name: str, epochs: int = EPOCHS) -> tuple[list[float], Any]:
     with strategy.scope():
-        model = jd.Model(MODELS[name][0](), optax.adam(1e-2))
+        model = jd.Model(MODELS[name][0](), optax.sgd(0.1))  # slots have tests of their own, and take time to compile
 
     def replica_step(tokens: Any) -> Any:
         def loss() -> Any:
@@ -75,7 +74,8 @@ def on_one_device(name: str) -> list[float]:
 
 
 CASES = [
-    *(("gpt", kind, *shape) for shape in SHAPES for kind in (jd.MirroredStrategy, jd.FullyShardedStrategy)),
+    *(("gpt", jd.MirroredStrategy, *shape) for shape in [(1, 2), (1, 4), (2, 4)]),
+    *(("gpt", jd.FullyShardedStrategy, *shape) for shape in [(2, 2), (4, 2), (2, 4)]),
     ("conv", jd.MirroredStrategy, 4, 2),
     ("conv", jd.FullyShardedStrategy, 2, 4),
 ]

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxtribute as jd
+from jaxtribute._src.tools.compiling.report import as_dict, text
 from jaxtribute._src.tools.compiling.step import CompiledStep
 from jaxtribute._src.tools.compiling.topologies import topology_named
 from jaxtribute._src.tools.planning.hlo import collectives
@@ -51,9 +52,9 @@ def train(strategy: jd.Strategy) -> None:
     step(x)
 
 
-def compiled(kind: Any, each: int) -> CompiledStep:
+def compiled(kind: Any, each: int, layout: Any = LAYOUTS) -> CompiledStep:
     with jax.numpy_dtype_promotion("standard"):
-        return jd.experimental.compile_for(TOPOLOGY, lambda: train(kind(devices_per_replica=each, layout=LAYOUTS)))
+        return jd.experimental.compile_for(TOPOLOGY, lambda: train(kind(devices_per_replica=each, layout=layout)))
 
 
 def by_hand(each: int) -> tuple[Any, int]:
@@ -109,3 +110,14 @@ def test_memory_is_divided_by_devices() -> None:
     assert mirrored.state <= whole / 4 * 1.01
     assert sharded.state <= whole / 8 * 1.01
     assert sharded.donated >= sharded.state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "parts"), [(jd.MirroredStrategy, 4), (jd.FullyShardedStrategy, 8)])
+def test_an_automatic_layout_of_devices_that_are_not_there(kind: Any, parts: int) -> None:
+    found = compiled(kind, 4, jd.experimental.AutomaticLayout(tries=1))
+    up, down = found.layout.splitlines()[1:]
+    assert ("split by columns" in up) != ("split by columns" in down)  # then rows in the other one: one sum for both
+    assert ("split by rows" in up) != ("split by rows" in down)
+    assert found.state <= 3 * 2 * WIDTH * UNITS * 4 / parts * 1.01
+    assert found.layout in text(as_dict(found))

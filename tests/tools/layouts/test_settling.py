@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 import jaxtribute as jd
 import layout_models
+from jaxtribute._src.tools.layouts.judging import laid_out
 from jaxtribute.errors import ArgumentError
 
 WIDE = 128
@@ -59,20 +60,24 @@ def test_the_first_step_lays_out_variables() -> None:
 
 
 @pytest.mark.slow
-def test_variables_that_replicas_share_are_cut_and_laid_out() -> None:
+def test_variables_that_replicas_share_lie_over_all_devices() -> None:
     auto = strategy(jd.FullyShardedStrategy, quick(), 2)
     rng = np.random.default_rng(0)
     first, second = (rng.normal(size=shape).astype(np.float32) for shape in ((WIDE, 64), (64, WIDE)))
     with auto.scope():
         up, down = jd.Variable(first, name="up"), jd.Variable(second, name="down")
-        optimizer = jd.Optimizer(optax.adam(0.1), [up, down])
+        odd, small = jd.Variable(np.zeros(WIDE - 1, np.float32), name="odd"), jd.Variable(np.zeros(64, np.float32))
+        optimizer = jd.Optimizer(optax.adam(0.1), [up, down, odd, small])
     assert up.policy.layout == ("model",)
 
     @jd.function
     def step() -> Any:
         def train() -> Any:
-            loss = jd.value_and_grad(lambda: jnp.sum(jnp.tanh(jnp.ones((2, WIDE)) @ up) @ down), [up, down])
-            value, grads = loss()
+            def loss() -> Any:
+                hidden = jnp.tanh(jnp.ones((2, WIDE)) @ up + jnp.asarray(small)[None])
+                return jnp.sum(hidden @ down) + jnp.sum(jnp.asarray(odd))
+
+            value, grads = jd.value_and_grad(loss, [up, down, odd, small])()
             optimizer.apply_gradients(grads)
             return value
 
@@ -81,9 +86,15 @@ def test_variables_that_replicas_share_are_cut_and_laid_out() -> None:
     expected = float(np.sum(np.tanh(np.ones((2, WIDE)) @ first) @ second))
     assert float(step()) == pytest.approx(expected, rel=1e-4)
     assert up.policy.layout == (None, "model")
-    assert down.policy.layout == ("model",)
-    for variable in (up, down, *(slot for slot in optimizer.variables if slot.shape)):
-        assert variable.stored.addressable_shards[0].data.size == variable.size // 4
+    assert down.policy.layout == small.policy.layout == ("model",)
+    assert "a piece on each device" in str(auto.extended.layouts)
+    for variable in (up, down, odd, small, *(slot for slot in optimizer.variables if slot.shape)):
+        assert variable.stored.addressable_shards[0].data.size == -(-variable.size // 4)
+    values = up.numpy()
+    for layout in ((), ("model",), (None, "model")):  # whichever the choice, the cut among the replicas can stay
+        up.lay_out(laid_out(up.policy, layout))
+        assert up.stored.addressable_shards[0].data.size == up.size // 4
+        np.testing.assert_array_equal(up.numpy(), values)
 
 
 def test_slots_follow_their_variables() -> None:

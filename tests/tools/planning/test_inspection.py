@@ -11,6 +11,7 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.tools.planning.inspection import look_at_script
+from jaxtribute._src.tools.planning.report import cost_text
 from jaxtribute.planning import StepCost, cost_of
 from tools.planning.scripts import VARIABLES, write
 
@@ -121,6 +122,16 @@ def test_what_cannot_be_planned() -> None:
         jd.errors.ArgumentError, match=r"several programs \(CentralProgram\).*HINT: plan it under MirroredStrategy"
     ):
         cost_of(training(central), batch_of(central, 8))
+
+
+def test_the_table_of_an_automatic_layout(tmp_path: Path) -> None:
+    layout = jd.experimental.AutomaticLayout(tries=1)
+    strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"], devices_per_replica=2, layout=layout)
+    cost_of(training(strategy), batch_of(strategy, 4)).save(tmp_path / "step.json")
+    text = cost_text(StepCost.load(tmp_path / "step.json"))
+    assert "The automatic layout on the devices of each replica:\nvariable  shape    layout" in text
+    assert "\nw         16 x 32  " in text
+    assert "layout" not in cost_text(cost_of(training(jd.MirroredStrategy(["CPU:0"])), np.ones((4, 16), np.float32)))
 
 
 def test_the_first_step_of_a_script(tmp_path: Path) -> None:

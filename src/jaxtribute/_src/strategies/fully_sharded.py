@@ -14,17 +14,23 @@ from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.strategies.groups import groups_of
 from jaxtribute._src.strategies.mirrored import local_mesh
 from jaxtribute._src.strategies.multi_worker import MultiWorkerExtended, join, worker_mesh
+from jaxtribute._src.values.automatic import SMALL_BYTES, AutomaticLayout
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.layouts import LayoutMap
-from jaxtribute._src.values.mesh import ReplicaMesh
+from jaxtribute._src.values.mesh import Layout, ReplicaMesh
 from jaxtribute._src.values.policies.base import Policy
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.sharded import SHARDED_BYTES, ShardedPolicy
+from jaxtribute._src.values.slices import Cut, NotCuttable
 from jaxtribute.errors import ArgumentError
 
 if TYPE_CHECKING:
     from jaxtribute._src.cluster.resolvers.base import ClusterResolver
     from jaxtribute._src.cluster.runtime import Cluster
+    from jaxtribute._src.values.variable import Variable
+
+
+_SHARED = frozenset({VariableSynchronization.AUTO, VariableSynchronization.ON_WRITE})
 
 
 class FullyShardedExtended(MultiWorkerExtended):
@@ -47,9 +53,22 @@ class FullyShardedExtended(MultiWorkerExtended):
     def variable_policy(self, synchronization: VariableSynchronization) -> tuple[Policy, VariableSynchronization]:
         """One slice of each variable on each device; ON_READ variables as `MirroredStrategy` keeps them."""
         policy, synchronization = super().variable_policy(synchronization)
-        if isinstance(policy, MirroredPolicy):
+        # The devices of a single replica have a piece each, too.
+        alone = self.mesh.size == 1 and self.mesh.group and synchronization in _SHARED
+        if isinstance(policy, MirroredPolicy) or alone:
             policy = ShardedPolicy(self.mesh, min_bytes=self._min_bytes, regather=self._regather)
         return policy, synchronization
+
+    def layout_of(self, variable: Variable) -> Layout:
+        """An automatic layout leaves every replica a piece: it splits nothing that could not be cut as well then."""
+        if not isinstance(self.layouts, AutomaticLayout) or not self.mesh.group:
+            return super().layout_of(variable)
+        layout = self.layouts.layout_of(variable, self.mesh, min(self._min_bytes, SMALL_BYTES))
+        try:
+            Cut.of(variable.shape, self.mesh, layout)
+        except NotCuttable:
+            return ()
+        return layout
 
 
 class FullyShardedStrategy(Strategy):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jaxtribute._src.values.variable import Variable
 
 _MODEL = "model"
-_SMALL_BYTES = 1 << 14
+SMALL_BYTES = 1 << 14
 """Variables below this size are whole until a program is known: in parts they would save little."""
 
 
@@ -59,10 +59,18 @@ class AutomaticLayout(LayoutMap):
         self.tried: tuple[Candidate, ...] = ()
         self._pending: weakref.WeakSet[Variable] = weakref.WeakSet()
 
-    def layout_of(self, variable: Variable, mesh: ReplicaMesh) -> Layout:
-        """The layout of a new variable, by its shape; a program may choose another one."""
+    def layout_of(self, variable: Variable, mesh: ReplicaMesh, small: int = SMALL_BYTES) -> Layout:
+        """The layout of a new variable, by its shape; a program may choose another one.
+
+        Args:
+          variable: the variable.
+          mesh: the replicas' devices.
+          small: variables of fewer bytes are whole.
+        """
         self._pending.add(variable)
-        return layout_by_shape(variable.shape, variable.size * variable.dtype.itemsize, mesh)
+        if variable.size * variable.dtype.itemsize < small:
+            return ()
+        return layout_by_shape(variable.shape, mesh)
 
     def is_pending(self, variable: Variable) -> bool:
         """True if no program has decided on a variable yet."""
@@ -86,10 +94,8 @@ def split_at(axis: int | None, mesh: ReplicaMesh) -> Layout:
     return () if axis is None else (*[None] * axis, axis_to_split_over(mesh)[0])
 
 
-def layout_by_shape(shape: tuple[int, ...], nbytes: int, mesh: ReplicaMesh) -> Layout:
-    """The layout that splits the longest axis that can be, of an array that is not small."""
+def layout_by_shape(shape: tuple[int, ...], mesh: ReplicaMesh) -> Layout:
+    """The layout that splits the longest axis that can be."""
     parts = axis_to_split_over(mesh)[1]
     fitting = [axis for axis, size in enumerate(shape) if size and size % parts == 0]
-    if nbytes < _SMALL_BYTES or not fitting:
-        return ()
-    return split_at(max(fitting, key=lambda axis: (shape[axis], axis)), mesh)
+    return split_at(max(fitting, key=lambda axis: (shape[axis], axis), default=None), mesh)

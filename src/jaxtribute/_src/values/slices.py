@@ -46,10 +46,14 @@ class Cut:
         """
         if not layout:
             return cls(shape, mesh.size, unit=mesh.group_size)
-        parts = [math.prod(mesh.group[name] for name in names_of(axis)) for axis in layout]
-        parts += [1] * (len(shape) - len(parts))
-        # Axes that the replica's devices leave whole come first: a piece of another one has to be brought together.
-        for axis in sorted(range(len(shape)), key=lambda axis: (parts[axis] > 1, axis)):
+        parts = _parts_of(layout, len(shape), mesh)
+
+        def merit(axis: int) -> tuple[bool, bool, int]:
+            # Axes that the replica's devices leave whole come first: a piece of another one has to be brought together.
+            # Then those that all devices divide: whichever axis another layout splits, the cut can stay.
+            return parts[axis] > 1, shape[axis] % (mesh.size * mesh.group_size) != 0, axis
+
+        for axis in sorted(range(len(shape)), key=merit):
             if shape[axis] % (mesh.size * parts[axis]) == 0 and shape[axis]:
                 return cls(shape, mesh.size, axis)
         raise NotCuttable(f"{shape} over {mesh.size} replicas")
@@ -78,12 +82,24 @@ class Cut:
         return PartitionSpec(*[None] * (self.axis or 0), AXIS)
 
     def laid_out(self, layout: Layout, mesh: ReplicaMesh) -> Sharding:
-        """The placement of that array, whose pieces the devices of a replica share."""
+        """The placement of that array, whose pieces the devices of a replica share.
+
+        What the layout leaves whole within a replica is stored in parts all the same, where an axis can be divided.
+        """
         if self.axis is None:
             return mesh.laid_out(((AXIS, *mesh.group),) if mesh.group else (AXIS,))
-        axes = [*layout, *[None] * (self.axis + 1 - len(layout))]
-        axes[self.axis] = (AXIS, *names_of(axes[self.axis]))
-        return mesh.laid_out(tuple(axes))
+        axes = [names_of(names) for names in (*layout, *[None] * (len(self.shape) - len(layout)))]
+        parts = _parts_of(layout, len(self.shape), mesh)
+        parts[self.axis] *= mesh.size
+        axes[self.axis] = (AXIS, *axes[self.axis])
+        left = tuple([name for name in mesh.group if all(name not in names for names in axes)])
+        count = math.prod(mesh.group[name] for name in left)
+        # An axis of its own comes first: the pieces of the replicas are then joined part by part.
+        for axis in sorted(range(len(axes)), key=lambda axis: len(axes[axis])):
+            if left and self.shape[axis] % (parts[axis] * count) == 0:
+                axes[axis] += left
+                break
+        return mesh.laid_out(tuple([names[0] if len(names) == 1 else names or None for names in axes]))
 
     def stored(self, array: Numeric) -> Any:
         """The array that the pieces of `array` form."""
@@ -128,13 +144,10 @@ class Cut:
             axis = self.axis or 0
             whole = array if self.by_rows else self.stored(array)
             return lax.psum_scatter(whole, AXIS, scatter_dimension=axis, tiled=True).reshape(self.piece_shape)
-        rows = jnp.moveaxis(array, self.axis, 0) if self.axis is not None else self.stored(array)
-        rows = lax.all_to_all(rows.reshape(self.replicas, -1), AXIS, 0, 0, tiled=True)
-        total = jnp.sum(rows, axis=0, dtype=array.dtype)
-        if self.axis is None:
-            return total
-        moved = (self.shape[self.axis] // self.replicas, *self.shape[: self.axis], *self.shape[self.axis + 1 :])
-        return jnp.moveaxis(total.reshape(moved), 0, self.axis)
+        rows = self.stored(array) if self.axis is None else jnp.moveaxis(array, self.axis, 0)
+        rows = rows.reshape(self.replicas, -1, *rows.shape[1:])
+        total = jnp.sum(lax.all_to_all(rows, AXIS, 0, 0, tiled=True), axis=0, dtype=array.dtype)
+        return total if self.axis is None else jnp.moveaxis(total, 0, self.axis)
 
     def joined(self, piece: Numeric) -> Any:
         """The array whose pieces the replicas hold, on every replica."""
@@ -153,6 +166,12 @@ class Cut:
         """
         operands = (piece,) if probe is None else (piece, probe)
         return whole_p.bind(*operands, shape=self.shape, cut=self, axis_name=AXIS)
+
+
+def _parts_of(layout: Layout, rank: int, mesh: ReplicaMesh) -> list[int]:
+    """The number of parts into which a layout splits each axis."""
+    parts = [math.prod(mesh.group[name] for name in names_of(axis)) for axis in layout]
+    return parts + [1] * (rank - len(parts))
 
 
 class NotCuttable(Exception):  # noqa: N818

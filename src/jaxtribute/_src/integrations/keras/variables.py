@@ -80,7 +80,9 @@ class StrategyVariable(keras.Variable):
             # What replicas write has been brought together by then, as Keras's own rules say.
             first = VariableAggregation.ONLY_FIRST_REPLICA
             layout = self._layout_as_slot() if self.strategy.extended.mesh.group else None
-            return Variable(value, trainable=self.trainable, name=self.path, aggregation=first, layout=layout)
+            made = Variable(value, trainable=self.trainable, name=self.path, aggregation=first, layout=layout)
+            made.derived = layout is not None
+            return made
 
     def _layout_as_slot(self) -> Layout | None:
         """The layout of the variable that an optimizer's variable belongs to; the empty one if that is none of ours."""

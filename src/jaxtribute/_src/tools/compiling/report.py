@@ -11,6 +11,7 @@ from rich.table import Table
 
 from jaxtribute._src.tools import tables
 from jaxtribute._src.tools.compiling.step import CompiledStep
+from jaxtribute._src.tools.planning.report import layout_text
 from jaxtribute._src.tools.tables import bytes_text, seconds_text
 
 HOW = (
@@ -55,6 +56,7 @@ def as_dict(step: CompiledStep) -> dict[str, Any]:
         "exposed": step.exchange(hidden=False),
         "step": step.estimate,
         "compile_seconds": step.seconds,
+        "layout": step.layout,
     }
 
 
@@ -87,7 +89,7 @@ def text(one: dict[str, Any]) -> str:
         f"Estimated step: {seconds_text(one['step'])}; computing {seconds_text(one['compute'])}, collectives beside it "
         f"{seconds_text(one['hidden'])}, others {seconds_text(one['exposed'])}."
     )
-    return "\n".join([*lines, "", HOW])
+    return "\n".join([*lines, "", HOW]) + layout_text(one["layout"])
 
 
 def _collectives(found: Sequence[dict[str, Any]]) -> str:

@@ -75,6 +75,7 @@ class CompiledStep:
       flops: floating-point operations of each device.
       traffic: bytes that operations of each device read and write.
       seconds: how long tracing and compiling took.
+      layout: the table of an automatic layout of the variables; empty where there is none.
       text: the compiled program.
     """
 
@@ -90,6 +91,7 @@ class CompiledStep:
     flops: float
     traffic: float
     seconds: float
+    layout: str
     text: str = field(repr=False)
 
     @property
@@ -166,6 +168,7 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
         flops=max(float(costs.get("flops", 0.0)), 0.0),
         traffic=max(float(costs.get("bytes accessed", 0.0)), 0.0),
         seconds=seconds,
+        layout=step.layout,
         text=text,
     )
 

@@ -16,6 +16,9 @@ _OF_KINDS = {
     "batch": "split by its batches",
 }
 
+IN_PIECES = "a piece on each device: none of its axes can be cut among the replicas and split within them"
+AS_MADE = "as it was made: the program does not use the axes of its value"
+
 
 def reason(clusters: Sequence[Cluster], plan: Plan, place: int, parts: int, classes: AxisClasses) -> str:
     """The reason for the layout of a cluster.

@@ -46,8 +46,8 @@ class Search:
             tried = self.tried[plan]
             if tried.memory > limit:
                 return 1, tried.memory, tried.sent
-            # Of plans that move as much, the one that needs less memory; then the one that splits less.
-            return 0, tried.sent, tried.memory, sum(axis is not None for axis in plan)
+            # Of plans that move as much, the one that needs less memory; then the one that was tried first.
+            return 0, tried.sent, tried.memory
 
         best = min(self.tried, key=rank)
         improved = True

@@ -15,10 +15,10 @@ from jaxtribute._src.execution.capture import Capture, capture
 from jaxtribute._src.execution.function import Function, is_whole_variable
 from jaxtribute._src.execution.nests import is_array
 from jaxtribute._src.jaxprs.core import opened
+from jaxtribute._src.tools.layouts import reasons
 from jaxtribute._src.tools.layouts.axes import AxisClasses
 from jaxtribute._src.tools.layouts.clusters import Cluster, Plan, clusters_of, split_axis
 from jaxtribute._src.tools.layouts.judging import Judge, laid_out
-from jaxtribute._src.tools.layouts.reasons import reason
 from jaxtribute._src.tools.layouts.search import Search
 from jaxtribute._src.types import Nest
 from jaxtribute._src.values.automatic import AutomaticLayout, Candidate, axis_to_split_over, split_at
@@ -43,9 +43,10 @@ class Choice:
 
     def __init__(self, traced: Capture, leaves: Sequence[Any], mesh: ReplicaMesh, movable: set[Variable]) -> None:
         self._mesh, self.judge = mesh, Judge(traced, leaves, mesh)
-        self._parts = axis_to_split_over(mesh)[1]
+        self._movable, self._parts = movable, axis_to_split_over(mesh)[1]
         self._classes = AxisClasses(opened(traced.closed))
-        inputs = dict(enumerate(traced.executor.inputs, len(leaves)))
+        self._inputs: list[Variable] = list(traced.executor.inputs)
+        inputs = dict(enumerate(self._inputs, len(leaves)))
         self.clusters: list[Cluster] = clusters_of(self._classes, inputs, movable, self._parts)
         self.plan: Plan = tuple([split_axis(cluster.variables[0].policy.layout) for cluster in self.clusters])
         self.tried: tuple[Candidate, ...] = ()
@@ -79,13 +80,21 @@ class Choice:
     def entries(self) -> LayoutMap:
         """The layouts by name, with their reasons; those of slots, which follow their variables, are left out."""
         made = LayoutMap()
+
+        def add(variable: Variable, layout: Layout, why: str) -> None:
+            key = f"^{re.escape(variable.name.removesuffix(':0'))}$"
+            if not variable.derived and key not in made:
+                made[key] = layout
+                made.notes[key] = LayoutNote(variable.shape, why)
+
         for place, (cluster, axis) in enumerate(zip(self.clusters, self.plan, strict=True)):
-            why = reason(self.clusters, self.plan, place, self._parts, self._classes)
+            why = reasons.reason(self.clusters, self.plan, place, self._parts, self._classes)
             for variable in cluster.variables:
-                key = f"^{re.escape(variable.name.removesuffix(':0'))}$"
-                if not variable.derived and key not in made:
-                    made[key] = split_at(axis, self._mesh)
-                    made.notes[key] = LayoutNote(variable.shape, why)
+                add(variable, split_at(axis, self._mesh), why)
+        for variable in self._inputs:
+            if variable in self._movable and variable.shape:
+                flat = variable.policy.cut is not None
+                add(variable, variable.policy.layout, reasons.IN_PIECES if flat else reasons.AS_MADE)
         return made
 
 

@@ -47,6 +47,7 @@ class StepCost:
       parameters: bytes of the variables that a step changes and trains, which bound what must be exchanged.
       half: whether the matrix products are of 16-bit numbers.
       exact: whether `fixed` and `each` were told apart; else everything is taken to grow with the examples.
+      layout: the table of an automatic layout of the variables; empty where there is none.
     """
 
     name: str
@@ -59,6 +60,7 @@ class StepCost:
     parameters: int
     half: bool
     exact: bool = True
+    layout: str = ""
 
     def exchanged(self) -> tuple[Collective, ...]:
         """The collectives of a step on several devices; where only one was seen, the gradients' all-reduce."""

@@ -18,6 +18,7 @@ from jaxtribute._src.tools.planning.probes import Wanted
 from jaxtribute._src.tools.planning.products import products
 from jaxtribute._src.tools.user_scripts import STEPS_AND_INPUT, Finished, run_script, training_step
 from jaxtribute._src.types import Foreign, Leaf, Nest
+from jaxtribute._src.values.automatic import AutomaticLayout
 from jaxtribute.errors import ArgumentError, JaxtributeError
 
 _HALF = re.compile(r"stablehlo\.(?:dot_general|convolution|dot)\b.*x(?:bf16|f16)>")
@@ -58,6 +59,14 @@ class Step:
             whole = (rows * self.replicas, *leaf.shape[1:])
             shapes[place] = jax.ShapeDtypeStruct(whole, leaf.dtype, sharding=getattr(leaf, "sharding", None))
         return shapes
+
+    @property
+    def layout(self) -> str:
+        """The table of the layouts that were chosen from the program, with reasons; empty without an automatic one."""
+        variables = (*self.program.donated, *self.program.kept)
+        strategies = dict.fromkeys(variable.distribute_strategy for variable in variables)
+        chosen = (strategy.extended.layouts for strategy in strategies)
+        return "\n".join(str(one) for one in chosen if isinstance(one, AutomaticLayout) and one)
 
     def lower(self, rows: int) -> Any:
         """The program lowered for `rows` examples on each replica.
@@ -102,6 +111,7 @@ class Step:
             parameters=sum(v.size * v.dtype.itemsize for v in trained),
             half=_HALF.search(lowered.as_text()) is not None,
             exact=exact,
+            layout=self.layout,
         )
 
     def wanted(self) -> Wanted:

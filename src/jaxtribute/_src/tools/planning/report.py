@@ -28,7 +28,12 @@ def cost_text(cost: StepCost) -> str:
     )
     if not cost.exact:
         text += "\nIt was seen at this batch size only, so all of it is taken to grow with the examples."
-    return text
+    return text + layout_text(cost.layout)
+
+
+def layout_text(table: str) -> str:
+    """The table of an automatic layout, beneath other lines; nothing where there is none."""
+    return f"\n\nThe automatic layout on the devices of each replica:\n{table}" if table else ""
 
 
 def table(cluster: Cluster, curve: Sequence[Prediction]) -> Table:

@@ -1,0 +1,162 @@
+"""A GPT whose replicas have several devices, as the TPU compiler makes its step: of the library and by hand.
+
+python -m benchmarks.compiled_groups [--topology v5e:4x4] [--size 1.3b] [--layers N] [--per-replica 4] [--json FILE]
+
+The model of `examples/gpt.py` with Adam, compiled and not run: operations, bytes accessed, memory and collectives of
+each device, of the step under `MirroredStrategy` and of the same step by `jax.jit` and `NamedSharding` with the same
+placements, and their ratios. Fewer layers than the size has take less time to compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxtribute as jd
+from benchmarks.compiled import Figures
+from jaxtribute._src.tools.compiling.targets import compile_for
+from jaxtribute._src.tools.compiling.topologies import topology_named
+from jaxtribute._src.tools.planning.hlo import collectives
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+import gpt
+
+TRANSFORM = optax.adam(3e-4)
+
+
+class ByHand(gpt.Model):
+    """The model with the shapes of its variables in place of variables, and its constraint as JAX writes it."""
+
+    def __init__(self, size: gpt.Size, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.shapes: list[jax.ShapeDtypeStruct] = []
+        super().__init__(size)
+
+    def _matrix(self, name: str, *shape: int) -> Any:
+        place = NamedSharding(self.mesh, P(*gpt.LAYOUT.find(name)))
+        self.shapes.append(jax.ShapeDtypeStruct(shape, jnp.float32, sharding=place))
+        return len(self.shapes) - 1
+
+    def _ones(self, name: str, width: int) -> Any:
+        return self._matrix(name, width)
+
+    def _shared(self, hidden: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint(hidden, NamedSharding(self.mesh, P("replica", "model")))
+
+    def mean_loss(self, params: list[jax.Array], tokens: jax.Array) -> jax.Array:
+        """The loss of a global batch, with what `losses` computes of each replica's part."""
+        held: Any = self
+        inputs, labels = tokens[:, :-1], tokens[:, 1:]
+        hidden = (jnp.take(params[held.tokens], inputs, axis=0) + params[held.places]).astype(jnp.bfloat16)
+        for layer in held.layers:
+            hidden = jax.checkpoint(self._run)(hidden, [params[place] for place in layer])
+        each = jax.checkpoint(self._measured)(hidden, params[held.scale], params[held.tokens], labels)
+        return each.mean(axis=-1).sum() / tokens.shape[0]
+
+
+def of_library(size: gpt.Size, topology: str, per_replica: int) -> Figures:
+    """The step under `MirroredStrategy`."""
+
+    def train() -> None:
+        strategy = jd.MirroredStrategy(devices_per_replica=per_replica, layout=gpt.LAYOUT)
+        batch = size.examples * strategy.num_replicas_in_sync
+        with strategy.scope():
+            model = gpt.Model(size)
+            optimizer = jd.Optimizer(TRANSFORM, model.variables)
+
+        def update(tokens: Any) -> Any:
+            def loss() -> Any:
+                return jd.nn.compute_average_loss(model.losses(tokens).mean(axis=-1), global_batch_size=batch)
+
+            value, gradients = jd.value_and_grad(loss, model.variables)()
+            optimizer.apply_gradients(gradients)
+            return value
+
+        @jd.function
+        def step(tokens: Any) -> Any:
+            return strategy.reduce("SUM", strategy.run(update, (tokens,)), axis=None)
+
+        tokens = np.zeros((batch, size.length + 1), np.int32)
+        for batch_of_tokens in strategy.experimental_distribute_dataset([tokens]):
+            step(batch_of_tokens)
+
+    found = compile_for(topology, train)
+    moved = sum(one.nbytes for one in found.collectives)
+    memory = found.held.total - found.held.code
+    return Figures(found.flops, found.traffic, memory, found.held.scratch, len(found.collectives), moved)
+
+
+def by_hand(size: gpt.Size, topology: str, per_replica: int) -> Figures:
+    """The same step of global arrays, which XLA partitions among all devices."""
+    devices = np.array(topology_named(topology).devices, dtype=object).reshape(-1, per_replica)
+    mesh = Mesh(devices, ("replica", "model"))
+    model = ByHand(size, mesh)
+    whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("replica"))
+    by_shape = {one.shape: one.sharding for one in model.shapes}
+    slots = jax.tree.map(
+        lambda slot: jax.ShapeDtypeStruct(slot.shape, slot.dtype, sharding=by_shape.get(slot.shape, whole)),
+        jax.eval_shape(TRANSFORM.init, model.shapes),
+    )
+
+    def step(params: Any, slots: Any, tokens: Any) -> Any:
+        value, gradients = jax.value_and_grad(model.mean_loss)(params, tokens)
+        updates, slots = TRANSFORM.update(gradients, slots, params)
+        return optax.apply_updates(params, updates), slots, value
+
+    places = jax.tree.map(lambda leaf: leaf.sharding, (model.shapes, slots))
+    jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=(*places, whole))
+    shape = size.examples * len(devices), size.length + 1
+    compiled = jitted.lower(model.shapes, slots, jax.ShapeDtypeStruct(shape, jnp.int32, sharding=split)).compile()
+    costs, held = compiled.cost_analysis() or {}, cast("Any", compiled.memory_analysis())
+    sums = collectives(compiled.as_text() or "", len(devices))
+    kept = held.argument_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
+    return Figures(
+        float(costs["flops"]),
+        float(costs["bytes accessed"]),
+        kept + held.temp_size_in_bytes,
+        held.temp_size_in_bytes,
+        len(sums),
+        sum(one.nbytes for one in sums),
+    )
+
+
+def main() -> None:
+    """Prints the figures and their ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topology", default="v5e:4x4")
+    parser.add_argument("--size", choices=gpt.SIZES, default="1.3b")
+    parser.add_argument("--layers", type=int, nargs="+", help="by default those of the size")
+    parser.add_argument("--per-replica", type=int, default=4)
+    parser.add_argument("--quick", action="store_true", help="the small model, to see that it runs")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    size = gpt.SIZES["small" if options.quick else options.size]
+    rows: list[dict[str, Any]] = []
+    for layers in options.layers or [size.layers]:
+        one = replace(size, layers=layers)
+        begun = time.perf_counter()
+        library = asdict(of_library(one, options.topology, options.per_replica))
+        between = time.perf_counter()
+        hand = asdict(by_hand(one, options.topology, options.per_replica))
+        seconds = {"library": between - begun, "by hand": time.perf_counter() - between}
+        ratios = {key: library[key] / hand[key] for key in library if hand[key]}
+        rows.append({"layers": layers, "library": library, "by hand": hand, "ratios": ratios, "seconds": seconds})
+        print(json.dumps(rows[-1]), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps({"topology": options.topology, "figures": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
