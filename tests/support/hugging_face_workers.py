@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,6 @@ import worker_programs
 from jaxtribute.input import AutoShardPolicy, InputOptions
 
 SHARDS, ROWS, BATCH = 3, 9, 8
-
-
-def records(shards: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """The examples of some shards."""
-    for shard in shards:
-        for row in range(ROWS):
-            yield {"x": shard * 100 + row}
 
 
 def add_one(record: dict[str, Any]) -> dict[str, Any]:
@@ -29,7 +21,8 @@ def dataset(kind: str) -> Any:
     """A streaming dataset in batches; one with a shuffle buffer has no exact state of its own."""
     import datasets
 
-    stream = datasets.IterableDataset.from_generator(records, gen_kwargs={"shards": list(range(SHARDS))}).map(add_one)
+    rows = datasets.Dataset.from_dict({"x": list(range(SHARDS * ROWS))})
+    stream = rows.to_iterable_dataset(num_shards=SHARDS).map(add_one)
     if kind == "shuffled":
         stream = stream.shuffle(seed=1, buffer_size=5)
     return stream.batch(BATCH)
