@@ -3,7 +3,8 @@
     CLIENT_STRATEGY=mirrored CLIENT_REPORT=report.jsonl pytest -p in_scope FILE
 
 The plain run uses it, too, so that both see the same devices. Environment variables: `CLIENT_STRATEGY` is a name of
-`STRATEGIES`, `CLIENT_REPORT` the file that gets a line of JSON for each phase of a test.
+`STRATEGIES`, `CLIENT_REPORT` the file that gets a line of JSON for each phase of a test. Tests that have ended in it,
+or have begun twice, do not run again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
 from types import ModuleType
@@ -50,6 +52,21 @@ class InScope:
             return (yield)
         with self._strategy.scope():
             return (yield)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leaves out what the report has already."""
+        begun, ended = Counter[str](), set[str]()
+        for line in self._report.read_text().splitlines() if self._report.exists() else []:
+            phase = json.loads(line)
+            begun[phase["test"]] += phase["outcome"] == "begun"
+            if phase.get("when") == "teardown":
+                ended.add(phase["test"])
+        items[:] = [item for item in items if item.nodeid not in ended and begun[item.nodeid] < 2]
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Notes that there is no more to run."""
+        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+            self._note({"test": "", "outcome": "ended"})
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Notes a test that begins: one that ends the process has no more to say."""

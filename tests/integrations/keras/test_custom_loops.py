@@ -1,10 +1,12 @@
 """Keras models, optimizers and metrics in loops of one's own: several replicas do what one does."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import sparse
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError
@@ -94,6 +96,24 @@ def test_eager_replicas_build_an_optimizer_once_and_sum_what_they_write() -> Non
     assert [float(copy) for copy in total.stored.values] == [13.0, 13.0]
     assert int(optimizer.iterations.value) == 1
     assert len(optimizer.variables) == 3
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("made_by", [jd.MirroredStrategy, lambda *args: jd.FullyShardedStrategy(*args, min_bytes=0)])
+def test_sparse_gradients_are_added_up_by_rows(made_by: Callable[..., jd.Strategy], replicas: int) -> None:
+    strategy = made_by([f"CPU:{i}" for i in range(replicas)])
+    with strategy.scope():
+        table = keras.Variable(np.ones((4, 2), np.float32))
+        optimizer = keras.optimizers.SGD(0.5)
+        optimizer.build([table])
+
+    def step(ids: Any) -> None:
+        rows = jnp.ones((ids.shape[0], 2), jnp.float32)
+        optimizer.apply([sparse.BCOO((rows, ids[:, None]), shape=(4, 2))], [table])
+
+    ids = strategy.experimental_distribute_dataset([np.array([3, 1, 1, 0], np.int32)])
+    strategy.run(step, args=(next(iter(ids)),))
+    np.testing.assert_allclose(np.asarray(table)[:, 0], [0.5, 0, 1, 0.5])
 
 
 def test_a_model_that_is_built_in_the_step_says_what_to_do(four: jd.Strategy) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtribute._src.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import PerReplica, ReplicaValues
 from jaxtribute._src.values.operators import operand
+from jaxtribute._src.values.sparse import is_sparse, refuse_sparse
 from jaxtribute._src.values.spec import ArraySpec, PerReplicaSpec
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError
@@ -44,6 +45,22 @@ def opened(nest: Nest) -> Any:
 def flatten(nest: Nest) -> tuple[list[Any], Any]:
     """The leaves of `nest`, distributed values and variables kept whole, and its structure."""
     return jax.tree.flatten(nest, is_leaf=is_whole)
+
+
+def flatten_dense(nest: Nest, what: str) -> tuple[list[Any], Any]:
+    """Flattens like `flatten`, and refuses sparse arrays.
+
+    Args:
+      nest: any nest.
+      what: what it was given to.
+
+    Raises:
+      ArgumentTypeError: a sparse array in the nest.
+    """
+    leaves, tree = jax.tree.flatten(nest, is_leaf=lambda node: is_whole(node) or is_sparse(node))
+    for leaf in leaves:
+        refuse_sparse(leaf, what)
+    return leaves, tree
 
 
 def map_leaves(function: Any, *nests: Nest) -> Any:

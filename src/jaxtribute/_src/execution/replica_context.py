@@ -13,7 +13,7 @@ from jaxtribute._src.devices import device_name
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.types import Function, Nest, Numeric
 from jaxtribute._src.values.enums import ReduceOp
-from jaxtribute._src.values.operators import operand
+from jaxtribute._src.values.sparse import dense_operand, is_sparse
 from jaxtribute.errors import ArgumentError, ContextError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class ReplicaContext:
 
         Args:
           reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN` or their names.
-          value: a nest of arrays, of equal shapes on all replicas.
+          value: a nest of arrays, of equal shapes on all replicas; sparse ones become dense.
           options: hints: `bytes_per_pack` says how many bytes of arrays may travel together.
 
         Returns:
@@ -101,17 +101,17 @@ class ReplicaContext:
         """
         op = ReduceOp.parse(reduce_op)
         executor = self._executor("all_reduce")
-        leaves, tree = jax.tree.flatten(value)
+        leaves, tree = jax.tree.flatten(value, is_leaf=is_sparse)
         if not leaves:
             return value
         summation = self._strategy.extended.summation(options)
-        return tree.unflatten(executor.all_reduce([operand(leaf) for leaf in leaves], op, summation))
+        return tree.unflatten(executor.all_reduce([dense_operand(leaf) for leaf in leaves], op, summation))
 
     def all_gather(self, value: Numeric, axis: int, options: Any = None) -> Any:
         """Concatenates `value` over the replicas along `axis` and gives each the result.
 
         Args:
-          value: a nest of arrays of rank 1 or more, equal in shape but for `axis`.
+          value: a nest of arrays of rank 1 or more, equal in shape but for `axis`; sparse ones become dense.
           axis: the axis, not negative.
           options: accepted for compatibility.
 
@@ -124,8 +124,8 @@ class ReplicaContext:
         Source: `tf.distribute.ReplicaContext.all_gather`.
         """
         executor = self._executor("all_gather")
-        leaves, tree = jax.tree.flatten(value)
-        leaves = [jnp.asarray(operand(leaf)) for leaf in leaves]
+        leaves, tree = jax.tree.flatten(value, is_leaf=is_sparse)
+        leaves = [jnp.asarray(dense_operand(leaf)) for leaf in leaves]
         for leaf in leaves:
             if not 0 <= axis < leaf.ndim:
                 raise ArgumentError(

@@ -9,8 +9,9 @@ import grain
 import jax
 import numpy as np
 
-from jaxtribute._src.input.batches import as_array, is_sparse, path_name
+from jaxtribute._src.input.batches import as_array, path_name
 from jaxtribute._src.types import Foreign, Leaf, Nest
+from jaxtribute._src.values.sparse import is_sparse
 from jaxtribute.errors import InputError
 
 _ALIGNMENT = 64

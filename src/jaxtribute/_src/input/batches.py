@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 
 from jaxtribute._src.input.splitting import Shard
 from jaxtribute._src.types import Leaf, Nest
+from jaxtribute._src.values.sparse import is_sparse
 from jaxtribute._src.values.spec import ArraySpec, PerReplicaSpec
 from jaxtribute.errors import InputError
 
@@ -34,13 +34,6 @@ class Batch:
     tree: Nest
     total: int | None
     start: int = 0
-
-
-def is_sparse(value: object) -> bool:
-    """True for sparse matrices of JAX (BCOO and its like) and of SciPy."""
-    # Looked up, not imported: a program that has not loaded the library has no such matrix.
-    ours, scipys = sys.modules.get("jax.experimental.sparse"), sys.modules.get("scipy.sparse")
-    return (ours is not None and isinstance(value, ours.JAXSparse)) or (scipys is not None and scipys.issparse(value))
 
 
 def as_array(leaf: Leaf) -> Any:

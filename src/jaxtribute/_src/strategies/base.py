@@ -11,7 +11,7 @@ import numpy as np
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.context import Context
-from jaxtribute._src.execution.nests import flatten, is_distributed, map_leaves
+from jaxtribute._src.execution.nests import flatten, flatten_dense, is_distributed, map_leaves
 from jaxtribute._src.execution.step_loops import StepLoops
 from jaxtribute._src.observers import REDUCE, RUN, observed
 from jaxtribute._src.strategies.legacy import LegacyMethods
@@ -199,6 +199,7 @@ class Strategy(LegacyMethods):
 
         Raises:
           ArgumentError: an unknown operation, an axis out of range, or SUM of a plain value over several replicas.
+          ArgumentTypeError: a sparse array.
           ShapeError: `axis=None` with shapes that differ between replicas.
           ContextError: called inside a replica function.
 
@@ -206,7 +207,7 @@ class Strategy(LegacyMethods):
         """
         op = ReduceOp.parse(reduce_op)
         context = require_cross_replica(self, "reduce")
-        leaves, tree = flatten(value)
+        leaves, tree = flatten_dense(value, "reduce")
         leaves = [self._distributed(leaf) for leaf in leaves]
         return tree.unflatten(context.executor.reduce(self, leaves, op, axis))
 
@@ -222,12 +223,14 @@ class Strategy(LegacyMethods):
 
         Raises:
           ArgumentError: scalars, or an axis out of range.
+          ArgumentTypeError: a sparse array.
           ContextError: called inside a replica function; use `ReplicaContext.all_gather` there.
 
         Source: `tf.distribute.Strategy.gather`.
         """
         executor = require_cross_replica(self, "gather").executor
-        return map_leaves(lambda leaf: executor.gather(self._distributed(leaf), axis), value)
+        leaves, tree = flatten_dense(value, "gather")
+        return tree.unflatten([executor.gather(self._distributed(leaf), axis) for leaf in leaves])
 
     def place(self, nest: Nest) -> Any:
         """Puts a nest of arrays where this strategy puts variables: a copy on every replica's device.

@@ -22,6 +22,7 @@ from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValu
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import AXIS
 from jaxtribute._src.values.operators import operand
+from jaxtribute._src.values.sparse import refuse_sparse
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ContextError, StrategyMixError, VariableError
 
@@ -284,6 +285,7 @@ class ExtendedOperations(ABC):
         """`value`, variables as what they hold on each replica."""
         if isinstance(value, Variable):
             value = value.distributed()
+        refuse_sparse(value, "a reduction or broadcast")
         if isinstance(value, (PerReplica, Mirrored)) and value.mesh != self.mesh:
             raise StrategyMixError(
                 f"a {type(value).__name__} value of {value.mesh!r} was given to {self.strategy!r} on {self.mesh!r}. "

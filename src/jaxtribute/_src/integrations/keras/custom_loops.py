@@ -70,8 +70,7 @@ def summed_gradients(
         trainable_variables = list(trainable_variables)
         replica.merge_call(lambda _: optimizer.build(trainable_variables))
     # None, for a weight that the loss does not use, is no leaf and stays where it is.
-    grads, places = jax.tree.flatten(list(grads))
-    grads = places.unflatten(replica.all_reduce(ReduceOp.SUM, grads))
+    grads = replica.all_reduce(ReduceOp.SUM, list(grads))
     with _summed():
         return original(optimizer, grads, trainable_variables)
 
