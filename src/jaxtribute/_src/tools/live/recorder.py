@@ -1,6 +1,6 @@
-"""Records of what this worker does, written by a thread that looks some two to ten times a second.
+"""Records of what this worker does, written by a thread that looks some two to fifty times a second.
 
-The thread that trains only notes where it is: some three microseconds for a step and its input. The one that looks asks
+The thread that trains only notes where it is: some five microseconds for a step and its input. The one that looks asks
 whether the devices compute, which is a useful step whatever Python does meanwhile, and else what Python waits for.
 """
 
@@ -114,7 +114,7 @@ class Recorder(Observer):
         self._windows = 0
         self._window = self._new_window(self._wall(time.monotonic()))
         self._seen: dict[tuple[int, str], float] = {}
-        """What looks in this window say, and the seconds in each place until it began."""
+        """Findings of the looks in this window, for the seconds from `_before`, where it began."""
         self._before = self._places.at(0.0)
         self._told = (0, 0)
         self._devices: list[jax.Device] = []
