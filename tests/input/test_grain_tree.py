@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jaxtribute._src.input import grain_internals, grain_tree
 from jaxtribute._src.input.batches import Batch
 from jaxtribute._src.input.grain_batches import for_worker
+from jaxtribute._src.input.permutation import permute
 from jaxtribute._src.input.splitting import Shard
 from jaxtribute.input import ArraySource, TextLineSource, make_numpy_dataset
 from simulated import shards
@@ -162,3 +163,19 @@ def test_what_is_in_memory(tmp_path: Path) -> None:
     assert grain_tree.is_in_memory(for_worker(numbers.batch(2), Shard(2, 0, 2))[0])
     assert not grain_tree.is_in_memory(lines)
     assert not grain_tree.is_in_memory(grain.MapDataset.concatenate([numbers, lines]))
+
+
+def test_a_small_dataset_that_repeats_without_end_computes_few_places_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    computed: list[int] = []
+
+    def counted(positions: Any, length: int, seed: int) -> Any:
+        computed.append(len(positions))
+        return permute(positions, length, seed)
+
+    monkeypatch.setattr(grain_tree, "permute", counted)
+    dataset = make_numpy_dataset(np.arange(10)).shuffle(1).repeat().batch(64)
+    found = for_worker(dataset, Shard())[0][0].tree
+    assert sorted(found[:60]) == sorted(list(range(10)) * 6)
+    assert sum(computed) == 64

@@ -58,8 +58,9 @@ class ArrayBatches(_WorkerBatches):
         self._positions = positions
         self._source = grain_tree.array_source(source)
         self._range = internals.range_of(source)
-        # Many batches of a small dataset at once, though no more than an epoch of it.
-        self._chunk_size = min(_CHUNK, max(len(self._records), self._size))
+        # Many batches of a small dataset at once, though no more than an epoch of it: each is shuffled by itself, and
+        # a dataset that is repeated without end is as long as an integer can say.
+        self._chunk_size = min(_CHUNK, max(min(len(self._records), len(source)), self._size))
         self._chunks: dict[int, Positions] = {}
 
     def _read(self, start: int, stop: int) -> Nest:
