@@ -54,7 +54,7 @@ def test_servers_workers_and_the_queue_are_shown(tmp_path: Path) -> None:
         "runs step",
         "runs step",
         "waits for the servers",
-        "runs step",
+        "not there, as the coordinator says",
     ]
     assert any(event["text"] == "parameter server 1 starts again" for event in state["events"])
     # Workers that do not wait for each other hold nobody up.
