@@ -1,8 +1,11 @@
 """The suite runs on eight logical CPU devices, with JAX at its strictest, and lets no test leave anything behind."""
 
+import contextlib
+import fcntl
 import gc
 import importlib
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,11 +49,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves a few cases of a test with `quick_cases` in the quick suite, evenly spread, the last among them."""
+    """Leaves a few cases of a test with `quick_cases` in the quick suite, evenly spread, the last among them.
+
+    Tests that start Ray are slow, and may wait for others of their kind.
+    """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("quick_cases") is not None:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        if item.get_closest_marker("ray") is not None:
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.timeout(_RAY_WAIT_S + 400))
     for several in cases.values():
         marker = several[0].get_closest_marker("quick_cases")
         count = marker.args[0] if marker is not None else 1
@@ -59,6 +68,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for place, item in enumerate(several):
             if place not in quick:
                 item.add_marker(pytest.mark.slow)
+
+
+_RAY_WAIT_S = 600
+_RAY_PLACES = 2
+
+
+@pytest.fixture(autouse=True)
+def few_clusters_of_ray(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Lets two tests of all pytest's processes start Ray at a time: more keep each other from starting within 30 s."""
+    if request.node.get_closest_marker("ray") is None:
+        yield
+        return
+    folder = tmp_path_factory.getbasetemp().parent
+    end = time.monotonic() + _RAY_WAIT_S
+    with contextlib.ExitStack() as stack:
+        places = [stack.enter_context((folder / f"ray-{place}.lock").open("w")) for place in range(_RAY_PLACES)]
+        while not any(_is_taken(place.fileno()) for place in places):
+            assert time.monotonic() < end, f"other tests have kept both places for Ray for {_RAY_WAIT_S} s"
+            time.sleep(0.2)
+        yield
+
+
+def _is_taken(descriptor: int) -> bool:
+    """Takes a place, until its file is closed; false if another process has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,13 +11,21 @@ from processes import ProcessFailedError, run_python
 ROOT = Path(__file__).parents[1]
 RUNNER = ROOT / "tests" / "support" / "documents.py"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-WITH_CODE = [page for page in PAGES if blocks(page.read_text(encoding="utf-8"))]
+CODE = {page: "".join(code for _, _, code in blocks(page.read_text(encoding="utf-8"))) for page in PAGES}
+WITH_RAY = [page for page in PAGES if "ParameterServerStrategy({" in CODE[page]]
+WITH_CODE = [page for page in PAGES if CODE[page] and page not in WITH_RAY]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("third", [0, 1, 2])
 def test_the_code_of_the_pages_runs(third: int) -> None:
     run_python(RUNNER, *map(str, WITH_CODE[third::3]), devices=4)
+
+
+@pytest.mark.ray
+def test_the_code_of_the_pages_with_parameter_servers_runs() -> None:
+    assert WITH_RAY
+    run_python(RUNNER, *map(str, WITH_RAY), devices=4)
 
 
 def test_every_block_of_code_names_a_language_and_only_python_that_is_run() -> None:

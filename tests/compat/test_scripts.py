@@ -34,7 +34,9 @@ def close(seen: dict[str, Any], recorded: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["custom_loop", "central_storage", "parameter_server"])
+@pytest.mark.parametrize(
+    "name", ["custom_loop", "central_storage", pytest.param("parameter_server", marks=pytest.mark.ray)]
+)
 def test_program_ends_with_the_loss_of_tensorflow(name: str, tmp_path: Path) -> None:
     close(last_line(run_python(migrated(name, tmp_path))), RECORDED[name])
 

@@ -7,7 +7,7 @@ import pytest
 
 from processes import run_python
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ray
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WIDTH = {"COLUMNS": "100"}

@@ -11,8 +11,7 @@ from soak import servers, synchronous
 from soak.__main__ import Soak, drawn
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)  # each start of a job takes half a minute where much else runs
+@pytest.mark.ray  # and time for several jobs, of which each takes half a minute to start where much else runs
 @pytest.mark.parametrize(
     ("part", "kinds"),
     [

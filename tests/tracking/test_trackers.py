@@ -81,7 +81,7 @@ def test_what_is_not_finite_or_no_letter_is_no_failure(
 ) -> None:
     with summary.Writer(tmp_path, trackers=[name]) as writer:
         writer.text("sample", "half a letter \ud800, \x00, \u202e<b>")
-        writer.histogram("weights", np.float32([1, 2, np.nan, np.inf]))
+        writer.histogram("weights", np.array([1, 2, np.nan, np.inf], np.float32))
     assert "failed" not in caplog.text
     if name == "csv":
         printed = (tmp_path / "metrics.csv").read_text()

@@ -283,8 +283,7 @@ def test_errors_of_workers_and_models(servers: Any) -> None:
         np.testing.assert_array_equal(old, new)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.ray
 def test_a_worker_process_is_killed_during_fit() -> None:
     output = run_python(
         Path(__file__).parents[2] / "support" / "keras_servers.py", timeout=220, env={"KERAS_BACKEND": "jax"}

@@ -25,7 +25,7 @@ def last_line(output: str) -> dict[str, Any]:
     return json.loads(output.strip().split("\n")[-1].removeprefix("[0] "))
 
 
-@pytest.mark.slow
+@pytest.mark.ray
 def test_one_process_a_task_trains_on_though_some_are_killed() -> None:
     """The start-up of TensorFlow's programs: each process is told by TF_CONFIG who it is."""
     jobs = {job: [f"{LOOPBACK}:{port}"] for job, port in zip(CLUSTER, free_ports(3), strict=True)}
@@ -44,7 +44,7 @@ def test_one_process_a_task_trains_on_though_some_are_killed() -> None:
     assert result["counted"] == result["steps"]
 
 
-@pytest.mark.slow
+@pytest.mark.ray
 def test_launch_starts_a_chief_that_was_killed_again_from_what_it_saved(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -56,7 +56,7 @@ def test_launch_starts_a_chief_that_was_killed_again_from_what_it_saved(
     assert not result["remote"]
 
 
-@pytest.mark.slow
+@pytest.mark.ray
 def test_bad_functions_on_real_processes_and_a_long_folder_of_temporary_files(tmp_path: Path) -> None:
     """A worker that ends or hangs, odd text and classes; all listen on loopback, and nothing is left."""
     long = tmp_path / ("x" * 60)
@@ -96,7 +96,7 @@ class Pretended:
         monkeypatch.setattr(ray_node, "_COMMAND", [sys.executable, "-I", "-S", "-c", code])
 
 
-@pytest.mark.slow
+@pytest.mark.ray
 def test_a_chief_may_have_a_port_that_ray_would_keep_for_its_workers() -> None:
     port = next(port for port in range(17000, 19999) if _is_free(port))
     node = ray_node.start_head(f"{LOOPBACK}:{port}")

@@ -181,7 +181,7 @@ def test_places_for_servers_are_not_recorded(tmp_path: Path, monkeypatch: pytest
         assert bool(asked) is recorded
 
 
-@pytest.mark.slow
+@pytest.mark.ray
 def test_processes_of_a_cluster_record_themselves(tmp_path: Path) -> None:
     """Two servers and two workers, of which one is killed and started again."""
     printed = run_python(PROGRAM, env={"JAXTRIBUTE_RUN": str(tmp_path)}, timeout=300)
