@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
         if item.get_closest_marker("ray") is not None:
             item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.timeout(_RAY_WAIT_S + 400))
+            item.add_marker(pytest.mark.timeout(_RAY_WAIT_S + 700))
     for several in cases.values():
         marker = several[0].get_closest_marker("quick_cases")
         count = marker.args[0] if marker is not None else 1

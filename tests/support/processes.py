@@ -32,7 +32,7 @@ def run_python(
     code: str | Path,
     *arguments: str,
     devices: int | None = None,
-    timeout: float = 300,
+    timeout: float = 600,
     env: Mapping[str, str] | None = None,
     status: int = 0,
 ) -> str:
