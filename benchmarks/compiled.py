@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,35 @@ class Figures:
     exchanged: int
 
 
+def figures_of_library(topology: str, train: Callable[[], Any]) -> Figures:
+    """The figures of the step of a program of the library."""
+    found = compile_for(topology, train)
+    exchanged = sum(one.nbytes for one in found.collectives)
+    memory = found.held.total - found.held.code
+    return Figures(found.flops, found.traffic, memory, found.held.scratch, len(found.collectives), exchanged)
+
+
+def figures_by_hand(compiled: Any, devices: int) -> Figures:
+    """The figures of what JAX has compiled for a number of devices."""
+    costs, held = compiled.cost_analysis() or {}, compiled.memory_analysis()
+    sums = collectives(compiled.as_text() or "", devices)
+    kept = held.argument_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
+    return Figures(
+        float(costs["flops"]),
+        float(costs["bytes accessed"]),
+        kept + held.temp_size_in_bytes,
+        held.temp_size_in_bytes,
+        len(sums),
+        sum(one.nbytes for one in sums),
+    )
+
+
+def ratios_of(library: Figures, hand: Figures) -> dict[str, float]:
+    """Each figure of the library as a multiple of that by hand, where that is not zero."""
+    ours, theirs = asdict(library), asdict(hand)
+    return {key: ours[key] / theirs[key] for key in ours if theirs[key]}
+
+
 def of_library(problem: Problem, topology: str) -> Figures:
     """The step under `MirroredStrategy`."""
 
@@ -54,11 +84,7 @@ def of_library(problem: Problem, topology: str) -> Figures:
         for batch in strategy.experimental_distribute_dataset([problem.data]):
             step(*batch)
 
-    found = compile_for(topology, train)
-    sums = found.collectives
-    memory = found.held.total - found.held.code
-    exchanged = sum(one.nbytes for one in sums)
-    return Figures(found.flops, found.traffic, memory, found.held.scratch, len(sums), exchanged)
+    return figures_of_library(topology, train)
 
 
 def by_hand(problem: Problem, topology: str) -> Figures:
@@ -82,17 +108,7 @@ def by_hand(problem: Problem, topology: str) -> Figures:
     slots = jax.eval_shape(transform.init, problem.params)
     jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=(whole, whole, whole))
     compiled = jitted.lower(placed(problem.params, whole), placed(slots, whole), placed(problem.data, split)).compile()
-    costs, held = compiled.cost_analysis() or {}, compiled.memory_analysis()
-    sums = collectives(compiled.as_text(), len(devices))
-    kept = held.argument_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
-    return Figures(
-        float(costs["flops"]),
-        float(costs["bytes accessed"]),
-        kept + held.temp_size_in_bytes,
-        held.temp_size_in_bytes,
-        len(sums),
-        sum(one.nbytes for one in sums),
-    )
+    return figures_by_hand(compiled, len(devices))
 
 
 def compared(topology: str, problems: dict[str, int]) -> list[dict[str, Any]]:
@@ -100,9 +116,9 @@ def compared(topology: str, problems: dict[str, int]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for name, batch in problems.items():
         problem = make(name, batch)
-        library, hand = asdict(of_library(problem, topology)), asdict(by_hand(problem, topology))
-        ratios = {key: library[key] / hand[key] for key in library if hand[key]}
-        found.append({"problem": problem.name, "library": library, "by hand": hand, "ratios": ratios})
+        library, hand = of_library(problem, topology), by_hand(problem, topology)
+        ratios = ratios_of(library, hand)
+        found.append({"problem": problem.name, "library": asdict(library), "by hand": asdict(hand), "ratios": ratios})
         shown = ", ".join(f"{key} {ratio:.3f}" for key, ratio in ratios.items())
         print(f"{problem.name}: {shown}", flush=True)
     return found

@@ -15,7 +15,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxtribute as jd
-from benchmarks.compiled import Figures
-from jaxtribute._src.tools.compiling.targets import compile_for
+from benchmarks.compiled import Figures, figures_by_hand, figures_of_library, ratios_of
 from jaxtribute._src.tools.compiling.topologies import topology_named
-from jaxtribute._src.tools.planning.hlo import collectives
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import gpt
@@ -92,10 +90,7 @@ def of_library(size: gpt.Size, topology: str, per_replica: int) -> Figures:
         for batch_of_tokens in strategy.experimental_distribute_dataset([tokens]):
             step(batch_of_tokens)
 
-    found = compile_for(topology, train)
-    moved = sum(one.nbytes for one in found.collectives)
-    memory = found.held.total - found.held.code
-    return Figures(found.flops, found.traffic, memory, found.held.scratch, len(found.collectives), moved)
+    return figures_of_library(topology, train)
 
 
 def by_hand(size: gpt.Size, topology: str, per_replica: int) -> Figures:
@@ -119,17 +114,7 @@ def by_hand(size: gpt.Size, topology: str, per_replica: int) -> Figures:
     jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=(*places, whole))
     shape = size.examples * len(devices), size.length + 1
     compiled = jitted.lower(model.shapes, slots, jax.ShapeDtypeStruct(shape, jnp.int32, sharding=split)).compile()
-    costs, held = compiled.cost_analysis() or {}, cast("Any", compiled.memory_analysis())
-    sums = collectives(compiled.as_text() or "", len(devices))
-    kept = held.argument_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
-    return Figures(
-        float(costs["flops"]),
-        float(costs["bytes accessed"]),
-        kept + held.temp_size_in_bytes,
-        held.temp_size_in_bytes,
-        len(sums),
-        sum(one.nbytes for one in sums),
-    )
+    return figures_by_hand(compiled, devices.size)
 
 
 def main() -> None:
@@ -147,12 +132,12 @@ def main() -> None:
     for layers in options.layers or [size.layers]:
         one = replace(size, layers=layers)
         begun = time.perf_counter()
-        library = asdict(of_library(one, options.topology, options.per_replica))
+        library = of_library(one, options.topology, options.per_replica)
         between = time.perf_counter()
-        hand = asdict(by_hand(one, options.topology, options.per_replica))
+        hand = by_hand(one, options.topology, options.per_replica)
         seconds = {"library": between - begun, "by hand": time.perf_counter() - between}
-        ratios = {key: library[key] / hand[key] for key in library if hand[key]}
-        rows.append({"layers": layers, "library": library, "by hand": hand, "ratios": ratios, "seconds": seconds})
+        found = {"library": asdict(library), "by hand": asdict(hand), "ratios": ratios_of(library, hand)}
+        rows.append({"layers": layers, **found, "seconds": seconds})
         print(json.dumps(rows[-1]), flush=True)
         if options.json:
             options.json.write_text(json.dumps({"topology": options.topology, "figures": rows}, indent=1) + "\n")

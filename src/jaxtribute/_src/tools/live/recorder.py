@@ -147,7 +147,7 @@ class Recorder(Observer):
         if sys.excepthook == self._note_exception:
             sys.excepthook = self._shown
         try:
-            self._window.buckets = divided(self._seen, self._before, self._places.at(time.monotonic()))
+            self._divide(time.monotonic())
             self._write_window(self._window)
             self._lines.write({"k": "end", "t": self._wall(time.monotonic()), "failed": self._failed})
             self._now.unlink(missing_ok=True)
@@ -327,12 +327,17 @@ class Recorder(Observer):
         while stop >= self._window.start + self._window.length:
             edge = self._window.start + self._window.length
             self._seen[found] = self._seen.get(found, 0.0) + max(0.0, edge - start)
-            after = self._places.at(edge - self._base)
-            self._window.buckets = divided(self._seen, self._before, after)
+            after = self._divide(edge - self._base)
             self._write_window(self._window)
             self._window, self._seen, self._before = self._new_window(edge), {}, after
             start = max(start, edge)
         self._seen[found] = self._seen.get(found, 0.0) + stop - start
+
+    def _divide(self, moment: float) -> list[float]:
+        """Divides the window's time until a moment among its parts; returns the seconds in each place until then."""
+        after = self._places.at(moment)
+        self._window.buckets = divided(self._seen, self._before, after)
+        return after
 
     def _new_window(self, moment: float) -> Window:
         length = length_after(self._windows)
@@ -385,7 +390,7 @@ class Recorder(Observer):
     def _tell(self, now: float) -> None:
         """Replaces the small file that says what this worker does now."""
         self._write_later()
-        self._window.buckets = divided(self._seen, self._before, self._places.at(now))
+        self._divide(now)
         self._fill(self._window)
         inside = list(self._inside)
         bucket = self._bucket()
