@@ -60,12 +60,15 @@ def around(run: Path, fault: Fault) -> dict[str, Any]:
     part = run.parent / "part"
     part.mkdir()
     for path in run.glob("worker-*.jsonl"):
-        kept = [{"k": "start", "t": begin, "rank": int(path.stem[-5:])}]
+        kept: list[dict[str, Any]] = [{"k": "start", "t": begin, "rank": int(path.stem[-5:])}]
+        over = end + 1.0
         for line in path.read_text().splitlines():
             record = json.loads(line)
             if record["k"] == "w" and begin <= record["t"] <= end:
                 kept.append(record)
-        kept.append({"k": "end", "t": end + 1})
+            if record["k"] == "end":  # seconds after the training would count as time of the worker's own
+                over = min(over, record["t"])
+        kept.append({"k": "end", "t": over})
         (part / path.name).write_text("".join(json.dumps(record) + "\n" for record in kept))
     return Run(part).state()
 
