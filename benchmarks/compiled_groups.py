@@ -1,16 +1,25 @@
 """A GPT whose replicas have several devices, as the TPU compiler makes its step: of the library and by hand.
 
-python -m benchmarks.compiled_groups [--topology v5e:4x4] [--size 1.3b] [--layers N] [--per-replica 4] [--json FILE]
+python -m benchmarks.compiled_groups [--topology v5e:4x4] [--size 1.3b] [--layers N] [--per-replica 4]
+    [--whole-products] [--json FILE]
 
 The model of `examples/gpt.py` with Adam, compiled and not run: operations, bytes accessed, memory and collectives of
 each device, of the step under `MirroredStrategy` and of the same step by `jax.jit` and `NamedSharding` with the same
 placements, and their ratios. Fewer layers than the size has take less time to compile.
+
+By hand the compiler moves the sum over the replicas before the conversion of a gradient to float32, so that it adds up
+bfloat16: half the bytes, and rounded. The library adds up the gradients that it is given, in float32; to compare the
+same sums, its step is compiled once more with gradients that are converted to bfloat16 first.
+
+The compiler divides large products into a loop whose parts travel meanwhile, in one program and not in the other, and
+its count of the bytes of such a loop has the whole result for each part. `--whole-products` has none divided.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from dataclasses import asdict, replace
@@ -32,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import gpt
 
 TRANSFORM = optax.adam(3e-4)
+WHOLE_PRODUCTS = "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000"
 
 
 class ByHand(gpt.Model):
@@ -50,8 +60,9 @@ class ByHand(gpt.Model):
     def _ones(self, name: str, width: int) -> Any:
         return self._matrix(name, width)
 
-    def _shared(self, hidden: jax.Array) -> jax.Array:
-        return jax.lax.with_sharding_constraint(hidden, NamedSharding(self.mesh, P("replica", "model")))
+    def _divided(self, values: jax.Array, dimension: int) -> jax.Array:
+        place = NamedSharding(self.mesh, P("replica", *(None,) * (dimension - 1), "model"))
+        return jax.lax.with_sharding_constraint(values, place)
 
     def mean_loss(self, params: list[jax.Array], tokens: jax.Array) -> jax.Array:
         """The loss of a global batch, with what `losses` computes of each replica's part."""
@@ -64,8 +75,8 @@ class ByHand(gpt.Model):
         return each.mean(axis=-1).sum() / tokens.shape[0]
 
 
-def of_library(size: gpt.Size, topology: str, per_replica: int) -> Figures:
-    """The step under `MirroredStrategy`."""
+def of_library(size: gpt.Size, topology: str, per_replica: int, sums: Any = jnp.float32) -> Figures:
+    """The step under `MirroredStrategy`, which adds up gradients of the dtype `sums`."""
 
     def train() -> None:
         strategy = jd.MirroredStrategy(devices_per_replica=per_replica, layout=gpt.LAYOUT)
@@ -79,7 +90,7 @@ def of_library(size: gpt.Size, topology: str, per_replica: int) -> Figures:
                 return jd.nn.compute_average_loss(model.losses(tokens).mean(axis=-1), global_batch_size=batch)
 
             value, gradients = jd.value_and_grad(loss, model.variables)()
-            optimizer.apply_gradients(gradients)
+            optimizer.apply_gradients([gradient.astype(sums) for gradient in gradients])
             return value
 
         @jd.function
@@ -124,23 +135,28 @@ def main() -> None:
     parser.add_argument("--size", choices=gpt.SIZES, default="1.3b")
     parser.add_argument("--layers", type=int, nargs="+", help="by default those of the size")
     parser.add_argument("--per-replica", type=int, default=4)
+    parser.add_argument("--whole-products", action="store_true", help="divide no product into a loop")
     parser.add_argument("--quick", action="store_true", help="the small model, to see that it runs")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.whole_products:  # the compiler's library reads its flags when it is loaded
+        os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {WHOLE_PRODUCTS}".strip()
     size = gpt.SIZES["small" if options.quick else options.size]
     rows: list[dict[str, Any]] = []
     for layers in options.layers or [size.layers]:
         one = replace(size, layers=layers)
         begun = time.perf_counter()
-        library = of_library(one, options.topology, options.per_replica)
-        between = time.perf_counter()
         hand = by_hand(one, options.topology, options.per_replica)
-        seconds = {"library": between - begun, "by hand": time.perf_counter() - between}
-        found = {"library": asdict(library), "by hand": asdict(hand), "ratios": ratios_of(library, hand)}
-        rows.append({"layers": layers, **found, "seconds": seconds})
+        row: dict[str, Any] = {"layers": layers, "by hand": asdict(hand)}
+        for name, sums in {"library": jnp.float32, "library, sums in bfloat16": jnp.bfloat16}.items():
+            library = of_library(one, options.topology, options.per_replica, sums)
+            row[name] = {"figures": asdict(library), "ratios": ratios_of(library, hand)}
+        rows.append({**row, "seconds": time.perf_counter() - begun})
         print(json.dumps(rows[-1]), flush=True)
         if options.json:
-            options.json.write_text(json.dumps({"topology": options.topology, "figures": rows}, indent=1) + "\n")
+            flags = WHOLE_PRODUCTS if options.whole_products else ""
+            what = f"compiled for {options.topology}, not run; JAX {jax.__version__}; flags: {flags or 'none'}"
+            options.json.write_text(json.dumps({"what": what, "figures": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -103,18 +103,23 @@ class Model:
         first, projections, mixed, second, up, down = layer
         examples, length, width = hidden.shape
         each = jnp.einsum("elw,wpv->elpv", _normed(hidden, first), projections.astype(jnp.bfloat16))
-        each = each.reshape(examples, length, 3, self.size.heads, width // self.size.heads)
+        each = self._divided(each.reshape(examples, length, 3, self.size.heads, width // self.size.heads), 3)
         attended = jax.nn.dot_product_attention(each[:, :, 0], each[:, :, 1], each[:, :, 2], is_causal=True)
+        attended = self._divided(attended, 2)
         hidden = self._shared(hidden + attended.reshape(hidden.shape) @ mixed.astype(jnp.bfloat16))
-        units = jax.nn.gelu(_normed(hidden, second) @ up.astype(jnp.bfloat16))
+        units = self._divided(jax.nn.gelu(_normed(hidden, second) @ up.astype(jnp.bfloat16)), 2)
         return self._shared(hidden + units @ down.astype(jnp.bfloat16))
 
     def _shared(self, hidden: jax.Array) -> jax.Array:
         """Between the products the devices of a replica share the positions of the examples, not each all of them."""
-        return jd.with_layout(hidden, (None, "model"))
+        return self._divided(hidden, 1)
+
+    def _divided(self, values: jax.Array, dimension: int) -> jax.Array:
+        """Values of which each device of a replica has a part of one dimension: heads, units, or positions."""
+        return jd.with_layout(values, (*(None,) * dimension, "model"))
 
     def _measured(self, hidden: jax.Array, scale: jax.Array, tokens: jax.Array, labels: jax.Array) -> jax.Array:
-        logits = _normed(hidden, scale) @ tokens.astype(jnp.bfloat16).T
+        logits = self._divided(_normed(hidden, scale) @ tokens.astype(jnp.bfloat16).T, 2)
         wide = logits.astype(jnp.float32)
         # Compared rather than looked up: each device has the scores of a part of the vocabulary.
         chosen = jnp.arange(self.size.vocabulary) == labels[..., None]

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import jaxtribute as jd
+from grouped_programs import grouped
 from jaxtribute._src.optimizer.slots import leaves_of, owner_of_leaves
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.sliced import SlicedPolicy
@@ -58,6 +59,12 @@ def test_auto_leaves_two_replicas_as_they_are() -> None:
     v = variable(mirrored(2), np.ones((512, 512), np.float32))
     (slot,) = jd.Optimizer(optax.sgd(0.1, momentum=0.9), [v]).variables
     assert bytes_a_device(slot) == [1 << 20] * 2
+
+
+def test_auto_leaves_replicas_of_several_devices_as_they_are() -> None:
+    v = variable(grouped(4, 2), np.ones((512, 512), np.float32))
+    (slot,) = jd.Optimizer(optax.sgd(0.1, momentum=0.9), [v]).variables
+    assert bytes_a_device(slot) == [1 << 20] * 8
 
 
 def test_not_sharded() -> None:

@@ -198,7 +198,8 @@ class Optimizer:
         if not shard_update or self._mesh.size == 1:
             return frozenset()
         between_cpus = self._mesh.peers is not None and self._mesh.devices[0].platform == "cpu"
-        if shard_update == "auto" and (self._mesh.size < _MANY_REPLICAS or between_cpus):
+        # The devices of a replica would hand each other a flat variable's parts, to cut it anew.
+        if shard_update == "auto" and (self._mesh.size < _MANY_REPLICAS or between_cpus or self._mesh.group):
             return frozenset()
         floor = _LARGE_BYTES if shard_update == "auto" else 0
         return frozenset(
