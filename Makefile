@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=3 --dist=worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help check format test test-all docs demo demo-ps bench soak package lowest clean
+.PHONY: help check format test test-all docs demo demo-ps bench soak package lowest compilers clean
 
 help:  ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -72,6 +72,14 @@ lowest:  ## test the core on the oldest Python, at the lowest versions of the de
 	VIRTUAL_ENV=build/lowest build/lowest/bin/uv pip install --quiet --resolution lowest-direct --editable '.[test]'
 	build/lowest/bin/python -m pytest --numprocesses=3 --dist=worksteal -m "not slow" \
 		tests/values tests/execution tests/strategies tests/optimizer tests/input tests/checkpoint
+
+# Beside the compilers JAX would look for their accelerators, in every test: so they have an environment of their own.
+compilers:  ## test with the compilers of TPUs and GPUs, neither of which is needed (installs 6 GB)
+	@test -n "$(PYTHON)" || { echo "jaxtribute needs Python 3.11 or newer. HINT: install it, or run make compilers PYTHON=/path/to/python3"; exit 1; }
+	$(PYTHON) -m venv build/compilers
+	build/compilers/bin/python -m pip install --quiet --disable-pip-version-check uv
+	VIRTUAL_ENV=build/compilers build/compilers/bin/uv pip install --quiet --editable '.[test,tpu-compiler,gpu-compiler]'
+	JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 build/compilers/bin/python -m pytest -m "slow or not slow" tests/tools/compiling
 
 clean:  ## remove everything that the targets above make
 	rm -rf .venv site dist build .cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov

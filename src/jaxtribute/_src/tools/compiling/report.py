@@ -17,7 +17,8 @@ from jaxtribute._src.tools.tables import bytes_text, seconds_text
 HOW = (
     "The time is a model's: the compiler's operations at half of the chip's 16-bit rate or its bytes at 0.7 of the\n"
     "memory's bandwidth, whichever take longer, and collectives as rings over the chip's links; asynchronous ones run\n"
-    "beside computing. All else is the compiler's own."
+    "beside computing. All else is the compiler's own; that of GPUs tells no operations and bytes, which are counted\n"
+    "in its program, operations of products and convolutions only."
 )
 _NAMES = {
     "variables": "variables",
@@ -108,11 +109,11 @@ def _collectives(found: Sequence[dict[str, Any]]) -> str:
 
 
 def table(found: Sequence[dict[str, Any]], mine: str) -> Table:
-    """A line for each slice; a refusal of its compiler in place of figures.
+    """A line for each number of devices; a refusal of its compiler in place of figures.
 
     Args:
       found: what `as_dict` made of each step, or its name and the refusal.
-      mine: the slice that was asked for, which is marked.
+      mine: the topology that was asked for, which is marked.
     """
     headings = "topology,devices,batch,memory each,compute,collectives waited for,step,compiled in"
     result = tables.table("Each compiled", headings.split(","))

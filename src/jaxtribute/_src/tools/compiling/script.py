@@ -48,7 +48,7 @@ def main(settings: str, script: str, *arguments: str) -> None:
 
     # The size that was asked for comes first, as time may not suffice for the others.
     found = {mine.name: compiled(mine)}
-    names = ladder(mine.name, asked["most"])
+    names = ladder(mine, asked["most"])
     for name in names:
         if name not in found and time.perf_counter() - begun < asked["seconds"]:
             found[name] = compiled(topology_named(name))

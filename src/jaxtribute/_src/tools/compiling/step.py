@@ -6,15 +6,16 @@ import math
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import jax
 
+from jaxtribute._src.tools.compiling import counted
 from jaxtribute._src.tools.compiling.topologies import Topology
 from jaxtribute._src.tools.planning.hlo import Collective, collectives
 from jaxtribute._src.tools.planning.inspection import Step
-from jaxtribute._src.tools.planning.prediction import COMPUTE, MEMORY, Cluster, collective_time
+from jaxtribute._src.tools.planning.prediction import COMPUTE, MEMORY, collective_time
 from jaxtribute._src.types import Foreign, Leaf
 from jaxtribute.errors import ArgumentError, JaxtributeError
 
@@ -23,6 +24,7 @@ _ALIASED = re.compile(r"\{(?P<output>\d+)\}: \(\d+")
 _OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED:\s*(?P<what>[^\n]*)")
 _SIZES = re.compile(r"\((?P<needed>[\d.]+)(?P<unit>[KMG])\) exceeds available HBM \((?P<there>[\d.]+)G\)")
 _HOST = re.compile(r" (?:outfeed|infeed|send|recv)\(|MoveToHost|MoveToDevice")
+_HINT = "HINT: use fewer examples on each device, jax.checkpoint, 16-bit numbers, or a strategy that splits variables."
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -104,13 +106,12 @@ class CompiledStep:
         return max(self.flops / (COMPUTE * chip.half), self.traffic / (MEMORY * chip.bandwidth)) + chip.launch
 
     def exchange(self, *, hidden: bool) -> float:
-        """Seconds of collectives, as rings at the rate of a chip's links.
+        """Seconds of collectives, as rings at the rate of the devices' links.
 
         Args:
           hidden: whether those that run beside computing, or those that it waits for.
         """
-        link = self.topology.chip.link
-        cluster = Cluster(self.topology.chip, 1, self.replicas, link)
+        cluster = self.topology.cluster(self.replicas)
         return sum(collective_time(one, cluster) for one in self.collectives if one.asynchronous is hidden)
 
     @property
@@ -145,21 +146,23 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
     start = time.perf_counter()
     lowered = step.lower(rows)
     try:
-        compiled = lowered.compile()
+        compiled = lowered.compile(compiler_options=dict(topology.options))
     except jax.errors.JaxRuntimeError as error:
         raise _too_large(error, topology, rows * step.replicas) from error
     seconds = time.perf_counter() - start
     text = compiled.as_text()
-    costs = compiled.cost_analysis() or {}
+    costs = compiled.cost_analysis() or {"flops": counted.flops(text), "bytes accessed": counted.traffic(text)}
     memory = compiled.memory_analysis()
-    program = step.program
+    program, held = step.program, _held(step, rows, memory)
+    if held.total > topology.chip.memory:  # the compiler of GPUs says nothing
+        raise _over(held, topology, rows * step.replicas)
     # Donation is a permission. Which outputs did take over an input's memory stands in the program's first line.
     aliased = _aliased_outputs(text)
     return CompiledStep(
         topology=topology,
         replicas=step.replicas,
         batch=rows * step.replicas,
-        held=_held(step, rows, memory),
+        held=held,
         state=sum(_share(variable.stored) for variable in program.donated),
         donated=memory.alias_size_in_bytes,
         copied=tuple(v.name for place, v in enumerate(program.donated) if place not in aliased),
@@ -207,6 +210,16 @@ def _aliased_outputs(text: str) -> set[int]:
     return {int(pair["output"]) for pair in _ALIASED.finditer(found["pairs"])} if found else set()
 
 
+def _over(held: Held, topology: Topology, batch: int) -> DoesNotFitError:
+    """The error of a program that the compiler has made, and that needs more memory than there is."""
+    parts = ", ".join(f"{key} {value / _UNITS['G']:.2f}" for key, value in asdict(held).items() if value)
+    needed, there = held.total / _UNITS["G"], topology.chip.memory / _UNITS["G"]
+    return DoesNotFitError(
+        f"a step of {batch:,} examples does not fit on {topology.name}: each device needs {needed:.2f} GiB ({parts}) "
+        f"and has {there:.2f}; {needed - there:.2f} GiB are missing. {_HINT}"
+    )
+
+
 def _too_large(error: Exception, topology: Topology, batch: int) -> Exception:
     """The error of a program that does not fit, with the compiler's figures; any other error as it is."""
     found = _OUT_OF_MEMORY.search(str(error))
@@ -218,6 +231,5 @@ def _too_large(error: Exception, topology: Topology, batch: int) -> Exception:
         needed = float(sizes["needed"]) * _UNITS[sizes["unit"]] / _UNITS["G"]
         missing = f" {needed - float(sizes['there']):.2f} GiB are missing, before what lies there between steps."
     return DoesNotFitError(
-        f"a step of {batch:,} examples does not fit on {topology.name}: {found['what']}{missing} HINT: use fewer "
-        "examples on each device, jax.checkpoint, 16-bit numbers, or a strategy that splits variables."
+        f"a step of {batch:,} examples does not fit on {topology.name}: {found['what']}{missing} {_HINT}"
     )

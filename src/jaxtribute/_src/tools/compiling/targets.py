@@ -17,15 +17,16 @@ from jaxtribute.errors import ArgumentError
 
 
 def compile_for(topology: str, train: Callable[[], Any]) -> CompiledStep:
-    """Compiles a training step for a slice of TPUs that is not there, with the real compiler; nothing runs.
+    """Compiles a training step for TPUs or GPUs that are not there, with the real compiler; nothing runs.
 
-    Strategies that `train` makes are over the slice's devices, whichever devices they name. Variables have a shape and
+    Strategies that `train` makes are over those devices, whichever devices they name. Variables have a shape and
     a placement and no values: an initial value that a function computes is not computed. Batches of distributed
     datasets have their shape; each replica gets as many examples as the one with most. `train` ends at its first call
     of a `jd.function` that changes variables, which is compiled.
 
     Args:
-      topology: a chip and the slice's shape, such as `"v5e:2x4"`, `"v6e:16x16"` or `"v5p:16x16x16"`.
+      topology: a TPU chip and the slice's shape, such as `"v5e:2x4"` or `"v5p:16x16x16"`; or a GPU, hosts and GPUs of
+        each, such as `"h100:2x8"`.
       train: makes a strategy, variables and a step, and calls the step.
 
     Returns:
@@ -33,7 +34,7 @@ def compile_for(topology: str, train: Callable[[], Any]) -> CompiledStep:
 
     Raises:
       ArgumentError: no such topology, or `train` makes no step on it.
-      MissingLibraryError: `libtpu` is not installed.
+      MissingLibraryError: the compiler is not installed: `libtpu`, or JAX's plugin for CUDA.
       DoesNotFitError: the step needs more memory than a device has.
       DeviceError: `train` needs a value of what is compiled only.
     """

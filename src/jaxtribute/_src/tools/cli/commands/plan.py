@@ -25,7 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("step", type=Path, metavar="SCRIPT", help="a Python program that trains, or STEP.json that --save wrote")
     add("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments; {devices} becomes their number")
-    add("--topology", metavar="NAME", help="compile for this slice of TPUs, such as v5e:4x4, with the real compiler")
+    add(
+        "--topology",
+        metavar="NAME",
+        help="compile for these TPUs or GPUs, such as v5e:4x4 or h100:2x8, with the real compiler",
+    )
     add("--hosts", type=int, default=1, metavar="N", help="hosts (1)")
     add("--devices", type=int, default=8, metavar="N", help="devices of each host (8)")
     add("--device-kind", metavar="KIND", help="what they are, such as h200 or tpu-v5e; see --list")
@@ -79,11 +83,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _compile(arguments: argparse.Namespace) -> int:
-    """Compiles the script's step for a slice and for others of its kind, and prints what the compiler says."""
+    """Compiles the script's step for accelerators and for more of them, and prints what the compiler says."""
     from rich.console import Console
 
     from jaxtribute._src.tools.compiling import report
-    from jaxtribute._src.tools.compiling.topologies import QUIET, check_topology
+    from jaxtribute._src.tools.compiling.topologies import ENVIRONMENT, check_topology
     from jaxtribute._src.tools.planning.machine import run_module
     from jaxtribute.errors import ArgumentError
 
@@ -93,7 +97,7 @@ def _compile(arguments: argparse.Namespace) -> int:
     names = ("topology", "most", "batch", "weak", "seconds")
     settings = json.dumps({name: getattr(arguments, name) for name in names})
     given = [settings, str(arguments.step), *arguments.arguments]
-    environment = {"JAX_PLATFORMS": "cpu", **QUIET}  # JAX looks for no TPU
+    environment = {"JAX_PLATFORMS": "cpu", **ENVIRONMENT}  # JAX looks for no accelerator
     answer = run_module(
         "jaxtribute._src.tools.compiling.script", given, 1, settings=environment, deadline_s=COMPILING_S
     )
