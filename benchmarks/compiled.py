@@ -1,6 +1,6 @@
-"""Steps as the TPU compiler makes them, of the library and by hand: compiled, not run, as there is no TPU here.
+"""Steps as the compilers of TPUs and GPUs make them, of the library and by hand: compiled, not run.
 
-python -m benchmarks.compiled [--topology v5e:2x4] [--json FILE]
+python -m benchmarks.compiled [--topology v5e:2x4 or h100:1x8] [--json FILE]
 
 Each problem of `problems.py` with Adam: operations, bytes accessed, memory and collectives of each device, of the step
 under `MirroredStrategy` and of the same step by hand (`jax.jit`, `NamedSharding`, donated state), and their ratios.
@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxtribute as jd
 from benchmarks.peers.jax_steps import OPS, replica_step_of
 from benchmarks.problems import Problem, make
+from jaxtribute._src.tools.compiling import counted
 from jaxtribute._src.tools.compiling.targets import compile_for
 from jaxtribute._src.tools.compiling.topologies import topology_named
 from jaxtribute._src.tools.planning.hlo import collectives
@@ -31,12 +32,13 @@ PROBLEMS = {"64-256-256-10": 256, "784-2048-2048-10": 1024, "conv": 256, "transf
 
 @dataclass(frozen=True)
 class Figures:
-    """What the compiler says of a step, on each device: operations, bytes, and the collectives' number and bytes."""
+    """What the compiler says of a step, on each device: operations, bytes, kernels, collectives and their bytes."""
 
     flops: float
     accessed: float
     memory: int
     scratch: int
+    kernels: int
     collectives: int
     exchanged: int
 
@@ -46,19 +48,22 @@ def figures_of_library(topology: str, train: Callable[[], Any]) -> Figures:
     found = compile_for(topology, train)
     exchanged = sum(one.nbytes for one in found.collectives)
     memory = found.held.total - found.held.code
-    return Figures(found.flops, found.traffic, memory, found.held.scratch, len(found.collectives), exchanged)
+    kernels = counted.kernels(found.text)
+    return Figures(found.flops, found.traffic, memory, found.held.scratch, kernels, len(found.collectives), exchanged)
 
 
 def figures_by_hand(compiled: Any, devices: int) -> Figures:
     """The figures of what JAX has compiled for a number of devices."""
-    costs, held = compiled.cost_analysis() or {}, compiled.memory_analysis()
-    sums = collectives(compiled.as_text() or "", devices)
+    text, held = compiled.as_text() or "", compiled.memory_analysis()
+    costs = compiled.cost_analysis() or {"flops": counted.flops(text), "bytes accessed": counted.traffic(text)}
+    sums = collectives(text, devices)
     kept = held.argument_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
     return Figures(
         float(costs["flops"]),
         float(costs["bytes accessed"]),
         kept + held.temp_size_in_bytes,
         held.temp_size_in_bytes,
+        counted.kernels(text),
         len(sums),
         sum(one.nbytes for one in sums),
     )
@@ -89,7 +94,8 @@ def of_library(problem: Problem, topology: str) -> Figures:
 
 def by_hand(problem: Problem, topology: str) -> Figures:
     """The step with state copied to each device and the batch split, which XLA partitions."""
-    devices = topology_named(topology).devices
+    target = topology_named(topology)
+    devices = target.devices
     mesh = Mesh(devices, ("replica",))
     whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("replica"))
     transform = optax.adam(1e-3)
@@ -107,8 +113,8 @@ def by_hand(problem: Problem, topology: str) -> Figures:
 
     slots = jax.eval_shape(transform.init, problem.params)
     jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=(whole, whole, whole))
-    compiled = jitted.lower(placed(problem.params, whole), placed(slots, whole), placed(problem.data, split)).compile()
-    return figures_by_hand(compiled, len(devices))
+    lowered = jitted.lower(placed(problem.params, whole), placed(slots, whole), placed(problem.data, split))
+    return figures_by_hand(lowered.compile(compiler_options=dict(target.options)), len(devices))
 
 
 def compared(topology: str, problems: dict[str, int]) -> list[dict[str, Any]]:

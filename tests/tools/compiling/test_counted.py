@@ -66,6 +66,12 @@ def test_bytes_of_a_product_are_those_of_its_arrays(rows: int) -> None:
     assert counted.traffic(found.as_text()) == 4 * (rows * 32 + 32 * 16 + rows * 16)
 
 
+def test_each_instruction_of_the_entry_is_a_kernel() -> None:
+    assert counted.kernels(CUDA) == 5  # no names for values
+    found = compiled(lambda a, b: jnp.tanh(a @ b) @ b, (8, 16), (16, 16))
+    assert counted.kernels(found.as_text()) == 3
+
+
 def test_a_fusion_reads_its_operands_once_and_keeps_the_rest_inside() -> None:
     found = compiled(lambda x: jnp.tanh(x) * x + jnp.exp(x), (1000,))
     assert counted.traffic(found.as_text()) == 4 * 2000

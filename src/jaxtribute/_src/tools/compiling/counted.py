@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Generator
 
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?[\w.-]+ \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?(?P<name>%?[\w.-]+) = (?P<shape>\(.*?\)|\S+) (?P<kind>[\w-]+)\((?P<rest>.*)")
@@ -52,19 +53,35 @@ def traffic(text: str) -> float:
     One inside a loop counts once.
     """
     sizes: dict[str, float] = {}
-    found, entry = 0.0, False
-    for line in text.splitlines():
-        opened = _COMPUTATION.match(line)
-        if opened is not None:
-            entry = opened["entry"] is not None
-        match = _INSTRUCTION.match(line) if entry else None
-        if match is None:
-            continue
+    found = 0.0
+    for match in _entry(text):
         sizes[match["name"]] = sum(_nbytes(one["dtype"], one["dims"]) for one in _ARRAY.finditer(match["shape"]))
-        if match["kind"] not in _FREE and not match["kind"].endswith("-done"):
+        if _works(match["kind"]):
             read = _OPERAND.findall(match["rest"].partition(")")[0])
             found += sizes[match["name"]] + sum(sizes.get(name, 0.0) for name in read)
     return found
+
+
+def kernels(text: str) -> int:
+    """The number of instructions of a program that compute, copy or exchange something, apart from those in loops."""
+    return sum(_works(match["kind"]) for match in _entry(text))
+
+
+def _entry(text: str) -> Generator[re.Match[str]]:
+    """The instructions of a program outside of the computations that it calls."""
+    inside = False
+    for line in text.splitlines():
+        opened = _COMPUTATION.match(line)
+        if opened is not None:
+            inside = opened["entry"] is not None
+        match = _INSTRUCTION.match(line) if inside else None
+        if match is not None:
+            yield match
+
+
+def _works(kind: str) -> bool:
+    """True if an instruction of that kind does something: it names no value, and ends nothing that another began."""
+    return kind not in _FREE and not kind.endswith("-done")
 
 
 def _operations(kind: str, line: str, arrays: list[Dims]) -> float:
