@@ -25,6 +25,8 @@ import jax
 from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives import in_replica
 from jaxtribute._src.collectives.cross_replica import gather_value, reduce_leaves, reduce_value
+from jaxtribute._src.execution import standpoints
+from jaxtribute._src.execution.standpoints import AcrossReplicas, Derivable
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import ReduceOp
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from jaxtribute._src.strategies.base import Strategy
     from jaxtribute._src.types import Array, Function, Leaf, Nest
     from jaxtribute._src.values.mesh import Layout, ReplicaMesh
+    from jaxtribute._src.values.policies.base import Update
     from jaxtribute._src.values.variable import Variable
 
 R = TypeVar("R")
@@ -68,8 +71,40 @@ class Executor(ABC):
     """True if the code is being traced into a compiled program."""
     differentiating: bool = False
     """True if the code is being differentiated by variables."""
+    standpoint: AcrossReplicas = standpoints.ACROSS_REPLICAS
+    """The meaning of the code's reads and writes, in terms of `get`, `set` and how replicas meet."""
 
-    # Variables.
+    # Variables, as users know them. `in_replica` is True in replica context.
+
+    def read(self, variable: Variable, *, in_replica: bool) -> Array:
+        """Returns the variable's value, of the variable's shape."""
+        return self.standpoint.read(self, variable, in_replica)
+
+    def write(self, variable: Variable, value: Leaf, update: Update, *, in_replica: bool) -> None:
+        """Applies a write of what the user gave."""
+        self.standpoint.write(self, variable, value, update, in_replica)
+
+    def whole(self, variable: Variable) -> Array:
+        """Returns the value where it is stored, for an update."""
+        return self.standpoint.whole(self, variable)
+
+    def store(self, variable: Variable, value: Array) -> None:
+        """Replaces the value by one of the form of `whole`, already checked, the same on all replicas."""
+        self.standpoint.store(self, variable, value)
+
+    def derivable(self, variable: Variable, *, in_replica: bool) -> Derivable:
+        """Returns a value to differentiate by, to get the gradient that `gradient` then takes."""
+        return self.standpoint.derivable(self, variable, in_replica)
+
+    def gradient(self, gradient: Array, variable: Variable) -> Array:
+        """Returns the gradient for the value that `read` gives."""
+        return self.standpoint.gradient(gradient, variable)
+
+    def distributed(self, variable: Variable) -> Leaf:
+        """Returns the variable as a `Mirrored` or `PerReplica` value, or as an array where there is one copy."""
+        return self.standpoint.distributed(self, variable)
+
+    # Variables, as they are stored.
 
     @property
     @abstractmethod
@@ -156,6 +191,10 @@ class Executor(ABC):
     def gather(self, value: Leaf, axis: int) -> Array:
         """Returns a value of the replicas concatenated over them along `axis`; see `Strategy.gather`."""
         return gather_value(value, axis)
+
+    def as_replica(self) -> Executor | None:
+        """Returns the executor of one replica, for code of all of them that each replica runs; else None."""
+        return None
 
     def rows_of_all(self, rows: Array) -> Array:
         """Returns the rows of all replicas, of an array that holds one row for each replica that the code sees."""

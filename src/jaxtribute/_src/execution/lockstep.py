@@ -14,6 +14,7 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives.cross_replica import gather_value, pick_value, reduce_many
 from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context
+from jaxtribute._src.execution import standpoints
 from jaxtribute._src.execution.eager import EagerStep, stepping
 from jaxtribute._src.execution.executor import Executor
 from jaxtribute._src.execution.nests import flatten, is_whole, map_leaves
@@ -42,6 +43,7 @@ class LockstepReplica(Executor):
     """One replica that runs as Python: it sees its own copies, on its own device, and waits for the others to meet."""
 
     local = True
+    standpoint = standpoints.PYTHON_IN_REPLICA
 
     def __init__(self, run: LockstepRun, index: int) -> None:
         self._run, self._index = run, index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ class Overlay(InTrace):
 
     def __init__(self, below: Executor, values: dict[Variable, tuple[Any, Any]]) -> None:
         super().__init__()
-        self.local, self.traced = below.local, below.traced
+        self.local, self.traced, self.standpoint = below.local, below.traced, below.standpoint
         self.trace = current_trace()
         self.below = below
         self._values = {variable: array for variable, (array, _) in values.items()}
@@ -112,6 +113,15 @@ class Overlay(InTrace):
     def gather(self, value: Leaf, axis: int) -> Array:
         """Gathers as the executor below does."""
         return self.below.gather(value, axis)
+
+    def as_replica(self) -> Executor | None:
+        """The same values over the executor of one replica."""
+        replica = self.below.as_replica()
+        if replica is None:
+            return None
+        made = copy.copy(self)
+        made.below, made.standpoint = replica, replica.standpoint
+        return made
 
     def rows_of_all(self, rows: Array) -> Array:
         """Gathers rows as the executor below does."""

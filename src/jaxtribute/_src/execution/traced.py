@@ -15,6 +15,7 @@ from jaxtribute._src.collectives.cross_replica import check_axes
 from jaxtribute._src.collectives.in_replica import guarded
 from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context, entered
+from jaxtribute._src.execution import standpoints
 from jaxtribute._src.execution.executor import Executor, LocalPerReplica
 from jaxtribute._src.execution.nests import flatten, is_array
 from jaxtribute._src.jaxprs.core import (
@@ -156,7 +157,7 @@ class TracedProgram(InTrace):
             raise escape_error(variable)
         self.get(variable)
         if variable.policy.remote:
-            variable.policy.changed(self, variable, value)
+            variable.replaced_in(self, value)
             return
         if not self.local and variable.policy.parameter_device is not None:
             value = state_p.bind(value)
@@ -251,6 +252,7 @@ class TracedReplica(TracedProgram):
     """
 
     local = True
+    standpoint = standpoints.IN_REPLICA
 
     def __init__(self, mesh: ReplicaMesh, idle: tuple[int, ...], *, uneven: bool) -> None:
         super().__init__()
@@ -318,6 +320,7 @@ class MergedReplicas(Executor):
 
     local = True
     traced = True
+    standpoint = standpoints.IN_MERGE_CALL
 
     def __init__(self, replica: TracedReplica) -> None:
         self.replica = replica
@@ -366,6 +369,10 @@ class MergedReplicas(Executor):
     def constrain(self, value: Array, layout: Layout, mesh: ReplicaMesh) -> Array:
         """Returns an array split over the axes within each replica."""
         return self.replica.constrain(value, layout, mesh)
+
+    def as_replica(self) -> Executor | None:
+        """Returns the executor of the replica function."""
+        return self.replica
 
     def rows_of_all(self, rows: Numeric) -> Any:
         """Returns the rows of all replicas."""

@@ -25,8 +25,6 @@ from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.operators import operand
-from jaxtribute._src.values.policies.mirrored import MirroredPolicy
-from jaxtribute._src.values.policies.sharded import ShardedPolicy
 from jaxtribute._src.values.scatter import IndexedSlices
 from jaxtribute._src.values.slices import Cut
 from jaxtribute._src.values.variable import Variable
@@ -106,9 +104,9 @@ class Optimizer:
             return
         chosen = self._choose(shard_update)
         cuts = {
-            i: variable.policy.cut if isinstance(variable.policy, ShardedPolicy) else Cut.of(variable.shape, self._mesh)
+            i: variable.policy.cut or Cut.of(variable.shape, self._mesh)
             for i, variable in enumerate(self._variables)
-            if i in chosen or isinstance(variable.policy, ShardedPolicy)
+            if i in chosen or variable.policy.cut is not None
         }
         self._slots = make_slots(transform, self._variables, cuts)
         # A variable that is stored whole and has no slots of its shape has nothing to shard.
@@ -169,7 +167,7 @@ class Optimizer:
         """
         op = None if reduce_op is None else ReduceOp.parse(reduce_op)
         grads = self._ordered(grads_and_vars)
-        context = self._context()
+        context = contexts.of(self._strategy)
         if self.remote is not None:
             self.remote.apply(grads, context)
             return
@@ -184,13 +182,6 @@ class Optimizer:
         else:
             self._apply(grads, op, context)
 
-    def _context(self) -> contexts.Context:
-        """The context in force; outside every scope, the cross-replica context of the variables' own strategy."""
-        context = contexts.current()
-        if context.strategy.is_default and self._strategy is not context.strategy:
-            return contexts.Context(self._strategy, None, context.executor)
-        return context
-
     def _choose(self, shard_update: bool | Literal["auto"]) -> frozenset[int]:
         """Finds the variables that are updated in slices."""
         if shard_update not in (True, False, "auto"):
@@ -204,7 +195,8 @@ class Optimizer:
         return frozenset(
             index
             for index, variable in enumerate(self._variables)
-            if isinstance(variable.policy, MirroredPolicy)
+            if variable.policy.mirrored
+            and variable.policy.cut is None
             and not variable.policy.layout
             and variable.size >= self._mesh.size
             and variable.size * variable.dtype.itemsize >= floor
@@ -317,7 +309,7 @@ class Optimizer:
         variables = (*self._variables, *self._state)
         if self._in_slices(context):
             return [context.executor.get(variable) for variable in variables]
-        return [variable.policy.whole(variable, context) for variable in variables]
+        return [context.executor.whole(variable) for variable in variables]
 
     def _keep(self, arrays: Sequence[Any], context: contexts.Context) -> None:
         """Stores what `_updated` made of what `_held` gave."""
@@ -326,7 +318,7 @@ class Optimizer:
             if in_slices:
                 context.executor.set(variable, value)
             else:
-                variable.policy.store(variable, value, context)
+                context.executor.store(variable, value)
 
     def _updated(
         self, grads: Sequence[Any], op: ReduceOp | None, held: Sequence[Any], context: contexts.Context

@@ -19,7 +19,6 @@ from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.layouts import LayoutMap
 from jaxtribute._src.values.mesh import Layout, ReplicaMesh
 from jaxtribute._src.values.policies.base import Policy
-from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.sharded import SHARDED_BYTES, ShardedPolicy
 from jaxtribute._src.values.slices import Cut, NotCuttable
 from jaxtribute.errors import ArgumentError
@@ -55,7 +54,7 @@ class FullyShardedExtended(MultiWorkerExtended):
         policy, synchronization = super().variable_policy(synchronization)
         # The devices of a single replica have a piece each, too.
         alone = self.mesh.size == 1 and self.mesh.group and synchronization in _SHARED
-        if isinstance(policy, MirroredPolicy) or alone:
+        if policy.mirrored or alone:
             policy = ShardedPolicy(self.mesh, min_bytes=self._min_bytes, regather=self._regather)
         return policy, synchronization
 
