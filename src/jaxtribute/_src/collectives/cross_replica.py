@@ -22,6 +22,7 @@ from jaxtribute._src.types import Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
+from jaxtribute._src.values.operators import operand
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 Axes = tuple[int, ...] | None
@@ -297,3 +298,21 @@ def _gather_split(data: Leaf, axis: int, mesh: ReplicaMesh) -> Any:
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _repeat(data: Leaf, axis: int, times: int, mesh: ReplicaMesh) -> Any:
     return _everywhere(jnp.concatenate([data] * times, axis), mesh)
+
+
+def joined_gradients(grads: Sequence[Leaf], op: ReduceOp | None, mesh: ReplicaMesh) -> list[Any]:
+    """The gradients of a `merge_call` as what is still to be reduced: `PerReplica` values; all others are reduced.
+
+    Args:
+      grads: for each gradient all replicas' arrays, or the one array that all of them gave.
+      op: how they are reduced; None if they are, and all replicas' arrays are equal.
+      mesh: the replicas' devices.
+    """
+    found: list[Any] = []
+    for grad in grads:
+        if isinstance(grad, PerReplica):
+            found.append(grad if op is not None else mesh.join_copies(grad.values))
+            continue
+        array = operand(grad)
+        found.append(array * np.asarray(mesh.size, array.dtype) if op is ReduceOp.SUM else array)
+    return found

@@ -41,6 +41,10 @@ class Eager(Executor):
     def __init__(self, compiles: Callable[[Function], Function] | None = None) -> None:
         self.compiles = compiles
 
+    def replica_function(self, fn: Function) -> Function:
+        """Returns the function, compiled where the executor compiles replica functions."""
+        return fn if self.compiles is None else self.compiles(fn)
+
     @property
     def view(self) -> Hashable:
         """None, the view of the stored values."""

@@ -31,7 +31,7 @@ from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import put
-from jaxtribute.errors import ContextError
+from jaxtribute.errors import ArgumentError, ContextError
 
 if TYPE_CHECKING:
     from jaxtribute._src.collectives.summation import Summation
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from jaxtribute._src.values.variable import Variable
 
 R = TypeVar("R")
+ApplyGradients = Callable[["list[Array]", "ReduceOp | None"], None]
+"""Updates variables by gradients, which are reduced as said."""
 
 
 @partial(
@@ -73,6 +75,15 @@ class Executor(ABC):
     """True if the code is being differentiated by variables."""
     standpoint: AcrossReplicas = standpoints.ACROSS_REPLICAS
     """The meaning of the code's reads and writes, in terms of `get`, `set` and how replicas meet."""
+
+    # Functions that replicas run.
+
+    def replica_function(self, fn: Function) -> Function:
+        """Returns what is called in place of a replica function."""
+        return fn
+
+    def enter(self, mesh: ReplicaMesh) -> None:  # noqa: B027 (most have nothing to do)
+        """Notes the devices that `strategy.run` uses, as a program has one set of them."""
 
     # Variables, as users know them. `in_replica` is True in replica context.
 
@@ -160,12 +171,53 @@ class Executor(ABC):
         with contexts.entered(contexts.Context(strategy, None, self)):
             return fn(strategy, *args, **kwargs)
 
+    def apply(self, update: ApplyGradients, grads: list[Array], op: ReduceOp | None) -> None:
+        """Calls `update(grads, op)` where an optimizer's update is computed: once, for all replicas.
+
+        Args:
+          update: the update.
+          grads: gradients as the code that calls has them.
+          op: how they are reduced; None if they are.
+        """
+        if contexts.current().replica is not None:
+            _check_alone()
+        update(grads, op)
+
+    def reducible(
+        self, strategy: Strategy, grads: list[Array], op: ReduceOp | None
+    ) -> tuple[list[Array], ReduceOp | None]:
+        """Reduces gradients over the replicas, if the code has those of all.
+
+        Args:
+          strategy: the strategy of the replicas.
+          grads: the gradients; those that are not `PerReplica` are taken as reduced.
+          op: how the others are reduced.
+
+        Returns:
+          The gradients; and how they are still to be reduced, where the code is one replica's.
+
+        Raises:
+          ArgumentError: `PerReplica` gradients without a way to reduce them.
+        """
+        own = [grad for grad in grads if isinstance(grad, PerReplica)]
+        if not own:
+            return grads, None
+        if op is None:
+            raise ArgumentError(
+                f"reduce_op=None with a gradient that differs between {strategy.num_replicas_in_sync} replicas. "
+                "HINT: pass reduce_op='SUM' or 'MEAN', or reduce the gradients before."
+            )
+        totals = iter(strategy.reduce(op, own, axis=None))
+        return [next(totals) if isinstance(grad, PerReplica) else grad for grad in grads], None
+
     def queue_loss(self, loss: Leaf) -> None:  # noqa: B027 (most have nothing to do)
         """Adds a replica's loss to its next sum of gradients over the replicas, where that costs nothing."""
 
-    def sum_gradients(self, grads: Sequence[Array], replicas: int, summation: Summation) -> list[Array]:
-        """Returns the sums of gradients over the replicas of a program."""
-        return in_replica.all_reduce(grads, ReduceOp.SUM, replicas, summation)
+    def reduce_gradients(
+        self, grads: Sequence[Array], op: ReduceOp, replicas: int, summation: Summation
+    ) -> list[Array]:
+        """Returns a replica's gradients in a program reduced over the replicas."""
+        return in_replica.all_reduce(grads, op, replicas, summation, self.idle)
 
     def constrain(self, value: Array, layout: Layout, mesh: ReplicaMesh) -> Array:
         """Returns an array split over the axes of `mesh` within a replica."""

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxtribute._src.execution.executor import Executor
+from jaxtribute._src.execution.executor import ApplyGradients, Executor
 from jaxtribute._src.execution.traced import InTrace, escape_error
 from jaxtribute._src.jaxprs.core import current_trace
 from jaxtribute._src.traced_reads import traced_reads
@@ -99,6 +99,16 @@ class Overlay(InTrace):
     def select(self, value: Array, replica: int) -> Array:
         """Selects as the executor below does."""
         return self.below.select(value, replica)
+
+    def apply(self, update: ApplyGradients, grads: list[Array], op: ReduceOp | None) -> None:
+        """Calls `update` where the executor below does."""
+        self.below.apply(update, grads, op)
+
+    def reducible(
+        self, strategy: Strategy, grads: list[Array], op: ReduceOp | None
+    ) -> tuple[list[Array], ReduceOp | None]:
+        """Reduces as the executor below does."""
+        return self.below.reducible(strategy, grads, op)
 
     def merge(self, fn: Function, args: Nest, kwargs: Nest) -> Nest:
         """Merges as the executor below does; where there is one replica, what is merged sees the overlaid values."""

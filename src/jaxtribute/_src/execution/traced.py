@@ -16,7 +16,7 @@ from jaxtribute._src.collectives.in_replica import guarded
 from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context, entered
 from jaxtribute._src.execution import standpoints
-from jaxtribute._src.execution.executor import Executor, LocalPerReplica
+from jaxtribute._src.execution.executor import ApplyGradients, Executor, LocalPerReplica
 from jaxtribute._src.execution.nests import flatten, is_array
 from jaxtribute._src.jaxprs.core import (
     ClosedJaxpr,
@@ -301,11 +301,20 @@ class TracedReplica(TracedProgram):
         if current_trace() is self.trace:
             self.losses.add(loss)
 
-    def sum_gradients(self, grads: Sequence[Any], replicas: int, summation: Summation) -> list[Any]:
-        """Returns the sums of gradients over the replicas, which take losses along."""
-        if current_trace() is not self.trace:
-            return super().sum_gradients(grads, replicas, summation)
-        return self.losses.sum_with(grads, replicas, summation)
+    def apply(self, update: ApplyGradients, grads: list[Any], op: ReduceOp | None) -> None:
+        """Calls `update` here: each replica's program computes it."""
+        update(grads, op)
+
+    def reducible(self, strategy: Strategy, grads: list[Any], op: ReduceOp | None) -> tuple[list[Any], ReduceOp | None]:
+        """Leaves the gradients as they are: how they are reduced depends on how their variables are stored."""
+        return grads, op if self._mesh.size > 1 else None
+
+    def reduce_gradients(self, grads: Sequence[Any], op: ReduceOp, replicas: int, summation: Summation) -> list[Any]:
+        """Returns the gradients reduced over the replicas; their sums take losses along."""
+        # A total that was made in a loop or a branch could not leave it.
+        if op is ReduceOp.SUM and not self.idle and current_trace() is self.trace:
+            return self.losses.sum_with(grads, replicas, summation)
+        return super().reduce_gradients(grads, op, replicas, summation)
 
     def _wrapped(self, leaf: Leaf) -> LocalPerReplica:
         return LocalPerReplica(jnp.asarray(leaf), self._mesh, jnp.ndim(leaf) == 0, idle=self.idle, uneven=self._uneven)

@@ -14,7 +14,6 @@ from jax import lax
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
-from jaxtribute._src.collectives.in_replica import all_reduce
 from jaxtribute._src.execution.nests import opened
 from jaxtribute._src.optimizer.accumulation import Accumulation, Kind, make_accumulation
 from jaxtribute._src.optimizer.slicing import Slice
@@ -167,20 +166,10 @@ class Optimizer:
         """
         op = None if reduce_op is None else ReduceOp.parse(reduce_op)
         grads = self._ordered(grads_and_vars)
-        context = contexts.of(self._strategy)
         if self.remote is not None:
-            self.remote.apply(grads, context)
-            return
-        replica = context.replica
-        alone = self._mesh.size == 1 and (context.executor.traced or not context.executor.local)
-        if replica is not None and not alone and not context.executor.traced:
-            replica.merge_call(self._merged, (grads, op))
-        elif self._accumulation is not None:
-            self._accumulate(self._accumulation, grads, op, context)
-        elif replica is None or alone:
-            self._apply(self._reduced(grads, op), None, context)
+            self.remote.apply(grads, contexts.of(self._strategy))
         else:
-            self._apply(grads, op, context)
+            contexts.of(self._strategy).executor.apply(self._apply, grads, op)
 
     def _choose(self, shard_update: bool | Literal["auto"]) -> frozenset[int]:
         """Finds the variables that are updated in slices."""
@@ -228,53 +217,21 @@ class Optimizer:
             )
         return [_checked(grad, variable) for grad, variable in zip(grads, self._variables, strict=True)]
 
-    def _reduced(self, grads: Sequence[Any], op: ReduceOp | None) -> list[Any]:
-        """Gradients that the replicas hold together, reduced in one go; others as they are."""
-        own = [grad for grad in grads if isinstance(grad, PerReplica)]
-        if not own:
-            return list(grads)
-        if op is None:
-            raise ArgumentError(
-                f"reduce_op=None with a gradient that differs between {self._mesh.size} replicas. "
-                "HINT: pass reduce_op='SUM' or 'MEAN', or reduce the gradients before."
-            )
-        totals = iter(self._strategy.reduce(op, own, axis=None))
-        return [next(totals) if isinstance(grad, PerReplica) else grad for grad in grads]
-
-    def _merged(self, strategy: Strategy, grads: list[Any], op: ReduceOp | None) -> None:
-        """All replicas' gradients at once, outside any compiled program."""
-        context = contexts.current()
-        grads = [grad if isinstance(grad, PerReplica) and op is not None else self._joined(grad, op) for grad in grads]
-        if self._accumulation is None:
-            self._apply(self._reduced(grads, op), None, context)
-        else:
-            self._accumulate(self._accumulation, grads, op, context)
-
-    def _joined(self, grad: Numeric, op: ReduceOp | None) -> Any:
-        """One gradient out of what a `merge_call` makes of all replicas' gradients, which are equal."""
-        if isinstance(grad, PerReplica):
-            return self._mesh.join_copies(grad.values)
-        grad = operand(grad)  # the same array on every replica
-        return grad * np.asarray(self._mesh.size, grad.dtype) if op is ReduceOp.SUM else grad
-
-    def _apply(self, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context) -> None:
-        """Updates by this replica's gradients, which `op` reduces, or by reduced ones."""
+    def _apply(self, grads: list[Any], op: ReduceOp | None) -> None:
+        """Updates by gradients as the code that runs has them, or adds them to the sums of a cycle."""
+        context = contexts.of(self._strategy)
+        accumulation = self._accumulation
+        if accumulation is None:
+            grads, op = context.executor.reducible(self._strategy, grads, op)
 
         def update(executor: Executor) -> None:
             within = replace(context, executor=executor)
-            self._keep(self._updated(grads, op, self._held(within), within), within)
+            if accumulation is None:
+                self._keep(self._updated(grads, op, self._held(within), within), within)
+            else:
+                self._add(accumulation, grads, op, within)
 
         context.executor.together(update)
-
-    def _accumulate(
-        self, accumulation: Accumulation, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context
-    ) -> None:
-        """Adds gradients to the sums, and at the end of a cycle reduces those and updates."""
-
-        def add(executor: Executor) -> None:
-            self._add(accumulation, grads, op, replace(context, executor=executor))
-
-        context.executor.together(add)
 
     def _add(
         self, accumulation: Accumulation, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context
@@ -325,7 +282,7 @@ class Optimizer:
     ) -> list[Any]:
         """The new arrays of the variables and their slots, from those that `_held` gave."""
         count, replicas = len(self._variables), self._mesh.size
-        idle = () if op is None or context.replica is None else context.executor.idle
+        idle = () if op is None else context.executor.idle
         if self._in_slices(context):
             pieces = [
                 Slice(array, variable.policy.cut) if variable.policy.cut is not None else array
@@ -335,10 +292,7 @@ class Optimizer:
             return sliced_update(self._update, self._sliced, replicas, grads, slots, params, op, idle)
         if op is not None:
             summation = self._strategy.extended.summation(None)
-            if op is ReduceOp.SUM and not idle:
-                grads = context.executor.sum_gradients(grads, replicas, summation)
-            else:
-                grads = all_reduce(grads, op, replicas, summation, idle)
+            grads = context.executor.reduce_gradients(grads, op, replicas, summation)
         grads = [variable.policy.admit(grad) for variable, grad in zip(self._variables, grads, strict=True)]
         if context.executor.traced:
             return self._update(grads, list(held[count:]), list(held[:count]))

@@ -17,7 +17,6 @@ from jaxtribute._src.execution.eager import Eager, stepping
 from jaxtribute._src.execution.function import Function
 from jaxtribute._src.execution.nests import flatten, map_leaves
 from jaxtribute._src.execution.replica_context import ReplicaContext
-from jaxtribute._src.execution.traced import TracedFunction
 from jaxtribute._src.jaxprs.core import is_traced
 from jaxtribute._src.strategies.legacy import LegacyExtended
 from jaxtribute._src.strategies.operations import ExtendedOperations
@@ -153,9 +152,8 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         """
         kwargs = dict(kwargs or {})
         executor = contexts.current().executor
-        if isinstance(executor, Eager) and executor.compiles is not None:
-            fn = executor.compiles(fn)
-        if isinstance(executor, TracedFunction) and self.home is not None:
+        fn = executor.replica_function(fn)
+        if self.home is not None:
             executor.enter(self.home)
         if not executor.traced and not isinstance(fn, Function) and self.mesh.group and self.mesh.peers is not None:
             # A replica's operations would exchange parts between its devices, one by one and unordered: Gloo mixes
