@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from jaxtribute._src.tools.compiling.topologies import Topology
-from jaxtribute._src.tools.planning.hlo import Collective, collectives
+from jaxtribute._src.tools.hlo import Collective, collectives
 from jaxtribute._src.tools.planning.inspection import Step
 from jaxtribute._src.tools.planning.prediction import COMPUTE, MEMORY, Cluster, collective_time
 from jaxtribute._src.types import Foreign, Leaf
