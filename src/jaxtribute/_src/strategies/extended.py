@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -125,6 +126,11 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
     def layouts(self) -> LayoutMap | None:
         """The layouts of variables on the devices of a replica, as the strategy was told, or has chosen."""
         return self._layouts
+
+    @cached_property
+    def copied_to_all(self) -> set[int]:
+        """Ids of its variables that lie on no device for good, and that programs have copied to several devices."""
+        return set()
 
     def layout_of(self, variable: Variable) -> Layout:
         """The layout of a new variable that says none itself; the empty one leaves it whole in each replica."""
