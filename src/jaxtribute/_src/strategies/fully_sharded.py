@@ -87,11 +87,9 @@ class FullyShardedStrategy(Strategy):
       min_bytes: variables of fewer bytes are mirrored, as gathering them costs more than it saves.
       regather: whether the backward pass of `jd.value_and_grad` gathers the variables again. If not, those that
         it needs stay gathered from the forward pass on: one all-gather less, for the memory of all of them.
-      devices_per_replica: number of devices of each replica, which hold variables in parts by `layout` and divide its
-        work, for models larger than a device; an axis named "model". By default 1.
-      replica_shape: several such axes, with names and lengths: `{"model": 2, "sequence": 2}`.
-      layout: a `jd.LayoutMap` (or Keras's, or a dictionary): how variables lie on the devices of a replica, by name.
-        "auto" chooses by the program: see `jd.experimental.AutomaticLayout`.
+      devices_per_replica: number of devices of each replica, as for `MirroredStrategy`.
+      replica_shape: names and lengths of the axes within a replica, likewise.
+      layout: how variables lie on the devices of a replica, likewise.
 
     Raises:
       DeviceError: a device that does not exist, or one that is named twice.
