@@ -81,6 +81,7 @@ def reduce_value(value: Numeric, op: ReduceOp, axis: int | tuple[int, ...] | Non
 def reduce_leaves(values: Sequence[Any], op: ReduceOp, mesh: ReplicaMesh, summation: Summation) -> list[Any]:
     """Reduces many values without an axis: the arrays go together, as every program and every message costs."""
     whole = [value for value in values if isinstance(value, PerReplica) and not value.is_ragged]
+    # One program has one set of replicas that it leaves out.
     alike = all(value.idle == whole[0].idle for value in whole)
     # One process's compiled program brings them together by itself.
     worth = mesh.peers is not None or (len(whole) > 1 and not isinstance(whole[0].data, Tracer))
@@ -205,6 +206,7 @@ class _Layout:
                 shape[0], shape[axis + 1] = replicas, stacked.shape[axis + 1]
                 inside = np.arange(stacked.shape[axis + 1])[None, :] < np.asarray(sizes)[:, None]
                 mask = jnp.asarray(inside.reshape(shape))
+                # Padding is zeros when it is made, but what was computed of it need not be.
                 stacked = jnp.where(jnp.broadcast_to(mask, stacked.shape), stacked, jnp.zeros_like(stacked))
         return stacked
 

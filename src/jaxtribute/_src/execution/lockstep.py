@@ -219,6 +219,8 @@ class LockstepRun:
         """Waits for all replicas; see `Rendezvous.meet`."""
 
         def compiled(payloads: list[Any]) -> Sequence[Any]:
+            # User code may run one operation at a time. The library's own reductions stay compiled: they are programs
+            # of all devices.
             with jax.disable_jit(False):
                 return merge(payloads)
 
@@ -252,6 +254,7 @@ class LockstepRun:
         return join(list(zip(*payloads, strict=True)), self.mesh, self.idle)
 
     def _remember(self, copies: Sequence[Any], whole: Mirrored) -> None:
+        # The copies are kept with their ids, so that no other array takes the id of one that is gone.
         self._copies.update({id(copy): (copy, whole) for copy in copies})
 
     def wrote(self, variable: Variable) -> bool:
@@ -266,6 +269,7 @@ class LockstepRun:
     def _split(self, variable: Variable) -> list[Any]:
         """The variable's copies, one a local replica; kept as long as the variable holds the same array."""
         array = self.step.get(variable)
+        # By the identity of the array: a new one means that somebody has written the variable meanwhile.
         known = self._parts.get(variable)
         if known is None or known[0] is not array:
             with jax.ensure_compile_time_eval():  # the first read may come in a loop's body or in jax.jit
@@ -409,6 +413,8 @@ def join(columns: Sequence[Sequence[Any]], mesh: ReplicaMesh, idle: tuple[int, .
     """
     if not columns:
         return []
+    # Workers ask each other for the shapes of all values at once: each question is a round through the coordination
+    # service.
     signatures: Sequence[Any] = [None] * len(columns)
     if mesh.peers is not None:
         signatures = all_signatures(columns, "what the replicas gave", mesh)

@@ -41,6 +41,8 @@ class Overlay(InTrace):
         self._derived.update({variable: pair for variable, pair in values.items() if pair[1] is not None})
         self.written: dict[Variable, Any] = {}
         seen = [variable for variable in values if id(variable) in traced_reads.read]
+        # A function that JAX keeps has read one of these variables: it must not be used again with the values of this
+        # overlay.
         if seen or (self.traced and traced_reads.read):
             self._view = traced_reads.fresh()
         if seen and not self.traced:

@@ -289,6 +289,8 @@ class TracedReplica(TracedProgram):
         """Runs `fn(strategy, ...)` once for all replicas: here, the same program on each of them."""
         strategy = contexts.current().strategy
         merged = MergedReplicas(self)
+        # Every array counts as this replica's own, also those that are the same on all: it cannot be known here which
+        # are.
         leaves, tree = flatten((args, kwargs))
         args, kwargs = tree.unflatten([self._wrapped(leaf) if is_array(leaf) else leaf for leaf in leaves])
         with entered(Context(strategy, None, merged)):
@@ -391,5 +393,7 @@ class MergedReplicas(Executor):
 def lift(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Turns what a traced program reads into inputs behind its own: variables by first read, then batches drawn."""
     read = [eqn for eqn in opened(closed).eqns if eqn.primitive in (variable_p, feed_p)]
+    # Both are recorded in one trace, as Python comes to them. Callers give the values of variables in the order of
+    # `executor.inputs`, and the batches behind them all.
     read.sort(key=lambda eqn: (eqn.primitive is feed_p, eqn.params["key"]))
     return with_inputs(closed, read)

@@ -130,6 +130,7 @@ def _zeros(variables: Sequence[Variable], policies: Sequence[Policy]) -> list[An
         return [jnp.zeros(policies[i].stored_shape(variables[i].shape), dtypes[i]) for i in parts]
 
     if parts:
+        # One program for all: a call for each variable would be compiled for each shape.
         made = jax.jit(zeros, out_shardings=[policies[i].where for i in parts])()
         for i, array in zip(parts, made, strict=True):
             found[i] = array
@@ -186,7 +187,9 @@ def _given_by_all(variable: Variable, grad: Numeric, op: ReduceOp | None, kind: 
         return variable.policy.pieces(jnp.asarray(variable.policy.admit(grad)))
     if not isinstance(grad, PerReplica):
         array = jnp.asarray(grad)
+        # As in a program: what is reduced already is added by the first replica for all.
         return jnp.zeros((mesh.size, *array.shape), array.dtype).at[0].set(array)
+    # Each replica's gradient goes to its own row, so nothing is sent until the cycle ends.
     rows = grad.data.reshape(mesh.size, *_component_shape(grad, mesh.size))
     if grad.idle:
         mine = np.isin(np.arange(mesh.size), grad.idle).reshape(-1, *[1] * (rows.ndim - 1))

@@ -115,6 +115,7 @@ class Optimizer:
         if loss_scale is not None:
             self._update = guarded_update(self._update, loss_scale)
             self._state = (*self._state, *loss_scale.variables)
+        # Without donation: the old arrays may be in the user's hands, who has read them.
         self._eager_update = jax.jit(self._update)
         if cycle > 1:
             mean = ReduceOp.parse(accumulate_op) is ReduceOp.MEAN
@@ -177,6 +178,7 @@ class Optimizer:
             raise ArgumentError(f"shard_update is {shard_update!r}. HINT: pass True, False or 'auto'.")
         if not shard_update or self._mesh.size == 1:
             return frozenset()
+        # Gloo's messages cost more than the update that is saved.
         between_cpus = self._mesh.peers is not None and self._mesh.devices[0].platform == "cpu"
         if shard_update == "auto" and (self._mesh.size < _MANY_REPLICAS or between_cpus):
             return frozenset()
@@ -237,6 +239,7 @@ class Optimizer:
         self, accumulation: Accumulation, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context
     ) -> None:
         executor, several = context.executor, self._mesh.size > 1
+        # Sums that each replica has made of its own gradients are still to be reduced at the end of a cycle.
         rows = ReduceOp.SUM if executor.local and several and Kind.WHOLE not in accumulation.kinds else None
         dtypes = [variable.dtype for variable in self._variables]
 
@@ -248,6 +251,8 @@ class Optimizer:
         calls = executor.get(accumulation.count) + np.int32(1)
         last = calls >= np.int32(accumulation.steps)
         if executor.traced:
+            # Whether it is the last call is known when the program runs. All replicas count alike, so they come to the
+            # collectives inside together.
             sums, held = lax.cond(last, finish, lambda sums, held: (sums, held), sums, held)
             self._keep(held, context)
         elif last:
@@ -296,6 +301,7 @@ class Optimizer:
         grads = [variable.policy.admit(grad) for variable, grad in zip(self._variables, grads, strict=True)]
         if context.executor.traced:
             return self._update(grads, list(held[count:]), list(held[:count]))
+        # It reads no variables, and should not be compiled anew because other code does.
         with traced_reads.steady():
             return self._eager_update(grads, list(held[count:]), list(held[:count]))
 

@@ -208,6 +208,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
 
     def _call_alone(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         executor = contexts.current().executor
+        # One replica costs nothing over plain JAX: no program of replicas, no threads.
         args, kwargs = map_leaves(_only, (tuple(args), kwargs))
         context = ReplicaContext(self.strategy, self._only_id())
         with contexts.entered(contexts.Context(self.strategy, context, executor)):

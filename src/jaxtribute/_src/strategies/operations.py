@@ -256,6 +256,7 @@ class ExtendedOperations(ABC):
         args, kwargs = map_leaves(lambda leaf: var.policy.admit(_whole(leaf)), (args, kwargs))
         device = var.policy.parameter_device
         context = contexts.Context(self.strategy, None, contexts.current().executor)
+        # Numbers that `fn` makes must meet the variable's array where it is.
         with contexts.entered(context), nullcontext() if device is None else jax.default_device(device):
             return fn(var, *args, **kwargs)
 
