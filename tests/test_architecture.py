@@ -31,7 +31,6 @@ UPWARD = {
     ("context", "execution"): "types: a context holds an executor and a replica",
     ("context", "strategies"): "types: a context holds a strategy",
     ("values", "execution"): "types: reads and writes are asked of an executor",
-    ("values", "strategies"): "types: what a merge_call is given",
     ("execution", "strategies"): "types: the strategy whose replicas run",
     ("strategies", "tools"): "a strategy draws itself when it is asked to",
     ("values", "tools"): "notebooks show a value as a table",

@@ -64,6 +64,14 @@ def current() -> Context:
     return _stack.base or fallback.make()
 
 
+def of(strategy: Strategy) -> Context:
+    """The context in force; outside every scope, the cross-replica context of `strategy`."""
+    context = current()
+    if context.strategy.is_default and strategy is not context.strategy:
+        return Context(strategy, None, context.executor)
+    return context
+
+
 def depth() -> int:
     """Number of contexts that the calling thread has entered."""
     return len(_stack.entries)

@@ -102,7 +102,7 @@ def embedding_lookup(params: Leaf, ids: Numeric) -> jax.Array:
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ArgumentError(f"ids have dtype {ids.dtype}. HINT: pass integers, ids.astype('int32').")
     if isinstance(params, Variable):
-        return params.policy.lookup(params, ids, contexts.current())
+        return params.sparse_read(ids)
     table = jnp.asarray(operand(params))
     return jnp.take(table, row_ids(ids, table.shape[0], "the table"), axis=0)
 

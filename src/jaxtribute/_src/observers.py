@@ -106,6 +106,7 @@ class Kind:
           args: arguments of the call.
           kwargs: likewise.
         """
+        # Read once: another thread may replace the tuple, and whoever was told of a start must be told of the end.
         observers = self.observers
         if len(observers) != 1 or not self.due():
             with self.during(subject, name, *args) as event:

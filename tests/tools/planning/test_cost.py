@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxtribute._src.tools.hlo import Collective
 from jaxtribute._src.tools.planning.cost import Line, StepCost
-from jaxtribute._src.tools.planning.hlo import Collective
 from jaxtribute.errors import ArgumentError
 
 COST = StepCost(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from jaxtribute._src.tools.hlo import Collective
 from jaxtribute._src.tools.planning import report
-from jaxtribute._src.tools.planning.hlo import Collective
 from jaxtribute._src.tools.planning.prediction import epoch, predict
 from jaxtribute.errors import ArgumentError, MissingLibraryError
 from tools.planning.test_prediction import COST, cluster

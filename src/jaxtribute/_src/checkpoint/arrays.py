@@ -105,6 +105,7 @@ def begin(arrays: Mapping[str, Lease | HostArray]) -> None:
     Args:
       arrays: what `write` will get.
     """
+    # The last first, as `_BorrowedHandler` writes them.
     leases = [one for one in list(arrays.values())[::-1] if isinstance(one, Lease)]
     for lease in leases[next(batches([lease.nbytes for lease in leases]), slice(0))]:
         lease.take()

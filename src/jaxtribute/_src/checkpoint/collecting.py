@@ -85,6 +85,7 @@ class _Walk:
         """A named value; of nests the plain arrays count, too."""
         if self._stateful((name,), value):
             return
+        # JAX would take a variable apart into its array, and lose that it is one.
         leaves, tree = jax.tree.flatten_with_path(value, is_leaf=self._whole)
         cells: list[Any] = [leaf for _, leaf in leaves]
         plain = 0
@@ -131,6 +132,8 @@ class _Walk:
             return
         if not self._first_time(value):
             return
+        # Plain arrays among the attributes do not count: nobody could tell state from a table that the object was made
+        # with.
         for name, attribute in cast("dict[str, Any]", attributes).items():
             if self._stateful((*key, name), attribute):
                 continue

@@ -22,6 +22,7 @@ from jaxtribute._src.types import Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
+from jaxtribute._src.values.operators import operand
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 Axes = tuple[int, ...] | None
@@ -80,6 +81,7 @@ def reduce_value(value: Numeric, op: ReduceOp, axis: int | tuple[int, ...] | Non
 def reduce_leaves(values: Sequence[Any], op: ReduceOp, mesh: ReplicaMesh, summation: Summation) -> list[Any]:
     """Reduces many values without an axis: the arrays go together, as every program and every message costs."""
     whole = [value for value in values if isinstance(value, PerReplica) and not value.is_ragged]
+    # One program has one set of replicas that it leaves out.
     alike = all(value.idle == whole[0].idle for value in whole)
     # One process's compiled program brings them together by itself.
     worth = mesh.peers is not None or (len(whole) > 1 and not isinstance(whole[0].data, Tracer))
@@ -204,6 +206,7 @@ class _Layout:
                 shape[0], shape[axis + 1] = replicas, stacked.shape[axis + 1]
                 inside = np.arange(stacked.shape[axis + 1])[None, :] < np.asarray(sizes)[:, None]
                 mask = jnp.asarray(inside.reshape(shape))
+                # Padding is zeros when it is made, but what was computed of it need not be.
                 stacked = jnp.where(jnp.broadcast_to(mask, stacked.shape), stacked, jnp.zeros_like(stacked))
         return stacked
 
@@ -297,3 +300,21 @@ def _gather_split(data: Leaf, axis: int, mesh: ReplicaMesh) -> Any:
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _repeat(data: Leaf, axis: int, times: int, mesh: ReplicaMesh) -> Any:
     return _everywhere(jnp.concatenate([data] * times, axis), mesh)
+
+
+def joined_gradients(grads: Sequence[Leaf], op: ReduceOp | None, mesh: ReplicaMesh) -> list[Any]:
+    """The gradients of a `merge_call` as what is still to be reduced: `PerReplica` values; all others are reduced.
+
+    Args:
+      grads: for each gradient all replicas' arrays, or the one array that all of them gave.
+      op: how they are reduced; None if they are, and all replicas' arrays are equal.
+      mesh: the replicas' devices.
+    """
+    found: list[Any] = []
+    for grad in grads:
+        if isinstance(grad, PerReplica):
+            found.append(grad if op is not None else mesh.join_copies(grad.values))
+            continue
+        array = operand(grad)
+        found.append(array * np.asarray(mesh.size, array.dtype) if op is ReduceOp.SUM else array)
+    return found

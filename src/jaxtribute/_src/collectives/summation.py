@@ -138,6 +138,8 @@ class ExchangeSum(SharingSum):
         real = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
         if not array.size or not fits or not real or array.dtype.itemsize > 8 or replicas & (replicas - 1):
             return _psum(array)
+        # Recursive doubling. Both of a pair add the same two numbers, so all replicas have the same bits after each
+        # round.
         distance = 1
         while distance < replicas:
             other = lax.ppermute(array, AXIS, [(replica, replica ^ distance) for replica in range(replicas)])
@@ -240,6 +242,7 @@ def tree_rounds(replicas: int) -> list[Pairs]:
     """
     size = max(1, int(np.ceil(np.sqrt(replicas))))
     members = [list(range(start, min(start + size, replicas))) for start in range(0, replicas, size)]
+    # All groups gather at the same time: their messages of one round are one collective.
     inner = [_gather_rounds(group) for group in members]
     within = [
         [pair for rounds in inner if step < len(rounds) for pair in rounds[step]]

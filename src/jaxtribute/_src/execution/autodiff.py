@@ -59,7 +59,8 @@ def _differentiated(fn: Function, variables: Any, has_aux: bool) -> Function:
     def differentiated(*args: Nest, **kwargs: Nest) -> Any:
         context = contexts.current()
         executor = context.executor
-        pairs = [leaf.policy.derivable(leaf, context) for leaf in leaves]
+        in_replica = context.replica is not None
+        pairs = [executor.derivable(leaf, in_replica=in_replica) for leaf in leaves]
         regathers = executor.local and executor.traced and any(leaf.policy.regathers for leaf in leaves)
         written: list[Variable] = []
         outline: list[Any] = []
@@ -84,7 +85,7 @@ def _differentiated(fn: Function, variables: Any, has_aux: bool) -> Function:
             (value, (aux, writes)), grads = differentiate_by_rows(under, executor, leaves)
         for variable, new in zip(written, writes, strict=True):
             executor.set(variable, new)
-        whole = [leaf.policy.gradient(leaf, grad, context) for leaf, grad in zip(leaves, grads, strict=True)]
+        whole = [executor.gradient(grad, leaf) for leaf, grad in zip(leaves, grads, strict=True)]
         aux = _filled(aux, outline) if regathers else aux
         return ((value, aux) if has_aux else value), tree.unflatten(whole)
 

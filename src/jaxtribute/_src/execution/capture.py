@@ -169,6 +169,7 @@ def _held(arrays: Sequence[jax.Array], kind: type[Any]) -> Iterator[tuple[Any, j
     arrays = [array for array in arrays if jnp.issubdtype(array.dtype, jnp.inexact) or kind.__name__ == "Variable"]
     if not arrays:
         return
+    # The program knows its constants and not where they came from; only the garbage collector knows who holds them.
     holders = gc.get_referrers(*arrays)
     # An object's attributes may lie in a dictionary, which the object refers to.
     holders += gc.get_referrers(*[holder for holder in holders if type(holder) is dict])

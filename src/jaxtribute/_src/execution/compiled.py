@@ -68,6 +68,8 @@ class _Arguments:
         ragged = [one.shapes for one in self.inputs if one.shapes is not None]
         signatures = list(zip(*ragged, strict=True)) if ragged else [()] * mesh.size
         distinct = list(dict.fromkeys(signatures))
+        # Replicas that see the same shapes run the same program. A program is traced for each distinct set of shapes,
+        # not for each replica: mostly there is one, and two in an epoch's last step.
         self.table = [distinct.index(signature) for signature in signatures]
         """The class of each replica: those of one class see the same shapes."""
         self.samples = [signatures.index(signature) for signature in distinct]
@@ -146,8 +148,11 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
     """
     arguments = _Arguments((args, kwargs), mesh)
     captured: Known = {}
+    # An array that the function closes over stays one object in all traces: classes are compared by identity there.
     traces = [_trace(strategy, mesh, fn, arguments, replica, captured) for replica in arguments.samples]
     plan = _plan_classes(arguments, traces, mesh) if len(traces) > 1 else _plan_one(arguments, traces[0])
+    # The outputs of a plan: the results that are arrays, the written variables' values, the totals of travelling
+    # losses.
     results, written = len(traces[0].places), len(plan.written)
     # A mirrored variable keeps one array for all replicas: values that may differ would silently become replica 0's.
     for variable, varies in zip(plan.written, plan.varying[results : results + written], strict=True):
@@ -161,6 +166,8 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
         *(variable.policy.split for variable in plan.written),
         *(False for _ in traces[0].summed),
     ]
+    # A result that varies is split over the replicas; one that does not is the same on all, and any replica's copy is
+    # it. `shard_map` does not check that: the inference behind `varying` has.
     mapped = mesh.map_replicas(
         _with_vectors(plan, arguments, split),
         in_specs=(
@@ -179,6 +186,7 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
         outputs = mapped(*inputs, *(outer.get(variable) for variable in plan.variables))
     else:
         places = [*(False for _ in plan.consts), *(one.split for one in arguments.inputs)]
+        # `jax.jit` refuses arrays of different devices, and what eager code gives may lie anywhere.
         wheres = [mesh.split if split else mesh.replicated for split in places]
         inputs = [_put(value, where) for value, where in zip(inputs, wheres, strict=True)]
         # Not traced, but differentiated or transformed around: the program is called at once, on the variables' values.
@@ -243,10 +251,13 @@ def _trace(
         # Replicas of several shapes are several programs, whose totals would be outputs of one of them alone.
         found = {result: executor.losses.total_of(array) for result, array in enumerate(arrays) if alike}
         totals = {result: total for result, total in found.items() if total is not None}
+        # `make_jaxpr` gives the arrays alone; the rest gets out beside it.
         seen.extend((executor, leaves, tree, places, list(totals)))
         return [*arrays, *(executor.values[variable] for variable in executor.written), *totals.values()]
 
     with mesh.within():
+        # The axis is named without `shard_map`: variables and results are not known yet, which its specs would have to
+        # list.
         closed = jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(*arguments.local_avals(replica))
     return _Traced(unplaced(lift(closed), captured), *seen)
 
@@ -296,6 +307,7 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
             raise NotSplittable("the results differ in structure")
         if list(other.executor.written) != list(first.executor.written):
             raise NotSplittable("the replicas write different variables")
+    # A class may read variables that another does not: without rows to look up, a table is not read.
     variables = list(dict.fromkeys(variable for traced in traces for variable in traced.executor.inputs))
     programs = [
         cutting.Program(cutting.inlined(traced.closed, mesh), [*range(len(arguments.inputs)), *traced.executor.inputs])
@@ -312,6 +324,7 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
     ranks_differ = any(len({len(shape) for shape in column}) > 1 for column in zip(*locals_, strict=True))
     if ranks_differ:
         raise NotSplittable("the results differ in rank")
+    # One program has one shape for each result: the largest in every axis. `PerReplica` remembers the true ones.
     largest = [tuple(max(sizes) for sizes in zip(*column, strict=True)) for column in zip(*locals_, strict=True)]
     every = [tuple(column[kind] for kind in arguments.table) for column in zip(*locals_, strict=True)]
     flags = [
@@ -320,6 +333,8 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
     ]
     varying = varying_outputs(classes[0].jaxpr, flags)
     for place, atoms in enumerate(zip(*(one.jaxpr.outvars for one in classes), strict=True)):
+        # The inference has looked at the first class alone: a result is the same everywhere only if all classes compute
+        # the same value of it.
         numbers = {one.number(atom) for one, atom in zip(classes, atoms, strict=True)}
         varying[place] = varying[place] or len(numbers) > 1 or not numbers <= common
 
@@ -362,6 +377,8 @@ def _wrap(
     leaves = list(traced.results)
     for place, column in enumerate(zip(*(one.results for one in traces), strict=True)):
         if place not in traced.places and any(leaf is not column[0] and leaf != column[0] for leaf in column):
+            # Not an array, and different in different classes: a Python value that depends on the shapes, such as a
+            # length.
             each = [column[kind] for kind in arguments.table]
             leaves[place] = PerReplica(tuple(each[i] for i in mesh.local_ids), mesh)
     results = zip(traced.places, outputs, plan.varying, plan.shapes, strict=False)

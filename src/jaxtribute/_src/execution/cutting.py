@@ -27,6 +27,7 @@ def inlined(closed: ClosedJaxpr, mesh: ReplicaMesh) -> ClosedJaxpr:
         inner = called(eqn)
         if inner is not None:
             return evaluate(inner, operands, handle)
+        # A loop repeats its collective as often as its data say, and replicas may differ in that: it cannot be cut.
         if not is_cut(eqn):
             raise InnerCollective(f"a collective inside {eqn.primitive.name}")
         return None
@@ -111,6 +112,8 @@ def _missing(own: Sequence[_Meeting], others: Sequence[_Meeting]) -> list[tuple[
     missing: list[tuple[int, _Meeting]] = []
     place = 0
     for meeting in others:
+        # As a merge of two sequences: what fits goes together; what does not must be a gather that this program can
+        # make in addition. Any other difference makes it impossible, and the caller says why.
         if place < len(own) and own[place].fits(meeting):
             place += 1
         elif meeting.variable is None:
@@ -125,6 +128,7 @@ def _with_gathers(program: Program, missing: Sequence[tuple[int, _Meeting]], mes
         return program
     pieces = {meeting.variable: meeting.eqn.invars[0] for _, meeting in missing}
     for source in program.sources:
+        # A program that lacks a gather may lack the variable too, which then becomes a further input.
         pieces.pop(source, None)
     sources = [*program.sources, *pieces]
 
@@ -135,6 +139,8 @@ def _with_gathers(program: Program, missing: Sequence[tuple[int, _Meeting]], mes
         def gather() -> None:
             for before, meeting in missing:
                 if before == place:
+                    # Nobody uses what is gathered here. It stands in the program all the same, as a place at which this
+                    # class meets the others; `Merged` makes one gather of those of all classes.
                     probes = [jnp.zeros(aval(probe).shape, aval(probe).dtype) for probe in meeting.eqn.invars[1:]]
                     bind(meeting.eqn, [given[meeting.variable], *probes])
 

@@ -9,6 +9,7 @@ import jax
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.context import Context
+from jaxtribute._src.execution import standpoints
 from jaxtribute._src.execution.executor import Executor
 from jaxtribute._src.execution.overlay import Overlay
 from jaxtribute._src.execution.traced import Viewed, check_untraced
@@ -34,10 +35,15 @@ class Eager(Executor):
         Python.
     """
 
+    standpoint = standpoints.PYTHON_ACROSS_REPLICAS
     compiles: Callable[[Function], Function] | None = None
 
     def __init__(self, compiles: Callable[[Function], Function] | None = None) -> None:
         self.compiles = compiles
+
+    def replica_function(self, fn: Function) -> Function:
+        """Returns the function, compiled where the executor compiles replica functions."""
+        return fn if self.compiles is None else self.compiles(fn)
 
     @property
     def view(self) -> Hashable:

@@ -25,20 +25,25 @@ import jax
 from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives import in_replica
 from jaxtribute._src.collectives.cross_replica import gather_value, reduce_leaves, reduce_value
+from jaxtribute._src.execution import standpoints
+from jaxtribute._src.execution.standpoints import AcrossReplicas, Derivable
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import put
-from jaxtribute.errors import ContextError
+from jaxtribute.errors import ArgumentError, ContextError
 
 if TYPE_CHECKING:
     from jaxtribute._src.collectives.summation import Summation
     from jaxtribute._src.strategies.base import Strategy
     from jaxtribute._src.types import Array, Function, Leaf, Nest
     from jaxtribute._src.values.mesh import Layout, ReplicaMesh
+    from jaxtribute._src.values.policies.base import Update
     from jaxtribute._src.values.variable import Variable
 
 R = TypeVar("R")
+ApplyGradients = Callable[["list[Array]", "ReduceOp | None"], None]
+"""Updates variables by gradients, which are reduced as said."""
 
 
 @partial(
@@ -68,8 +73,49 @@ class Executor(ABC):
     """True if the code is being traced into a compiled program."""
     differentiating: bool = False
     """True if the code is being differentiated by variables."""
+    standpoint: AcrossReplicas = standpoints.ACROSS_REPLICAS
+    """The meaning of the code's reads and writes, in terms of `get`, `set` and how replicas meet."""
 
-    # Variables.
+    # Functions that replicas run.
+
+    def replica_function(self, fn: Function) -> Function:
+        """Returns what is called in place of a replica function."""
+        return fn
+
+    def enter(self, mesh: ReplicaMesh) -> None:  # noqa: B027 (most have nothing to do)
+        """Notes the devices that `strategy.run` uses, as a program has one set of them."""
+
+    # Variables, as users know them. `in_replica` is True in replica context.
+
+    def read(self, variable: Variable, *, in_replica: bool) -> Array:
+        """Returns the variable's value, of the variable's shape."""
+        return self.standpoint.read(self, variable, in_replica)
+
+    def write(self, variable: Variable, value: Leaf, update: Update, *, in_replica: bool) -> None:
+        """Applies a write of what the user gave."""
+        self.standpoint.write(self, variable, value, update, in_replica)
+
+    def whole(self, variable: Variable) -> Array:
+        """Returns the value where it is stored, for an update."""
+        return self.standpoint.whole(self, variable)
+
+    def store(self, variable: Variable, value: Array) -> None:
+        """Replaces the value by one of the form of `whole`, already checked, the same on all replicas."""
+        self.standpoint.store(self, variable, value)
+
+    def derivable(self, variable: Variable, *, in_replica: bool) -> Derivable:
+        """Returns a value to differentiate by, to get the gradient that `gradient` then takes."""
+        return self.standpoint.derivable(self, variable, in_replica)
+
+    def gradient(self, gradient: Array, variable: Variable) -> Array:
+        """Returns the gradient for the value that `read` gives."""
+        return self.standpoint.gradient(gradient, variable)
+
+    def distributed(self, variable: Variable) -> Leaf:
+        """Returns the variable as a `Mirrored` or `PerReplica` value, or as an array where there is one copy."""
+        return self.standpoint.distributed(self, variable)
+
+    # Variables, as they are stored.
 
     @property
     @abstractmethod
@@ -125,12 +171,53 @@ class Executor(ABC):
         with contexts.entered(contexts.Context(strategy, None, self)):
             return fn(strategy, *args, **kwargs)
 
+    def apply(self, update: ApplyGradients, grads: list[Array], op: ReduceOp | None) -> None:
+        """Calls `update(grads, op)` where an optimizer's update is computed: once, for all replicas.
+
+        Args:
+          update: the update.
+          grads: gradients as the code that calls has them.
+          op: how they are reduced; None if they are.
+        """
+        if contexts.current().replica is not None:
+            _check_alone()
+        update(grads, op)
+
+    def reducible(
+        self, strategy: Strategy, grads: list[Array], op: ReduceOp | None
+    ) -> tuple[list[Array], ReduceOp | None]:
+        """Reduces gradients over the replicas, if the code has those of all.
+
+        Args:
+          strategy: the strategy of the replicas.
+          grads: the gradients; those that are not `PerReplica` are taken as reduced.
+          op: how the others are reduced.
+
+        Returns:
+          The gradients; and how they are still to be reduced, where the code is one replica's.
+
+        Raises:
+          ArgumentError: `PerReplica` gradients without a way to reduce them.
+        """
+        own = [grad for grad in grads if isinstance(grad, PerReplica)]
+        if not own:
+            return grads, None
+        if op is None:
+            raise ArgumentError(
+                f"reduce_op=None with a gradient that differs between {strategy.num_replicas_in_sync} replicas. "
+                "HINT: pass reduce_op='SUM' or 'MEAN', or reduce the gradients before."
+            )
+        totals = iter(strategy.reduce(op, own, axis=None))
+        return [next(totals) if isinstance(grad, PerReplica) else grad for grad in grads], None
+
     def queue_loss(self, loss: Leaf) -> None:  # noqa: B027 (most have nothing to do)
         """Adds a replica's loss to its next sum of gradients over the replicas, where that costs nothing."""
 
-    def sum_gradients(self, grads: Sequence[Array], replicas: int, summation: Summation) -> list[Array]:
-        """Returns the sums of gradients over the replicas of a program."""
-        return in_replica.all_reduce(grads, ReduceOp.SUM, replicas, summation)
+    def reduce_gradients(
+        self, grads: Sequence[Array], op: ReduceOp, replicas: int, summation: Summation
+    ) -> list[Array]:
+        """Returns a replica's gradients in a program reduced over the replicas."""
+        return in_replica.all_reduce(grads, op, replicas, summation, self.idle)
 
     def constrain(self, value: Array, layout: Layout, mesh: ReplicaMesh) -> Array:
         """Returns an array split over the axes of `mesh` within a replica."""
@@ -156,6 +243,10 @@ class Executor(ABC):
     def gather(self, value: Leaf, axis: int) -> Array:
         """Returns a value of the replicas concatenated over them along `axis`; see `Strategy.gather`."""
         return gather_value(value, axis)
+
+    def as_replica(self) -> Executor | None:
+        """Returns the executor of one replica, for code of all of them that each replica runs; else None."""
+        return None
 
     def rows_of_all(self, rows: Array) -> Array:
         """Returns the rows of all replicas, of an array that holds one row for each replica that the code sees."""

@@ -128,6 +128,7 @@ class Draws:
         """
         if self.used < len(self.order) and self.order[self.used] != place:
             self.hand_back(self.used)  # this trace draws in another order than the last
+        # Nothing is left of what was drawn in advance.
         if self.used == len(self.order):
             with jax.ensure_compile_time_eval():  # a trace may be under way
                 if self.ended == place or not self._draw(place):
@@ -225,6 +226,8 @@ class FedPrograms:
           StopIteration: the function met the end of the data; what it did until then has taken effect.
         """
         draws = Draws(feeds)
+        # The batches must be there before the program is known, as their shapes choose it. So as many are drawn as the
+        # last call used; those that this call does not want go back.
         draws.prefetch(self._order)
         shapes = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
         fed, signature = draws.arrays()
@@ -233,6 +236,7 @@ class FedPrograms:
             found = self._trace(draws, leaves)
             fed, signature = draws.arrays()
             self._programs[shapes, signature] = found
+            # At the end of the data a call draws fewer: the next epoch's first call is as those before it.
             if draws.ended is None:
                 self._order = list(draws.order)
         program, stops = found
@@ -240,6 +244,7 @@ class FedPrograms:
             return self._run_uncompiled(draws, leaves)
         executor = contexts.current().executor
         result = program([*leaves, *fed], executor if isinstance(executor, EagerStep) else None)
+        # Only now: the steps before the end of the data have taken effect, as they would have in Python.
         if stops:
             raise StopIteration
         return result

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.collectives.cross_replica import gather_value, pick_value, reduce_many
+from jaxtribute._src.collectives.cross_replica import gather_value, joined_gradients, pick_value, reduce_many
 from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context
+from jaxtribute._src.execution import standpoints
 from jaxtribute._src.execution.eager import EagerStep, stepping
-from jaxtribute._src.execution.executor import Executor
+from jaxtribute._src.execution.executor import ApplyGradients, Executor
 from jaxtribute._src.execution.nests import flatten, is_whole, map_leaves
 from jaxtribute._src.execution.rendezvous import Rendezvous
 from jaxtribute._src.execution.replica_context import ReplicaContext
@@ -42,6 +43,7 @@ class LockstepReplica(Executor):
     """One replica that runs as Python: it sees its own copies, on its own device, and waits for the others to meet."""
 
     local = True
+    standpoint = standpoints.PYTHON_IN_REPLICA
 
     def __init__(self, run: LockstepRun, index: int) -> None:
         self._run, self._index = run, index
@@ -128,6 +130,14 @@ class LockstepReplica(Executor):
 
         return run.meet(self._index, f"merge_call of {getattr(fn, '__qualname__', fn)}", (args, kwargs), merge)
 
+    def apply(self, update: ApplyGradients, grads: list[Any], op: ReduceOp | None) -> None:
+        """Calls `update` once, with the gradients that all replicas brought."""
+
+        def apply_gradients(_: Strategy, grads: list[Any]) -> None:
+            update(joined_gradients(grads, op, self._run.mesh), op)
+
+        self.merge(apply_gradients, (grads,), {})
+
     def _scatter(self, axis: int, cotangents: list[Any], sizes: list[int]) -> list[Any]:
         """This replica's part of the sums of cotangents: for each `size` elements, behind those of the others."""
         run = self._run
@@ -209,6 +219,8 @@ class LockstepRun:
         """Waits for all replicas; see `Rendezvous.meet`."""
 
         def compiled(payloads: list[Any]) -> Sequence[Any]:
+            # User code may run one operation at a time. The library's own reductions stay compiled: they are programs
+            # of all devices.
             with jax.disable_jit(False):
                 return merge(payloads)
 
@@ -242,6 +254,7 @@ class LockstepRun:
         return join(list(zip(*payloads, strict=True)), self.mesh, self.idle)
 
     def _remember(self, copies: Sequence[Any], whole: Mirrored) -> None:
+        # The copies are kept with their ids, so that no other array takes the id of one that is gone.
         self._copies.update({id(copy): (copy, whole) for copy in copies})
 
     def wrote(self, variable: Variable) -> bool:
@@ -256,6 +269,7 @@ class LockstepRun:
     def _split(self, variable: Variable) -> list[Any]:
         """The variable's copies, one a local replica; kept as long as the variable holds the same array."""
         array = self.step.get(variable)
+        # By the identity of the array: a new one means that somebody has written the variable meanwhile.
         known = self._parts.get(variable)
         if known is None or known[0] is not array:
             with jax.ensure_compile_time_eval():  # the first read may come in a loop's body or in jax.jit
@@ -399,6 +413,8 @@ def join(columns: Sequence[Sequence[Any]], mesh: ReplicaMesh, idle: tuple[int, .
     """
     if not columns:
         return []
+    # Workers ask each other for the shapes of all values at once: each question is a round through the coordination
+    # service.
     signatures: Sequence[Any] = [None] * len(columns)
     if mesh.peers is not None:
         signatures = all_signatures(columns, "what the replicas gave", mesh)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxtribute._src.execution.executor import Executor
+from jaxtribute._src.execution.executor import ApplyGradients, Executor
 from jaxtribute._src.execution.traced import InTrace, escape_error
 from jaxtribute._src.jaxprs.core import current_trace
 from jaxtribute._src.traced_reads import traced_reads
@@ -33,13 +34,15 @@ class Overlay(InTrace):
 
     def __init__(self, below: Executor, values: dict[Variable, tuple[Any, Any]]) -> None:
         super().__init__()
-        self.local, self.traced = below.local, below.traced
+        self.local, self.traced, self.standpoint = below.local, below.traced, below.standpoint
         self.trace = current_trace()
         self.below = below
         self._values = {variable: array for variable, (array, _) in values.items()}
         self._derived.update({variable: pair for variable, pair in values.items() if pair[1] is not None})
         self.written: dict[Variable, Any] = {}
         seen = [variable for variable in values if id(variable) in traced_reads.read]
+        # A function that JAX keeps has read one of these variables: it must not be used again with the values of this
+        # overlay.
         if seen or (self.traced and traced_reads.read):
             self._view = traced_reads.fresh()
         if seen and not self.traced:
@@ -99,6 +102,16 @@ class Overlay(InTrace):
         """Selects as the executor below does."""
         return self.below.select(value, replica)
 
+    def apply(self, update: ApplyGradients, grads: list[Array], op: ReduceOp | None) -> None:
+        """Calls `update` where the executor below does."""
+        self.below.apply(update, grads, op)
+
+    def reducible(
+        self, strategy: Strategy, grads: list[Array], op: ReduceOp | None
+    ) -> tuple[list[Array], ReduceOp | None]:
+        """Reduces as the executor below does."""
+        return self.below.reducible(strategy, grads, op)
+
     def merge(self, fn: Function, args: Nest, kwargs: Nest) -> Nest:
         """Merges as the executor below does; where there is one replica, what is merged sees the overlaid values."""
         return self.below.merge(fn, args, kwargs) if self.local else super().merge(fn, args, kwargs)
@@ -112,6 +125,15 @@ class Overlay(InTrace):
     def gather(self, value: Leaf, axis: int) -> Array:
         """Gathers as the executor below does."""
         return self.below.gather(value, axis)
+
+    def as_replica(self) -> Executor | None:
+        """The same values over the executor of one replica."""
+        replica = self.below.as_replica()
+        if replica is None:
+            return None
+        made = copy.copy(self)
+        made.below, made.standpoint = replica, replica.standpoint
+        return made
 
     def rows_of_all(self, rows: Array) -> Array:
         """Gathers rows as the executor below does."""

@@ -42,9 +42,6 @@ _MANY = 32
 _flattened = chain.from_iterable
 """Looked up once: every step calls it."""
 
-copied_to_all: set[int] = set()
-"""Ids of variables of no strategy that a program on several devices has copied to all of them."""
-
 
 class Grow(Exception):  # noqa: N818
     """A retrace touched variables that the program does not take yet."""
@@ -100,7 +97,10 @@ class Program:
         self._throttles = self.mesh is not None and self.mesh.throttles
         self._home = self._home or capture.executor.home
         self._constants |= capture.constants
-        self._unplaced = [i for i, v in enumerate((*self.donated, *self.kept)) if v.policy.mesh is None]
+        both = [*self.donated, *self.kept]
+        self._unplaced = [i for i, v in enumerate(both) if v.policy.mesh is None]
+        owners = [both[place].distribute_strategy.extended for place in self._unplaced]
+        self._copied_to_all: set[int] = owners[0].copied_to_all if owners else set()
         self._move_unplaced(self._unplaced_of(self.donated, self.kept))
         # Without an argument that is bound to a device, JAX would run on its default one.
         bound = any(variable.stored.committed for variable in (*self.donated, *self.kept))
@@ -261,7 +261,7 @@ class Program:
         """
         # Taken out of the common path by flags: only programs in the making, and those with variables of no strategy
         # beside some that lie on several devices.
-        if self._special and (self._growing is not None or self.mesh is not None or copied_to_all):
+        if self._special and (self._growing is not None or self.mesh is not None or self._copied_to_all):
             self._prepare(donated, kept)
         if lent and (donated is not self.donated or not lent.isdisjoint(self._donated_ids)):
             undisturbed(prepare_donation, donated)  # it takes locks that saves wait for
@@ -345,10 +345,10 @@ class Program:
             if target is not None and len(target.device_set) > 1:
                 if array.sharding != target:
                     slot.bind(own(array, target))
-                    copied_to_all.add(id(slot))
+                    self._copied_to_all.add(id(slot))
             elif len(array.devices()) > 1:
                 slot.bind(array.addressable_shards[0].data.copy())
-                copied_to_all.discard(id(slot))
+                self._copied_to_all.discard(id(slot))
 
     @property
     def jitted(self) -> Any:

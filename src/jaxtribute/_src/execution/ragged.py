@@ -93,15 +93,20 @@ def _number(one: ReplicaClass, index: int, numbering: Numbering) -> None:
     for var, const in zip(jaxpr.constvars, one.closed.consts, strict=True):
         numbers[var] = numbering.constant(const)
     for var, source in zip(jaxpr.invars, one.sources, strict=True):
+        # A ragged input has another shape in each class, so it is another value there. All other inputs, variables
+        # among them, are one value, and what only they go into is numbered alike.
         numbers[var] = numbering.of((source, index if source in one.shapes else None))
     segment: list[JaxprEqn] = []
     for eqn in jaxpr.eqns:
         if is_cut(eqn):
+            # The classes make the same collectives in one order, which `prepare` checks afterwards: so the results of
+            # the n-th one are the same value in all of them, although its operands differ.
             key: Any = ("collective", len(one.collectives))
             one.collectives.append(eqn)
             one.segments.append(segment)
             segment = []
         elif eqn.effects or not repeatable(eqn):
+            # A print or a callback happens for each replica by itself: never equal to that of another class.
             key = ("effect", index, id(eqn))
             segment.append(eqn)
         else:
@@ -122,6 +127,7 @@ def _mark_live(one: ReplicaClass) -> None:
     """For each segment, the variables that something behind it needs."""
     needed = set(variables(one.jaxpr.outvars))
     live: list[set[Any]] = []
+    # Backwards, since an operation is needed only if something behind it is.
     for place in reversed(range(len(one.segments))):
         if place < len(one.collectives):
             needed.update(variables(one.collectives[place].invars))
@@ -145,6 +151,8 @@ class Merged:
         self._classes, self._common, self._table = classes, common, table
         self._shared: dict[Number, Any] = {}
         self._own: list[dict[Any, Any]] = [{} for _ in classes]
+        # Common operations are in every class's program, with other variables but equal numbers. Those of the first
+        # class stand for all.
         self._pending = [eqn for segment in classes[0].segments for eqn in segment if not classes[0].own(eqn, common)]
 
     def __call__(self, inputs: dict[Any, Any], out_shapes: Sequence[tuple[int, ...]]) -> list[Any]:
@@ -160,6 +168,8 @@ class Merged:
             for var, source in zip(one.jaxpr.invars, one.sources, strict=True):
                 value = inputs[source]
                 if source in one.shapes:
+                    # Ragged inputs come padded to the largest shape. A class cuts off the padding here, in every
+                    # replica; only its own replicas run the branch that uses what is cut.
                     value = value[tuple(slice(0, size) for size in one.shapes[source])]
                 self._bind(one, own, var, value)
         count = len(self._classes[0].segments)
@@ -250,6 +260,7 @@ class Merged:
         one = self._classes[index]
 
         def branch() -> list[Any]:
+            # Copied, as `lax.switch` traces every branch: what this one makes must not be seen by the next.
             values = dict(self._own[index])
 
             def read(atom: Any) -> Any:
@@ -263,6 +274,7 @@ class Merged:
                     values.update(zip(eqn.outvars, bind(eqn, operands), strict=True))
             results = [_padded(read(atom), shape) for atom, shape in zip(wanted, shapes, strict=True)]
             for other, column in enumerate(carried):
+                # All branches of a switch return arrays of the same shapes, in one order.
                 results.extend(values[var] if other == index else jnp.zeros_like(var.aval) for var in column)
             return results
 
@@ -270,6 +282,8 @@ class Merged:
 
     def _collective(self, place: int, operands: Sequence[Any]) -> None:
         first = self._classes[0]
+        # The first class's operation is bound for all: `prepare` has compared the parameters, and `_segment` has
+        # brought the operands of every class to its shapes.
         eqn = first.collectives[place]
         for var, result in zip(eqn.outvars, bind(eqn, operands), strict=True):
             self._shared[first.numbers[var]] = result

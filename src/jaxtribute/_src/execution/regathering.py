@@ -63,6 +63,7 @@ def _checkpointed(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     def call(*inputs: Nest) -> list[Any]:
         return _bound(eqn, inputs, eqn.params)
 
+    # A custom backward pass is one operation to a policy around it, whatever is inside.
     function = jax.custom_vjp(call)
     function.defvjp(lambda *inputs: jax.vjp(call, *inputs), lambda pullback, cotangents: pullback(cotangents))
     return function(*operands)

@@ -126,6 +126,8 @@ class Rendezvous:
                 error.add_note(f"(raised by replica {index} of {len(self._replicas)})")
                 self._fail(error)
             replica.state = _State.DONE
+            # Mostly no replica has to wait, and this thread runs one after the other: starting a thread for each would
+            # cost more than a small step. One that waits and may go on goes before those that have not begun.
             following = self._next(_State.NEW) if self._error is None and self._next(_State.READY) is None else None
             if following is None:
                 self._pass_on()
@@ -146,10 +148,13 @@ class Rendezvous:
         state = _State.READY if self._error is None else _State.PARKED
         if self._error is not None:
             for replica in self._replicas:
+                # After an error nobody gets an outcome: those who wait are woken one by one, each to raise
+                # `_Abandoned`, so that the `finally` clauses of user code run in turn as well.
                 if replica.state is _State.READY:
                     replica.state = _State.PARKED
         waiting = self._next(state)
         if waiting is not None:
+            # Marked before it wakes: this thread may come here again before the other one has run a line.
             self._replicas[waiting].state = _State.RUNNING
             self._replicas[waiting].wake.give()
         elif all(replica.state in (_State.DONE, _State.NEW) for replica in self._replicas):
@@ -215,6 +220,7 @@ class Signal:
 
     def give(self) -> None:
         """Lets the waiting thread, or the next that comes, go on; a sign that nobody took yet stays one."""
+        # A lock that is let go twice raises. Two signs are one here: `_abandon` gives one to all, whoever has one.
         with suppress(RuntimeError):
             self._lock.release()
 
@@ -250,6 +256,8 @@ class Workers:
         """Keeps an idle thread ready; returns whether it got a job before its time was up."""
         with self._lock:
             self._idle.append(worker)
+        # Threads are kept for a moment, as the next step needs as many again; and not for ever, as a program that
+        # trains no more should have none.
         if worker.ready.take(IDLE_SECONDS):
             return True
         with self._lock:

@@ -45,6 +45,7 @@ class StepLoops:
             results, done = _steps(step, iterator, n)
         else:
             found: list[Any] = []
+            # One loop for all calls of full length, and one for what is left.
             done, loops = 0, {asked: self._loop(step, asked) for asked in _calls(n, steps_per_call)}
             for asked in _calls(n, steps_per_call):
                 result, count = loops[asked](iterator)

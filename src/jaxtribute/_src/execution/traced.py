@@ -15,7 +15,8 @@ from jaxtribute._src.collectives.cross_replica import check_axes
 from jaxtribute._src.collectives.in_replica import guarded
 from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context, entered
-from jaxtribute._src.execution.executor import Executor, LocalPerReplica
+from jaxtribute._src.execution import standpoints
+from jaxtribute._src.execution.executor import ApplyGradients, Executor, LocalPerReplica
 from jaxtribute._src.execution.nests import flatten, is_array
 from jaxtribute._src.jaxprs.core import (
     ClosedJaxpr,
@@ -156,7 +157,7 @@ class TracedProgram(InTrace):
             raise escape_error(variable)
         self.get(variable)
         if variable.policy.remote:
-            variable.policy.changed(self, variable, value)
+            variable.replaced_in(self, value)
             return
         if not self.local and variable.policy.parameter_device is not None:
             value = state_p.bind(value)
@@ -251,6 +252,7 @@ class TracedReplica(TracedProgram):
     """
 
     local = True
+    standpoint = standpoints.IN_REPLICA
 
     def __init__(self, mesh: ReplicaMesh, idle: tuple[int, ...], *, uneven: bool) -> None:
         super().__init__()
@@ -287,6 +289,8 @@ class TracedReplica(TracedProgram):
         """Runs `fn(strategy, ...)` once for all replicas: here, the same program on each of them."""
         strategy = contexts.current().strategy
         merged = MergedReplicas(self)
+        # Every array counts as this replica's own, also those that are the same on all: it cannot be known here which
+        # are.
         leaves, tree = flatten((args, kwargs))
         args, kwargs = tree.unflatten([self._wrapped(leaf) if is_array(leaf) else leaf for leaf in leaves])
         with entered(Context(strategy, None, merged)):
@@ -299,11 +303,20 @@ class TracedReplica(TracedProgram):
         if current_trace() is self.trace:
             self.losses.add(loss)
 
-    def sum_gradients(self, grads: Sequence[Any], replicas: int, summation: Summation) -> list[Any]:
-        """Returns the sums of gradients over the replicas, which take losses along."""
-        if current_trace() is not self.trace:
-            return super().sum_gradients(grads, replicas, summation)
-        return self.losses.sum_with(grads, replicas, summation)
+    def apply(self, update: ApplyGradients, grads: list[Any], op: ReduceOp | None) -> None:
+        """Calls `update` here: each replica's program computes it."""
+        update(grads, op)
+
+    def reducible(self, strategy: Strategy, grads: list[Any], op: ReduceOp | None) -> tuple[list[Any], ReduceOp | None]:
+        """Leaves the gradients as they are: how they are reduced depends on how their variables are stored."""
+        return grads, op if self._mesh.size > 1 else None
+
+    def reduce_gradients(self, grads: Sequence[Any], op: ReduceOp, replicas: int, summation: Summation) -> list[Any]:
+        """Returns the gradients reduced over the replicas; their sums take losses along."""
+        # A total that was made in a loop or a branch could not leave it.
+        if op is ReduceOp.SUM and not self.idle and current_trace() is self.trace:
+            return self.losses.sum_with(grads, replicas, summation)
+        return super().reduce_gradients(grads, op, replicas, summation)
 
     def _wrapped(self, leaf: Leaf) -> LocalPerReplica:
         return LocalPerReplica(jnp.asarray(leaf), self._mesh, jnp.ndim(leaf) == 0, idle=self.idle, uneven=self._uneven)
@@ -318,6 +331,7 @@ class MergedReplicas(Executor):
 
     local = True
     traced = True
+    standpoint = standpoints.IN_MERGE_CALL
 
     def __init__(self, replica: TracedReplica) -> None:
         self.replica = replica
@@ -367,6 +381,10 @@ class MergedReplicas(Executor):
         """Returns an array split over the axes within each replica."""
         return self.replica.constrain(value, layout, mesh)
 
+    def as_replica(self) -> Executor | None:
+        """Returns the executor of the replica function."""
+        return self.replica
+
     def rows_of_all(self, rows: Numeric) -> Any:
         """Returns the rows of all replicas."""
         return in_replica.all_gather(rows, 0)
@@ -375,5 +393,7 @@ class MergedReplicas(Executor):
 def lift(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Turns what a traced program reads into inputs behind its own: variables by first read, then batches drawn."""
     read = [eqn for eqn in opened(closed).eqns if eqn.primitive in (variable_p, feed_p)]
+    # Both are recorded in one trace, as Python comes to them. Callers give the values of variables in the order of
+    # `executor.inputs`, and the batches behind them all.
     read.sort(key=lambda eqn: (eqn.primitive is feed_p, eqn.params["key"]))
     return with_inputs(closed, read)

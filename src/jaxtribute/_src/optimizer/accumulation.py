@@ -20,10 +20,6 @@ from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import ReduceOp, VariableAggregation, VariableSynchronization
 from jaxtribute._src.values.mesh import AXIS
 from jaxtribute._src.values.policies.base import Policy
-from jaxtribute._src.values.policies.mirrored import MirroredPolicy
-from jaxtribute._src.values.policies.on_read import OnReadPolicy
-from jaxtribute._src.values.policies.sharded import ShardedPolicy
-from jaxtribute._src.values.policies.sliced import SlicedPolicy
 from jaxtribute._src.values.variable import Variable
 
 if TYPE_CHECKING:
@@ -94,7 +90,7 @@ class Accumulation:
             array = (total / np.asarray(self.steps, total.dtype) if self.mean else total).astype(dtype)
             if not context.executor.local:
                 found.append(_whole(variable, array, kind))
-            elif isinstance(variable.policy, SlicedPolicy):
+            elif variable.policy.cut is not None:
                 found.append(Slice(array, variable.policy.cut))
             else:
                 found.append(array.reshape(variable.shape))
@@ -106,8 +102,8 @@ class Accumulation:
 def make_accumulation(strategy: Strategy, variables: Sequence[Variable], steps: int, mean: bool) -> Accumulation:
     """Makes the sums of `variables`, zero, and the count."""
     plain, _ = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)
-    kinds = tuple(_kind(variable.policy) for variable in variables)
-    policies = [_policy(variable.policy, kind) for variable, kind in zip(variables, kinds, strict=True)]
+    policies = [variable.policy.accumulated() for variable in variables]
+    kinds = tuple(_kind(variable.policy, policy) for variable, policy in zip(variables, policies, strict=True))
     sums = [
         Variable.with_policy(
             array,
@@ -134,23 +130,17 @@ def _zeros(variables: Sequence[Variable], policies: Sequence[Policy]) -> list[An
         return [jnp.zeros(policies[i].stored_shape(variables[i].shape), dtypes[i]) for i in parts]
 
     if parts:
+        # One program for all: a call for each variable would be compiled for each shape.
         made = jax.jit(zeros, out_shardings=[policies[i].where for i in parts])()
         for i, array in zip(parts, made, strict=True):
             found[i] = array
     return found
 
 
-def _kind(policy: Policy) -> Kind:
-    if isinstance(policy, ShardedPolicy):
-        return Kind.SLICES
-    return Kind.ROWS if isinstance(policy, MirroredPolicy) else Kind.WHOLE
-
-
-def _policy(policy: Policy, kind: Kind) -> Policy:
-    mesh = policy.mesh
-    if isinstance(policy, ShardedPolicy):
-        return SlicedPolicy(policy.mesh, policy.cut, policy.layout)
-    return policy if kind is Kind.WHOLE or mesh is None else OnReadPolicy(mesh, policy.layout)
+def _kind(policy: Policy, accumulated: Policy) -> Kind:
+    if accumulated is policy:
+        return Kind.WHOLE
+    return Kind.ROWS if accumulated.cut is None else Kind.SLICES
 
 
 def _dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -170,7 +160,7 @@ def _given_here(variable: Variable, grad: Numeric, op: ReduceOp | None, kind: Ki
     else:
         (array,), count = contributions([array], op, mesh.size, idle)
         array = divided(array, count) if op is ReduceOp.MEAN else array
-    return variable.policy.cut.scattered(array) if isinstance(variable.policy, SlicedPolicy) else array[None]
+    return variable.policy.contributed(array)
 
 
 def _reduced_here(grads: Sequence[Any], op: ReduceOp | None, context: Context) -> list[Any]:
@@ -194,12 +184,12 @@ def _given_by_all(variable: Variable, grad: Numeric, op: ReduceOp | None, kind: 
     """The share of all replicas together in a sum, as the array of its variable."""
     mesh = context.strategy.extended.mesh
     if kind is not Kind.ROWS:
-        if not isinstance(variable.policy, SlicedPolicy):
-            return jnp.asarray(variable.policy.admit(grad))
-        return variable.policy.cut.stored(jnp.asarray(grad))
+        return variable.policy.pieces(jnp.asarray(variable.policy.admit(grad)))
     if not isinstance(grad, PerReplica):
         array = jnp.asarray(grad)
+        # As in a program: what is reduced already is added by the first replica for all.
         return jnp.zeros((mesh.size, *array.shape), array.dtype).at[0].set(array)
+    # Each replica's gradient goes to its own row, so nothing is sent until the cycle ends.
     rows = grad.data.reshape(mesh.size, *_component_shape(grad, mesh.size))
     if grad.idle:
         mine = np.isin(np.arange(mesh.size), grad.idle).reshape(-1, *[1] * (rows.ndim - 1))

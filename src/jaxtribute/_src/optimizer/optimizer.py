@@ -14,7 +14,6 @@ from jax import lax
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
-from jaxtribute._src.collectives.in_replica import all_reduce
 from jaxtribute._src.execution.nests import opened
 from jaxtribute._src.optimizer.accumulation import Accumulation, Kind, make_accumulation
 from jaxtribute._src.optimizer.slicing import Slice
@@ -25,8 +24,6 @@ from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.operators import operand
-from jaxtribute._src.values.policies.mirrored import MirroredPolicy
-from jaxtribute._src.values.policies.sharded import ShardedPolicy
 from jaxtribute._src.values.scatter import IndexedSlices
 from jaxtribute._src.values.slices import Cut
 from jaxtribute._src.values.variable import Variable
@@ -106,9 +103,9 @@ class Optimizer:
             return
         chosen = self._choose(shard_update)
         cuts = {
-            i: variable.policy.cut if isinstance(variable.policy, ShardedPolicy) else Cut.of(variable.shape, self._mesh)
+            i: variable.policy.cut or Cut.of(variable.shape, self._mesh)
             for i, variable in enumerate(self._variables)
-            if i in chosen or isinstance(variable.policy, ShardedPolicy)
+            if i in chosen or variable.policy.cut is not None
         }
         self._slots = make_slots(transform, self._variables, cuts)
         # A variable that is stored whole and has no slots of its shape has nothing to shard.
@@ -118,6 +115,7 @@ class Optimizer:
         if loss_scale is not None:
             self._update = guarded_update(self._update, loss_scale)
             self._state = (*self._state, *loss_scale.variables)
+        # Without donation: the old arrays may be in the user's hands, who has read them.
         self._eager_update = jax.jit(self._update)
         if cycle > 1:
             mean = ReduceOp.parse(accumulate_op) is ReduceOp.MEAN
@@ -169,27 +167,10 @@ class Optimizer:
         """
         op = None if reduce_op is None else ReduceOp.parse(reduce_op)
         grads = self._ordered(grads_and_vars)
-        context = self._context()
         if self.remote is not None:
-            self.remote.apply(grads, context)
-            return
-        replica = context.replica
-        alone = self._mesh.size == 1 and (context.executor.traced or not context.executor.local)
-        if replica is not None and not alone and not context.executor.traced:
-            replica.merge_call(self._merged, (grads, op))
-        elif self._accumulation is not None:
-            self._accumulate(self._accumulation, grads, op, context)
-        elif replica is None or alone:
-            self._apply(self._reduced(grads, op), None, context)
+            self.remote.apply(grads, contexts.of(self._strategy))
         else:
-            self._apply(grads, op, context)
-
-    def _context(self) -> contexts.Context:
-        """The context in force; outside every scope, the cross-replica context of the variables' own strategy."""
-        context = contexts.current()
-        if context.strategy.is_default and self._strategy is not context.strategy:
-            return contexts.Context(self._strategy, None, context.executor)
-        return context
+            contexts.of(self._strategy).executor.apply(self._apply, grads, op)
 
     def _choose(self, shard_update: bool | Literal["auto"]) -> frozenset[int]:
         """Finds the variables that are updated in slices."""
@@ -197,6 +178,7 @@ class Optimizer:
             raise ArgumentError(f"shard_update is {shard_update!r}. HINT: pass True, False or 'auto'.")
         if not shard_update or self._mesh.size == 1:
             return frozenset()
+        # Gloo's messages cost more than the update that is saved.
         between_cpus = self._mesh.peers is not None and self._mesh.devices[0].platform == "cpu"
         # The devices of a replica would hand each other a flat variable's parts, to cut it anew.
         if shard_update == "auto" and (self._mesh.size < _MANY_REPLICAS or between_cpus or self._mesh.group):
@@ -205,7 +187,8 @@ class Optimizer:
         return frozenset(
             index
             for index, variable in enumerate(self._variables)
-            if isinstance(variable.policy, MirroredPolicy)
+            if variable.policy.mirrored
+            and variable.policy.cut is None
             and not variable.policy.layout
             and variable.size >= self._mesh.size
             and variable.size * variable.dtype.itemsize >= floor
@@ -237,58 +220,27 @@ class Optimizer:
             )
         return [_checked(grad, variable) for grad, variable in zip(grads, self._variables, strict=True)]
 
-    def _reduced(self, grads: Sequence[Any], op: ReduceOp | None) -> list[Any]:
-        """Gradients that the replicas hold together, reduced in one go; others as they are."""
-        own = [grad for grad in grads if isinstance(grad, PerReplica)]
-        if not own:
-            return list(grads)
-        if op is None:
-            raise ArgumentError(
-                f"reduce_op=None with a gradient that differs between {self._mesh.size} replicas. "
-                "HINT: pass reduce_op='SUM' or 'MEAN', or reduce the gradients before."
-            )
-        totals = iter(self._strategy.reduce(op, own, axis=None))
-        return [next(totals) if isinstance(grad, PerReplica) else grad for grad in grads]
-
-    def _merged(self, strategy: Strategy, grads: list[Any], op: ReduceOp | None) -> None:
-        """All replicas' gradients at once, outside any compiled program."""
-        context = contexts.current()
-        grads = [grad if isinstance(grad, PerReplica) and op is not None else self._joined(grad, op) for grad in grads]
-        if self._accumulation is None:
-            self._apply(self._reduced(grads, op), None, context)
-        else:
-            self._accumulate(self._accumulation, grads, op, context)
-
-    def _joined(self, grad: Numeric, op: ReduceOp | None) -> Any:
-        """One gradient out of what a `merge_call` makes of all replicas' gradients, which are equal."""
-        if isinstance(grad, PerReplica):
-            return self._mesh.join_copies(grad.values)
-        grad = operand(grad)  # the same array on every replica
-        return grad * np.asarray(self._mesh.size, grad.dtype) if op is ReduceOp.SUM else grad
-
-    def _apply(self, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context) -> None:
-        """Updates by this replica's gradients, which `op` reduces, or by reduced ones."""
+    def _apply(self, grads: list[Any], op: ReduceOp | None) -> None:
+        """Updates by gradients as the code that runs has them, or adds them to the sums of a cycle."""
+        context = contexts.of(self._strategy)
+        accumulation = self._accumulation
+        if accumulation is None:
+            grads, op = context.executor.reducible(self._strategy, grads, op)
 
         def update(executor: Executor) -> None:
             within = replace(context, executor=executor)
-            self._keep(self._updated(grads, op, self._held(within), within), within)
+            if accumulation is None:
+                self._keep(self._updated(grads, op, self._held(within), within), within)
+            else:
+                self._add(accumulation, grads, op, within)
 
         context.executor.together(update)
-
-    def _accumulate(
-        self, accumulation: Accumulation, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context
-    ) -> None:
-        """Adds gradients to the sums, and at the end of a cycle reduces those and updates."""
-
-        def add(executor: Executor) -> None:
-            self._add(accumulation, grads, op, replace(context, executor=executor))
-
-        context.executor.together(add)
 
     def _add(
         self, accumulation: Accumulation, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context
     ) -> None:
         executor, several = context.executor, self._mesh.size > 1
+        # Sums that each replica has made of its own gradients are still to be reduced at the end of a cycle.
         rows = ReduceOp.SUM if executor.local and several and Kind.WHOLE not in accumulation.kinds else None
         dtypes = [variable.dtype for variable in self._variables]
 
@@ -300,6 +252,8 @@ class Optimizer:
         calls = executor.get(accumulation.count) + np.int32(1)
         last = calls >= np.int32(accumulation.steps)
         if executor.traced:
+            # Whether it is the last call is known when the program runs. All replicas count alike, so they come to the
+            # collectives inside together.
             sums, held = lax.cond(last, finish, lambda sums, held: (sums, held), sums, held)
             self._keep(held, context)
         elif last:
@@ -318,7 +272,7 @@ class Optimizer:
         variables = (*self._variables, *self._state)
         if self._in_slices(context):
             return [context.executor.get(variable) for variable in variables]
-        return [variable.policy.whole(variable, context) for variable in variables]
+        return [context.executor.whole(variable) for variable in variables]
 
     def _keep(self, arrays: Sequence[Any], context: contexts.Context) -> None:
         """Stores what `_updated` made of what `_held` gave."""
@@ -327,14 +281,14 @@ class Optimizer:
             if in_slices:
                 context.executor.set(variable, value)
             else:
-                variable.policy.store(variable, value, context)
+                context.executor.store(variable, value)
 
     def _updated(
         self, grads: Sequence[Any], op: ReduceOp | None, held: Sequence[Any], context: contexts.Context
     ) -> list[Any]:
         """The new arrays of the variables and their slots, from those that `_held` gave."""
         count, replicas = len(self._variables), self._mesh.size
-        idle = () if op is None or context.replica is None else context.executor.idle
+        idle = () if op is None else context.executor.idle
         if self._in_slices(context):
             pieces = [
                 Slice(array, variable.policy.cut) if variable.policy.cut is not None else array
@@ -344,13 +298,11 @@ class Optimizer:
             return sliced_update(self._update, self._sliced, replicas, grads, slots, params, op, idle)
         if op is not None:
             summation = self._strategy.extended.summation(None)
-            if op is ReduceOp.SUM and not idle:
-                grads = context.executor.sum_gradients(grads, replicas, summation)
-            else:
-                grads = all_reduce(grads, op, replicas, summation, idle)
+            grads = context.executor.reduce_gradients(grads, op, replicas, summation)
         grads = [variable.policy.admit(grad) for variable, grad in zip(self._variables, grads, strict=True)]
         if context.executor.traced:
             return self._update(grads, list(held[count:]), list(held[:count]))
+        # It reads no variables, and should not be compiled anew because other code does.
         with traced_reads.steady():
             return self._eager_update(grads, list(held[count:]), list(held[:count]))
 

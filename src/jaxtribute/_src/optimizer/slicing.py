@@ -86,6 +86,7 @@ def _equation(eqn: JaxprEqn, arguments: list[Any], handle: Handler) -> Sequence[
     every_axis = name in _COLLECTIVES and len(eqn.params["axes"]) == len(arguments[0].shape)
     if every_axis and arguments[0].data.dtype != np.bool_:
         return [_reduce(eqn, arguments[0])]
+    # The elements of a flat piece are in order whatever the shape; where an axis is cut, another shape cuts others.
     flat = name in _RESHAPING and all(not isinstance(one, Slice) or one.cut.axis is None for one in arguments)
     if flat and name != "broadcast_in_dim" and eqn.params.get("dimensions") in (None, *_dims(eqn)):
         return [_reshaped(arguments[0], _shape(eqn))]
@@ -115,6 +116,7 @@ def _elementwise(eqn: JaxprEqn, arguments: list[Any]) -> Sequence[Any]:
     shape = _shape(eqn)
     cuts = {argument.cut for argument in arguments if isinstance(argument, Slice)}
     cut = cuts.pop()
+    # Elements of other cuts are not the same ones, and a cut array that is broadcast would be another array.
     if cuts or cut.shape != shape:
         raise NotSliceable(f"{eqn.primitive.name} of arrays that are cut differently")
     local: list[Any] = []

@@ -92,11 +92,13 @@ def sliced_update(
     """
     reduced = _reduce_gradients(grads, sliced, replicas, op, idle)
     try:
+        # The update is traced for whole arrays, as Optax knows no other, and then evaluated on pieces.
         avals = [[jax.ShapeDtypeStruct(x.shape, _dtype(x)) for x in xs] for xs in (reduced, pieces, params)]
         closed = jax.make_jaxpr(update)(*avals)
         cut = [_cut(p, sliced.get(i)) for i, p in enumerate(params)]
         results = run_on_slices(closed, [*reduced, *pieces, *cut])
     except NotSliceable:
+        # Exact all the same: everything is gathered, updated whole by each replica, and cut again.
         results = update(*([whole(x) if isinstance(x, Slice) else x for x in xs] for xs in (reduced, pieces, params)))
     return [_as_given(x, given) for x, given in zip(results, [*params, *pieces], strict=True)]
 

@@ -139,6 +139,7 @@ class DeviceAssignment:
                 f"{count}. HINT: ask for fewer replicas, or for smaller ones."
             )
         inner = [np.array(place) * stride for place in itertools.product(*map(range, shape))]
+        # The last four numbers shift a block by less than its stride, into the gaps that it leaves.
         outer = itertools.product(*map(range, spans), *map(range, stride))
         places = [
             [np.array(block[:4]) * shape * np.array(stride) + block[4:] + place for place in inner]

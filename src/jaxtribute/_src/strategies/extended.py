@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,7 +18,6 @@ from jaxtribute._src.execution.eager import Eager, stepping
 from jaxtribute._src.execution.function import Function
 from jaxtribute._src.execution.nests import flatten, map_leaves
 from jaxtribute._src.execution.replica_context import ReplicaContext
-from jaxtribute._src.execution.traced import TracedFunction
 from jaxtribute._src.jaxprs.core import is_traced
 from jaxtribute._src.strategies.legacy import LegacyExtended
 from jaxtribute._src.strategies.operations import ExtendedOperations
@@ -127,6 +127,11 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         """The layouts of variables on the devices of a replica, as the strategy was told, or has chosen."""
         return self._layouts
 
+    @cached_property
+    def copied_to_all(self) -> set[int]:
+        """Ids of its variables that lie on no device for good, and that programs have copied to several devices."""
+        return set()
+
     def layout_of(self, variable: Variable) -> Layout:
         """The layout of a new variable that says none itself; the empty one leaves it whole in each replica."""
         if self._layouts is None or not self.mesh.group:
@@ -153,9 +158,8 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         """
         kwargs = dict(kwargs or {})
         executor = contexts.current().executor
-        if isinstance(executor, Eager) and executor.compiles is not None:
-            fn = executor.compiles(fn)
-        if isinstance(executor, TracedFunction) and self.home is not None:
+        fn = executor.replica_function(fn)
+        if self.home is not None:
             executor.enter(self.home)
         if not executor.traced and not isinstance(fn, Function) and self.mesh.group and self.mesh.peers is not None:
             # A replica's operations would exchange parts between its devices, one by one and unordered: Gloo mixes
@@ -204,6 +208,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
 
     def _call_alone(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         executor = contexts.current().executor
+        # One replica costs nothing over plain JAX: no program of replicas, no threads.
         args, kwargs = map_leaves(_only, (tuple(args), kwargs))
         context = ReplicaContext(self.strategy, self._only_id())
         with contexts.entered(contexts.Context(self.strategy, context, executor)):

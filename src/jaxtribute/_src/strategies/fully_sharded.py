@@ -19,7 +19,6 @@ from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.layouts import LayoutMap
 from jaxtribute._src.values.mesh import Layout, ReplicaMesh
 from jaxtribute._src.values.policies.base import Policy
-from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.sharded import SHARDED_BYTES, ShardedPolicy
 from jaxtribute._src.values.slices import Cut, NotCuttable
 from jaxtribute.errors import ArgumentError
@@ -55,7 +54,7 @@ class FullyShardedExtended(MultiWorkerExtended):
         policy, synchronization = super().variable_policy(synchronization)
         # The devices of a single replica have a piece each, too.
         alone = self.mesh.size == 1 and self.mesh.group and synchronization in _SHARED
-        if isinstance(policy, MirroredPolicy) or alone:
+        if policy.mirrored or alone:
             policy = ShardedPolicy(self.mesh, min_bytes=self._min_bytes, regather=self._regather)
         return policy, synchronization
 
@@ -88,11 +87,9 @@ class FullyShardedStrategy(Strategy):
       min_bytes: variables of fewer bytes are mirrored, as gathering them costs more than it saves.
       regather: whether the backward pass of `jd.value_and_grad` gathers the variables again. If not, those that
         it needs stay gathered from the forward pass on: one all-gather less, for the memory of all of them.
-      devices_per_replica: number of devices of each replica, which hold variables in parts by `layout` and divide its
-        work, for models larger than a device; an axis named "model". By default 1.
-      replica_shape: several such axes, with names and lengths: `{"model": 2, "sequence": 2}`.
-      layout: a `jd.LayoutMap` (or Keras's, or a dictionary): how variables lie on the devices of a replica, by name.
-        "auto" chooses by the program: see `jd.experimental.AutomaticLayout`.
+      devices_per_replica: number of devices of each replica, as for `MirroredStrategy`.
+      replica_shape: names and lengths of the axes within a replica, likewise.
+      layout: how variables lie on the devices of a replica, likewise.
 
     Raises:
       DeviceError: a device that does not exist, or one that is named twice.

@@ -107,11 +107,9 @@ class MultiWorkerMirroredStrategy(Strategy):
       cluster_resolver: says who the workers are and which one this is; by default what `TF_CONFIG` says. Without a
         cluster there, this process is the only worker.
       communication_options: hints for collectives; `timeout_seconds` bounds the waiting for other workers.
-      devices_per_replica: number of devices of each replica, which hold variables in parts by `layout` and divide its
-        work, for models larger than a device; an axis named "model". By default 1.
-      replica_shape: several such axes, with names and lengths: `{"model": 2, "sequence": 2}`.
-      layout: a `jd.LayoutMap` (or Keras's, or a dictionary): how variables lie on the devices of a replica, by name.
-        "auto" chooses by the program: see `jd.experimental.AutomaticLayout`.
+      devices_per_replica: number of devices of each replica, as for `MirroredStrategy`.
+      replica_shape: names and lengths of the axes within a replica, likewise.
+      layout: how variables lie on the devices of a replica, likewise.
 
     Raises:
       ClusterSpecError: the cluster is described wrongly, or this process is none of its workers.

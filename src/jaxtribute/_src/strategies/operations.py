@@ -256,6 +256,7 @@ class ExtendedOperations(ABC):
         args, kwargs = map_leaves(lambda leaf: var.policy.admit(_whole(leaf)), (args, kwargs))
         device = var.policy.parameter_device
         context = contexts.Context(self.strategy, None, contexts.current().executor)
+        # Numbers that `fn` makes must meet the variable's array where it is.
         with contexts.entered(context), nullcontext() if device is None else jax.default_device(device):
             return fn(var, *args, **kwargs)
 
@@ -266,8 +267,8 @@ class ExtendedOperations(ABC):
                 f"update({var.name}) got a PerReplica argument with {self.mesh.size} components for a variable that "
                 "has one value. HINT: reduce it first: strategy.extended.reduce_to('SUM', value, variable)."
             )
-        executor = contexts.current().executor
-        if not executor.local:
+        executor = contexts.current().executor.as_replica()
+        if executor is None:
             return self.call_for_each_replica(fn, (var, *args), kwargs)
         args, kwargs = map_leaves(_whole, (args, kwargs))
         replica = ReplicaContext(self.strategy, lax.axis_index(AXIS))

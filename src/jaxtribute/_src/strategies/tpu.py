@@ -43,11 +43,9 @@ class TPUStrategy(Strategy):
       experimental_device_assignment: a `jd.experimental.DeviceAssignment`, or names or JAX devices, those of a replica
         behind each other; by default all devices, host by host.
       experimental_spmd_xla_partitioning: accepted for compatibility; XLA always divides the work of a replica.
-      devices_per_replica: number of devices of each replica, which hold variables in parts by `layout` and divide its
-        work, for models larger than a device; an axis named "model". By default 1.
-      replica_shape: several such axes, with names and lengths: `{"model": 2, "sequence": 2}`.
-      layout: a `jd.LayoutMap` (or Keras's, or a dictionary): how variables lie on the devices of a replica, by name.
-        "auto" chooses by the program: see `jd.experimental.AutomaticLayout`.
+      devices_per_replica: number of devices of each replica, as for `MirroredStrategy`.
+      replica_shape: names and lengths of the axes within a replica, likewise.
+      layout: how variables lie on the devices of a replica, likewise.
 
     Raises:
       DeviceError: there is no TPU, or the assignment names a device twice or one that does not exist.

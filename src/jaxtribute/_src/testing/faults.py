@@ -253,6 +253,7 @@ def _fall_silent() -> None:
 
     cluster = runtime.current()
     if cluster is not None:
+        # By the store, not by stopping the watch: a worker whose network is cut still watches the others.
         watch: Any = cluster.watch
         watch._store = _Silent(watch._store)
 

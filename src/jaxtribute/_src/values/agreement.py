@@ -38,6 +38,7 @@ def first_workers(value: Numeric, what: str, mesh: ReplicaMesh, peers: Peers) ->
     """
     host = np.asarray(value)
     kind = f"{host.dtype.name}{list(host.shape)}"
+    # Usually the values are equal, as all workers use one seed: a digest tells it without sending them.
     digest = hashlib.sha256(np.ascontiguousarray(host).data).hexdigest() if host.size else ""
     told = [json.loads(text) for text in peers.exchange(f"the first value of {what}", json.dumps([kind, digest]))]
     kinds = [one[0] for one in told]
@@ -73,6 +74,7 @@ def all_signatures(columns: Sequence[Sequence[Any]], what: str, mesh: ReplicaMes
         )
     result: list[list[Signature] | None] = []
     for place in range(len(columns)):
+        # Workers that share replicas tell the same.
         whole = [signature for one in told[:: mesh.workers_per_replica] for signature in one[place]]
         known = [(tuple(shape), dtype) for shape, dtype in (one for one in whole if one is not None)]
         result.append(known if len(known) == len(whole) else None)

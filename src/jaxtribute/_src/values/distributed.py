@@ -219,6 +219,8 @@ class PerReplica(ReplicaValues):
 
     def _repeated(self, other: Numeric) -> Any:
         """`other`, which broadcasts to the shape of each component, as broadcasts to the global array."""
+        # Axis 0 holds the replicas' rows behind each other. What has fewer axes broadcasts behind it and is right as it
+        # is.
         if np.ndim(other) < self.component_ndim or not self.component_ndim:
             return other
         rows = self.data.shape[0] // self.mesh.size
@@ -309,7 +311,9 @@ def idle_replicas(values: Iterable[Any]) -> tuple[int, ...]:
         if isinstance(value, PerReplica) and (value.shapes is not None or value.idle):
             replicas = value.mesh.size
             empty = {i for i, shape in enumerate(value.shapes or ()) if 0 in shape}.union(value.idle)
+            # A replica that has rows of one argument is not idle, though another argument of its is empty.
             without = empty if without is None else without & empty
+    # Where no replica has data a mean over none of them would be 0 / 0: they all count, as for empty arrays.
     return () if not without or len(without) == replicas else tuple(sorted(without))
 
 

@@ -67,6 +67,7 @@ def _small_host(value: Numeric, where: Sharding | jax.Device | None) -> np.ndarr
         value = value.addressable_data(0)
     array = _canonical(np.asarray(value))
     memory = np.empty(array.nbytes + 2 * _ALIGNED, np.uint8)
+    # Off the alignment on purpose: JAX would use aligned memory as it is, and an array in it cannot be donated.
     start = -memory.ctypes.data % _ALIGNED + _ALIGNED // 8
     host = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     host[...] = array
@@ -383,6 +384,7 @@ class ReplicaMesh:
 
     def _joined(self, shape: tuple[int, ...], parts: Sequence[jax.Array], *, over_replicas: bool) -> jax.Array:
         """One array of those of replicas of several devices; whole on each device where their layouts differ."""
+        # A global array has one layout. Replicas whose parts lie differently are brought to the simplest one.
         layouts = {_layout_of(part, mesh) for part, mesh in zip(parts, self._local_meshes, strict=True)}
         layout = layouts.pop() if len(layouts) == 1 else None
         if layout is None or (over_replicas and layout[:1] not in ((), (None,))):
@@ -437,6 +439,8 @@ class ReplicaMesh:
         """Waits for `computed()` at every 16th call, where unbounded dispatch could starve the device's threads."""
         if self.peers is not None:
             self.peers.dispatched(computed())
+        # Each launch in flight holds a thread of XLA's pool. When all are held by later steps the current one, whose
+        # devices wait for each other, never ends.
         if self._bounded and not next(self._calls) % _STEPS_IN_FLIGHT:
             start, result = time.monotonic(), computed()
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
@@ -107,10 +107,8 @@ class ScatterMethods:
 
     def _scatter(self, delta: IndexedSlices, how: Scatter) -> Any:
         variable = cast("Variable", self)
-        context = contexts.current()
-        context.strategy.extended.check_variable(variable)
-        if context.strategy.is_default and variable.distribute_strategy is not context.strategy:
-            context = contexts.Context(variable.distribute_strategy, None, context.executor)
+        contexts.current().strategy.extended.check_variable(variable)
+        context = contexts.of(variable.distribute_strategy)
         indices, values = checked_rows(variable, delta)
         executor, policy = context.executor, variable.policy
         if not policy.shared:
@@ -123,8 +121,7 @@ class ScatterMethods:
             indices, values = policy.admit(indices), policy.admit(values)
 
         def write(executor: Executor) -> None:
-            within = replace(context, executor=executor)
-            policy.store(variable, how.apply(policy.whole(variable, within), indices, values), within)
+            executor.store(variable, how.apply(executor.whole(variable), indices, values))
 
         executor.together(write)
         return self

@@ -111,6 +111,7 @@ def prepare_donation(variables: Iterable[StoredArray]) -> None:
     leases = [recall(id(variable)) for variable in held]
     free = iter(Lease.spare([lease for lease in leases if lease is not None]))
     for variable, lease in zip(held, leases, strict=True):
+        # Without a lease the user holds the array, and nobody knows for how long.
         if lease is None or not next(free):
             variable.bind(variable.stored.copy())
 
@@ -164,6 +165,7 @@ class Lease:
             self._array = self._copy = None
         self._returned.set()
         with _lending:
+            # Another one, if the variable was bound anew or lent to the user meanwhile.
             if _leases.get(self._key) is self:
                 del _leases[self._key]
                 lent.discard(self._key)

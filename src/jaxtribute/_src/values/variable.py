@@ -17,7 +17,7 @@ from jaxtribute._src.values.distributed import DistributedValues, ReplicaValues
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute._src.values.layouts import check_layout, parse_layout
 from jaxtribute._src.values.mesh import put
-from jaxtribute._src.values.numbers import initial_array, initial_shape
+from jaxtribute._src.values.numbers import initial_array, initial_shape, row_ids
 from jaxtribute._src.values.operators import ArrayOperators
 from jaxtribute._src.values.policies.base import Policy, Update
 from jaxtribute._src.values.scatter import ScatterMethods
@@ -206,16 +206,28 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         Raises:
           VariableError: an ON_READ variable without aggregation is read in cross-replica context.
         """
-        return self._policy.read(self, self._context())
+        context = self._context()
+        return context.executor.read(self, in_replica=context.replica is not None)
 
     _operand = read_value
+
+    def sparse_read(self, indices: Numeric) -> Any:
+        """Returns the rows at `indices`, of shape `(*indices.shape, *shape[1:])`.
+
+        Raises:
+          ArgumentError: an index that is known names no row.
+
+        Source: `tf.Variable.sparse_read`.
+        """
+        ids = row_ids(indices, self.shape[0], self.name)
+        return jax.numpy.take(self.read_value(), ids, axis=0)
 
     @property
     def values(self) -> tuple[Any, ...]:
         """This process's copies, one for each of its replicas, each on its device; in replica context its own."""
         context = self._context()
         if context.replica is not None and context.executor.local:
-            return (self._policy.read(self, context),)
+            return (self.read_value(),)
         value = self.distributed()
         return value.values if isinstance(value, ReplicaValues) else (value,)
 
@@ -227,20 +239,21 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
 
     def distributed(self) -> Any:
         """The variable as a `Mirrored` or `PerReplica` value, or as an array where there is one copy."""
-        return self._policy.distributed(self, self._context())
+        return self._context().executor.distributed(self)
+
+    def replaced_in(self, program: Any, value: Numeric) -> None:
+        """Gives a variable that another process holds its new value in a program that is being traced."""
+        raise NotImplementedError
 
     def _update(self, value: Numeric, update: Update) -> Self:
         context = self._context()
         context.strategy.extended.check_variable(self)
-        self._policy.write(self, value, update, context)
+        context.executor.write(self, value, update, in_replica=context.replica is not None)
         return self
 
     def _context(self) -> Context:
         """The context in force; outside every scope, the cross-replica context of the variable's own strategy."""
-        context = contexts.current()
-        if context.strategy.is_default and self._strategy is not context.strategy:
-            return Context(self._strategy, None, context.executor)
-        return context
+        return contexts.of(self._strategy)
 
     # Copies.
 

@@ -94,6 +94,7 @@ class _Places:
         """The operations, each with whether it runs on the mesh; what replicas need not compute has left them."""
         chosen: list[tuple[JaxprEqn, bool]] = []
         wanted = self._wanted
+        # From the results back: whether an operation may leave the mesh depends on who wants what it makes.
         for eqn, bound in zip(reversed(self._jaxpr.eqns), reversed(self._bound), strict=True):
             sinks = [var not in wanted and var not in self._split for var in eqn.outvars]
             if eqn.primitive.name == "shard_map" and any(sinks):
@@ -101,6 +102,7 @@ class _Places:
                 chosen.extend((one, False) for one in reversed(rest))
             inputs = variables(eqn.invars)
             tied = bound or bool(eqn.effects) or any(var in self._split for var in inputs)
+            # The mark says that the value belongs on the parameter device, wherever it was computed.
             tied = tied and eqn.primitive is not state_p
             owned = eqn.primitive is state_p or all(var in self._own for var in eqn.outvars)
             free = not tied and (owned or not any(var in wanted for var in eqn.outvars))
@@ -115,9 +117,11 @@ class _Places:
         made: dict[Any, tuple[bool, int]] = {}
         numbers: list[int | None] = []
         for (eqn, on_mesh), soon in zip(self._chosen, self._early(), strict=True):
+            # What no replica waits for is left to the last stage, where it delays none.
             if not on_mesh and not soon:
                 numbers.append(None)
                 continue
+            # The earliest stage of its place that has all operands: each change of place costs a copy.
             number = 0 if on_mesh else -1
             for var in variables(eqn.invars):
                 if var in made:
@@ -169,6 +173,7 @@ def sink(eqn: JaxprEqn, sinks: Sequence[bool]) -> tuple[JaxprEqn, list[JaxprEqn]
     sinks = _makeable(jaxpr, sinks)
     above, below = _divide(eqn, jaxpr, sinks)
     lower = used_by(below)
+    # The values at which the program is cut are the same on all replicas (`_meets`), so they come out whole.
     cut = [var for one in above for var in one.outvars if var in lower]
     names: dict[Any, Any] = dict(zip(jaxpr.invars, eqn.invars, strict=True))
     names.update((atom, out) for atom, out, sunk in zip(jaxpr.outvars, eqn.outvars, sinks, strict=True) if sunk)

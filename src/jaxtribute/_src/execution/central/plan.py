@@ -140,6 +140,7 @@ class Plan:
         wanted = {var for stage in stages if stage.on_mesh for var in stage.inputs}
         uploads: list[_Upload] = []
         needed = [i for i, (var, on_mesh) in enumerate(self._inputs) if not on_mesh and var in wanted]
+        # Written variables go up in each step, the others once: in one buffer they would all go up in each step.
         for written in (True, False):
             places = [i for i in needed if (i < self._count) == written]
             avals = [self._inputs[i][0].aval for i in places]
@@ -181,6 +182,7 @@ class Plan:
         jaxpr = opened(self._closed)
         keys, moves, _ = self._arguments(stage)
         made = {*(var for eqn in stage.eqns for var in eqn.outvars), *jaxpr.constvars}
+        # An output that an earlier stage has made, or that is an input as it came, is taken from there.
         fresh = [i for i, atom in enumerate(jaxpr.outvars) if isinstance(atom, Literal) or atom in made]
         self._fresh = fresh
         self._next = [up for up in self._uploads if all(place in fresh for place in up.places)]
@@ -193,6 +195,7 @@ class Plan:
             return [*results, *(pack([new[place] for place in up.places]) for up in packed)]
 
         given = {self._inputs[i] for i in fresh if i < self._count}
+        # Only the last stage may take over the old values' memory: earlier ones are not the last to read them.
         places = tuple(i for i, key in enumerate(keys) if key in given)
         jitted = jax.jit(run, donate_argnums=places, out_shardings=SingleDeviceSharding(self._device))
         return _Step(jitted, False, moves, keys, [*(("out", i) for i in fresh), *((up, "next") for up in packed)])
@@ -203,6 +206,7 @@ class Plan:
             key, on_mesh = ("out", place), False
         else:
             var = opened(self._closed).outvars[place]
+            # A value that was moved is in both places. It is taken from where it is wanted, if it is there.
             homes = [home for home in (True, False) if (var, home) in self._known]
             on_mesh = homes[0] if central is None or len(homes) == 1 else not central
             key = (var, on_mesh)
@@ -249,6 +253,7 @@ class CentralProgram:
         """The variables' new arrays, and behind them the results, as `body` gives them."""
         guard.defer()  # several programs, with Python between them
         key = tuple((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), _is_split(leaf)) for leaf in leaves)
+        # By shapes, as `jax.jit` would; and by what is split, for a split argument binds operations to the mesh.
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = self._plan(donated, kept, leaves)

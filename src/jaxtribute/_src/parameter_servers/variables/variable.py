@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,20 +11,26 @@ import numpy as np
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.overlay import Overlay
+from jaxtribute._src.execution.row_gradients import overlaid_rows
 from jaxtribute._src.execution.traced import TracedProgram, check_untraced
 from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
-from jaxtribute._src.parameter_servers.variables.operations import Operation, record
+from jaxtribute._src.parameter_servers.variables.operations import Operation, changed_in, read_rows, record, updated_in
 from jaxtribute._src.parameter_servers.variables.policy import ServerPolicy
 from jaxtribute._src.types import ArrayLike, DType, Foreign, Leaf
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute._src.values.layouts import parse_layout
+from jaxtribute._src.values.policies.base import Update, coerce
 from jaxtribute._src.values.scatter import IndexedSlices, Scatter, checked_rows
 from jaxtribute._src.values.stored import Lease
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import VariableError
 
 if TYPE_CHECKING:
+    from jaxtribute._src.execution.executor import Executor
     from jaxtribute._src.strategies.base import Strategy
+
+
+_KINDS = {Update.ASSIGN: "assign", Update.ADD: "add", Update.SUB: "sub"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +160,51 @@ class ServerVariable(Variable):
         """Replaces the value."""
         self.policy.access.change("assign", self, [array])
 
+    def read_value(self) -> Any:
+        """Returns the servers' value, or the step's present view of it.
+
+        Raises:
+          VariableError: an optimizer of the step that is being traced has updated the variable.
+        """
+        executor = contexts.current().executor
+        if isinstance(executor, TracedProgram) and updated_in(executor, self):
+            raise VariableError(
+                f"{self.name} is read after apply_gradients in the same step; its parameter server has the new "
+                "value, the worker has not. HINT: read it before, or in the next step."
+            )
+        return executor.get(self)
+
+    _operand = read_value
+
+    def _update(self, value: Leaf, update: Update) -> Self:
+        """Sends the servers the operation, rather than a new value."""
+        context = contexts.current()
+        context.strategy.extended.check_variable(self)
+        executor = context.executor
+        if not (type(value) is np.ndarray and (value.dtype, value.shape) == (self.dtype, self.shape)):
+            value = coerce(self, value)  # which copies; an array that fits is on its way before this returns
+        if isinstance(executor, TracedProgram):
+            record(executor, Operation(_KINDS[update], self, 1), [value], self)
+            executor.values[self] = update.apply(executor.get(self), value)
+            executor.changed(self)
+        elif isinstance(executor, Overlay):
+            executor.set(self, update.apply(executor.get(self), value))
+        else:
+            check_untraced(self)
+            self.policy.access.change(_KINDS[update], self, [value])
+        return self
+
+    def replaced_in(self, program: TracedProgram, value: ArrayLike) -> None:
+        """A traced program that gives the variable another value sends the difference, which others' writes survive."""
+        # Other workers push to the variable meanwhile: written whole, this value would undo what they did.
+        old = program.get(self)
+        if self.dtype == np.bool_:
+            record(program, Operation("assign", self, 1), [value], self)
+        else:
+            record(program, Operation("add", self, 1), [value - old], self)
+        program.values[self] = value
+        program.changed(self)
+
     def _scatter(self, delta: IndexedSlices, how: Scatter) -> Any:
         context = contexts.current()
         context.strategy.extended.check_variable(self)
@@ -175,7 +226,18 @@ class ServerVariable(Variable):
 
     def sparse_read(self, indices: ArrayLike) -> Any:
         """Returns the rows at `indices`; only they are fetched. Source: `tf.Variable.sparse_read`."""
-        return self.policy.lookup(self, indices, contexts.current())
+        executor = contexts.current().executor
+        if isinstance(executor, Overlay):
+            return overlaid_rows(executor, self, indices, lambda below: self._rows_in(below, indices))
+        return self._rows_in(executor, indices)
+
+    def _rows_in(self, executor: Executor, ids: ArrayLike) -> Any:
+        """The rows as an executor sees them."""
+        if not isinstance(executor, TracedProgram):
+            return jnp.asarray(self.policy.access.rows(self.layout, np.asarray(ids)))
+        if changed_in(executor, self):
+            return jnp.take(executor.values[self], jnp.asarray(ids), axis=0)
+        return read_rows(executor, self, ids)
 
     def __repr__(self) -> str:
         servers = sorted({shard.server for shard in self.layout.shards})

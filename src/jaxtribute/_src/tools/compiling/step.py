@@ -13,7 +13,7 @@ import jax
 
 from jaxtribute._src.tools.compiling import counted
 from jaxtribute._src.tools.compiling.topologies import Topology
-from jaxtribute._src.tools.planning.hlo import Collective, collectives
+from jaxtribute._src.tools.hlo import Collective, collectives
 from jaxtribute._src.tools.planning.inspection import Step
 from jaxtribute._src.tools.planning.prediction import COMPUTE, MEMORY, collective_time
 from jaxtribute._src.types import Foreign, Leaf

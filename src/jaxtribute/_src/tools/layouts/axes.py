@@ -63,6 +63,7 @@ class AxisClasses:
 
     def find(self, axis: int) -> int:
         """The class of an axis, as the number of one of its members."""
+        # Classes are a forest of parents (union-find); each search halves the path to the root.
         while self._parents[axis] != axis:
             self._parents[axis] = axis = self._parents[self._parents[axis]]
         return axis
@@ -88,6 +89,7 @@ class AxisClasses:
         one, other = self.find(one), self.find(other)
         if one != other:
             self._parents[other] = one
+            # All axes of a class are split alike, so the parts must divide each of them.
             self._units[one] = math.gcd(self._units[one], self._units[other])
 
     def _join_alike(self, one: Traced, other: Traced) -> None:
@@ -105,6 +107,7 @@ class AxisClasses:
         }
 
         def read(atom: Any) -> Traced:
+            # Constants have no axes that anybody could split: each time they are others.
             if isinstance(atom, Literal) or atom not in known:
                 return self._fresh(atom)
             return known[atom]
@@ -124,6 +127,7 @@ class AxisClasses:
             return self._turned(opened(eqn.params["body_jaxpr"]), given[tests:], eqn.params["body_nconsts"])
         if name == "cond":
             branches = [self._run(opened(branch), given[1:]) for branch in eqn.params["branches"]]
+            # Whichever branch runs, the result is laid out alike.
             for others in branches[1:]:
                 for one, other in zip(branches[0], others, strict=True):
                     self._join_alike(one, other)
@@ -153,6 +157,8 @@ class AxisClasses:
     def _operation(self, eqn: JaxprEqn, given: list[Traced]) -> list[Traced]:
         arrays = [one for one in given if one.shape]
         put_together = eqn.primitive.name == "jd_whole"  # its second operand is zeros
+        # What is made of one variable alone, such as its transpose or its copy in another dtype, still is that variable
+        # where it meets a product.
         sources = {one.source for one in (arrays[:1] if put_together else arrays)}
         source = sources.pop() if len(sources) == 1 else None
         results = [self._fresh(atom, source) for atom in eqn.outvars]
@@ -234,6 +240,7 @@ class AxisClasses:
         for pairs in (contracted, batched):
             for one, other in zip(*pairs, strict=True):
                 self._join(given[0].axes[one], given[1].axes[other])
+        # The result's axes: the batch, then what is free in the left and in the right operand.
         axes = [given[0].axes[place] for place in batched[0]]
         for side, operand in enumerate(given):
             fixed = (*contracted[side], *batched[side])
@@ -242,6 +249,7 @@ class AxisClasses:
             self._note(operand, "columns", free)
             self._note(operand, "rows", contracted[side])
             self._note(operand, "batch", batched[side])
+        # With a variable it would be a layer; between activations it is attention, whose heads are worth splitting.
         if given[0].source is None and given[1].source is None:
             self._batches += axes[: len(batched[0])]
         for one, other in zip(axes, result.axes, strict=True):
@@ -266,6 +274,7 @@ class AxisClasses:
         gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
         kept = [place for place in range(len(given[0].axes)) if place not in gone]
         for place, to in zip(kept, numbers.offset_dims, strict=True):
+            # Only an axis that is taken whole stays what it was.
             if eqn.params["slice_sizes"][place] == given[0].shape[place]:
                 self._join(given[0].axes[place], result.axes[to])
         rows = [place for place in range(len(result.axes)) if place not in numbers.offset_dims]

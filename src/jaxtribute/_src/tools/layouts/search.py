@@ -54,6 +54,7 @@ class Search:
         while improved and len(self.tried) < self._tries:
             improved = False
             for plan in self._changes(best):
+                # The first that is better, not the best of all: each try is a compilation.
                 if self._try("a change", plan) and rank(plan) < rank(best):
                     best, improved = plan, True
                     break
@@ -69,6 +70,7 @@ class Search:
 
     def _changes(self, plan: Plan) -> Generator[Plan]:
         """Plans that differ in clusters that are alike, the largest first, and then in one of these alone."""
+        # Layers that repeat are mostly best laid out alike, and changed together they take one try.
         alike: dict[object, list[int]] = {}
         for place, cluster in enumerate(self._clusters):
             alike.setdefault((cluster.likeness, plan[place]), []).append(place)

@@ -73,6 +73,7 @@ class Choice:
         search = Search(self.clusters, judge, memory_limit, _memory_of(self._mesh), tries)
         plan = search.best(self.plan)
         self.tried = tuple(search.tried.values())
+        # Compilers of different workers may count differently, and one program needs one layout.
         if self._mesh.peers is not None:
             plan = tuple(json.loads(self._mesh.peers.exchange("automatic layout", json.dumps(plan))[0]))
         self.plan = plan
@@ -111,6 +112,7 @@ def settle(chosen: AutomaticLayout, mesh: ReplicaMesh, traced: Capture, leaves: 
     pending = {variable for variable in touched if chosen.is_pending(variable)}
     if not pending:
         return
+    # The library's own variables, such as slots, go with what is pending: nobody asked for a layout of theirs.
     own = {variable for variable in touched if variable.derived and variable.policy.mesh == mesh}
     choice = Choice(traced, leaves, mesh, pending | own)
     if not choice.is_about_something:

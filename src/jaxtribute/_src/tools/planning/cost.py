@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxtribute._src.tools.planning.hlo import Collective
+from jaxtribute._src.tools.hlo import Collective
 from jaxtribute.errors import ArgumentError
 
 _FORMAT = 1

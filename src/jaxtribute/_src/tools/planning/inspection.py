@@ -12,8 +12,8 @@ import jax
 
 from jaxtribute._src.execution.program import Program
 from jaxtribute._src.observers import INPUT, Event, Observer, observe
+from jaxtribute._src.tools.hlo import collectives, passes
 from jaxtribute._src.tools.planning.cost import Line, StepCost
-from jaxtribute._src.tools.planning.hlo import collectives, passes
 from jaxtribute._src.tools.planning.probes import Wanted
 from jaxtribute._src.tools.planning.products import products
 from jaxtribute._src.tools.user_scripts import STEPS_AND_INPUT, Finished, run_script, training_step

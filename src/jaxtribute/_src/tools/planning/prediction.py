@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxtribute._src.input.splitting import slice_size, slice_sizes
+from jaxtribute._src.tools.hlo import Collective
 from jaxtribute._src.tools.planning.cost import StepCost
-from jaxtribute._src.tools.planning.hlo import Collective
 from jaxtribute._src.tools.planning.kinds import Device, Link
 from jaxtribute.errors import ArgumentError
 

@@ -1,4 +1,4 @@
-"""Interface of all storage policies of a variable."""
+"""`Policy`: interface of all ways in which a variable is stored over the replicas."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.described import DescribedArray
 from jaxtribute._src.values.distributed import PerReplica
-from jaxtribute._src.values.enums import ReduceOp, VariableAggregation
+from jaxtribute._src.values.enums import VariableAggregation
 from jaxtribute._src.values.mesh import AXIS
-from jaxtribute._src.values.numbers import check_range, row_ids
+from jaxtribute._src.values.numbers import check_range
 from jaxtribute._src.values.operators import operand
 from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
 
 if TYPE_CHECKING:
-    from jaxtribute._src.context import Context
     from jaxtribute._src.values.mesh import Layout, ReplicaMesh
     from jaxtribute._src.values.slices import Cut
     from jaxtribute._src.values.variable import Variable
@@ -42,15 +40,30 @@ class Update(Enum):
         return old + value if self is Update.ADD else old - value
 
 
+class Writes(Enum):
+    """Treatment of what several replicas write."""
+
+    TOGETHER = "combined as the variable's aggregation says, then written once"
+    IN_TURN = "written to the one copy by one replica after the other"
+    OWN = "each replica writes a part of its own"
+
+
 class Policy(ABC):
-    """Places of a variable's copies, and the meaning of a read or a write in each context."""
+    """Storage of a variable over the replicas: functions of arrays, which know nothing of the code that asks.
+
+    What a read or a write means where some code runs is said by `execution.standpoints`, in terms of these.
+    """
 
     label: str = "Variable"
     """Name of the kind of variable in `repr`."""
+    writes: Writes = Writes.TOGETHER
+    """Treatment of what several replicas write."""
+    mirrored: bool = False
+    """True if the variable is a `Mirrored` value: each replica has, or gets, an equal copy."""
     split: bool = False
     """True if the global array holds one slice of axis 0 for each replica."""
     remote: bool = False
-    """True if the value is in another process, which is sent operations on it; see `changed`."""
+    """True if the value is in another process, which is sent operations on it; see `Variable.replaced_in`."""
     program: Any = None
     """Runner of compiled functions over such variables, where `execution.program.Program` cannot be it."""
     parameter_device: jax.Device | None = None
@@ -116,46 +129,92 @@ class Policy(ABC):
     def place(self, value: Numeric) -> jax.Array:
         """Returns the global array that stores `value`, of the variable's shape, in memory of its own."""
 
-    @abstractmethod
-    def read(self, variable: Variable, context: Context) -> Any:
-        """Returns the variable's value, of the variable's shape, as `context` sees it."""
-
-    @abstractmethod
-    def write(self, variable: Variable, value: Numeric, update: Update, context: Context) -> None:
-        """Applies a write made in `context`; `value` is what the user gave."""
-
-    def store(self, variable: Variable, value: Numeric, context: Context) -> None:
-        """Replaces the whole value by one of the variable's shape, already checked, the same on all replicas."""
-        context.executor.set(variable, value)
-
-    def changed(self, executor: Any, variable: Variable, value: Numeric) -> None:
-        """Takes the new value that a program being traced gives a `remote` variable."""
-        raise NotImplementedError
-
-    def lookup(self, variable: Any, ids: Numeric, context: Context) -> Any:
-        """The rows `ids` of the value, of shape `(*ids.shape, *variable.shape[1:])`."""
-        ids = row_ids(ids, variable.shape[0], variable.name)
-        return jnp.take(self.read(variable, context), ids, axis=0)
-
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
-        """The shape of the piece that one replica holds."""
+        """The shape of the part that one replica holds."""
         return variable.shape
 
-    def gradient(self, variable: Variable, gradient: Numeric, context: Context) -> Any:
-        """The gradient for the value that `read` gives, from that for the stored array."""
+    # What code sees of the stored array, and what becomes of its writes. Who asks is known to the executor alone.
+
+    def value(self, array: Numeric) -> Any:
+        """The value that the stored `array` holds, for an update in a program: the inverse of `pieces`."""
+        return array
+
+    def pieces(self, value: Numeric) -> Any:
+        """The stored array of a value of the variable's shape, in a program."""
+        return value
+
+    def combined(self, array: Numeric, variable: Variable) -> Any:
+        """The one value that code of all replicas sees of the stored `array`.
+
+        Raises:
+          VariableError: the variable has no such value.
+        """
+        del variable
+        return self.value(array)
+
+    def read_by_python(self, array: Numeric, variable: Variable) -> Any:
+        """The value of `combined` for code that runs as Python, which will compute with it beside other arrays."""
+        return self.combined(array, variable)
+
+    def component(self, part: Numeric, variable: Variable) -> Any:
+        """The value that a replica sees, from its part of the stored array or from what `join` gave."""
+        del variable
+        return part
+
+    @property
+    def join(self) -> Callable[..., Any] | None:
+        """The function of a replica's part, in a program, that gives the value of all parts; see `Cut.whole`.
+
+        None where a replica needs nothing of the others to read.
+        """
+        return None
+
+    def own_piece(self, value: Numeric, variable: Variable) -> Any:
+        """One replica's part, in a program, of a value that is the same on all of them."""
+        del variable
+        return value
+
+    def written_by_all(self, value: Numeric, update: Update, variable: Variable, shape: tuple[int, ...]) -> Any:
+        """The value to which a write by code of all replicas amounts.
+
+        Args:
+          value: what the user gave.
+          update: the write.
+          variable: the variable.
+          shape: that of the stored array, as far as the code has it.
+        """
+        del update, shape
+        return self.admit(coerce(variable, value))
+
+    def written_by_one(self, value: Numeric, variable: Variable) -> Any:
+        """A replica's new part of the stored array, where each writes its own."""
+        return coerce(variable, value)
+
+    def gradient(self, gradient: Numeric, variable: Variable) -> Any:
+        """The gradient for the value that code of all replicas sees, from that for the stored array."""
+        del variable
         return gradient
 
-    def whole(self, variable: Variable, context: Context) -> Any:
-        """The value where it is stored, of the variable's shape, for an update."""
-        return context.executor.get(variable)
+    @property
+    def by_component(self) -> bool:
+        """True if the variable is a value of one component for each replica: see `components`."""
+        return False
+
+    def components(self, array: Numeric, variable: Variable) -> tuple[Any, bool]:
+        """The components, behind each other along axis 0, in the stored array; and whether each is a scalar."""
+        return array, not variable.shape
+
+    def accumulated(self) -> Policy:
+        """The policy of sums of gradients of such a variable, which no device should hold more of than it must."""
+        return self
+
+    def contributed(self, array: Numeric) -> Any:
+        """The share of one replica of a program in the sum over all replicas of `array`, for its part of the sum."""
+        return array
 
     def admit(self, value: Numeric) -> Any:
         """`value`, which may lie on the replicas' devices, where an update of the stored array can use it."""
         return value
-
-    def value(self, array: Numeric) -> Any:
-        """The value that the stored `array` holds, as part of a program."""
-        return array
 
     def spread(self, array: jax.Array) -> jax.Array:
         """The value that the stored `array` holds, on the replicas' devices."""
@@ -164,34 +223,6 @@ class Policy(ABC):
     def collected(self, array: jax.Array) -> jax.Array:
         """The stored array for the value that replicas have written on their devices: the inverse of `spread`."""
         return self.admit(array)
-
-    def derivable(self, variable: Variable, context: Context) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
-        """Value to differentiate by, to get the gradient that `gradient` then takes.
-
-        Returns:
-          A value; and a function of it that gives what the differentiated function sees: the variable's array, and
-          what `Executor.derive` makes of it, if anything.
-        """
-        return context.executor.get(variable), lambda value: (value, None)
-
-    def distributed(self, variable: Variable, context: Context) -> Any:
-        """The variable as a value with one component a replica, if it has several."""
-        return context.executor.get(variable)
-
-
-def combined(variable: Variable, value: Numeric, update: Update, context: Context, replicas: int) -> Any:
-    """Returns the value that a write amounts to: as it is, or combined with what the other replicas write.
-
-    Raises:
-      VariableError: several replicas write, and the aggregation is NONE, or SUM of a Python number.
-    """
-    if context.replica is None or replicas == 1:
-        return coerce(variable, value)
-    check_aggregation(variable, value, update, replicas)
-    value = coerce(variable, value)
-    if variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-        return context.executor.select(value, 0)
-    return context.replica.all_reduce(ReduceOp.from_variable_aggregation(variable.aggregation), value)
 
 
 def check_aggregation(variable: Variable, value: Numeric, update: Update, replicas: int) -> None:

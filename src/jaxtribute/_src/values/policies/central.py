@@ -8,18 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtribute._src import context as contexts
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.jaxprs.making import equal
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import ReplicaValues
-from jaxtribute._src.values.enums import ReduceOp, VariableAggregation
 from jaxtribute._src.values.mesh import own
-from jaxtribute._src.values.policies.base import Policy, Update, check_aggregation, coerce, combined
+from jaxtribute._src.values.policies.base import Policy
 
 if TYPE_CHECKING:
-    from jaxtribute._src.context import Context
-    from jaxtribute._src.strategies.base import Strategy
     from jaxtribute._src.values.mesh import ReplicaMesh
     from jaxtribute._src.values.variable import Variable
 
@@ -56,29 +52,12 @@ class CentralPolicy(Policy):
             return equal(value)  # here the one replica's program ends and the update begins
         return on_device(value, self.parameter_device)
 
-    def read(self, variable: Variable, context: Context) -> Any:
-        """The value; outside of programs, bound to no device."""
-        value = context.executor.get(variable)
-        if context.executor.local or isinstance(value, Tracer):
-            return value
-        # Bound to no device, so that it can meet arrays of the replicas' devices.
+    def read_by_python(self, array: Numeric, variable: Variable) -> Any:
+        """The value, bound to no device, so that it can meet arrays of the replicas' devices."""
+        if isinstance(array, Tracer):
+            return array
         with jax.default_device(self.parameter_device):
-            return jnp.asarray(np.asarray(value))
-
-    def write(self, variable: Variable, value: Numeric, update: Update, context: Context) -> None:
-        """Updates the array on the parameter device; what several replicas write is combined there first."""
-        executor = context.executor
-        several = self.mesh.size > 1
-        if context.replica is not None and (several or executor.local) and (several or not executor.traced):
-            if several:
-                check_aggregation(variable, value, update, self.mesh.size)
-            if not executor.traced and not isinstance(value, Tracer):
-                context.replica.merge_call(_merged, (variable, coerce(variable, value), update))
-                return
-            value = combined(variable, value, update, context, self.mesh.size)
-        else:
-            value = self.admit(coerce(variable, value))
-        executor.together(lambda executor: executor.set(variable, update.apply(executor.get(variable), value)))
+            return jnp.asarray(np.asarray(array))
 
 
 def on_device(value: Numeric, device: jax.Device | None) -> Any:
@@ -88,15 +67,3 @@ def on_device(value: Numeric, device: jax.Device | None) -> Any:
     if len(value.devices()) > 1 and value.is_fully_replicated:
         value = value.addressable_data(0)
     return value if value.devices() == {device} else jax.device_put(value, device)
-
-
-def _merged(strategy: Strategy, variable: Variable, value: Numeric, update: Update) -> None:
-    """One write of what all replicas gave, in cross-replica context."""
-    how = variable.aggregation
-    if how is VariableAggregation.ONLY_FIRST_REPLICA:
-        value = value.values[0] if isinstance(value, ReplicaValues) else value
-    elif isinstance(value, ReplicaValues):
-        value = strategy.reduce(ReduceOp.from_variable_aggregation(how), value, axis=None)
-    elif how is VariableAggregation.SUM:
-        value = value * np.asarray(strategy.num_replicas_in_sync, variable.dtype)
-    variable.policy.write(variable, value, update, contexts.current())

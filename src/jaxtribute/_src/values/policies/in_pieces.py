@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec, Sharding
 
+from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.policies.base import Policy
 
 if TYPE_CHECKING:
@@ -60,3 +62,11 @@ class PiecesPolicy(Policy):
     def local_shape(self, variable: Variable) -> tuple[int, ...]:
         """One piece, which is padded where they are uneven."""
         return self.cut.piece_shape
+
+    def value(self, array: Numeric) -> Any:
+        """The value that the pieces form."""
+        return self.cut.value(array)
+
+    def pieces(self, value: Numeric) -> Any:
+        """The array that the value's pieces form."""
+        return self.cut.stored(jnp.asarray(value))

@@ -11,11 +11,10 @@ from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import VariableAggregation
 from jaxtribute._src.values.mesh import own
-from jaxtribute._src.values.policies.base import Policy, Update, coerce
+from jaxtribute._src.values.policies.base import Policy, Update, Writes, coerce
 from jaxtribute.errors import VariableError
 
 if TYPE_CHECKING:
-    from jaxtribute._src.context import Context
     from jaxtribute._src.values.mesh import Layout, ReplicaMesh
     from jaxtribute._src.values.variable import Variable
 
@@ -31,6 +30,7 @@ class OnReadPolicy(Policy):
     """
 
     label = "SyncOnReadVariable"
+    writes = Writes.OWN
     split = True
 
     def __init__(self, mesh: ReplicaMesh, layout: Layout = ()) -> None:
@@ -63,11 +63,12 @@ class OnReadPolicy(Policy):
         """One row."""
         return (1, *variable.shape)
 
-    def read(self, variable: Variable, context: Context) -> Any:
-        """A replica's own row; elsewhere the rows combined as the variable's aggregation says."""
-        rows = context.executor.get(variable)
-        if context.executor.local and context.replica is not None:
-            return rows.reshape(variable.shape)
+    def combined(self, array: Numeric, variable: Variable) -> Any:
+        """The rows, combined as the variable's aggregation says.
+
+        Raises:
+          VariableError: aggregation NONE.
+        """
         how = variable.aggregation
         if how is VariableAggregation.NONE:
             raise VariableError(
@@ -75,38 +76,27 @@ class OnReadPolicy(Policy):
                 "in cross-replica context. HINT: read it in strategy.run, call "
                 "strategy.experimental_local_results(variable), or give it an aggregation."
             )
-        rows = context.executor.rows_of_all(rows)
         if how is VariableAggregation.ONLY_FIRST_REPLICA:
-            return rows[0]
-        return rows.sum(0, dtype=rows.dtype) if how is VariableAggregation.SUM else rows.mean(0)
+            return array[0]
+        return array.sum(0, dtype=array.dtype) if how is VariableAggregation.SUM else array.mean(0)
 
-    def write(self, variable: Variable, value: Numeric, update: Update, context: Context) -> None:
-        """Updates a replica's own row; elsewhere all rows, so that a read gives the new value."""
-        executor = context.executor
-        if executor.local and context.replica is not None:
-            value = jnp.reshape(coerce(variable, value), (1, *variable.shape))
-        else:
-            value = self._spread(variable, value, update, executor.get(variable).shape)
-        executor.together(lambda executor: executor.set(variable, update.apply(executor.get(variable), value)))
+    def component(self, part: Numeric, variable: Variable) -> Any:
+        """The value in a replica's row."""
+        return part.reshape(variable.shape)
 
-    def gradient(self, variable: Variable, gradient: Numeric, context: Context) -> Any:
-        """That for the combined value, from those for the rows."""
-        if context.executor.local:
-            return gradient.reshape(variable.shape)
-        return gradient.sum(0) if variable.aggregation is VariableAggregation.MEAN else gradient[0]
+    def written_by_one(self, value: Numeric, variable: Variable) -> Any:
+        """A replica's row."""
+        return jnp.reshape(coerce(variable, value), (1, *variable.shape))
 
-    def distributed(self, variable: Variable, context: Context) -> Any:
-        """The rows, as `PerReplica`."""
-        rows, shape = context.executor.get(variable), variable.shape
-        # Rows that lie one behind the other: each replica's component is its slice of axis 0.
-        whole = rows.reshape(rows.shape[0] * shape[0], *shape[1:]) if shape else rows
-        return context.executor.component(whole, self.mesh, scalar=not shape)
+    def written_by_all(self, value: Numeric, update: Update, variable: Variable, shape: tuple[int, ...]) -> Any:
+        """The rows that make the next read return `value`.
 
-    def _spread(self, variable: Variable, value: Numeric, update: Update, rows: tuple[int, ...]) -> Any:
-        """Value that a cross-replica write gives each replica, so that the next read returns `value`."""
+        Raises:
+          VariableError: they cannot be told from the variable's aggregation.
+        """
         how = variable.aggregation
         if isinstance(value, PerReplica) and not value.is_ragged:
-            return value.data.reshape(rows)
+            return value.data.reshape(shape)
         if how is VariableAggregation.NONE:
             raise VariableError(
                 f"{variable.name} has aggregation NONE: {update.value} in cross-replica context does not say what each "
@@ -121,4 +111,22 @@ class OnReadPolicy(Policy):
                 )
             value = value / jnp.asarray(self.mesh.size, variable.dtype)
             value = value.astype(variable.dtype)
-        return jnp.broadcast_to(value, rows)
+        return jnp.broadcast_to(value, shape)
+
+    def gradient(self, gradient: Numeric, variable: Variable) -> Any:
+        """That for the combined value, from those for the rows."""
+        return gradient.sum(0) if variable.aggregation is VariableAggregation.MEAN else gradient[0]
+
+    @property
+    def by_component(self) -> bool:
+        """True: each replica has a row."""
+        return True
+
+    def components(self, array: Numeric, variable: Variable) -> tuple[Any, bool]:
+        """The rows, one behind the other: each replica's component is its slice of axis 0."""
+        shape = variable.shape
+        return (array.reshape(array.shape[0] * shape[0], *shape[1:]) if shape else array), not shape
+
+    def contributed(self, array: Numeric) -> Any:
+        """The array as a row: each replica adds to its own."""
+        return array[None]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 
 from jaxtribute._src.types import Numeric
-from jaxtribute._src.values.enums import ReduceOp
-from jaxtribute._src.values.mesh import everywhere, own, unbound
-from jaxtribute._src.values.policies.base import Policy, Update, coerce
+from jaxtribute._src.values.mesh import own
+from jaxtribute._src.values.policies.base import Policy, Writes
 
 if TYPE_CHECKING:
-    from jaxtribute._src.context import Context
     from jaxtribute._src.values.mesh import Layout, ReplicaMesh
-    from jaxtribute._src.values.variable import Variable
 
 
 class PlainPolicy(Policy):
@@ -28,6 +24,8 @@ class PlainPolicy(Policy):
       mesh: the devices of the strategy's one replica, or None where JAX's default device is meant.
       layout: the axes within the replica that the array is split over.
     """
+
+    writes = Writes.IN_TURN
 
     def __init__(self, mesh: ReplicaMesh | None, layout: Layout = ()) -> None:
         self._mesh, self.layout = mesh, layout
@@ -44,26 +42,3 @@ class PlainPolicy(Policy):
     def place(self, value: Numeric) -> jax.Array:
         """One array on its device or devices."""
         return own(value, self.where)
-
-    def read(self, variable: Variable, context: Context) -> Any:
-        """The array; to a replica that runs eagerly such that it can meet arrays of other devices."""
-        array = context.executor.get(variable)
-        if self.layout and self.mesh is not None and self.mesh.peers is not None and not context.executor.traced:
-            return everywhere(array, self.mesh)
-        return array if context.replica is None or context.executor.traced else unbound(array)
-
-    def derivable(self, variable: Variable, context: Context) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
-        """The array as it is read."""
-        return self.read(variable, context), lambda value: (value, None)
-
-    def write(self, variable: Variable, value: Numeric, update: Update, context: Context) -> None:
-        """Updates the array; several replicas write one after the other."""
-        value = coerce(variable, value)
-        executor = context.executor
-        if executor.local and executor.traced and context.replica is not None:
-            # There is one copy, and each replica writes it in turn: what they add adds up, the last assignment stays.
-            if update is Update.ASSIGN:
-                value = executor.select(value, context.strategy.num_replicas_in_sync - 1)
-            else:
-                value = executor.all_reduce([value], ReduceOp.SUM)[0].astype(value.dtype)
-        executor.together(lambda executor: executor.set(variable, update.apply(executor.get(variable), value)))

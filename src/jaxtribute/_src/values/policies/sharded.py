@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +14,14 @@ from jax import lax
 from jax.sharding import Sharding
 
 from jaxtribute._src.types import Numeric
-from jaxtribute._src.values.distributed import Mirrored
-from jaxtribute._src.values.mesh import everywhere, own
-from jaxtribute._src.values.policies.base import Policy, Update, combined
+from jaxtribute._src.values.mesh import own
+from jaxtribute._src.values.policies.base import Policy
 from jaxtribute._src.values.policies.in_pieces import PiecesPolicy
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
+from jaxtribute._src.values.policies.sliced import SlicedPolicy
 from jaxtribute._src.values.slices import Cut, NotCuttable, alike
 
 if TYPE_CHECKING:
-    from jaxtribute._src.context import Context
-    from jaxtribute._src.execution.executor import Executor
     from jaxtribute._src.values.mesh import Layout, ReplicaMesh
     from jaxtribute._src.values.variable import Variable
 
@@ -47,6 +44,7 @@ class ShardedPolicy(PiecesPolicy):
     """
 
     label = "FullyShardedVariable"
+    mirrored = True
 
     def __init__(
         self,
@@ -89,63 +87,26 @@ class ShardedPolicy(PiecesPolicy):
             host = np.pad(host.reshape(-1), (0, self.cut.stored_shape[0] - host.size))
         return own(host, self.where)
 
-    def read(self, variable: Variable, context: Context) -> Any:
-        """The whole value, gathered."""
-        return self.whole(variable, context)
+    @property
+    def join(self) -> Callable[..., Any]:
+        """Gathers the pieces of all replicas."""
+        return self.cut.whole
 
-    def write(self, variable: Variable, value: Numeric, update: Update, context: Context) -> None:
-        """Updates the slices, with what the replicas write combined."""
-        value = combined(variable, value, update, context, self.mesh.size)
+    def own_piece(self, value: Numeric, variable: Variable) -> Any:
+        """The replica's piece of the value, which must be the same on all of them."""
+        return self.cut.piece_of(alike(jnp.asarray(value), variable.name))
 
-        def write(executor: Executor) -> None:
-            within = replace(context, executor=executor)
-            old = None if update is Update.ASSIGN else self.whole(variable, within)
-            self.store(variable, update.apply(old, value), within)
+    def read_by_python(self, array: Numeric, variable: Variable) -> Any:
+        """The value, gathered."""
+        return self.spread(array)
 
-        context.executor.together(write)
-
-    def whole(self, variable: Variable, context: Context) -> Any:
-        """The value put together from its slices."""
-        executor = context.executor
-        if not executor.local:
-            array = executor.get(variable)
-            if executor.traced:
-                return self.value(array)
-            spread = self.spread(array)
-            return everywhere(spread, self.mesh) if self.layout and self.mesh.peers is not None else spread
-        if not executor.traced:
-            return executor.get(variable)
-        return executor.derive(variable, self.cut.whole)
-
-    def store(self, variable: Variable, value: Numeric, context: Context) -> None:
-        """Cuts the value into slices; each device keeps its own."""
-        executor = context.executor
-        if executor.local and executor.traced:
-            value = alike(jnp.asarray(value), variable.name)
-            executor.set(variable, self.cut.piece_of(value))
-        elif executor.local:
-            executor.set(variable, value)
-        else:
-            executor.set(variable, self.cut.stored(jnp.asarray(value)))
-
-    def derivable(self, variable: Variable, context: Context) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
-        """The slice, and how to gather it, where the backward pass shall gather again; else the whole value."""
-        executor = context.executor
-        if not (executor.local and executor.traced):
-            return super().derivable(variable, context)
-        piece = executor.get(variable)
-        if not self.regathers or executor.differentiating:
-            return self.whole(variable, context), lambda value: (piece, value)
-        probe = jnp.zeros(self.cut.shape, variable.dtype)
-        return probe, lambda value: (piece, self.cut.whole(piece, value))
-
-    def gradient(self, variable: Variable, gradient: Numeric, context: Context) -> Any:
+    def gradient(self, gradient: Numeric, variable: Variable) -> Any:
         """Of the value's shape, without the padding."""
-        return gradient if context.executor.local else self.value(gradient)
+        return self.value(gradient)
 
-    def value(self, array: Numeric) -> Any:
-        """The value that the pieces form."""
-        return self.cut.value(array)
+    def accumulated(self) -> Policy:
+        """A piece of the sum in each replica: whole sums would take the memory that pieces save."""
+        return SlicedPolicy(self.mesh, self.cut, self.layout)
 
     def spread(self, array: jax.Array) -> jax.Array:
         """A copy of the whole value in each replica."""
@@ -154,10 +115,6 @@ class ShardedPolicy(PiecesPolicy):
     def collected(self, array: jax.Array) -> jax.Array:
         """The pieces of a value that is whole in each replica."""
         return own(self.cut.stored(jnp.asarray(array)), self.where)
-
-    def distributed(self, variable: Variable, context: Context) -> Any:
-        """The whole value on each device, as `Mirrored`."""
-        return Mirrored(self.whole(variable, context), self.mesh)
 
 
 @partial(jax.jit, static_argnums=(1, 2))

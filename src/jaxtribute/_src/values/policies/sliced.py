@@ -9,11 +9,10 @@ import jax.numpy as jnp
 
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.mesh import own
-from jaxtribute._src.values.policies.base import Update, coerce
+from jaxtribute._src.values.policies.base import Update, Writes, coerce
 from jaxtribute._src.values.policies.in_pieces import PiecesPolicy
 
 if TYPE_CHECKING:
-    from jaxtribute._src.context import Context
     from jaxtribute._src.values.variable import Variable
 
 
@@ -21,33 +20,29 @@ class SlicedPolicy(PiecesPolicy):
     """Pieces that a replica sees as such; read and written whole in cross-replica context."""
 
     label = "SlicedVariable"
+    writes = Writes.OWN
 
     def place(self, value: Numeric) -> jax.Array:
         """A slice of the flat value on each device."""
         return own(self.cut.stored(jnp.asarray(value)), self.where)
 
-    def read(self, variable: Variable, context: Context) -> Any:
-        """A replica's own slice; elsewhere the whole value."""
-        stored = context.executor.get(variable)
-        return stored if context.executor.local else self.cut.value(stored)
+    def written_by_all(self, value: Numeric, update: Update, variable: Variable, shape: tuple[int, ...]) -> Any:
+        """The whole value."""
+        return coerce(variable, value)
 
-    def write(self, variable: Variable, value: Numeric, update: Update, context: Context) -> None:
-        """Updates a replica's own slice; elsewhere the whole value."""
-        executor = context.executor
-        value = value if executor.local else self.cut.stored(coerce(variable, value))
-        executor.together(lambda executor: executor.set(variable, update.apply(executor.get(variable), value)))
+    def written_by_one(self, value: Numeric, variable: Variable) -> Any:
+        """A replica's piece."""
+        return value
 
-    def whole(self, variable: Variable, context: Context) -> Any:
-        """Reads like `read`: an update of slices needs no other slice."""
-        return self.read(variable, context)
+    @property
+    def by_component(self) -> bool:
+        """True if the pieces lie behind each other along axis 0."""
+        return not self.cut.axis
 
-    def store(self, variable: Variable, value: Numeric, context: Context) -> None:
-        """Cuts the value into slices."""
-        context.executor.set(variable, self.cut.stored(jnp.asarray(value)))
+    def components(self, array: Numeric, variable: Variable) -> tuple[Any, bool]:
+        """The pieces."""
+        return array, False
 
-    def distributed(self, variable: Variable, context: Context) -> Any:
-        """The pieces, as `PerReplica`; where another axis is cut than the first one, the value."""
-        stored = context.executor.get(variable)
-        if self.cut.axis:
-            return stored if context.executor.local else self.cut.value(stored)
-        return context.executor.component(stored, self.mesh, scalar=False)
+    def contributed(self, array: Numeric) -> Any:
+        """The replica's piece of the sum of all replicas' arrays."""
+        return self.cut.scattered(array)
