@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from tensorboardX.proto import event_pb2 as event_pb2  # before a test: it sets an environment variable
 
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError
