@@ -179,3 +179,18 @@ def test_a_small_dataset_that_repeats_without_end_computes_few_places_at_a_time(
     found = for_worker(dataset, Shard())[0][0].tree
     assert sorted(found[:60]) == sorted(list(range(10)) * 6)
     assert sum(computed) == 64
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_a_short_dataset_is_shuffled_as_by_grain_and_not_by_its_slow_function(repeats: int) -> None:
+    dataset = make_numpy_dataset(np.arange(7)).map(lambda x: x + 1).shuffle(3).repeat(repeats).batch(4)
+    exact = grain_tree.exact(dataset)
+    assert any(isinstance(node, grain_tree.ExactShuffle) for node in grain_tree.walk(exact))
+    assert [batch.tolist() for batch in exact] == [batch.tolist() for batch in dataset]
+
+
+def test_a_short_dataset_of_arrays_is_still_read_by_whole_batches() -> None:
+    dataset = make_numpy_dataset(np.arange(7)).shuffle(3).repeat(2).batch(4)
+    found, how = for_worker(dataset, Shard())
+    assert how == "arrays"
+    assert [found[index].tree.tolist() for index in range(4)] == [batch.tolist() for batch in dataset]

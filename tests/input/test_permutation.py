@@ -31,6 +31,17 @@ def test_is_a_permutation(length: int) -> None:
     assert np.array_equal(np.sort(found), np.arange(length))
 
 
+@pytest.mark.parametrize("length", [2, 10, 100, 511, 3_000])
+def test_a_short_range_takes_none_of_grains_long_walks(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = grains(length, 5, list(range(length)))
+    permute(np.arange(length, dtype=np.uint64), length, 4)  # compares with Grain's own once
+    monkeypatch.setattr(permutation, "index_shuffle", None)
+    assert permute(np.arange(length, dtype=np.uint64), length, 5).tolist() == wanted
+    one = np.array([length - 1], np.uint64)
+    if length <= 10:
+        assert permute(one, length, 5).tolist() == wanted[-1:]
+
+
 @pytest.mark.parametrize("length", [65_537, 2**18 + 1])
 def test_knows_where_grain_repeats_a_record(length: int) -> None:
     assert not permutes_exactly(length)

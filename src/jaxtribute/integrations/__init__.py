@@ -1,1 +1,1 @@
-"""Names for other libraries: `jaxtribute.integrations.safetensors`."""
+"""Names for other libraries: `jaxtribute.integrations.keras` and `jaxtribute.integrations.safetensors`."""

@@ -109,7 +109,7 @@ def for_worker(dataset: Node, shard: Shard) -> tuple[Any, str]:
       The dataset, and how it is read: `"arrays"` (its elements are `Batch`es cut by index), `"records"` (`Batch`es
       of this worker's records) or `"all"` (elements as the pipeline makes them).
     """
-    # First of all: Grain's own shuffle repeats a record at some lengths.
+    # First of all: Grain's own shuffle repeats a record at some lengths, and takes long at short ones.
     dataset = grain_tree.exact(dataset)
     node = grain_tree.outer_batch(dataset)
     if node is None:
@@ -133,7 +133,7 @@ def for_worker(dataset: Node, shard: Shard) -> tuple[Any, str]:
 
 def _first_array_batch(node: Node) -> Any:
     """The batching node over arrays below maps of whole batches, if that is all there is."""
-    while internals.is_reordering(node) or internals.is_map(node):
+    while grain_tree.reorders(node) or internals.is_map(node):
         node = parents(node)[0]
     if grain_tree.stacking(node) is None:
         return None

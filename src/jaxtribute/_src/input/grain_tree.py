@@ -13,7 +13,7 @@ import numpy as np
 from jaxtribute._src.input import grain_internals as internals
 from jaxtribute._src.input.array_source import ArraySource
 from jaxtribute._src.input.grain_internals import Batching, Node, parents
-from jaxtribute._src.input.permutation import Positions, permute, permutes_exactly
+from jaxtribute._src.input.permutation import Positions, permute, permutes_exactly, permutes_quickly
 
 PositionMap: TypeAlias = Callable[[Positions], Positions]
 """Maps positions in a dataset to positions below it."""
@@ -49,7 +49,7 @@ def drops_elements(node: Node) -> bool:
 
 def outer_batch(node: Node) -> Node | None:
     """The batching node whose batches reach the top of the tree unchanged, if there is one."""
-    while internals.is_reordering(node) and stacking(node) is None:
+    while reorders(node) and stacking(node) is None:
         node = parents(node)[0]
     return node if stacking(node) is not None else None
 
@@ -77,7 +77,7 @@ def positions_of(node: Node) -> tuple[PositionMap, Node] | None:
     """
     if internals.source_of(node) is not None or internals.range_of(node) is not None:
         return _within(len(node)), node
-    if not internals.is_reordering(node):
+    if not reorders(node):
         return None
     below = positions_of(parents(node)[0])
     if below is None:
@@ -87,11 +87,18 @@ def positions_of(node: Node) -> tuple[PositionMap, Node] | None:
     return (lambda positions: inner(step(positions))), source
 
 
+def reorders(node: Node) -> bool:
+    """True if a node only chooses and orders records, and never looks at them."""
+    return internals.is_reordering(node) or type(node) is ExactShuffle
+
+
 def _within(length: int) -> PositionMap:
     return lambda positions: positions % np.uint64(length)
 
 
 def _step(node: Node) -> PositionMap:
+    if isinstance(node, ExactShuffle):
+        return node.step
     shuffled = internals.shuffling(node)
     if shuffled is not None:
         return _shuffled(shuffled)
@@ -145,25 +152,30 @@ def is_in_memory(node: Node) -> bool:
 
 
 class ExactShuffle(internals.SameElements):
-    """A global shuffle for the lengths that Grain's own does not permute; see `permutation.permute`."""
+    """A global shuffle for the lengths that Grain's own does not permute, or slowly; see `permutation.permute`."""
 
     def __init__(self, parent: Node, seed: int) -> None:
         super().__init__(parent)
-        self._step = _shuffled(internals.Shuffling(len(parent), seed))
+        self.step = _shuffled(internals.Shuffling(len(parent), seed))
 
     def __getitem__(self, index: int | slice) -> Any:
         if not isinstance(index, int):
             return self.slice(index)
-        return self.parents[0][int(self._step(np.array([index], np.uint64))[0])]
+        return self.parents[0][int(self.step(np.array([index], np.uint64))[0])]
 
 
 def exact(node: Node) -> Node:
-    """The dataset with each shuffle that would repeat a record replaced by one that does not."""
+    """The dataset with each shuffle that would repeat a record, or takes long, replaced by one that does not.
+
+    The order stays as it is but for the records that Grain would repeat.
+    """
 
     def change(node: Node) -> Node | None:
         found = internals.shuffling(node)
-        if found is not None and internals.shuffles_all(node) and not permutes_exactly(found.window):
-            return ExactShuffle(exact(parents(node)[0]), found.seed)
-        return None
+        if found is None or not internals.shuffles_all(node):
+            return None
+        if permutes_exactly(found.window) and permutes_quickly(found.window):
+            return None
+        return ExactShuffle(exact(parents(node)[0]), found.seed)
 
     return rewrite(node, change)

@@ -15,11 +15,16 @@ import numpy as np
 from grain.experimental import index_shuffle
 
 Positions: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
+Words: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+"""Unsigned integers of any width."""
 
 _ROUNDS = 4
 _MASK = 0xFFFFFFFF
-_SCALAR_BELOW = 512
+_SHORT = 512
+"""Below this length Grain's own function takes over 0.1 ms for each position."""
 _TABLE_BELOW = 1 << 14
+_TABLE_COST = 2000
+"""How often the cipher may be applied one by one before a table of the whole permutation costs less."""
 
 
 def _mix(value: int) -> int:
@@ -47,21 +52,24 @@ def _round_keys(seed: int) -> tuple[int, ...]:
     return tuple(words)
 
 
-def _feistel(word: Positions, width: int) -> Positions:
-    def rotate(by: int) -> Positions:
-        return ((word << np.uint64(by)) | (word >> np.uint64(width - by))) & mask
+def _feistel(word: Words, width: int) -> Words:
+    number = word.dtype.type
 
-    mask = np.uint64((1 << width) - 1)
+    def rotate(by: int) -> Words:
+        return ((word << number(by)) | (word >> number(width - by))) & mask
+
+    mask = number((1 << width) - 1)
     return (rotate(1) & rotate(8)) ^ rotate(2)
 
 
-def _encrypt(positions: Positions, keys: tuple[int, ...], width: int) -> Positions:
-    mask = (1 << width) - 1
-    left, right = positions >> np.uint64(width), positions & np.uint64(mask)
+def _encrypt(positions: Words, keys: tuple[int, ...], width: int) -> Words:
+    """The cipher's block at each position, in the positions' own dtype, which has room for twice `width` bits."""
+    number, mask = positions.dtype.type, (1 << width) - 1
+    left, right = positions >> number(width), positions & number(mask)
     for even, odd in zip(keys[::2], keys[1::2], strict=True):
-        left = left ^ _feistel(right, width) ^ np.uint64(even & mask)
-        right = right ^ _feistel(left, width) ^ np.uint64(odd & mask)
-    return (left << np.uint64(width)) | right
+        left = left ^ _feistel(right, width) ^ number(even & mask)
+        right = right ^ _feistel(left, width) ^ number(odd & mask)
+    return (left << number(width)) | right
 
 
 def permute(positions: Positions, length: int, seed: int) -> Positions:
@@ -73,13 +81,13 @@ def permute(positions: Positions, length: int, seed: int) -> Positions:
     """
     if length <= 1:
         return np.zeros_like(positions)
-    # The cipher's smallest block has 2**16 places: of a short range most turns end outside, and Grain's own, which is
-    # compiled, is faster at that.
-    if length < _SCALAR_BELOW or not _agrees_with_grain():
-        return np.array([index_shuffle(int(p), length - 1, seed, _ROUNDS) for p in positions], np.uint64)
     width = _width(length)
+    # The cipher's smallest block has 2**16 places: of a short range most turns end outside, so that a single position
+    # takes thousands of them. A table is made of all together.
+    if not _agrees_with_grain() or (length < _TABLE_BELOW and positions.size * (1 << 2 * width) < length * _TABLE_COST):
+        return np.array([index_shuffle(int(p), length - 1, seed, _ROUNDS) for p in positions], np.uint64)
     if length < _TABLE_BELOW:
-        return _table(length, seed)[positions]
+        return _table(length, seed)[positions].astype(np.uint64)
     keys = _round_keys(seed)
     result = _encrypt(positions, keys, width)
     # The cipher permutes a whole block, which is larger than the range. Whoever lands outside is encrypted again: the
@@ -97,20 +105,25 @@ def _width(length: int) -> int:
     return max(bits + bits % 2, 16) // 2
 
 
-@lru_cache(maxsize=4)
-def _table(length: int, seed: int) -> Positions:
+@lru_cache(maxsize=256)
+def _table(length: int, seed: int) -> Words:
     """The whole permutation of a range much smaller than the cipher's block.
 
     The cipher is applied again until the result is in range, which here takes many turns. They are taken together,
     by squaring the map that goes one step on from every place out of range.
     """
-    block = np.arange(1 << 2 * _width(length), dtype=np.uint64)
+    block = np.arange(1 << 2 * _width(length), dtype=np.uint16)
     step = _encrypt(block, _round_keys(seed), _width(length)).astype(np.int64)
-    walk = np.where(block < length, block.astype(np.int64), step)
+    walk = np.where(block < length, block, step)
     # A cycle wholly out of range is never entered, so only the places that are reached count.
     while (walk[step[:length]] >= length).any():
         walk = walk[walk]
-    return walk[step[:length]].astype(np.uint64)
+    return walk[step[:length]].astype(np.uint16)
+
+
+def permutes_quickly(length: int) -> bool:
+    """True if Grain's own function takes microseconds for a position of this length; see `permute`."""
+    return length >= _SHORT
 
 
 def permutes_exactly(length: int) -> bool:

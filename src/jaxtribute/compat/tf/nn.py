@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxtribute import nn
+from jaxtribute._src.compat.tf.symbolic import allow_in_models as _allow_in_models
 from jaxtribute._src.compat.tf.tensors import TensorLike, as_tensor
 from jaxtribute.compat.tf.math import sigmoid as sigmoid
 from jaxtribute.compat.tf.math import softplus as softplus
@@ -139,3 +140,6 @@ def scale_regularization_loss(regularization_loss: TensorLike) -> Any:
     Source: `tf.nn.scale_regularization_loss`.
     """
     return nn.scale_regularization_loss(as_tensor(regularization_loss))
+
+
+_allow_in_models(__name__, __name__)

@@ -107,7 +107,7 @@ def entry_of(name: str) -> Entry:
             problem = others.NEEDS_TENSORFLOW.get(full) or keras_problem(full)
             if problem:
                 return Entry(name, "", Kind.ABSENT, problem)
-            return Entry(name, name, Kind.SAME, note)
+            return Entry(name, name, Kind.SAME, others.REMARKS.get(full, note))
     if not exists(name):
         return Entry(name, "", Kind.ABSENT, why_absent(name))
     if name in others.DIFFERENT:

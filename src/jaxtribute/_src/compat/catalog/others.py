@@ -25,7 +25,7 @@ ABSENT: dict[str, str] = {
     "tf.train.Example": "read records with a library of their own, or store arrays with ArrayRecord and Grain",
     "tf.io": "read files with Python, and examples with a library of their own",
     "tf.image": "use a library of images, such as Pillow, or `jax.image`",
-    "tf.summary": "write scalars with `tensorboardX` or `clu.metric_writers`",
+    "tf.summary": "write figures with `jd.summary.Writer`",
     "tf.saved_model": _SAVED_MODEL,
     "tf.py_function": "datasets' functions are Python already; in compiled functions use `jax.pure_callback`",
     "tf.numpy_function": "datasets' functions are Python already; in compiled functions use `jax.pure_callback`",
@@ -56,16 +56,17 @@ OTHER_PACKAGES: dict[str, str] = {
 _LOOKUP = "it needs TensorFlow: look strings up in a dictionary, in Python or NumPy, before the dataset or in its `map`"
 
 NEEDS_TENSORFLOW: dict[str, str] = {
-    "tf.keras.callbacks.TensorBoard": "it writes with TensorFlow: leave it out, or write scalars with `tensorboardX` "
-    "in a callback of your own",
     "tf.keras.layers.HashedCrossing": _LOOKUP,
     "tf.keras.layers.Hashing": _LOOKUP,
-    "tf.keras.layers.IntegerLookup": _LOOKUP,
-    "tf.keras.layers.StringLookup": _LOOKUP,
     "tf.keras.layers.TFSMLayer": _SAVED_MODEL,
     "tf.keras.layers.TextVectorization": _LOOKUP,
 }
 """Names of Keras that are there and call TensorFlow."""
+
+_ON_HOST = (
+    "on the host, where values are known: in a dataset's `map`, and in a model of its own that is called and not fitted. "
+    "Not for `tf_idf`, several numbers for unknown strings, or sparse results"
+)
 
 _NUMBERS = "the numbers are not TensorFlow's: pass initial values where results must be the same"
 
@@ -98,6 +99,10 @@ REMARKS: dict[str, str] = {
     "tf.train.CheckpointManager": "in the background, with jd.CheckpointManager; this one waits for each save",
     "tf.train.ClusterSpec": "two tasks at one address are an error",
     "tf.train.ClusterDef": "a dataclass, as are JobDef and ServerDef; there are no protocol buffers",
+    "tf.keras.callbacks.TensorBoard": "written by `jd.summary.Writer`, with `pip install 'jaxtribute[tensorboard]'`; there "
+    "is no graph",
+    "tf.keras.layers.IntegerLookup": _ON_HOST,
+    "tf.keras.layers.StringLookup": _ON_HOST,
     "tf.shape": "known while a function is traced, as a NumPy array; an axis is never unknown",
     "tf.int64": "int32 in arrays unless JAX's jax_enable_x64 is set",
     "tf.float64": "float32 in arrays unless JAX's jax_enable_x64 is set",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jaxtribute._src.compat.catalog import others
 from jaxtribute._src.compat.catalog.keras import keras_problem
 from jaxtribute._src.compat.catalog.lookup import Kind, entry_of
-from jaxtribute._src.compat.migrate import graphs, imports, tape
+from jaxtribute._src.compat.migrate import files, graphs, imports, tape
 from jaxtribute._src.compat.migrate.documents import HIDDEN
 from jaxtribute._src.compat.migrate.findings import Edit, Finding, Source
 from jaxtribute._src.compat.migrate.naming import Names
@@ -67,6 +67,7 @@ def scan(text: str) -> Report:
             *_tapes(source, names),
             *graphs.find(source.tree, names),
             *graphs.find_fits(source, names),
+            *files.find(source, names),
             *_methods(source),
             *_uses(source, names),
             *_unread(source),

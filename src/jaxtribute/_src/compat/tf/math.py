@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtribute._src.compat.tf.symbolic import allow_in_models
 from jaxtribute._src.compat.tf.tensors import Axis, TensorLike, as_tensor, number_or_tensor
 from jaxtribute._src.types import Array, DType, Leaf
 
@@ -239,3 +240,6 @@ def global_norm(t_list: TensorLike, name: str | None = None) -> Any:
     """Returns the Euclidean norm of all elements of several arrays. Source: `tf.linalg.global_norm`."""
     del name
     return jnp.sqrt(add_n([jnp.sum(jnp.square(as_tensor(part))) for part in t_list if part is not None]))
+
+
+allow_in_models(__name__, "jaxtribute.compat.tf.math")

@@ -11,6 +11,7 @@ import grain
 import jax
 import numpy as np
 
+from jaxtribute._src.input.grain_tree import exact
 from jaxtribute._src.types import Nest
 
 _MOST_RECORDS = 2**31
@@ -26,7 +27,8 @@ class Indexed:
     """True if records are batches of which the last may be smaller."""
 
     def __iter__(self) -> Iterator[Nest]:
-        return (self.dataset[index] for index in range(len(self.dataset)))
+        dataset = exact(self.dataset)
+        return (dataset[index] for index in range(len(dataset)))
 
     def length(self) -> int | None:
         """The number of records; None for infinitely many."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtribute._src.compat.tf.symbolic import allow_in_models
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.types import DType
 from jaxtribute._src.values.operators import operand
@@ -48,6 +49,29 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+_IN_MODELS = (
+    "cast",
+    "concat",
+    "convert_to_tensor",
+    "expand_dims",
+    "gather",
+    "identity",
+    "one_hot",
+    "ones_like",
+    "pad",
+    "reshape",
+    "split",
+    "squeeze",
+    "stack",
+    "stop_gradient",
+    "tile",
+    "transpose",
+    "unstack",
+    "where",
+    "zeros_like",
+)
+"""Functions that a Keras model may be made with. A symbolic tensor has no shape yet to make others of."""
 
 TensorLike: TypeAlias = Any
 """Anything that becomes a tensor: an array, a variable, a number, a string, and nests of lists of them."""
@@ -331,3 +355,6 @@ def one_hot(
     """Returns vectors with `on_value` at one place each. Source: `tf.one_hot`."""
     hot = jax.nn.one_hot(as_tensor(indices), depth, axis=axis, dtype=bool)
     return jnp.where(hot, as_tensor(on_value, dtype), as_tensor(off_value, dtype))
+
+
+allow_in_models(__name__, "jaxtribute.compat.tf", _IN_MODELS)

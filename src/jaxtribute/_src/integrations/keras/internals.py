@@ -8,17 +8,20 @@ the compiled step once for each batch, and its successor, which scans over batch
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import keras
+import numpy as np
 from keras.src import backend
 from keras.src.backend.common import global_state
+from keras.src.backend.common.dtypes import PYTHON_DTYPES_MAP
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
 from keras.src.backend.config import is_nnx_enabled as is_nnx_enabled
 from keras.src.backend.jax import trainer
 from keras.src.losses import loss as losses
+from keras.src.models.functional import Functional as Functional
 from keras.src.saving.keras_saveable import KerasSaveable as KerasSaveable
 from keras.src.trainers.data_adapters import is_grain_dataset, is_tf_dataset, is_torch_dataloader
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
@@ -42,6 +45,23 @@ nn: Any = getattr(backend, "ops", backend).nn
 tracked_dicts = (TrackedDict, TrackedOrderedDict)
 tracked_lists: dict[type[Any], type[Any]] = {TrackedList: list, TrackedSet: set}
 """Containers that tell a layer of what is put in, and what they are besides."""
+
+
+def take_string_dtype() -> None:
+    """Lets Keras know NumPy's dtype of strings of any length, which stands for `tf.string` in `compat.tf`."""
+    PYTHON_DTYPES_MAP[np.dtype(object)] = "string"
+
+
+def take_host_values(layer: Foreign) -> None:
+    """Lets a layer be called with anything, and with values that are not brought to a device before."""
+    layer._convert_input_args = False
+    layer._allow_non_tensor_positional_args = True
+    layer.supports_jit = False
+
+
+def output_spec(function: Callable[..., Any], *args: Nest, **kwargs: Nest) -> Any:
+    """Shapes and dtypes of a function's results, for symbolic tensors among its arguments."""
+    return backend.compute_output_spec(function, *args, **kwargs)
 
 
 def owner(cls: type[Any], name: str) -> type[Any] | None:

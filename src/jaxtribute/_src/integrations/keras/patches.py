@@ -23,6 +23,7 @@ from jaxtribute._src.integrations.keras.share import (
     whole_batch_losses,
     whole_batch_moments,
 )
+from jaxtribute._src.integrations.keras.strings import host_inputs, unchecked
 from jaxtribute._src.integrations.keras.variables import PlainValue, joined, new_variable
 from jaxtribute._src.types import Foreign, Leaf, Nest
 from jaxtribute.errors import ArgumentError, ConfigError
@@ -95,6 +96,7 @@ def patch() -> None:
         list(row.targets())  # all are there, or none is replaced
     for row in PATCHES:
         row.apply()
+    internals.take_string_dtype()
     setattr(keras.Variable, "_value", PlainValue())  # noqa: B010 (an attribute that Keras sets on each object)
     setattr(keras.Variable, "__jd_variable__", property(joined))  # noqa: B010
 
@@ -312,6 +314,8 @@ PATCHES = (
         synchronizable,
         "a scope takes synchronized=True, which Keras has for TensorFlow alone",
     ),
+    Patch(internals.Functional, ("_assert_input_compatibility",), unchecked, "a model of strings takes single examples"),
+    Patch(internals.Functional, ("_standardize_inputs",), host_inputs, "JAX has no strings: they stay on the host"),
     Patch(keras.optimizers.Optimizer, ("stateless_apply",), whole_batch_gradients, _GRADIENTS),
     Patch(keras.optimizers.LossScaleOptimizer, ("stateless_apply",), whole_batch_gradients, _GRADIENTS),
     Patch(keras.optimizers.Optimizer, ("apply",), summed_gradients, _OWN_GRADIENTS),

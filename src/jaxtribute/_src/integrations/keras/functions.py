@@ -1,0 +1,59 @@
+"""Functions of arrays that are called with a Keras model's symbolic tensors: each call becomes a step of the model."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import keras
+import numpy as np
+
+from jaxtribute._src.integrations.keras import internals
+from jaxtribute._src.types import Leaf, Nest
+from jaxtribute._src.values.sparse import is_sparse
+from jaxtribute.errors import ArgumentError
+
+
+_HOMES = ("jaxtribute.compat.tf", "jaxtribute.compat.tf.math", "jaxtribute.compat.tf.nn")
+
+
+@keras.saving.register_keras_serializable("jaxtribute")
+class FunctionOperation(keras.Operation):
+    """A function of arrays as a step of a Keras model.
+
+    Args:
+      function: where it is: its module and its name, such as `jaxtribute.compat.tf.math.reduce_mean`.
+      name: the step's name.
+    """
+
+    def __init__(self, function: str, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.function = function
+
+    def call(self, *args: Nest, **kwargs: Nest) -> Any:
+        """Calls the function, of arrays now."""
+        module, _, name = self.function.rpartition(".")
+        if module not in _HOMES:  # a model's file may name anything
+            raise ArgumentError(f"{self.function} is no function of {_HOMES[0]}. HINT: is the model's file damaged?")
+        # A symbolic tensor that Keras takes for sparse, such as the product with a number, is so while shapes are found.
+        args, kwargs = keras.tree.map_structure(_dense, (args, kwargs))
+        return getattr(import_module(module), name)(*args, **kwargs)
+
+    def compute_output_spec(self, *args: Nest, **kwargs: Nest) -> Any:
+        """The shapes and dtypes of its results, for those of its arguments."""
+        return internals.output_spec(self.call, *args, **kwargs)
+
+
+def apply_symbolically(function: str, args: Nest, kwargs: Nest) -> Any:
+    """Adds a call of a function to a model that is being built; returns its symbolic results."""
+    args, kwargs = keras.tree.map_structure(_as_config, (args, kwargs))
+    return FunctionOperation(function)(*args, **kwargs)
+
+
+def _as_config(value: Leaf) -> Any:
+    """A constant argument as a model's file can hold it."""
+    return value.name if isinstance(value, np.dtype) else value
+
+
+def _dense(value: Leaf) -> Any:
+    return value.todense() if is_sparse(value) else value
