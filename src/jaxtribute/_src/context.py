@@ -34,13 +34,16 @@ class _Stack(threading.local):
         self.base: Context | None = None
 
 
-_stack = _Stack()
+stack = _Stack()
+"""The calling thread's own; `current` and the others below are how to ask it."""
 
 
 class _Fallback:
     """The context outside every scope; the package fills it in, so that this module imports nothing above it."""
 
     make: Callable[[], Context]
+    context: Context | None = None
+    """What `make` returns; None where it raises."""
 
 
 fallback = _Fallback()
@@ -58,10 +61,10 @@ def announce() -> None:
 
 def current() -> Context:
     """The context of the calling thread."""
-    entries = _stack.entries
+    entries = stack.entries
     if entries:
         return entries[-1]
-    return _stack.base or fallback.make()
+    return stack.base or fallback.make()
 
 
 def of(strategy: Strategy) -> Context:
@@ -74,24 +77,24 @@ def of(strategy: Strategy) -> Context:
 
 def depth() -> int:
     """Number of contexts that the calling thread has entered."""
-    return len(_stack.entries)
+    return len(stack.entries)
 
 
 def replace_entries(entries: list[Context]) -> None:
     """Replaces the calling thread's stack."""
-    _stack.entries = entries
+    stack.entries = entries
 
 
 def set_base(context: Context | None) -> None:
     """Replaces what the calling thread falls back to outside every scope."""
-    _stack.base = context
+    stack.base = context
     if traced_reads.contexts:
         show()
 
 
 def base() -> Context | None:
     """The calling thread's base context, as `set_base` left it."""
-    return _stack.base
+    return stack.base
 
 
 def entries() -> list[Context]:
@@ -100,19 +103,19 @@ def entries() -> list[Context]:
     To leave contexts again whatever happens, cut the list back in a `finally`: `del entries[depth:]` is one operation,
     while the handler of a signal may raise at the start of any function, an `__exit__` too.
     """
-    return _stack.entries
+    return stack.entries
 
 
 def push(context: Context) -> None:
     """Enters `context`; the caller pops it in a `finally`."""
-    _stack.entries.append(context)
+    stack.entries.append(context)
     if traced_reads.contexts:
         show()
 
 
 def pop() -> None:
     """Leaves the context entered last."""
-    _stack.entries.pop()
+    stack.entries.pop()
     if traced_reads.contexts:
         show()
 
@@ -132,7 +135,7 @@ class entered:  # noqa: N801
     __slots__ = ("_context", "_depth", "_entries", "_told")
 
     def __init__(self, context: Context) -> None:
-        self._context, self._entries = context, _stack.entries
+        self._context, self._entries = context, stack.entries
         self._depth = len(self._entries)
         # A step's executor is mostly the same, and then there is nothing to tell.
         same = bool(self._entries) and self._entries[-1].executor is context.executor

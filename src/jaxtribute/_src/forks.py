@@ -39,7 +39,7 @@ class _Guard:
     def close(self) -> None:
         """In the child, lets everything raise that asks for the context, as all of the library does first."""
         if self.started:
-            contexts.fallback.make = _refuse
+            contexts.fallback.make, contexts.fallback.context = _refuse, None
             contexts.replace_entries(_Entries(contexts.entries()))
             contexts.set_base(None)
 

@@ -19,7 +19,7 @@ from jaxtribute._src.types import Function, Numeric
 from jaxtribute._src.values import stored
 from jaxtribute._src.values.described import DescribedArray
 from jaxtribute._src.values.mesh import own
-from jaxtribute._src.values.stored import StoredArray, lent, replace, set_slot, updating
+from jaxtribute._src.values.stored import StoredArray, lent, release, replace, set_slot, updating
 
 if TYPE_CHECKING:
     from jaxtribute._src.values.variable import Variable
@@ -197,6 +197,7 @@ class EagerStep(Viewed, Eager):
             stored.lend(id(variable))
         for variable in slots:
             traced_reads.changed(variable)
+        release(slots)
         replace(map(set_slot, slots, [slot.stored for slot in slots.values()]))
         for variable in slots.keys() - held:
             if id(variable) in lent:

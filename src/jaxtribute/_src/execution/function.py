@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overlo
 
 import jax
 import numpy as np
-from jax.tree_util import default_registry, tree_flatten
+from jax.tree_util import tree_flatten
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.execution.capture import Capture, capture, check_captured
 from jaxtribute._src.execution.eager import Eager, EagerStep, NotSplittable, uncompiled
 from jaxtribute._src.execution.feeds import FedPrograms, Feed
+from jaxtribute._src.execution.interrupts import Unknown
 from jaxtribute._src.execution.nests import InputSignature
-from jaxtribute._src.execution.program import Program, program_of
+from jaxtribute._src.execution.program import Program, bundled, program_of
 from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
 from jaxtribute._src.observers import STEP, TRACE, observed
 from jaxtribute._src.types import Nest, Numeric
@@ -33,15 +34,16 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-_flatten = default_registry.flatten
-"""`tree_flatten` without the Python around it: every step calls it."""
+_stack, fallback = contexts.stack, contexts.fallback
+"""Looked up once: every step asks for the context in force, as `contexts.current` does."""
+_PATIENCE = 64
+"""Number of calls that were not as the one before, after which a function does not expect it any more."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_Repeated = tuple[contexts.Context, Any, int, Callable[..., Any]]
-"""The last program of arrays alone; the context and the structure of arguments that it is for; and the number of
-arguments where each is an array, else -1."""
+_Repeated = tuple[contexts.Context, Callable[[tuple[Any, ...], dict[str, Any]], Any]]
+"""The context of the last call of arrays alone, and what runs its program again."""
 
 
 class Function(Generic[P, R]):
@@ -60,6 +62,8 @@ class Function(Generic[P, R]):
         self._conform = None if input_signature is None else InputSignature(input_signature, python_function).conform
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._repeated: _Repeated | None = None
+        self._missed = 0
+        """Number of calls that were thought to be as the one before, and were not."""
         self._takes_variables: set[Any] = set()
         self._numbers: dict[Any, int] = {}
         self._settled: set[str] = set()
@@ -89,26 +93,18 @@ class Function(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the compiled program, tracing it first for a new signature."""
-        context = contexts.current()
         repeated = self._repeated
         # Most calls are as the one before: of those this asks only what may have changed.
-        if repeated is not None and repeated[0] is context and not STEP.observers:
-            _, known, flat, program = repeated
-            if len(args) == flat and not kwargs:
-                leaves, tree = [*args], known
-            else:
-                leaves, tree = _flatten((args, kwargs))
-            # `in`, as `==` would compare variables that are static parts of the structure by their values.
-            if tree in (known,):
-                for leaf in leaves:
-                    if type(leaf) is not ArrayImpl:
-                        break
-                else:
-                    try:
-                        return program(leaves)
-                    except NotSplittable as reason:
-                        return self._run_uncompiled(tree, (), context, reason)(leaves)
-        return self._call_looking(context, *args, **kwargs)
+        if repeated is not None and not STEP.observers:
+            context, again = repeated
+            entries = _stack.entries
+            if (entries[-1] if entries else _stack.base or fallback.context) is context:
+                try:
+                    return again(args, kwargs)
+                except Unknown:
+                    self._repeated = None
+                    self._missed += 1
+        return self._call_looking(contexts.current(), *args, **kwargs)
 
     def _call_looking(self, context: contexts.Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Looks for the program of a call, or makes it, and runs it."""
@@ -140,25 +136,14 @@ class Function(Generic[P, R]):
                     self._takes_variables.add(tree)  # to JAX a variable is its value; the function wants it itself
                     return self(*args, **kwargs)
                 program = self._compile(tree, statics, context, leaves)
-            self._remember(context, tree, statics, leaves, program)
-            return program(leaves, within)
+            if statics or within is not None or self._conform is not None or not isinstance(program, Program):
+                return program(leaves, within)
+            if self._missed < _PATIENCE and program.repeats and all(type(leaf) is ArrayImpl for leaf in leaves):
+                self._repeated = context, program.again
+                return program(leaves, None, bundled(args, kwargs))
+            return program(leaves)
         except NotSplittable as reason:
             return self._run_uncompiled(tree, statics, context, reason)(leaves)
-
-    def _remember(
-        self,
-        context: contexts.Context,
-        tree: Nest,
-        statics: tuple[Any, ...],
-        leaves: list[Any],
-        program: Callable[..., Any],
-    ) -> None:
-        """Keeps what the next call needs if it is as this one: of arrays alone, and in no eager step."""
-        if statics or self._conform is not None or type(context.executor) is not Eager:
-            return
-        if isinstance(program, Program):
-            flat = len(leaves) if _flatten((tuple(leaves), {}))[1] in (tree,) else -1
-            self._repeated = context, tree, flat, program.__call__
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds the method to `instance`, whose programs are its own."""

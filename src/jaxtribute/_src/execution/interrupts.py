@@ -2,8 +2,8 @@
 
 A signal's handler runs between two operations of Python in the main thread, and may raise. A step that has given up
 the variables' arrays must bind the new ones before that: so the call of the compiled program and the binding are one
-call of C, `values.stored.replace`, in which no Python runs once JAX has a program for the arguments. Where JAX first
-has to trace, to compile or to look one up, it runs Python around the call: the handlers are put off meanwhile.
+call of C, in which no Python runs once JAX has a program for the arguments. Where JAX first has to trace, to compile or
+to look one up, it runs Python around the call: the handlers are put off meanwhile.
 """
 
 from __future__ import annotations
@@ -91,6 +91,10 @@ def undisturbed(call: Callable[..., None], *args: Nest) -> None:
 _NOTHING: tuple[tuple[()], None] = ((), None)
 
 
+class Unknown(Exception):  # noqa: N818
+    """JAX has no program that it can call without Python for the arguments; nothing has run."""
+
+
 class Guard:
     """An argument without arrays that tells when JAX runs Python around a program.
 
@@ -99,12 +103,13 @@ class Guard:
 
     Args:
       check: called then, before anything else; may raise. None for a guard that only stands in for another.
+      refuses: whether it raises `Unknown` then, and nothing else.
     """
 
-    __slots__ = ("_check", "broken", "deferral", "seen")
+    __slots__ = ("_check", "broken", "deferral", "refuses", "seen")
 
-    def __init__(self, check: Callable[[], None] | None) -> None:
-        self._check = check
+    def __init__(self, check: Callable[[], None] | None, *, refuses: bool = False) -> None:
+        self._check, self.refuses = check, refuses
         self.broken = False
         """True if the user's own function, called meanwhile, has not come to its end."""
         self.seen = False
@@ -139,6 +144,8 @@ class Guard:
 
     def _flattened(self) -> tuple[tuple[()], None]:
         if self.seen:
+            if self.refuses:
+                raise Unknown
             self.defer()
         self.seen = True
         return _NOTHING

@@ -6,16 +6,18 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import chain, starmap
+from itertools import repeat, starmap
+from operator import attrgetter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
+from jax.tree_util import default_registry
 
 from jaxtribute._src.execution.capture import Capture, Constant, is_constant
 from jaxtribute._src.execution.eager import EagerStep
-from jaxtribute._src.execution.interrupts import Guard, undisturbed
+from jaxtribute._src.execution.interrupts import Guard, Unknown, undisturbed
 from jaxtribute._src.execution.traced import check_untraced
 from jaxtribute._src.jaxprs.core import as_function, opened
 from jaxtribute._src.jaxprs.kinds import list_collectives
@@ -25,22 +27,19 @@ from jaxtribute._src.types import Leaf, Nest, Numeric
 from jaxtribute._src.values.described import DescribedArray
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh, own, put
 from jaxtribute._src.values.stored import (
-    Slot,
+    Group,
     StoredArray,
+    arrays_of,
     lent,
     prepare_donation,
+    release,
     replace,
-    replace_many,
     set_slot,
     updating,
 )
 from jaxtribute._src.values.variable import Variable
 
-_MANY = 32
-"""Variables that Python's own loop binds faster than a call of C that it prepares."""
-
-_flattened = chain.from_iterable
-"""Looked up once: every step calls it."""
+_inputs_of = attrgetter("inputs")
 
 
 class Grow(Exception):  # noqa: N818
@@ -79,8 +78,10 @@ class Program:
         """The variables that the program is still to take, until it does."""
         self._special = False
         """True if a step needs what `_prepare` does."""
-        self._guard, self._outcome = Guard(self._check_eager), Slot()
-        """The guard that tells when JAX runs Python, and the place of a step's results besides the variables."""
+        self._guard, self._sentry = Guard(self._check_eager), Guard(None, refuses=True)
+        """The guards that tell when JAX runs Python: the usual one, and that of steps for which it must not."""
+        self._group = Group()
+        """The arrays of the variables that the program writes."""
         self._numbers = itertools.count()
         self._trees: dict[int, Any] = {}
         """The structures of results, by a number that the compiled program gives back with them."""
@@ -90,6 +91,8 @@ class Program:
         # Until the last line an interrupt may come anywhere: a program that is still marked as growing is made again by
         # the next step, from the same capture, before it runs.
         self._growing, self._special = capture, True
+        release(self.donated)
+        self._group = Group()
         written = dict.fromkeys([*self.donated, *capture.executor.written])
         read = dict.fromkeys([*self.kept, *capture.executor.inputs])
         self.donated, self.kept = list(written), [variable for variable in read if variable not in written]
@@ -109,9 +112,8 @@ class Program:
         # The new values must come out where the variables lie: left to itself the compiler may choose another place,
         # and the next call would be compiled for that one.
         state = [self._placement(variable, target) for variable in self.donated]
-        self._shardings = None if any(sharding is None for sharding in state) else [*state, None]
+        self._shardings = None if any(sharding is None for sharding in state) else [state, None]
         self._donated_ids = frozenset(id(variable) for variable in self.donated)
-        self._targets: list[Slot] = [*self.donated, self._outcome]
         # The first call traces `_body` for the very shapes that `capture` has: it is used instead of tracing once more.
         self._pending = capture
         self._closed = capture.closed
@@ -140,6 +142,10 @@ class Program:
         home = self.mesh or self._home
         if home is not None and home.described:
             self._jitted = CompiledOnly(self._jitted, home.replicated)
+        # One step of those that `again` runs: each `next` calls the program with the group's `inputs`, and puts what it
+        # gives into the group.
+        group = self._group
+        self._steps = map(set_slot, repeat(group), starmap(self._jitted, map(_inputs_of, repeat(group))))
 
     def _target(self) -> Sharding | None:
         """Place of arguments and variables of no strategy; None where any will do."""
@@ -159,16 +165,21 @@ class Program:
         self,
         donated: Sequence[Any],
         kept: Sequence[Any],
-        leaves: Sequence[Any],
-        _: Any = None,
+        given: Any,
+        guard: Any = None,
         donated_leaves: Sequence[Any] = (),
     ) -> list[Any]:
-        """The written variables' new arrays, and behind them the results, in a tuple.
+        """The written variables' new arrays in a list, and the results, in a tuple.
+
+        Of the arguments it takes the leaves in a list, or themselves as `bundled`.
 
         JAX makes lists, tuples and dictionaries of the outputs without any Python. Results of other classes it gives
         as their arrays, under the number of their structure, and they are put together later: a signal would be heard
         in between, and the new arrays lost.
         """
+        if type(guard) is Guard and guard.refuses:
+            raise Unknown  # JAX itself runs as Python: `jax.disable_jit`
+        leaves = given if type(given) is list else _flatten(_unbundled(given))[0]
         if donated_leaves:
             rest, gifts = iter(leaves), iter(donated_leaves)
             leaves = [
@@ -194,23 +205,25 @@ class Program:
         known.update(zip(capture.executor.written, state, strict=True))
         arrays = [known[variable] for variable in self.donated]
         if _is_plain(capture.tree):
-            return [*arrays, (capture.tree.unflatten(outputs[:count]),)]
+            return [arrays, (capture.tree.unflatten(outputs[:count]),)]
         number = next(self._numbers)
         self._trees[number] = capture.tree
-        return [*arrays, {number: list(outputs[:count])}]
+        return [arrays, {number: list(outputs[:count])}]
 
     def _traced(self, leaves: Sequence[Any]) -> Capture:
         return self._guard.resumed(lambda: self._retrace(leaves))
 
-    def __call__(self, leaves: Sequence[Any], within: EagerStep | None = None) -> Any:
+    def __call__(self, leaves: Sequence[Any], within: EagerStep | None = None, given: Any = None) -> Any:
         """Runs one step: puts the variables in, takes their new values back, returns the results.
 
         Args:
           leaves: the arrays of the arguments.
           within: the eager step that it is part of, which keeps what is written.
+          given: the arguments themselves as `bundled`, all of whose leaves are arrays on devices, so that `again` finds
+            the program that is compiled for them.
         """
         if DISPATCH.observers and DISPATCH.due():
-            return DISPATCH.around(self, self, self.name, leaves, within)
+            return DISPATCH.around(self, self, self.name, leaves, within, given)
         mesh = self.mesh
         if mesh is not None and mesh.peers is not None:
             mesh.entering(self.name, partial(self._collectives, leaves))
@@ -218,18 +231,60 @@ class Program:
         try:
             if within is None:
                 with updating:
-                    result = self._run(leaves, donated, self.kept, self._targets)
+                    result = self._run(leaves, donated, self.kept, self._group, given)
             else:
                 result, donated = within.operate(partial(self._part, leaves, within))
         except Grow as grow:
             with updating:
                 self._grow(grow.capture)
-            return self(leaves, within)
+            return self(leaves, within, given)
+        return self._finished(result, donated)
+
+    @property
+    def repeats(self) -> bool:
+        """True if `again` can run steps of the program."""
+        alone = self.mesh is None or self.mesh.peers is None
+        plain = not (self._central or self._needs_home or self._donated_leaves)
+        return alone and plain and hasattr(self._jitted, "_cache_size") and not traced_reads.active
+
+    def again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs one step of a program that `repeats`, without any Python that is not needed.
+
+        Most steps pass here: each operation counts. What the arguments are is left to JAX, which looks for a program
+        by their structure, shapes, dtypes and places; of all else a flag tells that it has not changed.
+
+        Raises:
+          Unknown: JAX knows no program for the arguments, or the step is not as usual; nothing has happened.
+        """
+        if DISPATCH.observers or traced_reads.active or (self._special and self._must_prepare()):
+            raise Unknown
+        group, guard = self._group, self._sentry
+        with updating:
+            if not group.whole:
+                group.gather(self.donated)
+            if lent and not lent.isdisjoint(self._donated_ids):
+                undisturbed(prepare_donation, self.donated)
+            guard.seen = False
+            read = arrays_of(self.kept) if self.kept else []
+            given = bundled(args, kwargs) if kwargs else args
+            group.inputs = (group._data[0], read, given, guard)  # pyright: ignore[reportPrivateUsage]
+            try:
+                next(self._steps)
+            finally:
+                group.inputs = None  # the arguments may be large
+            result = group._data.pop()  # pyright: ignore[reportPrivateUsage]
+        if type(result) is tuple and not self._throttles and not self._constants:
+            return result[0]
+        return self._finished(result, self.donated)
+
+    def _finished(self, result: Any, donated: Sequence[StoredArray]) -> Any:
+        """The results of a step as the function gives them, once there may be one more step in flight."""
         if type(result) is tuple:
             (result,) = result
         else:
             ((number, flat),) = result.items()
             result = self._trees[number].unflatten(flat)
+        mesh = self.mesh
         if self._throttles and mesh is not None:
             mesh.throttle(partial(_computed, result, donated, of_result=mesh.peers is not None))
         return jax.tree.map(_unwrapped, result, is_leaf=is_constant) if self._constants else result
@@ -241,7 +296,7 @@ class Program:
             kept = [within.slot(variable, written=False) for variable in self.kept]
             for variable in self.donated:
                 within.changed(variable)
-            return self._run(leaves, donated, kept, [*donated, self._outcome]), donated
+            return self._run(leaves, donated, kept, Group()), donated
 
     def _collectives(self, leaves: Sequence[Any]) -> list[str]:
         """Describes the program, for workers to compare: its arguments and its collectives."""
@@ -253,36 +308,34 @@ class Program:
         leaves: Sequence[Any],
         donated: Sequence[StoredArray],
         kept: Sequence[StoredArray],
-        targets: Sequence[Slot],
+        group: Group,
+        given: Any = None,
     ) -> Any:
-        """Calls the program with the arrays of `donated` and `kept`, binds the new ones, and returns its results.
-
-        Every step passes here: each operation counts, and the underscores save a call a variable.
-        """
-        # Taken out of the common path by flags: only programs in the making, and those with variables of no strategy
-        # beside some that lie on several devices.
-        if self._special and (self._growing is not None or self.mesh is not None or self._copied_to_all):
+        """Calls the program with the arrays of `donated` and `kept`, binds the new ones, and returns its results."""
+        if self._must_prepare():
             self._prepare(donated, kept)
         if lent and (donated is not self.donated or not lent.isdisjoint(self._donated_ids)):
             undisturbed(prepare_donation, donated)  # it takes locks that saves wait for
-        old = [slot._data for slot in donated]  # pyright: ignore[reportPrivateUsage]
-        read = [slot._data for slot in kept]  # pyright: ignore[reportPrivateUsage]
-        guard, outcome = self._guard, self._outcome
-        inputs = self._divided(old, read, leaves) if self._donated_leaves else (old, read, leaves, guard)
+        if not group.whole:
+            group.gather(donated)
+        guard = self._guard
+        read = arrays_of(kept)
+        if self._donated_leaves:
+            inputs = self._divided(group.arrays, read, leaves)
+        else:
+            inputs = (group.arrays, read, [*leaves] if given is None else given, guard)
         guard.seen = False
-        # The program is called by `replace`, as it takes the first array: nothing may come between the two.
-        calls = starmap(self._jitted, (inputs,))
+        # The program is called by `replace`, as it takes what there is to bind: nothing may come between the two.
+        call = map(set_slot, (group,), starmap(self._jitted, (inputs,)))
         try:
             if self._needs_home or traced_reads.active:
                 if donated is self.donated and not traced_reads.stored.isdisjoint(self._donated_ids):
                     traced_reads.renew(self.donated[0])
                 home = jax.default_device(self._home.devices[0]) if self._needs_home and self._home else nullcontext()
                 with home, traced_reads.steady():  # as if no kept function had read a variable
-                    replace(map(set_slot, targets, _flattened(calls)))
-            elif len(targets) < _MANY:
-                replace(map(set_slot, targets, _flattened(calls)))
+                    replace(call)
             else:
-                replace_many(targets, calls)
+                replace(call)
         # JAX refuses arrays of other devices before anything is given up. Asking each argument first would cost every
         # step what only the first one, or a wrong one, needs.
         except ValueError:
@@ -290,15 +343,17 @@ class Program:
             moved = self._moved_to_program_devices(leaves, self._unplaced_of(donated, kept))
             if moved is None:
                 raise
-            return self._run(moved, donated, kept, targets)
+            return self._run(moved, donated, kept, group)
         finally:
             if guard.deferral is not None:
                 if guard.broken and not self._central:
                     self._compile_anew()  # JAX would call a program that it could not finish through Python for ever
                 guard.release()
-        result: Any = outcome._data  # pyright: ignore[reportPrivateUsage]
-        outcome._data = None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-        return result
+        return group._data.pop()  # pyright: ignore[reportPrivateUsage]
+
+    def _must_prepare(self) -> bool:
+        """True of programs in the making, and of those with variables of no strategy beside some on several devices."""
+        return self._special and (self._growing is not None or self.mesh is not None or bool(self._copied_to_all))
 
     def _prepare(self, donated: Sequence[StoredArray], kept: Sequence[StoredArray]) -> None:
         """Prepares a step of a program that is being made for more variables, or that has some of no strategy."""
@@ -397,6 +452,23 @@ def _is_plain(tree: Nest) -> bool:
     if node is None or node[0] is type(None):
         return True
     return node[0] in (tuple, list, dict) and all(_is_plain(child) for child in tree.children())
+
+
+_flatten = default_registry.flatten
+"""`tree_flatten` without the Python around it."""
+
+
+def bundled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call's arguments as one nest, from whose structure it is seen which have been given by name."""
+    return {"": args, **kwargs} if kwargs else args
+
+
+def _unbundled(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of which `bundled` has made `given`."""
+    if type(given) is tuple:
+        return given, {}
+    kwargs = dict(given)
+    return kwargs.pop(""), kwargs
 
 
 def _unwrapped(value: Numeric) -> Any:

@@ -78,4 +78,4 @@ _CONTEXT = Context(_DEFAULT, ReplicaContext(_DEFAULT, 0), EAGER)
 
 def install() -> None:
     """Makes the default strategy what holds outside every scope."""
-    fallback.make = lambda: _CONTEXT
+    fallback.make, fallback.context = lambda: _CONTEXT, _CONTEXT

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+# What a variable's slot holds is known in this module alone.
+# pyright: reportPrivateUsage=false
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from itertools import chain
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -23,48 +23,85 @@ updating = threading.RLock()
 
 
 class Slot:
-    """A place for an array, or for what a step gives besides arrays."""
+    """A place for an array, or for what a step gives."""
 
-    # A slot is read and written faster than an attribute in a dictionary; every step does both for every variable.
+    # What is in a slot is replaced without any Python; see `set_slot`.
     __slots__ = ("_data",)
 
-    _data: jax.Array
+    _data: Any
 
 
-set_slot: Callable[[Slot, jax.Array], None] = Slot._data.__set__  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownVariableType]
-"""Puts an array into a slot, without any Python."""
+set_slot: Callable[[Slot, Any], None] = Slot._data.__set__  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownVariableType]
+"""Puts something into a slot, without any Python."""
 
 replace: Callable[[Iterable[None]], None] = deque[None](maxlen=0).extend
 """Goes through `map(set_slot, slots, arrays)`: puts all arrays into their slots in one call of C.
 
 No signal's handler runs in it. Where `arrays` is an iterator of C that calls a compiled program, the program is called
-in the same one.
+in the same one. What is put into a variable's slot takes it out of its group: `release` it before.
 """
 
 
-_content = attrgetter("_data")
+class Group(Slot):
+    """The arrays of all variables that one program writes, in the list that the program has given them in.
 
-
-def replace_many(slots: Sequence[Slot], calls: Iterator[Sequence[jax.Array]]) -> None:
-    """Puts arrays into many slots in a loop of Python, which is faster; one call of C ends it if it is cut short.
-
-    Args:
-      slots: where the arrays go.
-      calls: an iterator of C that gives all of them at once.
+    The program takes the list and gives the next one: a step need not look at the variables, each of which holds its
+    `Place` in the group. The slot holds what the program has given: the list, and behind it the step's results.
     """
-    given = Slot()
-    given._data = None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-    rest = map(set_slot, slots, chain.from_iterable(map(_content, (given,))))
-    try:
-        replace(map(set_slot, (given,), calls))  # pyright: ignore[reportArgumentType]
-        arrays: Any = given._data  # pyright: ignore[reportPrivateUsage]
-        for slot, array in zip(slots, arrays, strict=True):
-            slot._data = array  # pyright: ignore[reportPrivateUsage]
-    except BaseException:
-        # Nothing is called before this: a second signal is heard when all is in place.
-        if given._data is not None:  # pyright: ignore[reportPrivateUsage, reportUnnecessaryComparison]
-            replace(rest)
-        raise
+
+    __slots__ = ("_places", "inputs", "whole")
+
+    def __init__(self) -> None:
+        self._data = [[]]
+        self._places: list[Place] = []
+        self.inputs: tuple[Any, ...] | None = None
+        """What the program is being called with."""
+        self.whole = False
+        """True if the list is of the program's variables, all of them; False once another program has taken one."""
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The arrays, in the order of the program's variables."""
+        return self._data[0]
+
+    def gather(self, variables: Sequence[StoredArray]) -> None:
+        """Takes the arrays of variables in, from the groups that they are in now; `updating` is to be held."""
+        # Wherever a signal ends this, each variable holds its array, or a place where its array lies.
+        release(variables)
+        self._data = [arrays_of(variables)]
+        if len(self._places) != len(variables):
+            self._places = [Place(self, index) for index in range(len(variables))]
+        for variable, place in zip(variables, self._places, strict=True):
+            variable._data = place
+        self.whole = True
+
+
+class Place:
+    """The place of a variable's array in a group."""
+
+    __slots__ = ("group", "index")
+
+    def __init__(self, group: Group, index: int) -> None:
+        self.group, self.index = group, index
+
+
+def release(variables: Iterable[StoredArray]) -> None:
+    """Gives variables their arrays back, out of the groups that they are in; `updating` is to be held."""
+    for variable in variables:
+        held = variable._data
+        if type(held) is Place:
+            held.group.whole = False
+            arrays = held.group.arrays
+            variable._data = arrays[held.index]
+            arrays[held.index] = None
+
+
+def arrays_of(variables: Iterable[StoredArray]) -> list[Any]:
+    """The stored arrays of variables."""
+    # Written out, as programs that only read variables do this at every step.
+    return [
+        held if type(held := variable._data) is not Place else held.group._data[0][held.index] for variable in variables
+    ]
 
 
 class StoredArray(Slot):
@@ -75,29 +112,37 @@ class StoredArray(Slot):
     @property
     def stored(self) -> jax.Array:
         """The stored global array, to ask for its shape or placement only: a later step may donate it."""
-        return self._data
+        held = self._data
+        return held.group.arrays[held.index] if type(held) is Place else held
 
     def peek(self) -> jax.Array:
         """The stored global array, remembered as lent so that a later step copies it before donating it."""
         with updating:
             lend(id(self))
-            return self._data
+            return self.stored
 
     def lease(self) -> Lease:
         """Lends the stored global array for a while, to be read in another thread."""
         with updating:
-            return lease(id(self), self._data)
+            return lease(id(self), self.stored)
 
     def bind(self, array: jax.Array) -> None:
         """Replaces the stored global array by one that nobody else holds."""
         with updating:
             if id(self) in traced_reads.stored:
                 traced_reads.renew(self)
-            self._data = array
+            held = getattr(self, "_data", None)
+            if type(held) is Place:
+                held.group.arrays[held.index] = array
+            else:
+                self._data = array
             if id(self) in lent:
                 recall(id(self))
 
     def __del__(self) -> None:
+        held = getattr(self, "_data", None)
+        if Place is not None and type(held) is Place:  # pyright: ignore[reportUnnecessaryComparison] (None at shutdown)
+            held.group.arrays[held.index] = None  # the group may live on
         forget = recall
         if forget is not None and id(self) in lent:  # pyright: ignore[reportUnnecessaryComparison] (None at shutdown)
             forget(id(self))

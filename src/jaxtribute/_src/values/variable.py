@@ -167,7 +167,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         context = self._context()
         seen = context.executor.local and not context.executor.traced and context.replica is not None
         seen = seen and self._policy.parameter_device is None
-        devices = (context.executor.get(self) if seen else self._data).devices()
+        devices = (context.executor.get(self) if seen else self.stored).devices()
         order = self._policy.mesh.devices if self._policy.mesh is not None else ()
         return device_name(next((device for device in order if device in devices), next(iter(devices))))
 
@@ -235,7 +235,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         """Has the variable stored by a policy that differs from its own in the layout alone."""
         if policy.where is not None:
             self._policy = policy
-            self.bind(put(self._data, policy.where))
+            self.bind(put(self.stored, policy.where))
 
     def distributed(self) -> Any:
         """The variable as a `Mirrored` or `PerReplica` value, or as an array where there is one copy."""

@@ -130,7 +130,7 @@ class Plan:
         for upload in self._next:
             known = [outputs[place] for place in upload.places]
             upload.remember(known, values[upload, "next"] if upload.packed else known[0])
-        return [*outputs[: self._count], self._tree.unflatten(outputs[self._count :])]
+        return [outputs[: self._count], self._tree.unflatten(outputs[self._count :])]
 
     def _moved(self, value: Numeric, up: bool) -> Any:
         return jax.device_put(value, self._mesh.replicated) if up else on_device(value, self._device)

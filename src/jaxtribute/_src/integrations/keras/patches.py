@@ -314,7 +314,9 @@ PATCHES = (
         synchronizable,
         "a scope takes synchronized=True, which Keras has for TensorFlow alone",
     ),
-    Patch(internals.Functional, ("_assert_input_compatibility",), unchecked, "a model of strings takes single examples"),
+    Patch(
+        internals.Functional, ("_assert_input_compatibility",), unchecked, "a model of strings takes single examples"
+    ),
     Patch(internals.Functional, ("_standardize_inputs",), host_inputs, "JAX has no strings: they stay on the host"),
     Patch(keras.optimizers.Optimizer, ("stateless_apply",), whole_batch_gradients, _GRADIENTS),
     Patch(keras.optimizers.LossScaleOptimizer, ("stateless_apply",), whole_batch_gradients, _GRADIENTS),
