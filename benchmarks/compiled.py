@@ -22,17 +22,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxtribute as jd
 from benchmarks.peers.jax_steps import OPS, replica_step_of
 from benchmarks.problems import Problem, make
-from jaxtribute._src.tools.compiling import counted
+from jaxtribute._src.tools import hlo
 from jaxtribute._src.tools.compiling.targets import compile_for
 from jaxtribute._src.tools.compiling.topologies import topology_named
-from jaxtribute._src.tools.planning.hlo import collectives
 
 PROBLEMS = {"64-256-256-10": 256, "784-2048-2048-10": 1024, "conv": 256, "transformer": 64, "small-20": 64}
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What the compiler says of a step, on each device: operations, bytes, kernels, collectives and their bytes."""
+    """What the compiler says of a step, on each device: operations, bytes, kernels, collectives and bytes sent."""
 
     flops: float
     accessed: float
@@ -40,32 +39,32 @@ class Figures:
     scratch: int
     kernels: int
     collectives: int
-    exchanged: int
+    exchanged: float
 
 
 def figures_of_library(topology: str, train: Callable[[], Any]) -> Figures:
     """The figures of the step of a program of the library."""
     found = compile_for(topology, train)
-    exchanged = sum(one.nbytes for one in found.collectives)
+    exchanged = hlo.bytes_moved(found.text, len(found.devices))
     memory = found.held.total - found.held.code
-    kernels = counted.kernels(found.text)
+    kernels = hlo.kernels(found.text)
     return Figures(found.flops, found.traffic, memory, found.held.scratch, kernels, len(found.collectives), exchanged)
 
 
 def figures_by_hand(compiled: Any, devices: int) -> Figures:
     """The figures of what JAX has compiled for a number of devices."""
     text, held = compiled.as_text() or "", compiled.memory_analysis()
-    costs = compiled.cost_analysis() or {"flops": counted.flops(text), "bytes accessed": counted.traffic(text)}
-    sums = collectives(text, devices)
+    costs = compiled.cost_analysis() or {"flops": hlo.flops(text), "bytes accessed": hlo.traffic(text)}
+    sums = hlo.collectives(text, devices)
     kept = held.argument_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
     return Figures(
         float(costs["flops"]),
         float(costs["bytes accessed"]),
         kept + held.temp_size_in_bytes,
         held.temp_size_in_bytes,
-        counted.kernels(text),
+        hlo.kernels(text),
         len(sums),
-        sum(one.nbytes for one in sums),
+        hlo.bytes_moved(text, devices),
     )
 
 

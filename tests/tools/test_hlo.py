@@ -18,6 +18,10 @@ LINES = {
     ),
     "  %r = f32[16]{0} all-reduce-start(%x), channel_id=2": Collective("all-reduce", (64,), asynchronous=True),
     "  %r = f64[2,3]{1,0} reduce-scatter(%x), dimensions={0}": Collective("reduce-scatter", (96,)),
+    '  %r = f32[16]{0} all-reduce-start(%x), backend_config={"is_sync":true}': Collective("all-reduce", (64,)),
+    "  %s = f32[4]{0} reduce-scatter(%x), replica_groups=[1,4]<=[4]": Collective(
+        "reduce-scatter", (64,), groups=((0, 1, 2, 3),)
+    ),
     "  %p = pred[8]{0} collective-permute(%x)": Collective("collective-permute", (8,)),
     "  %a = f8e4m3fn[10]{0} all-to-all(%x)": Collective("all-to-all", (10,)),
 }
@@ -117,6 +121,40 @@ def entry(*lines: str) -> str:
 def test_a_sum_goes_round_its_group_twice(groups: str, size: int) -> None:
     text = entry(REDUCED.replace("GROUPS", groups))
     assert bytes_moved(text, 4) == 2 * 8 * 4 * 4 * (size - 1) / size
+
+
+@pytest.mark.parametrize(
+    ("written", "groups"),
+    [
+        ("replica_groups={{0,2},{1,3}}", ((0, 2),)),
+        ("replica_groups=[2,4]<=[8]", ((0, 1, 2, 3),)),
+        ("replica_groups=[4,2]<=[2,4]T(1,0)", ((0, 4),)),
+        ("replica_groups=[2,4]<=[2,2,2]T(1,0,2)", ((0, 1, 4, 5),)),
+        ("replica_groups=mesh['a'=2,'b'=4] {'a'}", ((0, 4),)),
+        ("replica_groups=mesh['a'=2,'b'=4] {'b'}", ((0, 1, 2, 3),)),
+        ("replica_groups=mesh['a'=8] {'a':(1)2}", ((0, 4),)),
+        ("replica_groups=mesh['a'=8] {'a':(2)2}", ((0, 2),)),
+        ("replica_groups={}", ()),
+        ("source_target_pairs={{0,1},{1,0},{3,2}}", ((0, 1), (1, 0), (3, 2))),
+    ],
+)
+def test_who_takes_part(written: str, groups: tuple[tuple[int, ...], ...]) -> None:
+    (found,) = collectives(f"  %r = f32[8,4]{{1,0}} all-reduce(%x), channel_id=1, {written}, to_apply=%add", 8)
+    assert found.groups == groups
+
+
+@pytest.mark.parametrize(("axes", "group"), [(("a",), (0, 4)), (("b",), (0, 1, 2, 3))])
+def test_who_takes_part_in_a_real_program(axes: tuple[str, ...], group: tuple[int, ...]) -> None:
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("a", "b"))
+
+    def summed(x: jax.Array) -> jax.Array:
+        return jax.lax.psum(x, axes)
+
+    split, whole = PartitionSpec("a", "b"), PartitionSpec()
+    program = jax.jit(jax.shard_map(summed, mesh=mesh, in_specs=split, out_specs=whole, check_vma=False))
+    text = program.lower(jax.ShapeDtypeStruct((8, 8), jnp.float32)).compile().as_text() or ""
+    (found,) = collectives(text, 8)
+    assert found.groups == (group,)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from jax.experimental import topologies as jax_topologies
 
 from jaxtribute._src.tools.compiling import gpus, topologies, tpus
 from jaxtribute._src.tools.compiling.topologies import Topology, check_topology, ladder, topology_named
+from jaxtribute._src.tools.hlo import Collective
 from jaxtribute._src.tools.planning.kinds import DEVICES, link_named
 from jaxtribute.errors import ArgumentError, MissingLibraryError
 
@@ -65,12 +66,22 @@ def test_the_table_grows_fourfold_and_has_what_was_asked_for() -> None:
     assert ladder(described("v5e:4x8", "tpu-v5e", 4, 8), 64) == ["v5e:1x1", "v5e:2x2", "v5e:4x4", "v5e:4x8", "v5e:8x8"]
 
 
-def test_between_hosts_of_gpus_there_is_another_link() -> None:
-    gpu, tpu = described("h100:2x8", "h100", 2, 8, "infiniband-ndr"), described("v5e:4x4", "tpu-v5e", 4, 4)
-    cluster = gpu.cluster(16)
-    assert (cluster.hosts, cluster.devices, cluster.link.name) == (2, 8, "infiniband-ndr")
-    assert (gpu.cluster(4).hosts, gpu.cluster(4).devices) == (1, 4)
-    assert (tpu.cluster(16).hosts, tpu.cluster(16).devices) == (1, 16)
+@pytest.mark.parametrize(
+    ("groups", "hosts", "each"),
+    [
+        ((), 2, 8),
+        ((tuple(range(8)),), 1, 8),
+        ((tuple(range(0, 16, 4)),), 2, 2),
+        (((0, 1), (7, 8)), 2, 1),
+        (((0, 1), (1, 0)), 1, 2),
+    ],
+)
+def test_between_hosts_of_gpus_there_is_another_link(groups: Any, hosts: int, each: int) -> None:
+    gpu, tpu = described("h100:2x8", "h100", 2, 8, "infiniband-ndr"), described("v5e:4x4", "tpu-v5e", 2, 8)
+    found = gpu.among(Collective("all-reduce", (4,), groups=groups), gpu.devices)
+    assert (found.hosts, found.devices, found.link.name) == (hosts, each, "infiniband-ndr")
+    # A slice's links reach all its chips.
+    assert tpu.among(Collective("all-reduce", (4,), groups=groups), tpu.devices).hosts == 1
 
 
 @pytest.mark.usefixtures("compilers")

@@ -1,4 +1,4 @@
-"""A compiled program's text, read: its collectives, the bytes that they move, and its passes over memory.
+"""A compiled program's text, read: collectives, the bytes that they move, passes over memory, operations, kernels.
 
 XLA's text is no interface: a line that is not understood counts as nothing.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Generator
 from dataclasses import dataclass, field
+
+import numpy as np
 
 _OPERATION = re.compile(
     r"= (?P<shape>.+?) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
@@ -22,15 +25,31 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?(?P<name>%?[\w.-]+) \(.*\{$")
 # The ways in which XLA writes the devices among which a collective goes on: listed, counted, or by axes of a mesh.
-_LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
-_COUNTED = re.compile(r"replica_groups=\[\d+,(\d+)\]")
+_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}")
+_COUNTED = re.compile(r"replica_groups=\[\d+,(?P<size>\d+)\]<=\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?")
 _NAMED = re.compile(r"replica_groups=mesh\[(?P<axes>[^\]]*)\] \{(?P<names>[^}]*)\}")
 _AXIS = re.compile(r"'([^']+)'=(\d+)")
-_PART = re.compile(r"'([^']+)'(?::\(\d+\)(\d+))?")
+_PART = re.compile(r"'(?P<axis>[^']+)'(?::\((?P<before>\d+)\)(?P<size>\d+))?")
+_IN_TURN = '"is_sync":true'
+"""The mark of a GPU's collective that is begun and waited for in one, though written as two."""
+_CONTRACTED = re.compile(r'lhs_contracting_d(?:ims=\{|imensions":\[)(?P<dims>["\d,]*)')
+_KERNEL = re.compile(r"dim_labels=\w+_(?P<labels>\w+)->")
+_TARGET = re.compile(r'custom_call_target="(?P<name>[^"]+)"')
+# Of a backward convolution the forward one's result is an operand, and of that of kernels the kernel is the result.
+_CONVOLUTIONS = {
+    "__cudnn$convForward": (0, 2),
+    "__cudnn$convBiasActivationForward": (0, 2),
+    "__cudnn$convBackwardInput": (1, 2),
+    "__cudnn$convBackwardFilter": (2, 0),
+}
+
 # Instructions that move no bytes.
 _FREE = frozenset({"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "partition-id"})
 _PRODUCT = re.compile(r" (?:dot|convolution|custom-call)\(")
 _BITS = re.compile(r"[a-z]+(\d+)")
+
+
+Dims = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +61,14 @@ class Collective:
       parts: bytes of each of its results on one device, of its operands for a reduce-scatter; XLA joins small ones
         into one operation.
       asynchronous: whether other operations run beside it.
+      groups: devices that exchange data with each other, by their places in the program: the first of equal groups, or
+        all pairs of a permutation; empty for all devices.
     """
 
     kind: str
     parts: tuple[int, ...]
     asynchronous: bool = False
+    groups: tuple[tuple[int, ...], ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -54,7 +76,7 @@ class Collective:
         return sum(self.parts)
 
 
-def collectives(text: str, replicas: int) -> tuple[Collective, ...]:
+def collectives(text: str, devices: int) -> tuple[Collective, ...]:
     """The collectives of a program on so many devices, from its HLO text; one inside a loop counts once."""
     found: list[Collective] = []
     chains: set[tuple[str, str]] = set()
@@ -71,9 +93,11 @@ def collectives(text: str, replicas: int) -> tuple[Collective, ...]:
             if "-start(" in line and len(arrays) > 1:
                 arrays = arrays[len(arrays) // 2 :]  # an asynchronous one lists its operands first
             # The text has the result, which is one part; what travels is the operand, as large as all parts.
-            times = replicas if match["kind"] == "reduce-scatter" else 1
-            beside = chain is not None or "-start(" in line
-            found.append(Collective(match["kind"], tuple(nbytes * times for nbytes in arrays), beside))
+            groups = _groups(line)
+            among = len(groups[0]) if groups else devices
+            times = among if match["kind"] == "reduce-scatter" else 1
+            beside = chain is not None or ("-start(" in line and _IN_TURN not in line)
+            found.append(Collective(match["kind"], tuple(nbytes * times for nbytes in arrays), beside, groups))
     return tuple(found)
 
 
@@ -105,6 +129,84 @@ def passes(text: str) -> tuple[int, ...]:
             operands = (shapes.get(name, 0) for name in _OPERAND.findall(read))
             found.append(shapes[match["name"]] + sum(operands))
     return tuple(found)
+
+
+def flops(text: str) -> float:
+    """Operations of the products and convolutions of a program, on one device: two for each pair of factors.
+
+    Those inside of fusions and those that cuBLAS and cuDNN compute are counted; one inside a loop counts once. What
+    else a program computes is not: on accelerators memory bounds it.
+    """
+    shapes: dict[str, Dims] = {}
+    found = 0.0
+    for line in text.splitlines():
+        if _COMPUTATION.match(line):
+            shapes = {}
+        match = _INSTRUCTION.match(line)
+        if match is None:
+            continue
+        results = [_dims(one["dims"]) for one in _ARRAY.finditer(match["shape"])]
+        shapes[match["name"]] = results[0] if results else ()
+        operands = [shapes.get(name, ()) for name in _OPERAND.findall(match["rest"].partition(")")[0])]
+        found += _operations(match["kind"], line, [shapes[match["name"]], *operands])
+    return found
+
+
+def traffic(text: str) -> float:
+    """Bytes that the instructions of a program read and write, on one device; what a fusion keeps inside is no traffic.
+
+    One inside a loop counts once.
+    """
+    sizes: dict[str, float] = {}
+    found = 0.0
+    for match in _entry(text):
+        sizes[match["name"]] = sum(_nbytes(one["dtype"], one["dims"]) for one in _ARRAY.finditer(match["shape"]))
+        if _works(match["kind"]):
+            read = _OPERAND.findall(match["rest"].partition(")")[0])
+            found += sizes[match["name"]] + sum(sizes.get(name, 0.0) for name in read)
+    return found
+
+
+def kernels(text: str) -> int:
+    """The number of instructions of a program that compute, copy or exchange something, apart from those in loops."""
+    return sum(_works(match["kind"]) for match in _entry(text))
+
+
+def _entry(text: str) -> Generator[re.Match[str]]:
+    """The instructions of a program outside of the computations that it calls."""
+    inside = False
+    for line in text.splitlines():
+        opened = _COMPUTATION.match(line)
+        if opened is not None:
+            inside = opened["entry"] is not None
+        match = _INSTRUCTION.match(line) if inside else None
+        if match is not None:
+            yield match
+
+
+def _works(kind: str) -> bool:
+    """True if an instruction of that kind does something: it names no value, and ends nothing that another began."""
+    return kind not in _FREE and not kind.endswith("-done")
+
+
+def _operations(kind: str, line: str, arrays: list[Dims]) -> float:
+    """Operations of one instruction whose result and operands have these shapes."""
+    target = _TARGET.search(line) if kind == "custom-call" else None
+    name = "" if target is None else target["name"]
+    if kind == "convolution" or name in _CONVOLUTIONS:
+        result, kernel = _CONVOLUTIONS.get(name, (0, 2))
+        labels = _KERNEL.search(line)
+        if labels is None or max(result, kernel) >= len(arrays):
+            return 0.0
+        outputs = arrays[kernel][labels["labels"].index("o")]
+        return 2.0 * math.prod(arrays[result]) * math.prod(arrays[kernel]) / max(outputs, 1)
+    if kind == "dot" or name.startswith("__cublas$"):
+        contracted = _CONTRACTED.search(line)
+        axes = _dims(contracted["dims"].replace('"', "")) if contracted is not None else ()
+        if len(arrays) < 2 or any(axis >= len(arrays[1]) for axis in axes):
+            return 0.0
+        return 2.0 * math.prod(arrays[0]) * math.prod(arrays[1][axis] for axis in axes)
+    return 0.0
 
 
 @dataclass
@@ -156,32 +258,57 @@ def _sent(line: str, devices: int) -> float:
     """Bytes that a device sends for the collective of a line, if it is one."""
     if "replica_groups=" not in line and "source_target_pairs=" not in line:
         return 0.0
-    group = _group(line, devices)
     sent = 0.0
-    for one in collectives(line, group):
+    for one in collectives(line, devices):
+        among = len(one.groups[0]) if one.groups else devices
         if one.kind == "collective-permute":
             sent += one.nbytes
         else:
             rounds = 2 if one.kind == "all-reduce" else 1
-            sent += rounds * one.nbytes * (group - 1) / group
+            sent += rounds * one.nbytes * (among - 1) / among
     return sent
 
 
-def _group(line: str, devices: int) -> int:
-    """The number of devices among which a collective goes on."""
+def _groups(line: str) -> tuple[tuple[int, ...], ...]:
+    """The devices among which a collective goes on: its first group, or all pairs; empty for all devices."""
     listed = _LISTED.search(line)
     if listed is not None:
-        return len(listed[1].split(","))
+        found = tuple(tuple(int(one) for one in part.split(",")) for part in listed[1].strip("{}").split("},{") if part)
+        return found if "source_target_pairs=" in line else found[:1]
     counted = _COUNTED.search(line)
     if counted is not None:
-        return int(counted[1])
+        dims = [int(size) for size in counted["dims"].split(",")]
+        places = np.arange(math.prod(dims)).reshape(dims)
+        if counted["order"]:
+            places = places.transpose([int(axis) for axis in counted["order"].split(",")])
+        return (tuple(places.reshape(-1)[: int(counted["size"])].tolist()),)
     named = _NAMED.search(line)
-    if named is not None:
-        sizes = {name: int(size) for name, size in _AXIS.findall(named["axes"])}
-        return math.prod(int(part) if part else sizes[name] for name, part in _PART.findall(named["names"]))
-    return devices
+    return () if named is None else (_along(named["axes"], named["names"]),)
+
+
+def _along(axes: str, names: str) -> tuple[int, ...]:
+    """The devices of the first group along some of a mesh's axes, or along parts of them."""
+    sizes = {name: int(size) for name, size in _AXIS.findall(axes)}
+    parts = {part["axis"]: part for part in _PART.finditer(names)}
+    dims: list[int] = []
+    chosen: list[int | slice] = []
+    for axis, size in sizes.items():
+        part = parts.get(axis)
+        within = 1 if part is None else int(part["size"] or size)
+        before = 1 if part is None else int(part["before"] or 1)
+        dims += [
+            before,
+            within,
+            size // before // within,
+        ]  # an axis is what comes before a part, the part, and the rest
+        chosen += [0, slice(None), 0]
+    return tuple(np.arange(math.prod(dims)).reshape(dims)[tuple(chosen)].reshape(-1).tolist())
+
+
+def _dims(text: str) -> Dims:
+    return tuple(int(size) for size in text.split(",") if size)
 
 
 def _nbytes(dtype: str, dims: str) -> int:
     bits = 8 if dtype == "pred" else int((_BITS.match(dtype) or ["", "32"])[1])
-    return math.prod(int(size) for size in dims.split(",") if size) * max(bits // 8, 1)
+    return math.prod(_dims(dims)) * max(bits // 8, 1)

@@ -33,10 +33,21 @@ _NAMES = {
 
 def as_dict(step: CompiledStep) -> dict[str, Any]:
     """A `CompiledStep` as values that JSON can hold, without the program's text."""
-    exchanged = [
-        {"kind": one.kind, "bytes": one.nbytes, "asynchronous": one.asynchronous, "arrays": len(one.parts)}
-        for one in step.collectives
-    ]
+    exchanged: list[dict[str, Any]] = []
+    for one in step.collectives:
+        among = step.topology.among(one, step.devices)
+        link = among.link if among.hosts > 1 else among.device.link
+        exchanged.append(
+            {
+                "kind": one.kind,
+                "bytes": one.nbytes,
+                "asynchronous": one.asynchronous,
+                "arrays": len(one.parts),
+                "devices": among.size,
+                "hosts": among.hosts,
+                "link": link.name,
+            }
+        )
     return {
         "topology": step.topology.name,
         "chip": step.topology.chip.name,
@@ -96,15 +107,17 @@ def text(one: dict[str, Any]) -> str:
 def _collectives(found: Sequence[dict[str, Any]]) -> str:
     if not found:
         return "none"
-    counts: Counter[tuple[str, bool]] = Counter()
-    sums: Counter[tuple[str, bool]] = Counter()
+    counts: Counter[tuple[str, bool, int, str]] = Counter()
+    sums: Counter[tuple[str, bool, int, str]] = Counter()
     for each in found:
-        key = each["kind"], each["asynchronous"]
+        key = each["kind"], each["asynchronous"], each["devices"], each["link"]
         counts[key] += 1
         sums[key] += each["bytes"]
     parts: list[str] = []
-    for (kind, beside), count in counts.items():
-        parts.append(f"{count} {'asynchronous ' if beside else ''}{kind} of {bytes_text(sums[kind, beside])}")
+    for key, count in counts.items():
+        kind, beside, devices, link = key
+        asynchronous = "asynchronous " if beside else ""
+        parts.append(f"{count} {asynchronous}{kind} of {bytes_text(sums[key])} among {devices:,} over {link}")
     return ", ".join(parts)
 
 

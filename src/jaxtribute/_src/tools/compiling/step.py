@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxtribute._src.tools.compiling import counted
+from jaxtribute._src.tools import hlo
 from jaxtribute._src.tools.compiling.topologies import Topology
 from jaxtribute._src.tools.hlo import Collective, collectives
 from jaxtribute._src.tools.planning.inspection import Step
@@ -66,6 +66,7 @@ class CompiledStep:
 
     Attributes:
       topology: what it was compiled for.
+      devices: those of its devices that the step runs on, in the program's order.
       replicas: how many replicas there are.
       batch: examples in the global batch, the same number on each replica; at least one on each.
       held: bytes on each device.
@@ -82,6 +83,7 @@ class CompiledStep:
     """
 
     topology: Topology
+    devices: tuple[jax.Device, ...] = field(repr=False)
     replicas: int
     batch: int
     held: Held
@@ -111,8 +113,8 @@ class CompiledStep:
         Args:
           hidden: whether those that run beside computing, or those that it waits for.
         """
-        cluster = self.topology.cluster(self.replicas)
-        return sum(collective_time(one, cluster) for one in self.collectives if one.asynchronous is hidden)
+        each = [one for one in self.collectives if one.asynchronous is hidden]
+        return sum(collective_time(one, self.topology.among(one, self.devices)) for one in each)
 
     @property
     def estimate(self) -> float:
@@ -151,8 +153,9 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
         raise _too_large(error, topology, rows * step.replicas) from error
     seconds = time.perf_counter() - start
     text = compiled.as_text()
-    costs = compiled.cost_analysis() or {"flops": counted.flops(text), "bytes accessed": counted.traffic(text)}
+    costs = compiled.cost_analysis() or {"flops": hlo.flops(text), "bytes accessed": hlo.traffic(text)}
     memory = compiled.memory_analysis()
+    devices = topology.devices[:1] if step.program.mesh is None else step.program.mesh.devices
     program, held = step.program, _held(step, rows, memory)
     if held.total > topology.chip.memory:  # the compiler of GPUs says nothing
         raise _over(held, topology, rows * step.replicas)
@@ -160,13 +163,14 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
     aliased = _aliased_outputs(text)
     return CompiledStep(
         topology=topology,
+        devices=devices,
         replicas=step.replicas,
         batch=rows * step.replicas,
         held=held,
         state=sum(_share(variable.stored) for variable in program.donated),
         donated=memory.alias_size_in_bytes,
         copied=tuple(v.name for place, v in enumerate(program.donated) if place not in aliased),
-        collectives=collectives(text, step.replicas),
+        collectives=collectives(text, len(devices)),
         host=len(_HOST.findall(text)),
         flops=max(float(costs.get("flops", 0.0)), 0.0),
         traffic=max(float(costs.get("bytes accessed", 0.0)), 0.0),

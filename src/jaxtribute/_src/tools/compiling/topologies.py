@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from jaxtribute._src.tools.compiling import gpus, tpus
+from jaxtribute._src.tools.hlo import Collective
 from jaxtribute._src.tools.planning.kinds import Device, Link, link_named
 from jaxtribute._src.tools.planning.prediction import Cluster
 from jaxtribute.errors import ArgumentError
@@ -43,11 +44,19 @@ class Topology:
         """The number of machines that the devices are attached to."""
         return len({device.process_index for device in self.devices})
 
-    def cluster(self, devices: int) -> Cluster:
-        """So many of the devices, as a model of their links takes them."""
+    def among(self, collective: Collective, devices: Sequence[jax.Device]) -> Cluster:
+        """The devices that exchange data in a collective, as a model of their links takes them.
+
+        Args:
+          collective: one of a program.
+          devices: those that the program runs on, in its order.
+        """
+        groups = collective.groups or (tuple(range(len(devices))),)
+        most = max(len(group) for group in groups)
         if self.link is self.chip.link:  # the same within hosts and between them
-            return Cluster(self.chip, 1, devices, self.link)
-        return Cluster(self.chip, self.hosts, len(self.devices) // self.hosts, self.link).with_size(devices)
+            return Cluster(self.chip, 1, most, self.link)
+        hosts = max(len({devices[place].process_index for place in group}) for group in groups)
+        return Cluster(self.chip, hosts, -(-most // hosts), self.link)
 
 
 def topology_named(name: str) -> Topology:

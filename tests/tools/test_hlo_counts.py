@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute._src.tools.compiling import counted
+from jaxtribute._src.tools import hlo
 
 
 def compiled(function: Any, *shapes: tuple[int, ...]) -> Any:
@@ -19,7 +19,7 @@ def compiled(function: Any, *shapes: tuple[int, ...]) -> Any:
 def test_products_have_two_operations_for_each_pair(sizes: tuple[int, ...]) -> None:
     batch, rows, inner, columns = (size + 1 for size in sizes)
     found = compiled(lambda a, b: jnp.einsum("brk,bkc->brc", a, b), (batch, rows, inner), (batch, inner, columns))
-    assert counted.flops(found.as_text()) == 2 * batch * rows * inner * columns
+    assert hlo.flops(found.as_text()) == 2 * batch * rows * inner * columns
 
 
 def test_a_convolution_and_its_gradients() -> None:
@@ -29,7 +29,7 @@ def test_a_convolution_and_its_gradients() -> None:
         return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout)
 
     shapes = (2, 8, 8, 3), (3, 3, 3, 5)
-    assert counted.flops(compiled(conv, *shapes).as_text()) == 2 * (2 * 8 * 8 * 5) * (3 * 3 * 3)
+    assert hlo.flops(compiled(conv, *shapes).as_text()) == 2 * (2 * 8 * 8 * 5) * (3 * 3 * 3)
 
 
 CUDA = """\
@@ -56,22 +56,22 @@ dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$convBackwardFilter"
 
 def test_calls_of_cublas_and_cudnn_are_counted() -> None:
     product, convolution = 2 * 8 * 32 * 64, 2 * (2 * 8 * 8 * 5) * (3 * 3 * 3)
-    assert counted.flops(CUDA) == product + 3 * convolution
+    assert hlo.flops(CUDA) == product + 3 * convolution
 
 
 @pytest.mark.parametrize("rows", [7, 64])
 def test_bytes_of_a_product_are_those_of_its_arrays(rows: int) -> None:
     found = compiled(jnp.matmul, (rows, 32), (32, 16))
-    assert counted.traffic(found.as_text()) == found.cost_analysis()["bytes accessed"]
-    assert counted.traffic(found.as_text()) == 4 * (rows * 32 + 32 * 16 + rows * 16)
+    assert hlo.traffic(found.as_text()) == found.cost_analysis()["bytes accessed"]
+    assert hlo.traffic(found.as_text()) == 4 * (rows * 32 + 32 * 16 + rows * 16)
 
 
 def test_each_instruction_of_the_entry_is_a_kernel() -> None:
-    assert counted.kernels(CUDA) == 5  # no names for values
+    assert hlo.kernels(CUDA) == 5  # no names for values
     found = compiled(lambda a, b: jnp.tanh(a @ b) @ b, (8, 16), (16, 16))
-    assert counted.kernels(found.as_text()) == 3
+    assert hlo.kernels(found.as_text()) == 3
 
 
 def test_a_fusion_reads_its_operands_once_and_keeps_the_rest_inside() -> None:
     found = compiled(lambda x: jnp.tanh(x) * x + jnp.exp(x), (1000,))
-    assert counted.traffic(found.as_text()) == 4 * 2000
+    assert hlo.traffic(found.as_text()) == 4 * 2000
