@@ -39,9 +39,10 @@ def standard_promotion() -> Any:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("kind", ["mirrored", "fully-sharded"])
-def test_all_state_is_donated_and_nothing_goes_to_the_host(kind: str, name: str) -> None:
-    found = jd.experimental.compile_for(TOPOLOGY, lambda: train(STRATEGIES[kind](), PROGRAMS[name]))
-    assert found.replicas == CHIPS
+@pytest.mark.parametrize(("topology", "chips"), [(TOPOLOGY, CHIPS), ("v5p:4x4x4", 64)])
+def test_all_state_is_donated_and_nothing_goes_to_the_host(topology: str, chips: int, kind: str, name: str) -> None:
+    found = jd.experimental.compile_for(topology, lambda: train(STRATEGIES[kind](), PROGRAMS[name]))
+    assert found.replicas == chips
     assert found.copied == ()
     assert found.donated >= found.state
     assert found.host == 0
