@@ -144,7 +144,7 @@ class Lease:
         self._array: jax.Array | None = array
         self._copy: HostCopy | None = None
         self.memory: SpareMemory | None = None
-        """Where a copy's memory comes from, and goes to; new memory by default."""
+        """Source of a copy's memory, which it goes back to; new memory by default."""
         self._key = key
         self._taken = False
         self._lock = threading.Lock()
