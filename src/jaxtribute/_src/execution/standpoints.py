@@ -174,6 +174,7 @@ class InReplica(AcrossReplicas):
         if policy.writes is Writes.OWN:
             return policy.written_by_one(value, variable)
         if policy.writes is Writes.TOGETHER:
+            # Of one replica nothing is combined, and its value is brought to where the variable lies.
             return policy.admit(_combined(executor, variable, value, update))
         # There is one copy, and each replica writes it in turn: what they add adds up, the last assignment stays.
         value = coerce(variable, value)
@@ -221,6 +222,7 @@ class PythonInReplica(InReplica):
     def write(self, executor: Executor, variable: Variable, value: Numeric, update: Update, as_replica: bool) -> None:
         """Applies a write; one array on a device of its own is written once for all replicas, where it lies."""
         policy = variable.policy
+        # A tracer cannot be handed to a `merge_call`, but an all-reduce can be differentiated.
         if policy.parameter_device is None or isinstance(value, Tracer):
             super().write(executor, variable, value, update, as_replica)
             return
