@@ -90,15 +90,16 @@ def test_memory_goes_to_the_system_when_it_needs_it_though_somebody_keeps_the_ar
 
 def test_memory_is_used_again_by_copies_of_the_same_size_and_let_go_by_others() -> None:
     array = jnp.arange(MB, dtype=jnp.float32)
-    (first,) = copies.copied([array])
+    memory = copies.SpareMemory()
+    (first,) = copies.copied([array], [memory])
     first.free()
-    second, third = copies.copied([array + 1, array])
+    second, third = copies.copied([array + 1, array], [memory, memory])
     assert second.memory[0] is first.memory[0]
     assert third.memory[0] is not first.memory[0]
     np.testing.assert_array_equal(second.array(), np.asarray(array) + 1)
     np.testing.assert_array_equal(third.array(), np.asarray(array))
     second.free()
-    (other,) = copies.copied([array[1:]])
+    (other,) = copies.copied([array[1:]], [memory])
     other.free()
-    (fourth,) = copies.copied([array])
+    (fourth,) = copies.copied([array], [memory])
     assert fourth.memory[0] is not second.memory[0]

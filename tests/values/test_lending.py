@@ -155,10 +155,10 @@ def test_a_save_that_comes_to_an_array_while_it_is_copied_gets_the_copy(monkeypa
     lease, array = variable.lease(), variable.stored
     thread = threading.Thread(target=lambda: found.append(lease.take()))
 
-    def copied(arrays: Sequence[jax.Array]) -> list[copies.HostCopy]:
+    def copied(arrays: Sequence[jax.Array], spares: Sequence[copies.SpareMemory]) -> list[copies.HostCopy]:
         thread.start()
         thread.join(0.2)  # it would be through by now if nothing kept it
-        return copy_all(arrays)
+        return copy_all(arrays, spares)
 
     monkeypatch.setattr(copies, "copied", copied)
     assert donation(variable) is array

@@ -20,6 +20,7 @@ from jaxtribute._src.checkpoint.owner import Owner
 from jaxtribute._src.checkpoint.restoring import Restore, mismatch
 from jaxtribute._src.observers import FLUSH, RESTORE, SAVE, observed
 from jaxtribute._src.types import Foreign, Nest
+from jaxtribute._src.values.copies import SpareMemory
 from jaxtribute._src.values.stored import updating
 from jaxtribute.errors import ArgumentError, CheckpointError, ContextError
 
@@ -85,6 +86,7 @@ class Checkpoint:
         # Past this class's own `__setattr__`, which takes any name for that of a trackable.
         object.__setattr__(self, "_trackables", {})
         object.__setattr__(self, "_background", Background())
+        object.__setattr__(self, "_memory", SpareMemory())
         object.__setattr__(self, "_counts", dict.fromkeys(_COUNTERS, 0))
         object.__setattr__(self, "_channel", None)
         for name, value in trackables.items():
@@ -92,6 +94,7 @@ class Checkpoint:
 
     _trackables: dict[str, Any]
     _background: Background
+    _memory: SpareMemory
     _counts: dict[str, int]
     _channel: SaveChannel | None
 
@@ -178,7 +181,7 @@ class Checkpoint:
         found, channel = self._found(), self._agreeing()
         positions = {name: _position(name, iterator) for name, iterator in found.iterators.items()}
         with updating:  # no step in between: all values are of one moment
-            specs, leaves = found.snapshots()  # a function of its own: see interrupts
+            specs, leaves = found.snapshots(self._memory)  # a function of its own: see interrupts
         description = Description.of(specs, positions, channel.cluster.workers if channel else 1)
         # Still in the thread that trains: no step can come before what is written first is taken.
         arrays.begin(leaves)

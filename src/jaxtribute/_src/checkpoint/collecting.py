@@ -16,6 +16,7 @@ from jaxtribute._src.checkpoint.models import Key, adapter_of, slot_key
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.optimizer.optimizer import Optimizer
 from jaxtribute._src.types import Foreign, HostArray, Nest
+from jaxtribute._src.values.copies import SpareMemory
 from jaxtribute._src.values.stored import Lease
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
@@ -38,14 +39,20 @@ class Contents:
     iterators: dict[str, Any] = field(default_factory=dict[str, Any])
     rebuilds: list[Callable[[], Callable[[], None]]] = field(default_factory=list[Callable[[], Callable[[], None]]])
 
-    def snapshots(self) -> tuple[dict[str, Spec], dict[str, Lease | HostArray]]:
-        """The specs of all values, and the values of those with elements; call it while no step can write them."""
+    def snapshots(self, memory: SpareMemory) -> tuple[dict[str, Spec], dict[str, Lease | HostArray]]:
+        """The specs of all values, and the values of those with elements; call it while no step can write them.
+
+        Args:
+          memory: serves copies of values that have to be made before they are written.
+        """
         specs: dict[str, Spec] = {}
         values: dict[str, Lease | HostArray] = {}
         for name, leaf in self.leaves.items():
             specs[name] = leaf.spec
             if leaf.spec.size:
-                values[name] = leaf.snapshot()
+                values[name] = value = leaf.snapshot()
+                if isinstance(value, Lease):
+                    value.memory = memory
         return specs, values
 
 

@@ -59,15 +59,15 @@ def _differentiated(fn: Function, variables: Any, has_aux: bool) -> Function:
     def differentiated(*args: Nest, **kwargs: Nest) -> Any:
         context = contexts.current()
         executor = context.executor
-        in_replica = context.replica is not None
-        pairs = [executor.derivable(leaf, in_replica=in_replica) for leaf in leaves]
+        seen, as_replica = executor.standpoint, context.replica is not None
+        pairs = [seen.derivable(executor, leaf, as_replica) for leaf in leaves]
         regathers = executor.local and executor.traced and any(leaf.policy.regathers for leaf in leaves)
         written: list[Variable] = []
         outline: list[Any] = []
 
         def loss(values: Sequence[Any]) -> Any:
-            seen = {leaf: make(value) for leaf, (_, make), value in zip(leaves, pairs, values, strict=True)}
-            return under(Overlay(executor, seen))
+            given = {leaf: make(value) for leaf, (_, make), value in zip(leaves, pairs, values, strict=True)}
+            return under(Overlay(executor, given))
 
         def under(overlay: Overlay) -> Any:
             with entered(Context(context.strategy, context.replica, overlay)):
@@ -85,7 +85,7 @@ def _differentiated(fn: Function, variables: Any, has_aux: bool) -> Function:
             (value, (aux, writes)), grads = differentiate_by_rows(under, executor, leaves)
         for variable, new in zip(written, writes, strict=True):
             executor.set(variable, new)
-        whole = [executor.gradient(grad, leaf) for leaf, grad in zip(leaves, grads, strict=True)]
+        whole = [seen.gradient(grad, leaf) for leaf, grad in zip(leaves, grads, strict=True)]
         aux = _filled(aux, outline) if regathers else aux
         return ((value, aux) if has_aux else value), tree.unflatten(whole)
 

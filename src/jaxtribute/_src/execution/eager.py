@@ -22,6 +22,7 @@ from jaxtribute._src.values.mesh import own
 from jaxtribute._src.values.stored import StoredArray, lent, release, replace, set_slot, updating
 
 if TYPE_CHECKING:
+    from jaxtribute._src.values.mesh import ReplicaMesh
     from jaxtribute._src.values.variable import Variable
 
 R = TypeVar("R")
@@ -41,8 +42,9 @@ class Eager(Executor):
     def __init__(self, compiles: Callable[[Function], Function] | None = None) -> None:
         self.compiles = compiles
 
-    def replica_function(self, fn: Function) -> Function:
+    def running(self, fn: Function, mesh: ReplicaMesh | None) -> Function:
         """Returns the function, compiled where the executor compiles replica functions."""
+        del mesh
         return fn if self.compiles is None else self.compiles(fn)
 
     @property

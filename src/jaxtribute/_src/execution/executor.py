@@ -26,24 +26,20 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives import in_replica
 from jaxtribute._src.collectives.cross_replica import gather_value, reduce_leaves, reduce_value
 from jaxtribute._src.execution import standpoints
-from jaxtribute._src.execution.standpoints import AcrossReplicas, Derivable
+from jaxtribute._src.execution.standpoints import AcrossReplicas, check_alone
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import put
-from jaxtribute.errors import ArgumentError, ContextError
 
 if TYPE_CHECKING:
     from jaxtribute._src.collectives.summation import Summation
     from jaxtribute._src.strategies.base import Strategy
     from jaxtribute._src.types import Array, Function, Leaf, Nest
     from jaxtribute._src.values.mesh import Layout, ReplicaMesh
-    from jaxtribute._src.values.policies.base import Update
     from jaxtribute._src.values.variable import Variable
 
 R = TypeVar("R")
-ApplyGradients = Callable[["list[Array]", "ReduceOp | None"], None]
-"""Updates variables by gradients, which are reduced as said."""
 
 
 @partial(
@@ -74,48 +70,14 @@ class Executor(ABC):
     differentiating: bool = False
     """True if the code is being differentiated by variables."""
     standpoint: AcrossReplicas = standpoints.ACROSS_REPLICAS
-    """The meaning of the code's reads and writes, in terms of `get`, `set` and how replicas meet."""
+    """The meaning of the code's reads, writes and updates, in terms of `get`, `set` and how replicas meet."""
 
-    # Functions that replicas run.
-
-    def replica_function(self, fn: Function) -> Function:
-        """Returns what is called in place of a replica function."""
+    def running(self, fn: Function, mesh: ReplicaMesh | None) -> Function:
+        """Notes that replicas on the devices of `mesh` will run a function; returns what they run in its place."""
+        del mesh
         return fn
 
-    def enter(self, mesh: ReplicaMesh) -> None:  # noqa: B027 (most have nothing to do)
-        """Notes the devices that `strategy.run` uses, as a program has one set of them."""
-
-    # Variables, as users know them. `in_replica` is True in replica context.
-
-    def read(self, variable: Variable, *, in_replica: bool) -> Array:
-        """Returns the variable's value, of the variable's shape."""
-        return self.standpoint.read(self, variable, in_replica)
-
-    def write(self, variable: Variable, value: Leaf, update: Update, *, in_replica: bool) -> None:
-        """Applies a write of what the user gave."""
-        self.standpoint.write(self, variable, value, update, in_replica)
-
-    def whole(self, variable: Variable) -> Array:
-        """Returns the value where it is stored, for an update."""
-        return self.standpoint.whole(self, variable)
-
-    def store(self, variable: Variable, value: Array) -> None:
-        """Replaces the value by one of the form of `whole`, already checked, the same on all replicas."""
-        self.standpoint.store(self, variable, value)
-
-    def derivable(self, variable: Variable, *, in_replica: bool) -> Derivable:
-        """Returns a value to differentiate by, to get the gradient that `gradient` then takes."""
-        return self.standpoint.derivable(self, variable, in_replica)
-
-    def gradient(self, gradient: Array, variable: Variable) -> Array:
-        """Returns the gradient for the value that `read` gives."""
-        return self.standpoint.gradient(gradient, variable)
-
-    def distributed(self, variable: Variable) -> Leaf:
-        """Returns the variable as a `Mirrored` or `PerReplica` value, or as an array where there is one copy."""
-        return self.standpoint.distributed(self, variable)
-
-    # Variables, as they are stored.
+    # Variables.
 
     @property
     @abstractmethod
@@ -151,64 +113,25 @@ class Executor(ABC):
 
     def all_reduce(self, values: list[Array], op: ReduceOp, summation: Summation | None = None) -> list[Array]:
         """Returns each array reduced over the replicas, added up by `summation`."""
-        _check_alone()
+        check_alone()
         return values
 
     def all_gather(self, values: list[Array], axis: int) -> list[Array]:
         """Returns each array concatenated over the replicas along `axis`."""
-        _check_alone()
+        check_alone()
         return values
 
     def select(self, value: Array, replica: int) -> Array:
         """Returns the array of one replica."""
-        _check_alone()
+        check_alone()
         return value
 
     def merge(self, fn: Function, args: Nest, kwargs: Nest) -> Nest:
         """Returns the result of `fn(strategy, *args, **kwargs)`, run once for all replicas."""
-        _check_alone()
+        check_alone()
         strategy = contexts.current().strategy
         with contexts.entered(contexts.Context(strategy, None, self)):
             return fn(strategy, *args, **kwargs)
-
-    def apply(self, update: ApplyGradients, grads: list[Array], op: ReduceOp | None) -> None:
-        """Calls `update(grads, op)` where an optimizer's update is computed: once, for all replicas.
-
-        Args:
-          update: the update.
-          grads: gradients as the code that calls has them.
-          op: how they are reduced; None if they are.
-        """
-        if contexts.current().replica is not None:
-            _check_alone()
-        update(grads, op)
-
-    def reducible(
-        self, strategy: Strategy, grads: list[Array], op: ReduceOp | None
-    ) -> tuple[list[Array], ReduceOp | None]:
-        """Reduces gradients over the replicas, if the code has those of all.
-
-        Args:
-          strategy: the strategy of the replicas.
-          grads: the gradients; those that are not `PerReplica` are taken as reduced.
-          op: how the others are reduced.
-
-        Returns:
-          The gradients; and how they are still to be reduced, where the code is one replica's.
-
-        Raises:
-          ArgumentError: `PerReplica` gradients without a way to reduce them.
-        """
-        own = [grad for grad in grads if isinstance(grad, PerReplica)]
-        if not own:
-            return grads, None
-        if op is None:
-            raise ArgumentError(
-                f"reduce_op=None with a gradient that differs between {strategy.num_replicas_in_sync} replicas. "
-                "HINT: pass reduce_op='SUM' or 'MEAN', or reduce the gradients before."
-            )
-        totals = iter(strategy.reduce(op, own, axis=None))
-        return [next(totals) if isinstance(grad, PerReplica) else grad for grad in grads], None
 
     def queue_loss(self, loss: Leaf) -> None:  # noqa: B027 (most have nothing to do)
         """Adds a replica's loss to its next sum of gradients over the replicas, where that costs nothing."""
@@ -244,14 +167,6 @@ class Executor(ABC):
         """Returns a value of the replicas concatenated over them along `axis`; see `Strategy.gather`."""
         return gather_value(value, axis)
 
-    def as_replica(self) -> Executor | None:
-        """Returns the executor of one replica, for code of all of them that each replica runs; else None."""
-        return None
-
-    def rows_of_all(self, rows: Array) -> Array:
-        """Returns the rows of all replicas, of an array that holds one row for each replica that the code sees."""
-        return rows
-
     def component(self, value: Array, mesh: ReplicaMesh, *, scalar: bool) -> PerReplica:
         """Returns an array that holds what the code sees of a value, split over the replicas, as that value."""
         if self.local:
@@ -264,17 +179,3 @@ def _known_total(value: Leaf, op: ReduceOp) -> Array | None:
     if not isinstance(value, PerReplica) or value.total is None:
         return None
     return value.total if op is ReduceOp.SUM else in_replica.divided(value.total, value.mesh.size)
-
-
-def _check_alone() -> None:
-    """Checks that the replica whose code runs has no others.
-
-    Raises:
-      ContextError: it has: `with ReplicaContext(strategy, 1)`.
-    """
-    strategy = contexts.current().strategy
-    if strategy.num_replicas_in_sync > 1:
-        raise ContextError(
-            f"a replica of {strategy!r} was entered alone, and no other replica runs that could take part. "
-            "HINT: reduce, gather and merge in the function passed to strategy.run."
-        )

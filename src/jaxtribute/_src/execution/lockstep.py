@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.collectives.cross_replica import gather_value, joined_gradients, pick_value, reduce_many
+from jaxtribute._src.collectives.cross_replica import gather_value, pick_value, reduce_many
 from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context
 from jaxtribute._src.execution import standpoints
 from jaxtribute._src.execution.eager import EagerStep, stepping
-from jaxtribute._src.execution.executor import ApplyGradients, Executor
+from jaxtribute._src.execution.executor import Executor
 from jaxtribute._src.execution.nests import flatten, is_whole, map_leaves
 from jaxtribute._src.execution.rendezvous import Rendezvous
 from jaxtribute._src.execution.replica_context import ReplicaContext
@@ -129,14 +129,6 @@ class LockstepReplica(Executor):
             return run.components(map_leaves(run.mirrored, result))
 
         return run.meet(self._index, f"merge_call of {getattr(fn, '__qualname__', fn)}", (args, kwargs), merge)
-
-    def apply(self, update: ApplyGradients, grads: list[Any], op: ReduceOp | None) -> None:
-        """Calls `update` once, with the gradients that all replicas brought."""
-
-        def apply_gradients(_: Strategy, grads: list[Any]) -> None:
-            update(joined_gradients(grads, op, self._run.mesh), op)
-
-        self.merge(apply_gradients, (grads,), {})
 
     def _scatter(self, axis: int, cotangents: list[Any], sizes: list[int]) -> list[Any]:
         """This replica's part of the sums of cotangents: for each `size` elements, behind those of the others."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxtribute._src.execution.executor import ApplyGradients, Executor
+from jaxtribute._src.execution.executor import Executor
 from jaxtribute._src.execution.traced import InTrace, escape_error
 from jaxtribute._src.jaxprs.core import current_trace
 from jaxtribute._src.traced_reads import traced_reads
@@ -102,16 +101,6 @@ class Overlay(InTrace):
         """Selects as the executor below does."""
         return self.below.select(value, replica)
 
-    def apply(self, update: ApplyGradients, grads: list[Array], op: ReduceOp | None) -> None:
-        """Calls `update` where the executor below does."""
-        self.below.apply(update, grads, op)
-
-    def reducible(
-        self, strategy: Strategy, grads: list[Array], op: ReduceOp | None
-    ) -> tuple[list[Array], ReduceOp | None]:
-        """Reduces as the executor below does."""
-        return self.below.reducible(strategy, grads, op)
-
     def merge(self, fn: Function, args: Nest, kwargs: Nest) -> Nest:
         """Merges as the executor below does; where there is one replica, what is merged sees the overlaid values."""
         return self.below.merge(fn, args, kwargs) if self.local else super().merge(fn, args, kwargs)
@@ -125,19 +114,6 @@ class Overlay(InTrace):
     def gather(self, value: Leaf, axis: int) -> Array:
         """Gathers as the executor below does."""
         return self.below.gather(value, axis)
-
-    def as_replica(self) -> Executor | None:
-        """The same values over the executor of one replica."""
-        replica = self.below.as_replica()
-        if replica is None:
-            return None
-        made = copy.copy(self)
-        made.below, made.standpoint = replica, replica.standpoint
-        return made
-
-    def rows_of_all(self, rows: Array) -> Array:
-        """Gathers rows as the executor below does."""
-        return self.below.rows_of_all(rows)
 
     def component(self, value: Array, mesh: ReplicaMesh, *, scalar: bool) -> PerReplica:
         """Wraps a value as the executor below does."""

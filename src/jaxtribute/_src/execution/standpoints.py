@@ -14,25 +14,31 @@ They keep nothing, and are told the executor: an `Overlay` has the standpoint of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src import context as contexts
+from jaxtribute._src.collectives import in_replica
+from jaxtribute._src.collectives.cross_replica import joined_gradients
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.types import Array, Numeric
-from jaxtribute._src.values.distributed import Mirrored, ReplicaValues
+from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues
 from jaxtribute._src.values.enums import ReduceOp, VariableAggregation
 from jaxtribute._src.values.mesh import everywhere, unbound
 from jaxtribute._src.values.policies.base import Policy, Update, Writes, check_aggregation, coerce
+from jaxtribute.errors import ArgumentError, ContextError
 
 if TYPE_CHECKING:
     from jaxtribute._src.execution.executor import Executor
     from jaxtribute._src.strategies.base import Strategy
     from jaxtribute._src.values.variable import Variable
 
+Apply = Callable[[list[Any], ReduceOp | None], None]
+"""Updates variables by gradients that are still to be reduced as said."""
 Derivable = tuple[Any, Callable[[Any], tuple[Any, Any]]]
 """A value to differentiate by; and a function of it that gives what the differentiated function sees: the variable's
 array, and what `Executor.derive` makes of it, if anything."""
@@ -41,9 +47,9 @@ array, and what `Executor.derive` makes of it, if anything."""
 class AcrossReplicas:
     """Code of all replicas, in a program that is being traced."""
 
-    def read(self, executor: Executor, variable: Variable, in_replica: bool) -> Any:
+    def read(self, executor: Executor, variable: Variable, as_replica: bool) -> Any:
         """Returns the variable's value, of the variable's shape."""
-        del in_replica
+        del as_replica
         return variable.policy.combined(executor.get(variable), variable)
 
     def whole(self, executor: Executor, variable: Variable) -> Any:
@@ -54,9 +60,9 @@ class AcrossReplicas:
         """Replaces what `whole` returns."""
         executor.set(variable, variable.policy.pieces(value))
 
-    def write(self, executor: Executor, variable: Variable, value: Numeric, update: Update, in_replica: bool) -> None:
+    def write(self, executor: Executor, variable: Variable, value: Numeric, update: Update, as_replica: bool) -> None:
         """Applies a write of what the user gave."""
-        given = self.given(executor, variable, value, update, in_replica)
+        given = self.given(executor, variable, value, update, as_replica)
 
         # The old value is read within: where another thread has written it meanwhile, the write is done again.
         def write(executor: Executor) -> None:
@@ -65,18 +71,18 @@ class AcrossReplicas:
 
         executor.together(write)
 
-    def given(self, executor: Executor, variable: Variable, value: Numeric, update: Update, in_replica: bool) -> Any:
+    def given(self, executor: Executor, variable: Variable, value: Numeric, update: Update, as_replica: bool) -> Any:
         """Returns what a write amounts to, in the form of `whole`."""
         policy = variable.policy
         # A replica that was entered alone, `with ReplicaContext(...)`: the executor refuses to speak for the others.
-        if in_replica and policy.writes is Writes.TOGETHER and _several(policy):
+        if as_replica and policy.writes is Writes.TOGETHER and _several(policy):
             return _combined(executor, variable, value, update)
         return policy.written_by_all(value, update, variable, policy.stored_shape(variable.shape))
 
-    def derivable(self, executor: Executor, variable: Variable, in_replica: bool) -> Derivable:
+    def derivable(self, executor: Executor, variable: Variable, as_replica: bool) -> Derivable:
         """Returns a value to differentiate by, to get the gradient that `gradient` then takes."""
         if variable.policy.writes is Writes.IN_TURN:
-            return self.read(executor, variable, in_replica), _as_array
+            return self.read(executor, variable, as_replica), _as_array
         return executor.get(variable), _as_array
 
     def gradient(self, gradient: Numeric, variable: Variable) -> Any:
@@ -92,15 +98,53 @@ class AcrossReplicas:
         value = self.whole(executor, variable)
         return Mirrored(value, policy.mesh) if policy.mirrored and policy.mesh is not None else value
 
+    def apply(self, executor: Executor, grads: list[Any], op: ReduceOp | None, update: Apply) -> None:
+        """Calls `update(grads, op)` where an optimizer's update is computed: once, for all replicas.
+
+        Args:
+          executor: the executor of the code that calls.
+          grads: gradients as the code that calls has them.
+          op: how they are reduced; None if they are.
+          update: the update.
+        """
+        if contexts.current().replica is not None:
+            check_alone()
+        update(grads, op)
+
+    def reducible(self, strategy: Strategy, grads: list[Any], op: ReduceOp | None) -> tuple[list[Any], ReduceOp | None]:
+        """Reduces gradients over the replicas, if the code has those of all.
+
+        Args:
+          strategy: the strategy of the replicas.
+          grads: the gradients; those that are not `PerReplica` are taken as reduced.
+          op: how the others are reduced.
+
+        Returns:
+          The gradients; and how they are still to be reduced, where the code is one replica's.
+
+        Raises:
+          ArgumentError: `PerReplica` gradients without a way to reduce them.
+        """
+        own = [grad for grad in grads if isinstance(grad, PerReplica)]
+        if not own:
+            return grads, None
+        if op is None:
+            raise ArgumentError(
+                f"reduce_op=None with a gradient that differs between {strategy.num_replicas_in_sync} replicas. "
+                "HINT: pass reduce_op='SUM' or 'MEAN', or reduce the gradients before."
+            )
+        totals = iter(strategy.reduce(op, own, axis=None))
+        return [next(totals) if isinstance(grad, PerReplica) else grad for grad in grads], None
+
 
 class PythonAcrossReplicas(AcrossReplicas):
     """Code of all replicas that runs as Python: what it reads it will compute with beside arrays of other devices."""
 
-    def read(self, executor: Executor, variable: Variable, in_replica: bool) -> Any:
+    def read(self, executor: Executor, variable: Variable, as_replica: bool) -> Any:
         """Returns the value, on all devices of this process's replicas; to the only replica bound to no device."""
         policy = variable.policy
         value = _reachable(policy.read_by_python(executor.get(variable), variable), policy)
-        return unbound(value) if in_replica else value
+        return unbound(value) if as_replica else value
 
     def whole(self, executor: Executor, variable: Variable) -> Any:
         """Returns the value where it is stored; pieces are brought together."""
@@ -111,7 +155,7 @@ class PythonAcrossReplicas(AcrossReplicas):
 class InReplica(AcrossReplicas):
     """One replica of a traced program."""
 
-    def read(self, executor: Executor, variable: Variable, in_replica: bool) -> Any:
+    def read(self, executor: Executor, variable: Variable, as_replica: bool) -> Any:
         """Returns the value as the replica sees it."""
         return variable.policy.component(self.whole(executor, variable), variable)
 
@@ -124,12 +168,13 @@ class InReplica(AcrossReplicas):
         """Keeps the replica's part of what `whole` returns."""
         executor.set(variable, variable.policy.own_piece(value, variable))
 
-    def given(self, executor: Executor, variable: Variable, value: Numeric, update: Update, in_replica: bool) -> Any:
+    def given(self, executor: Executor, variable: Variable, value: Numeric, update: Update, as_replica: bool) -> Any:
         """Returns what the replicas' writes amount to, as the policy says."""
         policy = variable.policy
         if policy.writes is Writes.OWN:
             return policy.written_by_one(value, variable)
         if policy.writes is Writes.TOGETHER:
+            # Of one replica nothing is combined, and its value is brought to where the variable lies.
             return policy.admit(_combined(executor, variable, value, update))
         # There is one copy, and each replica writes it in turn: what they add adds up, the last assignment stays.
         value = coerce(variable, value)
@@ -137,11 +182,11 @@ class InReplica(AcrossReplicas):
             return executor.select(value, contexts.current().strategy.num_replicas_in_sync - 1)
         return executor.all_reduce([value], ReduceOp.SUM)[0].astype(value.dtype)
 
-    def derivable(self, executor: Executor, variable: Variable, in_replica: bool) -> Derivable:
+    def derivable(self, executor: Executor, variable: Variable, as_replica: bool) -> Derivable:
         """Returns the part; of joined parts the value, or zeros beside it where the backward pass shall join again."""
         policy = variable.policy
         if policy.join is None:
-            return super().derivable(executor, variable, in_replica)
+            return super().derivable(executor, variable, as_replica)
         join, piece = policy.join, executor.get(variable)
         if not policy.regathers or executor.differentiating:
             return self.whole(executor, variable), lambda value: (piece, value)
@@ -152,6 +197,14 @@ class InReplica(AcrossReplicas):
     def gradient(self, gradient: Numeric, variable: Variable) -> Any:
         """Returns the gradient for the value as the replica sees it."""
         return variable.policy.component(gradient, variable)
+
+    def apply(self, executor: Executor, grads: list[Any], op: ReduceOp | None, update: Apply) -> None:
+        """Calls `update` here: each replica's program computes it."""
+        update(grads, op)
+
+    def reducible(self, strategy: Strategy, grads: list[Any], op: ReduceOp | None) -> tuple[list[Any], ReduceOp | None]:
+        """Leaves the gradients as they are: how they are reduced depends on how their variables are stored."""
+        return grads, op if strategy.extended.mesh.size > 1 else None
 
 
 class PythonInReplica(InReplica):
@@ -166,43 +219,56 @@ class PythonInReplica(InReplica):
         """Replaces this replica's copy."""
         executor.set(variable, value)
 
-    def write(self, executor: Executor, variable: Variable, value: Numeric, update: Update, in_replica: bool) -> None:
+    def write(self, executor: Executor, variable: Variable, value: Numeric, update: Update, as_replica: bool) -> None:
         """Applies a write; one array on a device of its own is written once for all replicas, where it lies."""
         policy = variable.policy
+        # A tracer cannot be handed to a `merge_call`, but an all-reduce can be differentiated.
         if policy.parameter_device is None or isinstance(value, Tracer):
-            super().write(executor, variable, value, update, in_replica)
+            super().write(executor, variable, value, update, as_replica)
             return
         if _several(policy):
             check_aggregation(variable, value, update, _replicas(policy))
         executor.merge(_write_merged, (variable, coerce(variable, value), update), {})
 
-    def given(self, executor: Executor, variable: Variable, value: Numeric, update: Update, in_replica: bool) -> Any:
+    def given(self, executor: Executor, variable: Variable, value: Numeric, update: Update, as_replica: bool) -> Any:
         """Returns what the replica writes: they run one by one, so they write a single copy in turn by themselves."""
         if variable.policy.writes is Writes.IN_TURN:
             return coerce(variable, value)
-        return super().given(executor, variable, value, update, in_replica)
+        return super().given(executor, variable, value, update, as_replica)
 
-    def derivable(self, executor: Executor, variable: Variable, in_replica: bool) -> Derivable:
+    def derivable(self, executor: Executor, variable: Variable, as_replica: bool) -> Derivable:
         """Returns this replica's copy."""
         return self.whole(executor, variable), _as_array
+
+    def apply(self, executor: Executor, grads: list[Any], op: ReduceOp | None, update: Apply) -> None:
+        """Calls `update` once, with the gradients that all replicas brought."""
+
+        def apply_gradients(strategy: Strategy, grads: list[Any]) -> None:
+            update(joined_gradients(grads, op, strategy.extended.mesh), op)
+
+        executor.merge(apply_gradients, (grads,), {})
 
 
 class InMergeCall(InReplica):
     """A `merge_call` among traced replicas: it reads and writes for all of them, and has the part of one."""
 
-    def read(self, executor: Executor, variable: Variable, in_replica: bool) -> Any:
+    def read(self, executor: Executor, variable: Variable, as_replica: bool) -> Any:
         """Returns the value of all replicas."""
         policy = variable.policy
         if policy.form == "rows":
-            return policy.combined(executor.rows_of_all(executor.get(variable)), variable)
+            return policy.combined(in_replica.all_gather(executor.get(variable), 0), variable)
         return self.whole(executor, variable)
 
-    def given(self, executor: Executor, variable: Variable, value: Numeric, update: Update, in_replica: bool) -> Any:
+    def given(self, executor: Executor, variable: Variable, value: Numeric, update: Update, as_replica: bool) -> Any:
         """Returns the one value that is written for all replicas, in the form of a part."""
         policy = variable.policy
         if policy.writes is Writes.OWN and policy.cut is not None:
             return value
         return policy.written_by_all(value, update, variable, policy.local_shape(variable))
+
+    def reducible(self, strategy: Strategy, grads: list[Any], op: ReduceOp | None) -> tuple[list[Any], ReduceOp | None]:
+        """Reduces the gradients of all replicas, of which it has one replica's."""
+        return AcrossReplicas.reducible(self, strategy, grads, op)
 
 
 ACROSS_REPLICAS = AcrossReplicas()
@@ -210,6 +276,30 @@ PYTHON_ACROSS_REPLICAS = PythonAcrossReplicas()
 IN_REPLICA = InReplica()
 PYTHON_IN_REPLICA = PythonInReplica()
 IN_MERGE_CALL = InMergeCall()
+
+
+@contextmanager
+def seen_from(executor: Executor, standpoint: AcrossReplicas) -> Generator[None]:
+    """Gives an executor another standpoint for a while: code of all replicas that does something for each of them."""
+    before, executor.standpoint = executor.standpoint, standpoint
+    try:
+        yield
+    finally:
+        executor.standpoint = before
+
+
+def check_alone() -> None:
+    """Checks that the replica whose code runs has no others.
+
+    Raises:
+      ContextError: it has: `with ReplicaContext(strategy, 1)`.
+    """
+    strategy = contexts.current().strategy
+    if strategy.num_replicas_in_sync > 1:
+        raise ContextError(
+            f"a replica of {strategy!r} was entered alone, and no other replica runs that could take part. "
+            "HINT: reduce, gather and merge in the function passed to strategy.run."
+        )
 
 
 def _as_array(value: Array) -> tuple[Any, Any]:
@@ -257,4 +347,5 @@ def _write_merged(strategy: Strategy, variable: Variable, value: Numeric, update
     elif how is VariableAggregation.SUM:
         # The same array on all replicas comes out of a `merge_call` as one, and each of them has written it.
         value = value * np.asarray(strategy.num_replicas_in_sync, variable.dtype)
-    contexts.current().executor.write(variable, value, update, in_replica=False)
+    executor = contexts.current().executor
+    executor.standpoint.write(executor, variable, value, update, as_replica=False)

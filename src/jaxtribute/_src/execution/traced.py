@@ -16,7 +16,7 @@ from jaxtribute._src.collectives.in_replica import guarded
 from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context, entered
 from jaxtribute._src.execution import standpoints
-from jaxtribute._src.execution.executor import ApplyGradients, Executor, LocalPerReplica
+from jaxtribute._src.execution.executor import Executor, LocalPerReplica
 from jaxtribute._src.execution.nests import flatten, is_array
 from jaxtribute._src.jaxprs.core import (
     ClosedJaxpr,
@@ -224,12 +224,14 @@ class TracedFunction(TracedProgram):
         self.fed = 0
         """Number of arrays of batches that the function has drawn from iterators."""
 
-    def enter(self, mesh: ReplicaMesh) -> None:
+    def running(self, fn: Function, mesh: ReplicaMesh | None) -> Function:
         """Notes the devices that `strategy.run` uses.
 
         Raises:
           StrategyMixError: those of another strategy are used already.
         """
+        if mesh is None:
+            return fn
         present = self.mesh or self.home or mesh
         if present != mesh:
             raise StrategyMixError(
@@ -240,6 +242,7 @@ class TracedFunction(TracedProgram):
             self.mesh = mesh
         else:
             self.home = mesh
+        return fn
 
 
 class TracedReplica(TracedProgram):
@@ -302,14 +305,6 @@ class TracedReplica(TracedProgram):
         """Adds the loss to the next gradients that are summed; from a loop or a branch it could not get out."""
         if current_trace() is self.trace:
             self.losses.add(loss)
-
-    def apply(self, update: ApplyGradients, grads: list[Any], op: ReduceOp | None) -> None:
-        """Calls `update` here: each replica's program computes it."""
-        update(grads, op)
-
-    def reducible(self, strategy: Strategy, grads: list[Any], op: ReduceOp | None) -> tuple[list[Any], ReduceOp | None]:
-        """Leaves the gradients as they are: how they are reduced depends on how their variables are stored."""
-        return grads, op if self._mesh.size > 1 else None
 
     def reduce_gradients(self, grads: Sequence[Any], op: ReduceOp, replicas: int, summation: Summation) -> list[Any]:
         """Returns the gradients reduced over the replicas; their sums take losses along."""
@@ -380,14 +375,6 @@ class MergedReplicas(Executor):
     def constrain(self, value: Array, layout: Layout, mesh: ReplicaMesh) -> Array:
         """Returns an array split over the axes within each replica."""
         return self.replica.constrain(value, layout, mesh)
-
-    def as_replica(self) -> Executor | None:
-        """Returns the executor of the replica function."""
-        return self.replica
-
-    def rows_of_all(self, rows: Numeric) -> Any:
-        """Returns the rows of all replicas."""
-        return in_replica.all_gather(rows, 0)
 
 
 def lift(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -293,10 +293,10 @@ class Model:
         # All in one collective, whatever the number of layers that keep statistics.
         reduced = replica.all_reduce(ReduceOp.MEAN, [_checked(variable, value) for variable, value in means])
         for (variable, _), value in zip(means, reduced, strict=True):
-            context.executor.store(variable, value.astype(variable.dtype))
+            context.executor.standpoint.store(context.executor, variable, value.astype(variable.dtype))
         for cell, value in changes:
             if cell.part.kind is Kind.ALIKE and context.executor.traced:  # that they are is checked in the program
-                context.executor.store(cell.variable, _checked(cell.variable, value))
+                context.executor.standpoint.store(context.executor, cell.variable, _checked(cell.variable, value))
             elif cell.part.kind is Kind.ALIKE:
                 cell.variable.assign(value)
 

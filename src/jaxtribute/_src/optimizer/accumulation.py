@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -35,6 +36,142 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
+class Sum:
+    """The gradients of one variable of the optimizer, added up.
+
+    Attributes:
+      variable: holds the sum.
+      kind: how the sum is kept.
+      dtype: that of the gradients, which the sum may exceed.
+    """
+
+    variable: Variable
+    kind: Kind
+    dtype: np.dtype[Any]
+
+    def shared(self, array: Numeric) -> Any:
+        """The value of the variable's shape in the stored array; of rows all replicas', which are still to be added."""
+        variable = self.variable
+        if self.kind is Kind.ROWS:
+            mesh, shape = variable.policy.mesh, variable.shape
+            assert mesh is not None
+            return PerReplica(array.reshape(-1, *shape[1:]), mesh, scalar=not shape)
+        return array[: variable.size].reshape(variable.shape) if self.kind is Kind.SLICES else jnp.asarray(array)
+
+    def own(self, array: Numeric) -> Any:
+        """One replica's part of the sum, in its program."""
+        cut = self.variable.policy.cut
+        return array.reshape(self.variable.shape) if cut is None else Slice(array, cut)
+
+
+class _Adding(ABC):
+    """Adding of gradients to sums, as the code that runs has the gradients.
+
+    Args:
+      context: the context in force.
+      op: how gradients are reduced; None if they are.
+    """
+
+    def __init__(self, context: Context, op: ReduceOp | None) -> None:
+        self.context, self.op = context, op
+        self.strategy = context.strategy
+        self.mesh = context.strategy.extended.mesh
+
+    @abstractmethod
+    def is_early(self, one: Sum, grad: Numeric) -> bool:
+        """True if a gradient is reduced in every call, as the sum is one of reduced gradients."""
+
+    @abstractmethod
+    def reduced(self, grads: Sequence[Any]) -> Sequence[Any]:
+        """Reduces gradients over the replicas, all in one go."""
+
+    @abstractmethod
+    def share(self, one: Sum, grad: Numeric) -> Any:
+        """The share of a gradient in a sum, of the sum's array."""
+
+    @abstractmethod
+    def gradient(self, one: Sum, array: Numeric) -> Any:
+        """The gradient of a whole cycle in a sum's array."""
+
+
+class _InProgram(_Adding):
+    """One replica of a compiled program, in a `merge_call` too: it has its own gradients, and its parts of sums."""
+
+    def is_early(self, one: Sum, grad: Numeric) -> bool:
+        """True for a sum on one device, which no replica has a part of."""
+        return one.kind is Kind.WHOLE and self.mesh.size > 1
+
+    def reduced(self, grads: Sequence[Any]) -> Sequence[Any]:
+        """Reduces by a collective."""
+        arrays: list[Any] = []
+        op, idle = None, ()
+        for grad in grads:
+            array, op, idle = self._contribution(grad)
+            arrays.append(array)
+        if op is None:
+            return arrays
+        return all_reduce(arrays, op, self.mesh.size, self.strategy.extended.summation(None), idle)
+
+    def share(self, one: Sum, grad: Numeric) -> Any:
+        """The replica's share in its part."""
+        policy = one.variable.policy
+        if self.mesh.size == 1 or one.kind is Kind.WHOLE:
+            return policy.admit(grad)
+        array, op, idle = self._contribution(grad)
+        if op is None:  # reduced already: one replica adds it for all
+            array = jnp.where(lax.axis_index(AXIS) == 0, array, jnp.zeros_like(array))
+        else:
+            (array,), count = contributions([array], op, self.mesh.size, idle)
+            array = divided(array, count) if op is ReduceOp.MEAN else array
+        return policy.contributed(array)
+
+    def gradient(self, one: Sum, array: Numeric) -> Any:
+        """The replica's part: the optimizer reduces it with the update."""
+        return one.own(array)
+
+    def _contribution(self, grad: Numeric) -> tuple[Any, ReduceOp | None, tuple[int, ...]]:
+        """A replica's array, how it is reduced, and which replicas are idle."""
+        if self.context.replica is not None:
+            return jnp.asarray(grad), self.op, self.context.executor.idle
+        # In a `merge_call` plain arrays are alike on all replicas.
+        return (grad.data, self.op, grad.idle) if isinstance(grad, PerReplica) else (jnp.asarray(grad), None, ())
+
+
+class _ForAll(_Adding):
+    """Code of all replicas: it has their gradients as `PerReplica` or reduced, and the whole sums."""
+
+    def is_early(self, one: Sum, grad: Numeric) -> bool:
+        """True for gradients of all replicas, unless the sum has a row for each."""
+        return one.kind is not Kind.ROWS and isinstance(grad, PerReplica)
+
+    def reduced(self, grads: Sequence[Any]) -> Sequence[Any]:
+        """Reduces as the strategy does."""
+        assert self.op is not None
+        return self.strategy.reduce(self.op, list(grads), axis=None)
+
+    def share(self, one: Sum, grad: Numeric) -> Any:
+        """The share of all replicas together."""
+        mesh, policy = self.mesh, one.variable.policy
+        if one.kind is not Kind.ROWS:
+            return policy.pieces(jnp.asarray(policy.admit(grad)))
+        if not isinstance(grad, PerReplica):
+            array = jnp.asarray(grad)
+            # As in a program: what is reduced already is added by the first replica for all.
+            return jnp.zeros((mesh.size, *array.shape), array.dtype).at[0].set(array)
+        # Each replica's gradient goes to its own row, so nothing is sent until the cycle ends.
+        shape = () if grad.scalar else (grad.data.shape[0] // mesh.size, *grad.data.shape[1:])
+        rows = grad.data.reshape(mesh.size, *shape)
+        if grad.idle:
+            mine = np.isin(np.arange(mesh.size), grad.idle).reshape(-1, *[1] * (rows.ndim - 1))
+            rows = kept(rows, self.op or ReduceOp.SUM, jnp.broadcast_to(mine, rows.shape))
+        return divided(rows, mesh.size - len(grad.idle)) if self.op is ReduceOp.MEAN else rows
+
+    def gradient(self, one: Sum, array: Numeric) -> Any:
+        """The sum over the replicas, once rows are added up."""
+        return one.shared(array)
+
+
+@dataclass(frozen=True)
 class Accumulation:
     """The sums of a cycle so far, as variables.
 
@@ -43,19 +180,22 @@ class Accumulation:
       mean: whether a cycle applies the mean of the calls' gradients, rather than their sum.
       sums: one for each variable of the optimizer.
       count: how many calls the cycle has had.
-      kinds: how each sum is kept.
     """
 
     steps: int
     mean: bool
-    sums: tuple[Variable, ...]
+    sums: tuple[Sum, ...]
     count: Variable
-    kinds: tuple[Kind, ...]
 
     @property
     def variables(self) -> tuple[Variable, ...]:
         """The state that a checkpoint must keep."""
-        return (*self.sums, self.count)
+        return (*(one.variable for one in self.sums), self.count)
+
+    @property
+    def in_parts(self) -> bool:
+        """True if no sum is kept whole on one device, so that a cycle's gradients are still to be reduced."""
+        return all(one.kind is not Kind.WHOLE for one in self.sums)
 
     def added(self, grads: Sequence[Any], op: ReduceOp | None, context: Context) -> list[Any]:
         """The sums' arrays after one more call.
@@ -66,46 +206,51 @@ class Accumulation:
           op: how they are reduced, or None if they are.
           context: the context in force; not that of a replica that runs eagerly.
         """
-        sums = [context.executor.get(variable) for variable in self.sums]
-        give = _given_here if context.executor.local else _given_by_all
-        whole = [i for i, kind in enumerate(self.kinds) if kind is Kind.WHOLE]
-        mesh = context.strategy.extended.mesh
-        if whole and context.executor.local and mesh.size > 1:  # one reduction of them all
-            totals = _reduced_here([grads[i] for i in whole], op, context)
-            grads = [totals[whole.index(i)] if i in whole else grad for i, grad in enumerate(grads)]
-        if not context.executor.local:
-            own = [i for i, kind in enumerate(self.kinds) if kind is not Kind.ROWS and isinstance(grads[i], PerReplica)]
-            reduced = _reduced_by_all([grads[i] for i in own], op, context)
-            grads = [reduced[own.index(i)] if i in own else grad for i, grad in enumerate(grads)]
-        return [
-            total + give(variable, grad, op, kind, context).astype(total.dtype)
-            for variable, total, grad, kind in zip(self.sums, sums, grads, self.kinds, strict=True)
-        ]
-
-    def cycle(self, sums: Sequence[Any], dtypes: Sequence[Any], context: Context) -> list[Any]:
-        """The gradients of a whole cycle: a replica's own in a compiled program (slices as such), elsewhere reduced."""
+        adding = _adding(context, op)
+        grads = _replaced(grads, self.sums, adding)
         found: list[Any] = []
-        rows = [i for i, kind in enumerate(self.kinds) if kind is Kind.ROWS and not context.executor.local]
-        for total, variable, kind, dtype in zip(sums, self.sums, self.kinds, dtypes, strict=True):
-            array = (total / np.asarray(self.steps, total.dtype) if self.mean else total).astype(dtype)
-            if not context.executor.local:
-                found.append(_whole(variable, array, kind))
-            elif variable.policy.cut is not None:
-                found.append(Slice(array, variable.policy.cut))
-            else:
-                found.append(array.reshape(variable.shape))
-        for i, total in zip(rows, _reduced_by_all([found[i] for i in rows], ReduceOp.SUM, context), strict=True):
-            found[i] = total
+        for one, grad in zip(self.sums, grads, strict=True):
+            total = context.executor.get(one.variable)
+            found.append(total + adding.share(one, grad).astype(total.dtype))
         return found
+
+    def cycle(self, arrays: Sequence[Any], context: Context) -> list[Any]:
+        """The gradients of a whole cycle: a replica's own in a compiled program (slices as such), elsewhere reduced."""
+        adding = _adding(context, ReduceOp.SUM)
+        found: list[Any] = []
+        for one, array in zip(self.sums, arrays, strict=True):
+            mean = array / np.asarray(self.steps, array.dtype) if self.mean else array
+            found.append(adding.gradient(one, mean.astype(one.dtype)))
+        rows = [place for place, grad in enumerate(found) if isinstance(grad, PerReplica)]
+        if rows:
+            totals = adding.reduced([found[place] for place in rows])
+            for place, total in zip(rows, totals, strict=True):
+                found[place] = total
+        return found
+
+
+def _adding(context: Context, op: ReduceOp | None) -> _Adding:
+    return _InProgram(context, op) if context.executor.local else _ForAll(context, op)
+
+
+def _replaced(grads: Sequence[Any], sums: Sequence[Sum], adding: _Adding) -> list[Any]:
+    """Gradients, with reduced ones in place of those that are reduced in every call."""
+    found = list(grads)
+    early = [place for place, one in enumerate(sums) if adding.is_early(one, found[place])]
+    if early:
+        totals = adding.reduced([found[place] for place in early])
+        for place, total in zip(early, totals, strict=True):
+            found[place] = total
+    return found
 
 
 def make_accumulation(strategy: Strategy, variables: Sequence[Variable], steps: int, mean: bool) -> Accumulation:
     """Makes the sums of `variables`, zero, and the count."""
     plain, _ = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)
     policies = [variable.policy.accumulated() for variable in variables]
-    kinds = tuple(_kind(variable.policy, policy) for variable, policy in zip(variables, policies, strict=True))
-    sums = [
-        Variable.with_policy(
+    sums: list[Sum] = []
+    for variable, policy, array in zip(variables, policies, _zeros(variables, policies), strict=True):
+        made = Variable.with_policy(
             array,
             policy,
             name=f"{variable.name.removesuffix(':0')}/accumulated",
@@ -113,27 +258,30 @@ def make_accumulation(strategy: Strategy, variables: Sequence[Variable], steps: 
             shape=variable.shape if policy.split else None,
             aggregation=VariableAggregation.SUM,
         )
-        for variable, policy, array in zip(variables, policies, _zeros(variables, policies), strict=True)
-    ]
+        sums.append(Sum(made, _kind(variable.policy, policy), variable.dtype))
     policy = plain.fitted((), np.dtype(np.int32))
     count = Variable.with_policy(np.zeros((), np.int32), policy, name="accumulated_calls", strategy=strategy)
-    return Accumulation(steps, mean, tuple(sums), count, kinds)
+    return Accumulation(steps, mean, tuple(sums), count)
 
 
 def _zeros(variables: Sequence[Variable], policies: Sequence[Policy]) -> list[Any]:
     """The first sums, those of several replicas made where they stay: no device ever holds those of others."""
-    dtypes = [_dtype(variable.dtype) for variable in variables]
-    found: list[Any] = [np.zeros(v.shape, dtype) for v, dtype in zip(variables, dtypes, strict=True)]
-    parts = [i for i, policy in enumerate(policies) if policy.split]
+    found: list[Any] = []
+    shapes: dict[int, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+    for place, (variable, policy) in enumerate(zip(variables, policies, strict=True)):
+        dtype = _dtype(variable.dtype)
+        found.append(np.zeros(variable.shape, dtype))
+        if policy.split:
+            shapes[place] = policy.stored_shape(variable.shape), dtype
 
     def zeros() -> list[Any]:
-        return [jnp.zeros(policies[i].stored_shape(variables[i].shape), dtypes[i]) for i in parts]
+        return [jnp.zeros(shape, dtype) for shape, dtype in shapes.values()]
 
-    if parts:
+    if shapes:
         # One program for all: a call for each variable would be compiled for each shape.
-        made = jax.jit(zeros, out_shardings=[policies[i].where for i in parts])()
-        for i, array in zip(parts, made, strict=True):
-            found[i] = array
+        made = jax.jit(zeros, out_shardings=[policies[place].where for place in shapes])()
+        for place, array in zip(shapes, made, strict=True):
+            found[place] = array
     return found
 
 
@@ -147,72 +295,3 @@ def _dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """That of the sums: many small terms in half precision would lose what they add up to."""
     half = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < np.dtype(np.float32).itemsize
     return np.dtype(np.float32) if half else dtype
-
-
-def _given_here(variable: Variable, grad: Numeric, op: ReduceOp | None, kind: Kind, context: Context) -> Any:
-    """The share of one replica of a compiled program in its part of a sum."""
-    mesh = context.strategy.extended.mesh
-    if mesh.size == 1 or kind is Kind.WHOLE:
-        return variable.policy.admit(grad)
-    array, op, idle = _contribution(grad, op, context)
-    if op is None:  # reduced already: one replica adds it for all
-        array = jnp.where(lax.axis_index(AXIS) == 0, array, jnp.zeros_like(array))
-    else:
-        (array,), count = contributions([array], op, mesh.size, idle)
-        array = divided(array, count) if op is ReduceOp.MEAN else array
-    return variable.policy.contributed(array)
-
-
-def _reduced_here(grads: Sequence[Any], op: ReduceOp | None, context: Context) -> list[Any]:
-    """Reduced gradients, in one replica's program."""
-    triples = [_contribution(grad, op, context) for grad in grads]
-    if triples[0][1] is None:
-        return [array for array, _, _ in triples]
-    mesh = context.strategy.extended.mesh
-    summation = context.strategy.extended.summation(None)
-    return all_reduce([array for array, _, _ in triples], triples[0][1], mesh.size, summation, triples[0][2])
-
-
-def _contribution(grad: Numeric, op: ReduceOp | None, context: Context) -> tuple[Any, ReduceOp | None, tuple[int, ...]]:
-    """A replica's array, how it is reduced, and which replicas are idle; in a `merge_call` plain arrays are alike."""
-    if context.replica is not None:
-        return jnp.asarray(grad), op, context.executor.idle
-    return (grad.data, op, grad.idle) if isinstance(grad, PerReplica) else (jnp.asarray(grad), None, ())
-
-
-def _given_by_all(variable: Variable, grad: Numeric, op: ReduceOp | None, kind: Kind, context: Context) -> Any:
-    """The share of all replicas together in a sum, as the array of its variable."""
-    mesh = context.strategy.extended.mesh
-    if kind is not Kind.ROWS:
-        return variable.policy.pieces(jnp.asarray(variable.policy.admit(grad)))
-    if not isinstance(grad, PerReplica):
-        array = jnp.asarray(grad)
-        # As in a program: what is reduced already is added by the first replica for all.
-        return jnp.zeros((mesh.size, *array.shape), array.dtype).at[0].set(array)
-    # Each replica's gradient goes to its own row, so nothing is sent until the cycle ends.
-    rows = grad.data.reshape(mesh.size, *_component_shape(grad, mesh.size))
-    if grad.idle:
-        mine = np.isin(np.arange(mesh.size), grad.idle).reshape(-1, *[1] * (rows.ndim - 1))
-        rows = kept(rows, op or ReduceOp.SUM, jnp.broadcast_to(mine, rows.shape))
-    return divided(rows, mesh.size - len(grad.idle)) if op is ReduceOp.MEAN else rows
-
-
-def _reduced_by_all(values: list[Any], op: ReduceOp | None, context: Context) -> list[Any]:
-    """Values of all replicas, reduced in one go."""
-    if not values:
-        return []
-    assert op is not None
-    return context.strategy.reduce(op, values, axis=None)
-
-
-def _component_shape(grad: PerReplica, replicas: int) -> tuple[int, ...]:
-    return () if grad.scalar else (grad.data.shape[0] // replicas, *grad.data.shape[1:])
-
-
-def _whole(variable: Variable, array: Numeric, kind: Kind) -> Any:
-    """The sum over the replicas, of the shape of the variable, from the stored array; rows as what is to be summed."""
-    if kind is Kind.ROWS:
-        mesh, shape = variable.policy.mesh, variable.shape
-        assert mesh is not None
-        return PerReplica(array.reshape(-1, *shape[1:]), mesh, scalar=not shape)
-    return array[: variable.size].reshape(variable.shape) if kind is Kind.SLICES else jax.numpy.asarray(array)

@@ -15,7 +15,7 @@ from jax import lax
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.execution.nests import opened
-from jaxtribute._src.optimizer.accumulation import Accumulation, Kind, make_accumulation
+from jaxtribute._src.optimizer.accumulation import Accumulation, make_accumulation
 from jaxtribute._src.optimizer.slicing import Slice
 from jaxtribute._src.optimizer.slots import Slots, make_slots
 from jaxtribute._src.optimizer.updates import guarded_update, sliced_update, whole_update
@@ -170,7 +170,8 @@ class Optimizer:
         if self.remote is not None:
             self.remote.apply(grads, contexts.of(self._strategy))
         else:
-            contexts.of(self._strategy).executor.apply(self._apply, grads, op)
+            executor = contexts.of(self._strategy).executor
+            executor.standpoint.apply(executor, grads, op, self._apply)
 
     def _choose(self, shard_update: bool | Literal["auto"]) -> frozenset[int]:
         """Finds the variables that are updated in slices."""
@@ -225,7 +226,7 @@ class Optimizer:
         context = contexts.of(self._strategy)
         accumulation = self._accumulation
         if accumulation is None:
-            grads, op = context.executor.reducible(self._strategy, grads, op)
+            grads, op = context.executor.standpoint.reducible(self._strategy, grads, op)
 
         def update(executor: Executor) -> None:
             within = replace(context, executor=executor)
@@ -241,11 +242,10 @@ class Optimizer:
     ) -> None:
         executor, several = context.executor, self._mesh.size > 1
         # Sums that each replica has made of its own gradients are still to be reduced at the end of a cycle.
-        rows = ReduceOp.SUM if executor.local and several and Kind.WHOLE not in accumulation.kinds else None
-        dtypes = [variable.dtype for variable in self._variables]
+        rows = ReduceOp.SUM if executor.local and several and accumulation.in_parts else None
 
         def finish(sums: list[Any], held: list[Any]) -> tuple[list[Any], list[Any]]:
-            cycle = accumulation.cycle(sums, dtypes, context)
+            cycle = accumulation.cycle(sums, context)
             return [jnp.zeros_like(total) for total in sums], self._updated(cycle, rows, held, context)
 
         sums, held = accumulation.added(grads, op, context), self._held(context)
@@ -259,8 +259,8 @@ class Optimizer:
         elif last:
             sums, held = finish(sums, held)
             self._keep(held, context)
-        for variable, total in zip(accumulation.sums, sums, strict=True):
-            executor.set(variable, total)
+        for one, total in zip(accumulation.sums, sums, strict=True):
+            executor.set(one.variable, total)
         executor.set(accumulation.count, jnp.where(last, jnp.zeros_like(calls), calls))
 
     def _in_slices(self, context: contexts.Context) -> bool:
@@ -272,7 +272,8 @@ class Optimizer:
         variables = (*self._variables, *self._state)
         if self._in_slices(context):
             return [context.executor.get(variable) for variable in variables]
-        return [context.executor.whole(variable) for variable in variables]
+        executor = context.executor
+        return [executor.standpoint.whole(executor, variable) for variable in variables]
 
     def _keep(self, arrays: Sequence[Any], context: contexts.Context) -> None:
         """Stores what `_updated` made of what `_held` gave."""
@@ -281,7 +282,7 @@ class Optimizer:
             if in_slices:
                 context.executor.set(variable, value)
             else:
-                context.executor.store(variable, value)
+                context.executor.standpoint.store(context.executor, variable, value)
 
     def _updated(
         self, grads: Sequence[Any], op: ReduceOp | None, held: Sequence[Any], context: contexts.Context

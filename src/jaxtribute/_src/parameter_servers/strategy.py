@@ -10,8 +10,7 @@ import jax
 from jaxtribute._src import settings
 from jaxtribute._src.backend import prepare_cpu_backend
 from jaxtribute._src.parameter_servers.variables.access import Access
-from jaxtribute._src.parameter_servers.variables.policy import ServerPolicy
-from jaxtribute._src.parameter_servers.variables.variable import ServerVariable
+from jaxtribute._src.parameter_servers.variables.variable import ServerPolicy, ServerVariable
 from jaxtribute._src.partitioners import Partitioner
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.strategies.extended import StrategyExtended

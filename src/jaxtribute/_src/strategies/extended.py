@@ -158,9 +158,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         """
         kwargs = dict(kwargs or {})
         executor = contexts.current().executor
-        fn = executor.replica_function(fn)
-        if self.home is not None:
-            executor.enter(self.home)
+        fn = executor.running(fn, self.home)
         if not executor.traced and not isinstance(fn, Function) and self.mesh.group and self.mesh.peers is not None:
             # A replica's operations would exchange parts between its devices, one by one and unordered: Gloo mixes
             # them up.

@@ -14,6 +14,7 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives import in_replica
 from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps, DefaultCrossDeviceOps, ReductionToOneDevice
 from jaxtribute._src.collectives.destinations import parse_destinations, put
+from jaxtribute._src.execution import standpoints
 from jaxtribute._src.execution.executor import LocalPerReplica
 from jaxtribute._src.execution.nests import flatten, map_leaves
 from jaxtribute._src.execution.replica_context import ReplicaContext
@@ -267,12 +268,13 @@ class ExtendedOperations(ABC):
                 f"update({var.name}) got a PerReplica argument with {self.mesh.size} components for a variable that "
                 "has one value. HINT: reduce it first: strategy.extended.reduce_to('SUM', value, variable)."
             )
-        executor = contexts.current().executor.as_replica()
-        if executor is None:
+        executor = contexts.current().executor
+        if not executor.local:
             return self.call_for_each_replica(fn, (var, *args), kwargs)
         args, kwargs = map_leaves(_whole, (args, kwargs))
         replica = ReplicaContext(self.strategy, lax.axis_index(AXIS))
-        with contexts.entered(contexts.Context(self.strategy, replica, executor)):
+        context = contexts.Context(self.strategy, replica, executor)
+        with contexts.entered(context), standpoints.seen_from(executor, standpoints.IN_REPLICA):
             return fn(var, *args, **kwargs)
 
     def _reduce_local(

@@ -26,6 +26,7 @@ def check_enterable(strategy: Strategy, what: str) -> None:
     """
     context = contexts.current()
     now = context.strategy
+    # Outside every scope the default strategy's only replica is in force, in which everything may be entered.
     if context.replica is not None and context.replica is not contexts.fallback.make().replica:
         raise ContextError(
             f"{what} was called inside a function that strategy.run executes on each replica "
@@ -62,6 +63,7 @@ class Scope:
         self._used = True
         contexts.announce()
         now = contexts.current()
+        # The default strategy's scope changes nothing, but is left by a pop as every other.
         contexts.push(now if strategy.is_default else Context(strategy, None, now.executor))
         return strategy
 

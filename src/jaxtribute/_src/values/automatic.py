@@ -67,6 +67,7 @@ class AutomaticLayout(LayoutMap):
           mesh: the replicas' devices.
           small: variables of fewer bytes are whole.
         """
+        # Whatever its size: a program may want a small variable in parts as well, because of what it meets there.
         self._pending.add(variable)
         if variable.size * variable.dtype.itemsize < small:
             return ()
@@ -97,5 +98,6 @@ def split_at(axis: int | None, mesh: ReplicaMesh) -> Layout:
 def layout_by_shape(shape: tuple[int, ...], mesh: ReplicaMesh) -> Layout:
     """The layout that splits the longest axis that can be."""
     parts = axis_to_split_over(mesh)[1]
+    # Of axes of equal length the last: a matrix is split by columns, so that the product needs no sum over devices.
     fitting = [axis for axis, size in enumerate(shape) if size and size % parts == 0]
     return split_at(max(fitting, key=lambda axis: (shape[axis], axis), default=None), mesh)

@@ -24,9 +24,35 @@ _MAPPED_BYTES = 1 << 16
 _PRIVATE: dict[str, Any] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 """By default Python maps memory that processes can share, which costs half as much again when it is first written."""
 _FREE: int | None = getattr(mmap, "MADV_FREE", getattr(mmap, "MADV_DONTNEED", None))
-_spare: dict[int, list[mmap.mmap]] = {}
-"""By its size, memory of copies that nobody needs any more: written anew it takes half the time of new memory."""
-_sparing = threading.Lock()
+
+
+class SpareMemory:
+    """Memory of copies that nobody needs any more, by its size: written anew it takes half the time of new memory.
+
+    What keeps coming back, such as a checkpoint with its saves, has one of its own, and it goes with it.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[mmap.mmap]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> mmap.mmap:
+        """Memory of that size, which nobody else has."""
+        with self._lock:
+            spare = self._free.get(nbytes)
+            return spare.pop() if spare else mmap.mmap(-1, nbytes, **_PRIVATE)
+
+    def give(self, one: mmap.mmap) -> None:
+        """Keeps memory for the next copies; the system may take it until then."""
+        if _FREE is not None:
+            one.madvise(_FREE)
+        with self._lock:
+            self._free.setdefault(len(one), []).append(one)
+
+    def clear(self) -> None:
+        """Lets go of all that is kept."""
+        with self._lock:
+            self._free.clear()
 
 
 @dataclass(frozen=True)
@@ -38,12 +64,14 @@ class HostCopy:
       sharding: how it lies on its devices.
       parts: this process's devices, each with what it has of the array.
       memory: where the larger parts are.
+      spare: takes that memory once it is free.
     """
 
     shape: tuple[int, ...]
     sharding: Sharding
     parts: Sequence[tuple[jax.Device, Host]]
     memory: Sequence[mmap.mmap]
+    spare: SpareMemory
 
     def array(self) -> jax.Array:
         """The array again, to be read only: on CPU devices it is the memory of the copy."""
@@ -54,21 +82,20 @@ class HostCopy:
     def free(self) -> None:
         """Gives the memory to the system, for when it needs it, or to the next copies: arrays of it hold nothing."""
         for one in self.memory:
-            if _FREE is not None:
-                one.madvise(_FREE)
-            with _sparing:
-                _spare.setdefault(len(one), []).append(one)
+            self.spare.give(one)
 
 
-def copied(arrays: Sequence[jax.Array]) -> list[HostCopy]:
+def copied(arrays: Sequence[jax.Array], spares: Sequence[SpareMemory] = ()) -> list[HostCopy]:
     """Copies arrays that lie in the host's memory, all at once.
 
     Args:
       arrays: arrays on CPU devices.
+      spares: for each array where its memory comes from; by default all is new.
     """
+    spares = spares or [SpareMemory()] * len(arrays)
     pairs: list[tuple[Host, Host]] = []
     copies: list[HostCopy] = []
-    for array in arrays:
+    for array, spare in zip(arrays, spares, strict=True):
         parts: dict[Any, Host] = {}
         memory: list[mmap.mmap] = []
         places: list[tuple[jax.Device, Host]] = []
@@ -76,12 +103,12 @@ def copied(arrays: Sequence[jax.Array]) -> list[HostCopy]:
             index = tuple((part.start, part.stop) for part in shard.index)
             if index not in parts:
                 source = np.asarray(shard.data)
-                parts[index] = _room(source, memory)
+                parts[index] = _room(source, memory, spare)
                 pairs.append((parts[index], source))
             places.append((shard.device, parts[index]))
-        copies.append(HostCopy(array.shape, array.sharding, places, memory))
-    with _sparing:
-        _spare.clear()  # of other sizes: what is copied now is what the next save has to copy again
+        copies.append(HostCopy(array.shape, array.sharding, places, memory, spare))
+    for spare in set(spares):
+        spare.clear()  # of other sizes: what is copied now is what the next save has to copy again
     _copy([piece for pair in pairs for piece in _pieces(*pair)])
     return copies
 
@@ -113,11 +140,9 @@ def _pieces(target: Host, source: Host) -> Generator[tuple[Host, Host]]:
         yield target[start : start + rows], source[start : start + rows]
 
 
-def _room(source: Host, memory: list[mmap.mmap]) -> Host:
+def _room(source: Host, memory: list[mmap.mmap], spare: SpareMemory) -> Host:
     """An array of that kind that holds nothing yet, in memory that is added to `memory` if there is much of it."""
     if source.nbytes < _MAPPED_BYTES:
         return np.empty(source.shape, source.dtype)
-    with _sparing:
-        spare = _spare.get(source.nbytes)
-        memory.append(spare.pop() if spare else mmap.mmap(-1, source.nbytes, **_PRIVATE))
+    memory.append(spare.take(source.nbytes))
     return np.frombuffer(memory[-1], source.dtype).reshape(source.shape)

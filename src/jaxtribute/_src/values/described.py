@@ -127,5 +127,7 @@ __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __fl
 __pow__ __rpow__ __matmul__ __rmatmul__ __neg__ __pos__ __abs__ __lt__ __le__ __gt__ __ge__
 addressable_data astype reshape sum mean max min
 """
+# A subclass of `jax.Array`, so that it passes for one where only shapes are asked for. What needs values says so here:
+# inside JAX the error would be one of its own insides.
 for _name in _NEED_VALUES.split():
     setattr(DescribedArray, _name, DescribedArray._no_value)  # pyright: ignore[reportPrivateUsage]

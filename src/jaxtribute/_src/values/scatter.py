@@ -121,7 +121,8 @@ class ScatterMethods:
             indices, values = policy.admit(indices), policy.admit(values)
 
         def write(executor: Executor) -> None:
-            executor.store(variable, how.apply(executor.whole(variable), indices, values))
+            seen = executor.standpoint
+            seen.store(executor, variable, how.apply(seen.whole(executor, variable), indices, values))
 
         executor.together(write)
         return self

@@ -16,7 +16,7 @@ import jax
 from jaxtribute._src.traced_reads import traced_reads
 
 if TYPE_CHECKING:
-    from jaxtribute._src.values.copies import HostCopy
+    from jaxtribute._src.values.copies import HostCopy, SpareMemory
 
 updating = threading.RLock()
 """Held while a step gives up variables' arrays and puts new ones in place: no other thread may read in between."""
@@ -188,6 +188,8 @@ class Lease:
         self.shape, self.dtype, self.nbytes = array.shape, array.dtype, array.nbytes
         self._array: jax.Array | None = array
         self._copy: HostCopy | None = None
+        self.memory: SpareMemory | None = None
+        """Source of a copy's memory, which it goes back to; new memory by default."""
         self._key = key
         self._taken = False
         self._lock = threading.Lock()
@@ -253,9 +255,12 @@ class Lease:
 
     @staticmethod
     def _copy_all(free: dict[Lease, jax.Array]) -> None:
-        from jaxtribute._src.values.copies import copied  # many programs never need it, and starts should be quick
+        # Many programs never need it, and starts should be quick.
+        from jaxtribute._src.values.copies import SpareMemory, copied
 
-        for lease, copy in zip(free, copied(list(free.values())), strict=True):
+        new = SpareMemory()
+        spares = [new if lease.memory is None else lease.memory for lease in free]
+        for lease, copy in zip(free, copied(list(free.values()), spares), strict=True):
             lease._array, lease._copy = None, copy
 
 

@@ -207,7 +207,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
           VariableError: an ON_READ variable without aggregation is read in cross-replica context.
         """
         context = self._context()
-        return context.executor.read(self, in_replica=context.replica is not None)
+        return context.executor.standpoint.read(context.executor, self, context.replica is not None)
 
     _operand = read_value
 
@@ -239,7 +239,8 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
 
     def distributed(self) -> Any:
         """The variable as a `Mirrored` or `PerReplica` value, or as an array where there is one copy."""
-        return self._context().executor.distributed(self)
+        executor = self._context().executor
+        return executor.standpoint.distributed(executor, self)
 
     def replaced_in(self, program: Any, value: Numeric) -> None:
         """Gives a variable that another process holds its new value in a program that is being traced."""
@@ -248,7 +249,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
     def _update(self, value: Numeric, update: Update) -> Self:
         context = self._context()
         context.strategy.extended.check_variable(self)
-        context.executor.write(self, value, update, in_replica=context.replica is not None)
+        context.executor.standpoint.write(context.executor, self, value, update, context.replica is not None)
         return self
 
     def _context(self) -> Context:

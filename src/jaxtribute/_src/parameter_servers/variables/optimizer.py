@@ -74,6 +74,7 @@ def plan_parts(transform: optax.GradientTransformation, variables: Sequence[Serv
         slots: list[tuple[int, int | None]] = []
         leaves = jax.tree_util.tree_leaves_with_path(here)
         for (path, _), owner in zip(leaves, owner_of_leaves(here, cast("Any", local)), strict=True):
+            # Here a server's shards are numbered from 0. In the whole state a slot stands under its variable's number.
             known = _path(path) if owner is None else _path((*path[:-1], jax.tree_util.SequenceKey(shards[owner][0])))
             if known not in places:
                 raise ArgumentError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,12 @@ from jaxtribute._src.execution.row_gradients import overlaid_rows
 from jaxtribute._src.execution.traced import TracedProgram, check_untraced
 from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.parameter_servers.variables.operations import Operation, changed_in, read_rows, record, updated_in
-from jaxtribute._src.parameter_servers.variables.policy import ServerPolicy
+from jaxtribute._src.parameter_servers.variables.program import ServerProgram
 from jaxtribute._src.types import ArrayLike, DType, Foreign, Leaf
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute._src.values.layouts import parse_layout
-from jaxtribute._src.values.policies.base import Update, coerce
+from jaxtribute._src.values.mesh import ReplicaMesh
+from jaxtribute._src.values.policies.base import Policy, Update, coerce
 from jaxtribute._src.values.scatter import IndexedSlices, Scatter, checked_rows
 from jaxtribute._src.values.stored import Lease
 from jaxtribute._src.values.variable import Variable
@@ -27,6 +28,7 @@ from jaxtribute.errors import VariableError
 
 if TYPE_CHECKING:
     from jaxtribute._src.execution.executor import Executor
+    from jaxtribute._src.parameter_servers.variables.access import Access
     from jaxtribute._src.strategies.base import Strategy
 
 
@@ -67,6 +69,31 @@ class RemoteArrayInfo:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     committed: bool = False
+
+
+class ServerPolicy(Policy):
+    """Values on servers: reads pull, writes send operations (see `ServerVariable`).
+
+    Args:
+      mesh: the device that this process computes on.
+      access: how this process reaches the servers.
+    """
+
+    remote = True
+    program: ClassVar[Any] = ServerProgram
+
+    def __init__(self, mesh: ReplicaMesh, access: Access) -> None:
+        self._mesh = mesh
+        self.access = access
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        """The device that this process computes on."""
+        return self._mesh
+
+    def place(self, value: ArrayLike) -> jax.Array:
+        """The value, on its way to the servers."""
+        return jnp.asarray(value)
 
 
 class ServerVariable(Variable):

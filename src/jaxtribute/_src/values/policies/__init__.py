@@ -1,4 +1,4 @@
-"""Storage of a variable over the replicas, and the meaning of reads and writes in each context."""
+"""Storage of a variable over the replicas, in terms of arrays."""
 
 from jaxtribute._src.values.policies.base import Policy as Policy
 from jaxtribute._src.values.policies.base import Update as Update

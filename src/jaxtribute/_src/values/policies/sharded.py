@@ -16,9 +16,8 @@ from jax.sharding import Sharding
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.mesh import own
 from jaxtribute._src.values.policies.base import Policy
-from jaxtribute._src.values.policies.in_pieces import PiecesPolicy
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
-from jaxtribute._src.values.policies.sliced import SlicedPolicy
+from jaxtribute._src.values.policies.sliced import PiecesPolicy, SlicedPolicy
 from jaxtribute._src.values.slices import Cut, NotCuttable, alike
 
 if TYPE_CHECKING:

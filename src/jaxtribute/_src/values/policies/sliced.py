@@ -1,4 +1,4 @@
-"""A variable stored in slices, one a replica: the slots of an optimizer with a sharded update."""
+"""Variables stored in equal pieces, one a replica; such as the slots of an optimizer with a sharded update."""
 
 from __future__ import annotations
 
@@ -6,14 +6,72 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.mesh import own
-from jaxtribute._src.values.policies.base import Update, Writes, coerce
-from jaxtribute._src.values.policies.in_pieces import PiecesPolicy
+from jaxtribute._src.values.policies.base import Policy, Update, Writes, coerce
 
 if TYPE_CHECKING:
+    from jaxtribute._src.values.mesh import Layout, ReplicaMesh
+    from jaxtribute._src.values.slices import Cut
     from jaxtribute._src.values.variable import Variable
+
+
+class PiecesPolicy(Policy):
+    """One equal piece of the value a replica.
+
+    Args:
+      mesh: the devices of each replica.
+      cut: how the value is cut.
+      layout: the axes within a replica that the value is split over.
+    """
+
+    split = True
+
+    def __init__(self, mesh: ReplicaMesh, cut: Cut, layout: Layout = ()) -> None:
+        self._mesh, self._cut, self.layout = mesh, cut, layout
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        """The replicas' devices."""
+        return self._mesh
+
+    @property
+    def cut(self) -> Cut:
+        """The way in which the value is cut."""
+        return self._cut
+
+    @property
+    def form(self) -> str:
+        """Flat, unless an axis is cut."""
+        return "flat" if self.cut.axis is None else "value"
+
+    @property
+    def where(self) -> Sharding:
+        """The pieces over the replicas, each shared by the replica's devices."""
+        return self.cut.laid_out(self.layout, self.mesh)
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """The axis that is cut."""
+        return self.cut.spec
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """That of all pieces together."""
+        return self.cut.stored_shape
+
+    def local_shape(self, variable: Variable) -> tuple[int, ...]:
+        """One piece, which is padded where they are uneven."""
+        return self.cut.piece_shape
+
+    def value(self, array: Numeric) -> Any:
+        """The value that the pieces form."""
+        return self.cut.value(array)
+
+    def pieces(self, value: Numeric) -> Any:
+        """The array that the value's pieces form."""
+        return self.cut.stored(jnp.asarray(value))
 
 
 class SlicedPolicy(PiecesPolicy):
