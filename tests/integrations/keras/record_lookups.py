@@ -1,6 +1,6 @@
 """Writes down what Keras's lookups give on TensorFlow: `python record_lookups.py`, where TensorFlow 2.21 is installed.
 
-    python tests/integrations/keras/record_lookups.py > tests/integrations/keras/lookups.json
+python tests/integrations/keras/record_lookups.py > tests/integrations/keras/lookups.json
 """
 
 import itertools
@@ -32,7 +32,11 @@ def cases():
                 arguments["mask_token"] = mask
             inside = [token if known or token in vocabulary else vocabulary[0] for token in tokens]
             yield kind, arguments, np.array(inside).reshape(shape).tolist()
-        yield kind, {"vocabulary": vocabulary, "output_mode": "count", "max_tokens": 9, "pad_to_max_tokens": True}, tokens
+        yield (
+            kind,
+            {"vocabulary": vocabulary, "output_mode": "count", "max_tokens": 9, "pad_to_max_tokens": True},
+            tokens,
+        )
         yield kind, {"vocabulary": vocabulary}, tokens[0]
         for masked in ({}, {"mask_token": mask}):
             yield kind, {"vocabulary": vocabulary, "invert": True, **masked}, [[0, 1, 2], [3, 4, 9]]

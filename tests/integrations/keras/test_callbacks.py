@@ -62,7 +62,9 @@ def test_epochs_batches_and_weights_are_written_under_keras_names() -> None:
     assert found["evaluation_loss_vs_iterations", 6] == pytest.approx(history["val_loss"][1], rel=1e-6)
     assert found["epoch_learning_rate", 1] == pytest.approx(0.1)
     assert {step for _, step in kept.histograms} == {0, 1}
-    assert {name.partition("/")[2] for name, _ in kept.histograms} == {f"only/{name}/histogram" for name in ("kernel", "bias")}
+    assert {name.partition("/")[2] for name, _ in kept.histograms} == {
+        f"only/{name}/histogram" for name in ("kernel", "bias")
+    }
 
 
 def test_files_lie_where_keras_puts_them(tmp_path: Path) -> None:

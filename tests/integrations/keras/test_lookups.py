@@ -27,7 +27,11 @@ def read(row: dict[str, Any]) -> dict[str, Any]:
         found = text(layer(np.array(row["inputs"])))
     except ArgumentError as error:
         return {"error": str(error)}
-    return {"values": found.tolist(), "shape": list(found.shape), "vocabulary": [str(x) for x in layer.get_vocabulary()]}
+    return {
+        "values": found.tolist(),
+        "shape": list(found.shape),
+        "vocabulary": [str(x) for x in layer.get_vocabulary()],
+    }
 
 
 @pytest.mark.parametrize("kind", ["StringLookup", "IntegerLookup"])

@@ -28,7 +28,11 @@ def find(source: Source, names: Names) -> Iterator[Finding]:
         if end is None or end.endswith(suffix):
             continue
         start, stop = source.span(path)
-        text = f'{source.of(path)} + "{suffix}"' if isinstance(path, (ast.Name, ast.Attribute, ast.Call, ast.Constant)) else ""
+        text = (
+            f'{source.of(path)} + "{suffix}"'
+            if isinstance(path, (ast.Name, ast.Attribute, ast.Call, ast.Constant))
+            else ""
+        )
         edits = (Edit(start, stop, text),) if text else ()
         advice = f"Keras 3 wants a file that ends in {suffix}" + (f": write filepath={text}" if text else "")
         yield Finding(path.lineno, path.col_offset + 1, f"file of {_CHECKPOINT}", Kind.RENAMED, advice, edits)

@@ -13,7 +13,6 @@ from jaxtribute._src.types import Leaf, Nest
 from jaxtribute._src.values.sparse import is_sparse
 from jaxtribute.errors import ArgumentError
 
-
 _HOMES = ("jaxtribute.compat.tf", "jaxtribute.compat.tf.math", "jaxtribute.compat.tf.nn")
 
 

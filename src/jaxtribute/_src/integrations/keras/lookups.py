@@ -7,7 +7,7 @@ known: in a dataset's `map`, in models that are called and not compiled, and bef
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,9 @@ class _Lookup(keras.layers.Layer):
     def _check(self) -> None:
         kind = type(self).__name__
         if self.output_mode not in _MODES:
-            raise ArgumentError(f"{kind}: output_mode is {self.output_mode!r}. HINT: choose one of {', '.join(_MODES)}.")
+            raise ArgumentError(
+                f"{kind}: output_mode is {self.output_mode!r}. HINT: choose one of {', '.join(_MODES)}."
+            )
         if self.invert and self.output_mode != "int":
             raise ArgumentError(f"{kind}: invert=True has no output_mode {self.output_mode!r}. HINT: leave that out.")
         if self.num_oov_indices < 0:
@@ -380,7 +382,9 @@ class IntegerLookup(_Lookup):
         settings = dict(locals())
         _refuse("IntegerLookup", idf_weights=idf_weights, sparse=sparse, salt=salt)
         if oov_method != "floormod" or vocabulary_dtype != "int64":
-            given = f"oov_method={oov_method!r}" if oov_method != "floormod" else f"vocabulary_dtype={vocabulary_dtype!r}"
+            given = (
+                f"oov_method={oov_method!r}" if oov_method != "floormod" else f"vocabulary_dtype={vocabulary_dtype!r}"
+            )
             raise ArgumentError(f"IntegerLookup: {given} is not supported. HINT: leave it out.")
         super().__init__(settings, name, kwargs)
 
