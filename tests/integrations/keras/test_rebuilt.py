@@ -17,7 +17,7 @@ def traced(plain: bool) -> tuple[Any, Any, Any]:
     strategy = jd.get_strategy() if plain else jd.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
-    forward = jd.function(lambda x: model(x))
+    forward = jd.function(model)
     np.testing.assert_allclose(forward(X), model(X), rtol=1e-6)
     forward(X)
     return model, model.layers[0], forward
@@ -54,8 +54,7 @@ def test_a_frozen_layer_is_trained_no_more_and_thawed_without_a_trace() -> None:
 
     @jd.function
     def gradients(x: Any) -> Any:
-        found = jd.value_and_grad(lambda: keras.ops.sum(model(x) ** 2), model.trainable_variables)()[1]
-        return found
+        return jd.value_and_grad(lambda: keras.ops.sum(model(x) ** 2), model.trainable_variables)()[1]
 
     assert len(gradients(X)) == 4
     first.trainable = False
