@@ -21,7 +21,7 @@ def model() -> keras.Model:
         (model, "Sequential"),
         (lambda: model().weights[0], "Variable"),
         (lambda: keras.optimizers.SGD(0.1), "SGD"),
-        (lambda: keras.metrics.Mean(), "Mean"),
+        (keras.metrics.Mean, "Mean"),
     ],
 )
 def test_what_keras_trains_with_would_be_a_copy(make: Any, name: str) -> None:

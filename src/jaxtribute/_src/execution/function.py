@@ -65,7 +65,7 @@ class Function(Generic[P, R]):
         self._settled: set[str] = set()
         self._fed: dict[Any, FedPrograms] = {}
         self._form: frozenset[Any] = frozenset()
-        """What has changed, since the first trace, in the objects that the function was traced from."""
+        """Changes, since the first trace, of the objects that the function was traced from."""
         self._runs: weakref.WeakKeyDictionary[Strategy, Function[..., Any]] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
         self._traces = 0
