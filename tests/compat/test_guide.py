@@ -84,7 +84,7 @@ class TestTruth:
 
     @pytest.mark.parametrize("name", sorted(others.DIFFERENT | others.REMARKS))
     def test_what_is_said_of_other_names_is_about_names_here(self, name: str) -> None:
-        assert exists(name)
+        assert entry_of(name).here == name
 
     @pytest.mark.parametrize("name", sorted(others.ABSENT))
     def test_other_names_that_are_said_to_be_absent_are(self, name: str) -> None:

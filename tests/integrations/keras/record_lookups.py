@@ -7,6 +7,8 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -18,7 +20,7 @@ WORDS = ["b", "a", "", "z", "c", "z"]
 SHAPES = ([6], [3, 2], [6, 1], [2, 1, 3])
 
 
-def cases():
+def cases() -> Iterator[tuple[str, dict[str, Any], Any]]:
     """A layer's class, its arguments, and what it is called with."""
     words = {"StringLookup": (["c", "a", "b"], WORDS, ""), "IntegerLookup": ([30, 10, 20], [20, 10, 0, 7, 30, -4], 0)}
     for kind, (vocabulary, tokens, mask) in words.items():
@@ -42,7 +44,7 @@ def cases():
             yield kind, {"vocabulary": vocabulary, "invert": True, **masked}, [[0, 1, 2], [3, 4, 9]]
 
 
-def shown(value):
+def shown(value: Any) -> dict[str, Any]:
     """A result as JSON holds it."""
     array = np.asarray(value)
     if array.dtype == object:
@@ -50,7 +52,7 @@ def shown(value):
     return {"values": array.tolist(), "dtype": str(np.asarray(value).dtype), "shape": list(array.shape)}
 
 
-def recorded():
+def recorded() -> list[dict[str, Any]]:
     """Each case with its result, and the error's class where there is one."""
     found = []
     for kind, arguments, inputs in cases():
@@ -59,13 +61,13 @@ def recorded():
         try:
             row["result"] = shown(layer(np.array(inputs)))
             row["vocabulary"] = [str(token) for token in layer.get_vocabulary()]
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (of any kind)
             row["error"] = type(error).__name__
         found.append(row)
     return found
 
 
-def adapted():
+def adapted() -> Iterator[tuple[str, dict[str, Any], Any, list[str]]]:
     """Vocabularies that layers take from data."""
     data = {"StringLookup": ["x", "y", "y", "z", "z", "w", ""], "IntegerLookup": [5, 7, 7, 9, 9, 3, 0]}
     for kind, tokens in data.items():

@@ -28,9 +28,9 @@ class Kept:
     def histogram(self, name: str, values: Any, step: int, time_s: float) -> None:
         self.histograms.append((name, step))
 
-    def text(self, *_: Any) -> None: ...
+    def text(self, name: str, text: str, step: int, time_s: float) -> None: ...
 
-    def configure(self, *_: Any) -> None: ...
+    def configure(self, settings: Any) -> None: ...
 
     def flush(self) -> None: ...
 
@@ -41,7 +41,7 @@ def fitted(strategy: jd.Strategy, callback: keras.callbacks.Callback) -> keras.c
     x = np.arange(24, dtype=np.float32).reshape(12, 2) / 24
     with strategy.scope():
         keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="only")])
+        model: Any = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="only")])
         model.compile(keras.optimizers.SGD(0.1), loss="mse")
     return model.fit(
         x, x.sum(1), batch_size=4, epochs=2, validation_data=(x[:4], x[:4].sum(1)), verbose=0, callbacks=[callback]
@@ -57,7 +57,7 @@ def test_epochs_batches_and_weights_are_written_under_keras_names() -> None:
     assert steps == {2, 4, 6}
     names = {name for name, _ in found}
     assert names == {"batch_loss", "epoch_loss", "epoch_learning_rate", "evaluation_loss_vs_iterations"}
-    losses = [value for name, step, value in kept.numbers if name == "epoch_loss"]
+    losses = [value for name, _, value in kept.numbers if name == "epoch_loss"]
     np.testing.assert_allclose(sorted(losses), sorted(history["loss"] + history["val_loss"]), rtol=1e-6)
     assert found["evaluation_loss_vs_iterations", 6] == pytest.approx(history["val_loss"][1], rel=1e-6)
     assert found["epoch_learning_rate", 1] == pytest.approx(0.1)

@@ -1,4 +1,4 @@
-"""Lookups of strings and integers, against what Keras's own give on TensorFlow 2.21; `record_lookups` wrote that down."""
+"""Lookups of strings and integers, against what Keras's own give on TensorFlow 2.21, as `record_lookups` wrote it."""
 
 import json
 from pathlib import Path
@@ -137,11 +137,11 @@ def test_models_of_strings_take_batches_and_single_examples() -> None:
 def test_a_model_of_strings_is_saved_with_its_vocabulary(tmp_path: Path) -> None:
     features, _ = model_of_words(["a", "b"])
     features.save(tmp_path / "words.keras")
-    again = keras.models.load_model(tmp_path / "words.keras")
+    again: Any = keras.models.load_model(tmp_path / "words.keras")
     assert again(np.array([["b", "a", "q"]])).tolist() == [[2, 1, 0]]
 
 
 def test_a_models_other_inputs_are_checked_as_ever() -> None:
     x = keras.Input((3,))
-    with pytest.raises(ValueError, match="incompatible|shape"):
+    with pytest.raises(ValueError, match=r"incompatible|shape"):
         keras.Model(x, keras.layers.Dense(1)(x))(np.ones((2, 4)))

@@ -6,7 +6,7 @@ import functools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 
@@ -68,6 +68,8 @@ class Function(Generic[P, R]):
         self._numbers: dict[Any, int] = {}
         self._settled: set[str] = set()
         self._fed: dict[Any, FedPrograms] = {}
+        self._form: frozenset[Any] = frozenset()
+        """Changes, since the first trace, of the objects that the function was traced from."""
         self._runs: weakref.WeakKeyDictionary[Strategy, Function[..., Any]] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
         self._traces = 0
@@ -129,7 +131,7 @@ class Function(Generic[P, R]):
                 break
         if statics and statics[-1] is _TRACED:
             return self._python_function(*args, **kwargs)
-        program = self._programs.get((tree, statics, context.strategy, context.replica is None))
+        program = self._programs.get((tree, statics, context.strategy, context.replica is None, self._form))
         try:
             if program is None:
                 if tree_flatten(given, is_whole_variable)[1] != tree:
@@ -181,6 +183,16 @@ class Function(Generic[P, R]):
             found = self._runs[strategy] = Function(run_compiled)
         return found
 
+    def turn(self, change: Hashable) -> None:
+        """Takes note of a change in an object whose variables the programs use: further calls have others.
+
+        Args:
+          change: stands for it. The same one a second time takes it back, and the programs of before count again.
+        """
+        with self._lock:
+            self._form = self._form ^ {change}
+            self._repeated = None
+
     def _call(self, tree: Nest, statics: tuple[Any, ...]) -> Callable[..., Any]:
         """The Python function of its array arguments, the static ones filled in."""
         function = cast("Callable[..., R]", self._python_function)
@@ -200,7 +212,7 @@ class Function(Generic[P, R]):
         """Settles for lockstep, which is exact but slow, where replicas of different shapes cannot be one program."""
         call = self._settle(self._call(tree, statics), reason)
         self._repeated = None
-        self._programs[tree, statics, context.strategy, context.replica is None] = call
+        self._programs[tree, statics, context.strategy, context.replica is None, self._form] = call
         return call
 
     def _settle(self, call: Callable[[Sequence[Any]], Any], reason: NotSplittable) -> Callable[[Sequence[Any]], Any]:
@@ -219,7 +231,7 @@ class Function(Generic[P, R]):
         self, tree: Nest, statics: tuple[Any, ...], context: contexts.Context, feeds: list[Feed], leaves: list[Any]
     ) -> Any:
         """Calls with iterators among the arguments; see `feeds`."""
-        key = tree, statics, context.strategy, context.replica is None
+        key = tree, statics, context.strategy, context.replica is None, self._form
         if key not in self._fed:
 
             def compile_(call: Callable[[Sequence[Any]], Any], leaves: Sequence[Any]) -> Any:
@@ -238,7 +250,7 @@ class Function(Generic[P, R]):
         def trace(dynamic: Sequence[Any]) -> Capture:
             return self._traced(call, context, dynamic)
 
-        key = tree, statics, context.strategy, context.replica is None
+        key = tree, statics, context.strategy, context.replica is None, self._form
         with self._lock:
             self._note_numbers(tree, statics)
             if key not in self._programs:
@@ -263,6 +275,10 @@ class Function(Generic[P, R]):
             )
             raise
         check_captured(result.closed, self.__name__)
+        for variable in (*result.executor.inputs, *result.executor.written):
+            followers = getattr(variable, "followers", None)
+            if followers is not None:
+                followers.add(self)
         self._traces += 1
         if result.executor.created and not first:
             names = ", ".join(variable.name for variable in result.executor.created)

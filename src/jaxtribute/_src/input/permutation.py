@@ -24,7 +24,7 @@ _SHORT = 512
 """Below this length Grain's own function takes over 0.1 ms for each position."""
 _TABLE_BELOW = 1 << 14
 _TABLE_COST = 2000
-"""How often the cipher may be applied one by one before a table of the whole permutation costs less."""
+"""Turns of the cipher that cost as much as a table of the whole permutation."""
 
 
 def _mix(value: int) -> int:

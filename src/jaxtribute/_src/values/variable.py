@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Self
 
 import jax
@@ -65,6 +66,8 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
 
     derived = False
     """True for a variable that the library made beside another one, such as an optimizer's slot."""
+    followers: weakref.WeakSet[Any] | None = None
+    """The `jd.function`s that were traced with it, of a variable whose owner, such as a Keras layer, may be rebuilt."""
 
     def __init__(
         self,

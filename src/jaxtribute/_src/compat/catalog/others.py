@@ -64,8 +64,8 @@ NEEDS_TENSORFLOW: dict[str, str] = {
 """Names of Keras that are there and call TensorFlow."""
 
 _ON_HOST = (
-    "on the host, where values are known: in a dataset's `map`, and in a model of its own that is called and not fitted. "
-    "Not for `tf_idf`, several numbers for unknown strings, or sparse results"
+    "on the host, where values are known: in a dataset's `map`, and in a model of its own that is called and not "
+    "fitted. Not for `tf_idf`, several numbers for unknown strings, or sparse results"
 )
 
 _NUMBERS = "the numbers are not TensorFlow's: pass initial values where results must be the same"
@@ -99,8 +99,8 @@ REMARKS: dict[str, str] = {
     "tf.train.CheckpointManager": "in the background, with jd.CheckpointManager; this one waits for each save",
     "tf.train.ClusterSpec": "two tasks at one address are an error",
     "tf.train.ClusterDef": "a dataclass, as are JobDef and ServerDef; there are no protocol buffers",
-    "tf.keras.callbacks.TensorBoard": "written by `jd.summary.Writer`, with `pip install 'jaxtribute[tensorboard]'`; there "
-    "is no graph",
+    "tf.keras.callbacks.TensorBoard": "written by `jd.summary.Writer`, with `pip install 'jaxtribute[tensorboard]'`; "
+    "there is no graph",
     "tf.keras.layers.IntegerLookup": _ON_HOST,
     "tf.keras.layers.StringLookup": _ON_HOST,
     "tf.shape": "known while a function is traced, as a NumPy array; an axis is never unknown",

@@ -44,7 +44,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
     @property
     def summary(self) -> Any:
-        """What stands for `tf.summary` here."""
+        """The functions that stand for `tf.summary`."""
         return self._summaries
 
     def _write_keras_model_summary(self) -> None:

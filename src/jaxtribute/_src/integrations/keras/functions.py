@@ -13,7 +13,6 @@ from jaxtribute._src.types import Leaf, Nest
 from jaxtribute._src.values.sparse import is_sparse
 from jaxtribute.errors import ArgumentError
 
-
 _HOMES = ("jaxtribute.compat.tf", "jaxtribute.compat.tf.math", "jaxtribute.compat.tf.nn")
 
 
@@ -35,7 +34,7 @@ class FunctionOperation(keras.Operation):
         module, _, name = self.function.rpartition(".")
         if module not in _HOMES:  # a model's file may name anything
             raise ArgumentError(f"{self.function} is no function of {_HOMES[0]}. HINT: is the model's file damaged?")
-        # A symbolic tensor that Keras takes for sparse, such as the product with a number, is so while shapes are found.
+        # Keras takes some symbolic tensors for sparse, such as products with numbers, while it finds shapes.
         args, kwargs = keras.tree.map_structure(_dense, (args, kwargs))
         return getattr(import_module(module), name)(*args, **kwargs)
 

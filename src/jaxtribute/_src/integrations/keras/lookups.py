@@ -7,7 +7,7 @@ known: in a dataset's `map`, in models that are called and not compiled, and bef
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,8 @@ class _Lookup(keras.layers.Layer):
         self.mask_token: Leaf = settings["mask_token"]
         self.oov_token: Leaf = settings["oov_token"]
         self.invert: bool = settings["invert"]
-        self.output_mode: str = _OLDER_MODES.get(settings["output_mode"], settings["output_mode"])
+        mode: str = settings["output_mode"]
+        self.output_mode = _OLDER_MODES.get(mode, mode)
         self.pad_to_max_tokens: bool = settings["pad_to_max_tokens"]
         self._check()
         self._tokens: list[Any] = []
@@ -313,8 +314,8 @@ class StringLookup(_Lookup):
         _refuse("StringLookup", idf_weights=idf_weights, sparse=sparse, salt=salt)
         if num_oov_indices > 1:
             raise ArgumentError(
-                f"StringLookup: num_oov_indices is {num_oov_indices}, for which TensorFlow divides unknown strings by a "
-                "hash function of its own. HINT: give 0 or 1."
+                f"StringLookup: num_oov_indices is {num_oov_indices}, for which TensorFlow divides unknown strings by "
+                "a hash function of its own. HINT: give 0 or 1."
             )
         self.encoding = encoding
         super().__init__(settings, name, kwargs)

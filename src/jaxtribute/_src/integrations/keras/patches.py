@@ -24,7 +24,7 @@ from jaxtribute._src.integrations.keras.share import (
     whole_batch_moments,
 )
 from jaxtribute._src.integrations.keras.strings import host_inputs, unchecked
-from jaxtribute._src.integrations.keras.variables import PlainValue, joined, new_variable
+from jaxtribute._src.integrations.keras.variables import PlainValue, joined, new_variable, rebuilt
 from jaxtribute._src.types import Foreign, Leaf, Nest
 from jaxtribute.errors import ArgumentError, ConfigError
 
@@ -313,6 +313,12 @@ PATCHES = (
         ("__init__",),
         synchronizable,
         "a scope takes synchronized=True, which Keras has for TensorFlow alone",
+    ),
+    Patch(
+        keras.layers.Layer,
+        ("_track_variable", "_untrack_variable"),
+        rebuilt,
+        "functions that were traced with a layer see that it has other variables",
     ),
     Patch(
         internals.Functional, ("_assert_input_compatibility",), unchecked, "a model of strings takes single examples"

@@ -34,7 +34,7 @@ def _takes_strings(model: KerasModel) -> bool:
 
 def _conformed(value: Leaf, symbol: Any) -> Any:
     """One input with a last axis of length 1 where the model has it, and without where the model has none."""
-    array = np.asarray(value) if symbol.dtype == "string" else keras.ops.convert_to_tensor(value, symbol.dtype)
+    array: Any = np.asarray(value) if symbol.dtype == "string" else keras.ops.convert_to_tensor(value, symbol.dtype)
     rank, wanted = len(array.shape), len(symbol.shape)
     if rank == wanted + 1 and array.shape[-1] == 1:
         return array[..., 0]

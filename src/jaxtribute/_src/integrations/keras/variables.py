@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import weakref
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
@@ -13,7 +15,7 @@ from jaxtribute._src.context import Context
 from jaxtribute._src.execution.eager import Eager
 from jaxtribute._src.integrations.keras import internals
 from jaxtribute._src.integrations.keras.custom_loops import own_replica, together
-from jaxtribute._src.integrations.keras.internals import KerasVariable
+from jaxtribute._src.integrations.keras.internals import KerasModel, KerasVariable
 from jaxtribute._src.integrations.keras.share import current
 from jaxtribute._src.types import Leaf
 from jaxtribute._src.values.enums import VariableAggregation
@@ -82,7 +84,19 @@ class StrategyVariable(keras.Variable):
             layout = self._layout_as_slot() if self.strategy.extended.mesh.group else None
             made = Variable(value, trainable=self.trainable, name=self.path, aggregation=first, layout=layout)
             made.derived = layout is not None
+            made.followers = weakref.WeakSet()
             return made
+
+    @property
+    def trainable(self) -> bool:
+        """True if optimizers are to update it; a `jd.function` that was traced with the other value is traced anew."""
+        return self._trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        if bool(value) != self._trainable:
+            tell_followers([self], (self._stored, "trainable"))
+        self._trainable = bool(value)
 
     def _layout_as_slot(self) -> Layout | None:
         """The layout of the variable that an optimizer's variable belongs to; the empty one if that is none of ours."""
@@ -90,6 +104,23 @@ class StrategyVariable(keras.Variable):
             return None
         owner = internals.owner_of_slot(self.name, tuple(self.shape))
         return owner.stored.policy.layout if isinstance(owner, StrategyVariable) else ()
+
+
+def tell_followers(variables: Iterable[KerasVariable], change: Hashable) -> None:
+    """Tells the functions that were traced with some of the variables of a change, once; see `Function.turn`."""
+    followers: set[Any] = set()
+    for variable in variables:
+        if isinstance(variable, StrategyVariable) and variable._stored is not None:  # pyright: ignore[reportPrivateUsage]
+            followers.update(variable.stored.followers or ())
+    for function in followers:
+        function.turn(change)
+
+
+def rebuilt(original: Callable[..., Any], layer: KerasModel, variable: KerasVariable) -> None:
+    """Gives a variable to a layer, or takes it away; of a layer that is built functions may have been traced before."""
+    if vars(layer).get("built"):  # LoRA adds variables, and quantization exchanges them
+        tell_followers([*layer.variables, variable], object())
+    original(layer, variable)
 
 
 class PlainValue:

@@ -25,7 +25,7 @@ from jaxtribute._src.messaging.errors import told
 from jaxtribute._src.optimizer.optimizer import Optimizer
 from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer
 from jaxtribute._src.parameter_servers.variables.variable import ServerVariable, VariableDescription
-from jaxtribute._src.types import Leaf, Nest
+from jaxtribute._src.types import Foreign, Leaf, Nest
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentTypeError
 
@@ -164,6 +164,7 @@ class Pickler(cloudpickle.Pickler):
             )
         if isinstance(obj, ByReference):
             return obj.reference()
+        _refuse_keras(obj)
         if isinstance(obj, Function):
             return _function(obj)
         if kind is Optimizer and obj.remote is not None:
@@ -174,6 +175,25 @@ class Pickler(cloudpickle.Pickler):
         if isinstance(obj, FunctionType) and _of_user(obj.__module__):
             return cast("Any", self)._dynamic_function_reduce(obj)
         return inherited.reducer_override(obj)
+
+
+def _refuse_keras(obj: Foreign) -> None:
+    """Refuses what Keras trains with: pickled by Keras it would be a copy, with variables of its own on each worker.
+
+    Raises:
+      ArgumentTypeError: it is a layer or model with trainable variables, such a variable, an optimizer or a metric.
+    """
+    keras = sys.modules.get("keras")
+    if keras is None or not hasattr(keras, "__version__"):
+        return
+    trained = isinstance(obj, keras.Variable) and obj.trainable
+    trained |= isinstance(obj, keras.layers.Layer) and bool(obj.trainable_variables)
+    if trained or isinstance(obj, (keras.optimizers.Optimizer, keras.metrics.Metric)):
+        raise ArgumentTypeError(
+            f"{type(obj).__name__} {obj.name!r} of Keras in a function for workers, where it would be a copy with "
+            "variables of its own. HINT: train it by model.fit under the strategy; a loop of your own takes "
+            "jd.Variable and jd.Optimizer."
+        )
 
 
 def _function(function: Function[..., Any]) -> tuple[Any, tuple[Any, ...]]:
