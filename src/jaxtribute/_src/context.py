@@ -50,7 +50,7 @@ class _Fallback:
 
     make: Callable[[], Context]
     context: Context | None = None
-    """What `make` returns; None where it raises."""
+    """The context that `make` returns; None where it raises."""
 
 
 fallback = _Fallback()
