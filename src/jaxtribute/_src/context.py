@@ -28,10 +28,17 @@ class Context:
     """The way in which the code runs: what it reads, where its writes go, how it reaches other replicas."""
 
 
+class Entries(list[Context]):
+    """The contexts that a thread has entered, the outermost first."""
+
+    base: Context | None = None
+    """The context that the thread falls back to outside every scope, if it has one."""
+
+
 class _Stack(threading.local):
     def __init__(self) -> None:
-        self.entries: list[Context] = []
-        self.base: Context | None = None
+        # One attribute: to look one up for the thread takes longer than for an object, and every step does.
+        self.entries = Entries()
 
 
 stack = _Stack()
@@ -43,7 +50,7 @@ class _Fallback:
 
     make: Callable[[], Context]
     context: Context | None = None
-    """What `make` returns; None where it raises."""
+    """The context that `make` returns; None where it raises."""
 
 
 fallback = _Fallback()
@@ -64,7 +71,7 @@ def current() -> Context:
     entries = stack.entries
     if entries:
         return entries[-1]
-    return stack.base or fallback.make()
+    return entries.base or fallback.make()
 
 
 def of(strategy: Strategy) -> Context:
@@ -80,21 +87,21 @@ def depth() -> int:
     return len(stack.entries)
 
 
-def replace_entries(entries: list[Context]) -> None:
+def replace_entries(entries: Entries) -> None:
     """Replaces the calling thread's stack."""
     stack.entries = entries
 
 
 def set_base(context: Context | None) -> None:
     """Replaces what the calling thread falls back to outside every scope."""
-    stack.base = context
+    stack.entries.base = context
     if traced_reads.contexts:
         show()
 
 
 def base() -> Context | None:
     """The calling thread's base context, as `set_base` left it."""
-    return stack.base
+    return stack.entries.base
 
 
 def entries() -> list[Context]:

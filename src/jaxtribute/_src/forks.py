@@ -15,7 +15,7 @@ from jaxtribute._src import context as contexts
 from jaxtribute.errors import ContextError
 
 
-class _Entries(list[Any]):
+class _Entries(contexts.Entries):
     """The stack of a thread that a fork has copied: it can be left, and not looked at."""
 
     def __getitem__(self, place: Any) -> NoReturn:

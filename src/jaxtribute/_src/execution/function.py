@@ -19,11 +19,10 @@ from jaxtribute._src import settings
 from jaxtribute._src.execution.capture import Capture, capture, check_captured
 from jaxtribute._src.execution.eager import Eager, EagerStep, NotSplittable, uncompiled
 from jaxtribute._src.execution.feeds import FedPrograms, Feed
-from jaxtribute._src.execution.interrupts import Unknown
-from jaxtribute._src.execution.nests import InputSignature
-from jaxtribute._src.execution.program import Program, bundled, program_of
+from jaxtribute._src.execution.nests import InputSignature, bundled
+from jaxtribute._src.execution.program import Program, Unusual, program_of
 from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
-from jaxtribute._src.observers import STEP, TRACE, observed
+from jaxtribute._src.observers import DISPATCH, STEP, TRACE, observed
 from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.numbers import check_cut
 from jaxtribute._src.values.variable import Variable
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-_stack, fallback = contexts.stack, contexts.fallback
+_stack, _fallback = contexts.stack, contexts.fallback
 """Looked up once: every step asks for the context in force, as `contexts.current` does."""
 _PATIENCE = 64
 """Number of calls that were not as the one before, after which a function does not expect it any more."""
@@ -97,13 +96,13 @@ class Function(Generic[P, R]):
         """Runs the compiled program, tracing it first for a new signature."""
         repeated = self._repeated
         # Most calls are as the one before: of those this asks only what may have changed.
-        if repeated is not None and not STEP.observers:
+        if repeated is not None and not STEP.observers and not DISPATCH.observers:
             context, again = repeated
             entries = _stack.entries
-            if (entries[-1] if entries else _stack.base or fallback.context) is context:
+            if (entries[-1] if entries else entries.base or _fallback.context) is context:
                 try:
                     return again(args, kwargs)
-                except Unknown:
+                except Unusual:
                     self._repeated = None
                     self._missed += 1
         return self._call_looking(contexts.current(), *args, **kwargs)
@@ -119,9 +118,7 @@ class Function(Generic[P, R]):
         elif STEP.observers and STEP.due():
             return STEP.around(self, self, self.__name__, *args, **kwargs)
         given: Any = (args, kwargs) if self._conform is None else (self._conform(args, kwargs), {})
-        leaves, tree = tree_flatten(given)
-        if self._takes_variables and tree in self._takes_variables:
-            leaves, tree = tree_flatten(given, is_whole_variable)
+        leaves, tree = self._flattened(given)
         statics: tuple[Any, ...] = ()
         for leaf in leaves:
             if type(leaf) is not ArrayImpl:
@@ -138,14 +135,26 @@ class Function(Generic[P, R]):
                     self._takes_variables.add(tree)  # to JAX a variable is its value; the function wants it itself
                     return self(*args, **kwargs)
                 program = self._compile(tree, statics, context, leaves)
-            if statics or within is not None or self._conform is not None or not isinstance(program, Program):
-                return program(leaves, within)
-            if self._missed < _PATIENCE and program.repeats and all(type(leaf) is ArrayImpl for leaf in leaves):
-                self._repeated = context, program.again
+            if within is None and not statics and self._repeats(program, leaves):
+                self._repeated = context, cast("Program", program).again
                 return program(leaves, None, bundled(args, kwargs))
-            return program(leaves)
+            return program(leaves, within)
         except NotSplittable as reason:
             return self._run_uncompiled(tree, statics, context, reason)(leaves)
+
+    def _flattened(self, given: Nest) -> tuple[list[Any], Any]:
+        """The leaves of arguments, and their structure; variables are whole where the function wants them so."""
+        leaves, tree = tree_flatten(given)
+        if self._takes_variables and tree in self._takes_variables:
+            leaves, tree = tree_flatten(given, is_whole_variable)
+        return leaves, tree
+
+    def _repeats(self, program: Callable[..., Any], leaves: list[Any]) -> bool:
+        """True if the next call may be as this one, of arrays on devices alone: `Program.again` runs it then."""
+        if self._conform is not None or self._missed >= _PATIENCE:
+            return False
+        on_devices = all(type(leaf) is ArrayImpl for leaf in leaves)
+        return on_devices and isinstance(program, Program) and program.repeats
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds the method to `instance`, whose programs are its own."""

@@ -91,10 +91,6 @@ def undisturbed(call: Callable[..., None], *args: Nest) -> None:
 _NOTHING: tuple[tuple[()], None] = ((), None)
 
 
-class Unknown(Exception):  # noqa: N818
-    """JAX has no program that it can call without Python for the arguments; nothing has run."""
-
-
 class Guard:
     """An argument without arrays that tells when JAX runs Python around a program.
 
@@ -103,13 +99,12 @@ class Guard:
 
     Args:
       check: called then, before anything else; may raise. None for a guard that only stands in for another.
-      refuses: whether it raises `Unknown` then, and nothing else.
     """
 
-    __slots__ = ("_check", "broken", "deferral", "refuses", "seen")
+    __slots__ = ("_check", "broken", "deferral", "seen")
 
-    def __init__(self, check: Callable[[], None] | None, *, refuses: bool = False) -> None:
-        self._check, self.refuses = check, refuses
+    def __init__(self, check: Callable[[], None] | None) -> None:
+        self._check = check
         self.broken = False
         """True if the user's own function, called meanwhile, has not come to its end."""
         self.seen = False
@@ -144,8 +139,6 @@ class Guard:
 
     def _flattened(self) -> tuple[tuple[()], None]:
         if self.seen:
-            if self.refuses:
-                raise Unknown
             self.defer()
         self.seen = True
         return _NOTHING

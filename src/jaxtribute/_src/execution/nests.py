@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import jax
 import numpy as np
+from jax.tree_util import default_registry
 
 from jaxtribute._src.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import PerReplica, ReplicaValues
@@ -45,6 +46,23 @@ def opened(nest: Nest) -> Any:
 def flatten(nest: Nest) -> tuple[list[Any], Any]:
     """The leaves of `nest`, distributed values and variables kept whole, and its structure."""
     return jax.tree.flatten(nest, is_leaf=is_whole)
+
+
+leaves_of = default_registry.flatten
+"""`jax.tree.flatten` without the Python around it: the arrays in a nest, and its structure."""
+
+
+def bundled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call's arguments as one nest, from whose structure it is seen which have been given by name."""
+    return {"": args, **kwargs} if kwargs else args
+
+
+def unbundled(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of which `bundled` has made `given`."""
+    if type(given) is tuple:
+        return given, {}
+    kwargs = dict(given)
+    return kwargs.pop(""), kwargs
 
 
 def flatten_dense(nest: Nest, what: str) -> tuple[list[Any], Any]:

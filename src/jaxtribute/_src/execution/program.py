@@ -13,18 +13,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
-from jax.tree_util import default_registry
 
 from jaxtribute._src.execution.capture import Capture, Constant, is_constant
+from jaxtribute._src.execution.compiled_only import CompiledOnly
 from jaxtribute._src.execution.eager import EagerStep
-from jaxtribute._src.execution.interrupts import Guard, Unknown, undisturbed
+from jaxtribute._src.execution.interrupts import Guard, undisturbed
+from jaxtribute._src.execution.nests import bundled, leaves_of, unbundled
 from jaxtribute._src.execution.traced import check_untraced
-from jaxtribute._src.jaxprs.core import as_function, opened
+from jaxtribute._src.jaxprs.core import ArrayImpl, as_function, opened
 from jaxtribute._src.jaxprs.kinds import list_collectives
 from jaxtribute._src.observers import DISPATCH
 from jaxtribute._src.traced_reads import traced_reads
-from jaxtribute._src.types import Leaf, Nest, Numeric
-from jaxtribute._src.values.described import DescribedArray
+from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh, own, put
 from jaxtribute._src.values.stored import (
     Group,
@@ -47,6 +47,10 @@ class Grow(Exception):  # noqa: N818
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
+
+
+class Unusual(Exception):  # noqa: N818
+    """A step is not like the one before; nothing has run."""
 
 
 class Program:
@@ -74,12 +78,16 @@ class Program:
         self.donated: list[Variable] = []
         self.kept: list[Variable] = []
         self._constants = False
+        self._bare = False
+        """True if the results of a step are what the program gives."""
         self._growing: Capture | None = None
         """The variables that the program is still to take, until it does."""
         self._special = False
         """True if a step needs what `_prepare` does."""
-        self._guard, self._sentry = Guard(self._check_eager), Guard(None, refuses=True)
-        """The guards that tell when JAX runs Python: the usual one, and that of steps for which it must not."""
+        self._guard = Guard(self._check)
+        """The guard that tells when JAX runs Python."""
+        self._structure: Any = None
+        """The structure of the arguments of steps that `again` runs."""
         self._group = Group()
         """The arrays of the variables that the program writes."""
         self._numbers = itertools.count()
@@ -100,6 +108,7 @@ class Program:
         self._throttles = self.mesh is not None and self.mesh.throttles
         self._home = self._home or capture.executor.home
         self._constants |= capture.constants
+        self._bare = not self._throttles and not self._constants
         both = [*self.donated, *self.kept]
         self._unplaced = [i for i, v in enumerate(both) if v.policy.mesh is None]
         owners = [both[place].distribute_strategy.extended for place in self._unplaced]
@@ -177,9 +186,9 @@ class Program:
         as their arrays, under the number of their structure, and they are put together later: a signal would be heard
         in between, and the new arrays lost.
         """
-        if type(guard) is Guard and guard.refuses:
-            raise Unknown  # JAX itself runs as Python: `jax.disable_jit`
-        leaves = given if type(given) is list else _flatten(_unbundled(given))[0]
+        if type(guard) is Guard and self._group.inputs is not None:
+            raise Unusual  # JAX itself runs as Python: `jax.disable_jit`
+        leaves = given if type(given) is list else leaves_of(unbundled(given))[0]
         if donated_leaves:
             rest, gifts = iter(leaves), iter(donated_leaves)
             leaves = [
@@ -195,6 +204,7 @@ class Program:
         if spreads or any(v not in known for v in executor.inputs) or any(v in self.kept for v in executor.written):
             raise Grow(capture)
         self._constants |= capture.constants
+        self._bare = self._bare and not self._constants
         inputs = [known[variable] for variable in capture.executor.inputs]
         own_leaves, fed = leaves[: len(leaves) - executor.fed], leaves[len(leaves) - executor.fed :]
         outputs = as_function(capture.closed)(*own_leaves, *inputs, *fed)
@@ -228,6 +238,8 @@ class Program:
         if mesh is not None and mesh.peers is not None:
             mesh.entering(self.name, partial(self._collectives, leaves))
         donated: Sequence[StoredArray] = self.donated
+        if given is not None and self._structure is None:
+            self._structure = leaves_of(given)[1]
         try:
             if within is None:
                 with updating:
@@ -245,7 +257,8 @@ class Program:
         """True if `again` can run steps of the program."""
         alone = self.mesh is None or self.mesh.peers is None
         plain = not (self._central or self._needs_home or self._donated_leaves)
-        return alone and plain and hasattr(self._jitted, "_cache_size") and not traced_reads.active
+        usual = not traced_reads.active and not self._must_prepare()
+        return alone and plain and usual and not isinstance(self._jitted, CompiledOnly)
 
     def again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one step of a program that `repeats`, without any Python that is not needed.
@@ -254,11 +267,11 @@ class Program:
         by their structure, shapes, dtypes and places; of all else a flag tells that it has not changed.
 
         Raises:
-          Unknown: JAX knows no program for the arguments, or the step is not as usual; nothing has happened.
+          Unusual: it is another step; nothing has happened.
         """
-        if DISPATCH.observers or traced_reads.active or (self._special and self._must_prepare()):
-            raise Unknown
-        group, guard = self._group, self._sentry
+        if traced_reads.active or (self._special and self._must_prepare()):
+            raise Unusual
+        group, guard = self._group, self._guard
         with updating:
             if not group.whole:
                 group.gather(self.donated)
@@ -270,10 +283,19 @@ class Program:
             group.inputs = (group._data[0], read, given, guard)  # pyright: ignore[reportPrivateUsage]
             try:
                 next(self._steps)
+            except Grow as grow:
+                self._grow(grow.capture)
+                raise Unusual from None
+            except ValueError as error:
+                if guard.broken:
+                    raise
+                raise Unusual from error  # JAX refuses arrays of other devices
             finally:
                 group.inputs = None  # the arguments may be large
+                if guard.deferral is not None:
+                    self._end_deferral()
             result = group._data.pop()  # pyright: ignore[reportPrivateUsage]
-        if type(result) is tuple and not self._throttles and not self._constants:
+        if type(result) is tuple and self._bare:
             return result[0]
         return self._finished(result, self.donated)
 
@@ -346,10 +368,14 @@ class Program:
             return self._run(moved, donated, kept, group)
         finally:
             if guard.deferral is not None:
-                if guard.broken and not self._central:
-                    self._compile_anew()  # JAX would call a program that it could not finish through Python for ever
-                guard.release()
+                self._end_deferral()
         return group._data.pop()  # pyright: ignore[reportPrivateUsage]
+
+    def _end_deferral(self) -> None:
+        """Hears signals again, which were put off as JAX ran Python."""
+        if self._guard.broken and not self._central:
+            self._compile_anew()  # JAX would call a program that it could not finish through Python for ever
+        self._guard.release()
 
     def _must_prepare(self) -> bool:
         """True of programs in the making, and of those with variables of no strategy beside some on several devices."""
@@ -366,8 +392,22 @@ class Program:
         rest = [leaf for i, leaf in enumerate(leaves) if i not in self._donated_leaves]
         return old, read, rest, self._guard, [leaf for i, leaf in enumerate(leaves) if i in self._donated_leaves]
 
-    def _check_eager(self) -> None:
-        """Checks that new values can get out: not if this was called inside jax.jit, without a traced argument."""
+    def _check(self) -> None:
+        """Called before JAX runs Python for a step.
+
+        Checks that new values can get out: not if this was called inside jax.jit, without a traced argument. And that
+        a step of `again` is one: JAX may trace it for new shapes, but for no other structure, and for arrays alone.
+
+        Raises:
+          TraceError: they cannot.
+          Unusual: it is not.
+        """
+        inputs = self._group.inputs
+        if inputs is not None:
+            leaves, structure = leaves_of(inputs[2])
+            # `in`, as `==` would compare variables that are static parts of the structure by their values.
+            if structure not in (self._structure,) or any(type(leaf) is not ArrayImpl for leaf in leaves):
+                raise Unusual
         if self.donated:
             check_untraced(self.donated[0])
 
@@ -454,69 +494,5 @@ def _is_plain(tree: Nest) -> bool:
     return node[0] in (tuple, list, dict) and all(_is_plain(child) for child in tree.children())
 
 
-_flatten = default_registry.flatten
-"""`tree_flatten` without the Python around it."""
-
-
-def bundled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call's arguments as one nest, from whose structure it is seen which have been given by name."""
-    return {"": args, **kwargs} if kwargs else args
-
-
-def _unbundled(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of which `bundled` has made `given`."""
-    if type(given) is tuple:
-        return given, {}
-    kwargs = dict(given)
-    return kwargs.pop(""), kwargs
-
-
 def _unwrapped(value: Numeric) -> Any:
     return value.value if isinstance(value, Constant) else value
-
-
-class CompiledOnly:
-    """A stand-in for the function that `jax.jit` made: a call compiles it and tells what it would give.
-
-    Args:
-      jitted: the function.
-      home: where inputs go that lie on no described device, such as batches and keys on the host.
-    """
-
-    def __init__(self, jitted: Any, home: Sharding) -> None:
-        self._jitted, self._home = jitted, home
-        self._known: dict[Any, tuple[Any, ...]] = {}
-
-    def __call__(self, *inputs: Nest) -> Any:
-        """The outputs as `DescribedArray`s.
-
-        Raises:
-          jax.errors.JaxRuntimeError: the compiler's own error, such as for a program that does not fit.
-        """
-        leaves, tree = jax.tree.flatten(self._described(inputs))
-        key = tree, tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
-        if key not in self._known:
-            lowered = self.lower(*inputs)
-            shapes, structure = jax.tree.flatten(lowered.out_info)
-            placed = jax.tree.leaves(lowered.compile().output_shardings)
-            arrays = [DescribedArray(s.shape, s.dtype, place) for s, place in zip(shapes, placed, strict=True)]
-            self._known[key] = structure, arrays
-        structure, arrays = self._known[key]
-        return structure.unflatten(arrays)
-
-    def lower(self, *inputs: Nest) -> Any:
-        """The program lowered for the described devices."""
-        return self._jitted.lower(*self._described(inputs))
-
-    def _described(self, inputs: tuple[Any, ...]) -> Any:
-        """Shapes and placements of the inputs."""
-
-        def one(leaf: Leaf) -> Any:
-            if isinstance(leaf, DescribedArray):
-                return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-            on_devices = getattr(getattr(leaf, "sharding", None), "device_set", None) == self._home.device_set
-            where = leaf.sharding if on_devices else self._home
-            dtype = jax.dtypes.canonicalize_dtype(jax.numpy.result_type(leaf))
-            return jax.ShapeDtypeStruct(jax.numpy.shape(leaf), dtype, sharding=where)
-
-        return jax.tree.map(one, inputs)

@@ -12,7 +12,6 @@ import jax
 from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute._src.devices import device_name
-from jaxtribute._src.execution import compiled, lockstep
 from jaxtribute._src.execution.capture import Capture
 from jaxtribute._src.execution.eager import Eager, stepping
 from jaxtribute._src.execution.function import Function
@@ -170,6 +169,8 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
             return self._call_alone(fn, args, kwargs)
         _check_values(self, (args, kwargs))
         if executor.traced:
+            from jaxtribute._src.execution import compiled
+
             return compiled.run(self.strategy, self.mesh, fn, args, kwargs, executor)
         if isinstance(fn, Function):
             return fn.run_on(self.strategy)(*args, **kwargs)
@@ -182,8 +183,13 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
                 f"strategy.run on {self.mesh.size} described device(s) outside a compiled function: nothing runs. "
                 "HINT: call strategy.run in a function decorated by @jd.function."
             )
+        # Imported where they are used: many programs need one of them or none, and starts should be quick.
         if not is_traced():
+            from jaxtribute._src.execution import lockstep
+
             return lockstep.run(self.strategy, self.mesh, fn, args, kwargs)
+        from jaxtribute._src.execution import compiled
+
         executor = contexts.current().executor
         return compiled.run_transformed(self.strategy, self.mesh, fn, args, kwargs, executor)
 
@@ -192,6 +198,8 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
 
         Where all replicas returned the same object it stays as it is, unless `always`.
         """
+        from jaxtribute._src.execution import lockstep
+
         return lockstep.regroup(results, self.mesh, always=always)
 
     def input_context(self) -> InputContext:
