@@ -92,7 +92,7 @@ def test_a_vocabulary_may_be_a_file_and_begin_with_special_tokens(tmp_path: Path
         (lambda: ours.IntegerLookup(pad_to_max_tokens=True), "pad_to_max_tokens"),
         (lambda: ours.IntegerLookup(oov_method="farmhash"), "oov_method='farmhash'"),
         (lambda: ours.StringLookup(sparse=True), "sparse=True is not supported"),
-        (lambda: ours.StringLookup(salt=3), "salt=3 is not supported"),
+        (lambda: ours.StringLookup(**json.loads('{"salt": 3}')), "salt=3 is not supported"),
         (lambda: ours.StringLookup(nonsense=1), "no argument 'nonsense'"),
         (lambda: ours.StringLookup()(["a"]), "has no vocabulary"),
         (lambda: ours.StringLookup(vocabulary=["a"], num_oov_indices=0)(["b"]), "'b' is not in the vocabulary"),

@@ -94,7 +94,7 @@ class _Summaries:
     def histogram(self, name: str, data: Leaf, step: Leaf) -> None:
         """Writes the distribution of an array's values."""
         for writer in self._recording():
-            writer.histogram(name, keras.ops.convert_to_numpy(data), step=int(step))
+            writer.histogram(name, np.asarray(keras.ops.convert_to_numpy(data)), step=int(step))
 
     def _recording(self) -> list[Writer]:
         """The writer that is in force; none where there is none, or it is not to write."""

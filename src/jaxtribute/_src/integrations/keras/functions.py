@@ -35,7 +35,8 @@ class FunctionOperation(keras.Operation):
         if module not in _HOMES:  # a model's file may name anything
             raise ArgumentError(f"{self.function} is no function of {_HOMES[0]}. HINT: is the model's file damaged?")
         # Keras takes some symbolic tensors for sparse, such as products with numbers, while it finds shapes.
-        args, kwargs = keras.tree.map_structure(_dense, (args, kwargs))
+        dense: Any = keras.tree.map_structure(_dense, (args, kwargs))
+        args, kwargs = dense
         return getattr(import_module(module), name)(*args, **kwargs)
 
     def compute_output_spec(self, *args: Nest, **kwargs: Nest) -> Any:
@@ -45,8 +46,8 @@ class FunctionOperation(keras.Operation):
 
 def apply_symbolically(function: str, args: Nest, kwargs: Nest) -> Any:
     """Adds a call of a function to a model that is being built; returns its symbolic results."""
-    args, kwargs = keras.tree.map_structure(_as_config, (args, kwargs))
-    return FunctionOperation(function)(*args, **kwargs)
+    given: Any = keras.tree.map_structure(_as_config, (args, kwargs))
+    return FunctionOperation(function)(*given[0], **given[1])
 
 
 def _as_config(value: Leaf) -> Any:

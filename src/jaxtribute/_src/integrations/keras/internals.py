@@ -49,7 +49,8 @@ tracked_lists: dict[type[Any], type[Any]] = {TrackedList: list, TrackedSet: set}
 
 def take_string_dtype() -> None:
     """Lets Keras know NumPy's dtype of strings of any length, which stands for `tf.string` in `compat.tf`."""
-    PYTHON_DTYPES_MAP[np.dtype(object)] = "string"
+    known: dict[Any, str] = PYTHON_DTYPES_MAP
+    known[np.dtype(object)] = "string"
 
 
 def take_host_values(layer: Foreign) -> None:
