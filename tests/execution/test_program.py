@@ -53,11 +53,11 @@ def test_a_frame_has_one_set_of_devices() -> None:
     frames: list[TracedFunction] = []
     jax.make_jaxpr(lambda: frames.append(TracedFunction()))()
     executor = frames[0]
-    executor.enter(mirrored(2).extended.mesh)
-    executor.enter(jd.MirroredStrategy(["CPU:0", "CPU:1"]).extended.mesh)
+    executor.running(print, mirrored(2).extended.mesh)
+    executor.running(print, jd.MirroredStrategy(["CPU:0", "CPU:1"]).extended.mesh)
     assert executor.mesh == mirrored(2).extended.mesh
     with pytest.raises(StrategyMixError, match=r"HINT: make one jd.function for each strategy"):
-        executor.enter(one_device(3).extended.mesh)
+        executor.running(print, one_device(3).extended.mesh)
 
 
 def test_only_written_variables_are_donated() -> None:

@@ -112,8 +112,12 @@ class StoredArray(Slot):
     @property
     def stored(self) -> jax.Array:
         """The stored global array, to ask for its shape or placement only: a later step may donate it."""
-        held = self._data
-        return held.group.arrays[held.index] if type(held) is Place else held
+        while True:
+            held = self._data
+            array = held.group.arrays[held.index] if type(held) is Place else held
+            # Another thread may have taken the array out of its group between the two looks.
+            if array is not None or held is self._data:
+                return array
 
     def peek(self) -> jax.Array:
         """The stored global array, remembered as lent so that a later step copies it before donating it."""
