@@ -114,7 +114,7 @@ class StoredArray(Slot):
         """The stored global array, to ask for its shape or placement only: a later step may donate it."""
         while True:
             held = self._data
-            array = held.group.arrays[held.index] if type(held) is Place else held
+            array: Any = held.group.arrays[held.index] if type(held) is Place else held
             # Another thread may have taken the array out of its group between the two looks.
             if array is not None or held is self._data:
                 return array
