@@ -114,9 +114,10 @@ class StoredArray(Slot):
         """The stored global array, to ask for its shape or placement only: a later step may donate it."""
         while True:
             held = self._data
-            array: Any = held.group.arrays[held.index] if type(held) is Place else held
-            # Another thread may have taken the array out of its group between the two looks.
-            if array is not None or held is self._data:
+            if type(held) is not Place:
+                return held
+            array = held.group.arrays[held.index]
+            if array is not None:  # else another thread has taken it out of the group between the two looks
                 return array
 
     def peek(self) -> jax.Array:
