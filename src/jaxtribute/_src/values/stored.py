@@ -112,13 +112,13 @@ class StoredArray(Slot):
     @property
     def stored(self) -> jax.Array:
         """The stored global array, to ask for its shape or placement only: a later step may donate it."""
-        while True:
-            held = self._data
-            if type(held) is not Place:
-                return held
-            array = held.group.arrays[held.index]
-            if array is not None:  # else another thread has taken it out of the group between the two looks
-                return array
+        held = self._data
+        array = held.group.arrays[held.index] if type(held) is Place else held
+        if array is None:  # another thread has taken it out of its group between the two looks
+            with updating:
+                held = self._data
+                array = held.group.arrays[held.index] if type(held) is Place else held
+        return array
 
     def peek(self) -> jax.Array:
         """The stored global array, remembered as lent so that a later step copies it before donating it."""
