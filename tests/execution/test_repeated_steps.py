@@ -12,6 +12,7 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.execution.program import Program
+from jaxtribute._src.traced_reads import traced_reads
 from jaxtribute._src.values.stored import Group, Place, arrays_of, release
 from replicas import mirrored, one_device, variable
 
@@ -28,6 +29,8 @@ def count_repeated(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
         return result
 
     monkeypatch.setattr(Program, "again", counted)
+    # A kept function that has read a variable, of any test before, keeps steps from being repeated.
+    monkeypatch.setattr(traced_reads, "active", False)
     return seen
 
 

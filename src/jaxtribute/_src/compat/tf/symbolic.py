@@ -22,9 +22,13 @@ def allow_in_models(module: str, home: str, names: Iterable[str] | None = None) 
     defined = vars(sys.modules[module])
     if names is None:
         names = [name for name, one in defined.items() if isfunction(one) and one.__module__ == module]
+    made: dict[Callable[..., Any], Callable[..., Any]] = {}
     for name in names:
         if not name.startswith("_"):
-            defined[name] = _taking_symbols(defined[name], f"{home}.{name}")
+            function = defined[name]
+            if function not in made:  # one function may have several names
+                made[function] = _taking_symbols(function, f"{home}.{name}")
+            defined[name] = made[function]
 
 
 def _taking_symbols(function: Callable[..., Any], full_name: str) -> Callable[..., Any]:
