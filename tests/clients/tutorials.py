@@ -66,15 +66,8 @@ _ALIASED = """jd.config.alias_devices({"GPU:0": "CPU:0", "GPU:1": "CPU:1"})
 mirrored_strategy = tf.distribute.MirroredStrategy(devices=["/gpu:0", "/gpu:1"])"""
 
 BY_HAND: dict[str, tuple[tuple[str, str], ...]] = {
-    "keras": (("    tf.keras.callbacks.TensorBoard(log_dir='./logs'),", ""),),
     "custom_training": (
         ("  model = tf.keras.Sequential([", "  model = tf.keras.Sequential([tf.keras.Input((28, 28, 1)),"),
-    ),
-    "input": (
-        (
-            "  layer = tf.keras.layers.StringLookup(vocabulary=vocab)",
-            "  layer = np.vectorize(lambda word: 1 + vocab.index(word.decode()) if word.decode() in vocab else 0)",
-        ),
     ),
     "multi_worker_with_keras": (("/keras-model'", "/keras-model.keras'"),),
     "distributed_training": (
@@ -95,7 +88,7 @@ ON_ONE_DEVICE = {
 """Notebooks that TensorFlow 2.21 runs on one CPU: on two, `MirroredStrategy` fails at times in Keras 3's optimizer.
 There these texts change, so that batches are as large, and the cells show as many devices, as on two."""
 
-ALSO_BY_TENSORFLOW = ("keras", "custom_training", "multi_worker_with_keras")
+ALSO_BY_TENSORFLOW = ("custom_training", "multi_worker_with_keras")
 """Notebooks whose lines TensorFlow 2.21 needs, or takes, too."""
 
 
