@@ -39,6 +39,16 @@ def held(variable: jd.Variable) -> Any:
     return variable._data  # pyright: ignore[reportPrivateUsage]
 
 
+def test_variables_that_lie_on_several_devices_stop_no_other_steps(repeated: list[Program]) -> None:
+    strategy = mirrored(2)
+    spread, apart, own = jd.Variable(1.0), jd.Variable(1.0), variable(strategy, 1.0)
+    jd.function(lambda: strategy.run(lambda: own + spread))()
+    assert len(spread.stored.devices()) == 2
+    step = jd.function(lambda x: (apart.assign_add(x), apart + 0.0)[1])
+    assert [float(step(jnp.float32(1))) for _ in range(3)] == [2.0, 3.0, 4.0]
+    assert len(repeated) == 2
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_second_step_of_arrays_is_repeated(replicas: int, repeated: list[Program]) -> None:
     strategy = one_device(0) if replicas == 1 else mirrored(replicas)

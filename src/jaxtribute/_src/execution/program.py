@@ -111,6 +111,7 @@ class Program:
         self._bare = not self._throttles and not self._constants
         both = [*self.donated, *self.kept]
         self._unplaced = [i for i, v in enumerate(both) if v.policy.mesh is None]
+        self._unplaced_ids = frozenset(id(both[place]) for place in self._unplaced)
         owners = [both[place].distribute_strategy.extended for place in self._unplaced]
         self._copied_to_all: set[int] = owners[0].copied_to_all if owners else set()
         self._move_unplaced(self._unplaced_of(self.donated, self.kept))
@@ -378,8 +379,9 @@ class Program:
         self._guard.release()
 
     def _must_prepare(self) -> bool:
-        """True of programs in the making, and of those with variables of no strategy beside some on several devices."""
-        return self._special and (self._growing is not None or self.mesh is not None or bool(self._copied_to_all))
+        """True of programs in the making, and of those that have variables of no strategy on several devices."""
+        made = self._growing is None and self.mesh is None
+        return self._special and not (made and self._copied_to_all.isdisjoint(self._unplaced_ids))
 
     def _prepare(self, donated: Sequence[StoredArray], kept: Sequence[StoredArray]) -> None:
         """Prepares a step of a program that is being made for more variables, or that has some of no strategy."""
