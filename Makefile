@@ -38,8 +38,9 @@ test: $(READY)  ## the tests that start no process of their own: minutes
 # Python's own monitoring counts lines at almost no cost; Python 3.11 has none, and takes longer.
 test-all: export COVERAGE_CORE = sysmon
 test-all: $(READY)  ## also those that start and kill processes, the pages and the examples; with coverage
-	$(MAKE) test COVERAGE="--cov --cov-report="
-	$(PYTEST) --numprocesses=4 -m slow --durations=100 --cov --cov-append --cov-report=term --cov-fail-under=95
+	status=0; $(MAKE) test COVERAGE="--cov --cov-report=" || status=1; \
+	$(PYTEST) --numprocesses=4 -m slow --durations=100 --cov --cov-append --cov-report=term --cov-fail-under=95 || status=1; \
+	exit $$status
 
 docs: $(READY)  ## build the documentation into site/
 	$(BIN)/zensical build --strict
