@@ -462,25 +462,36 @@ def test_jax_flattens_again_before_it_runs_python() -> None:
 
 
 @pytest.mark.slow
-def test_many_variables_at_any_moment() -> None:
+@pytest.mark.parametrize(("taken", "least"), [(False, 3), (True, 40)])
+def test_many_variables_at_any_moment(taken: bool, least: int) -> None:
     variables = [jd.Variable(0.0) for _ in range(40)]
 
-    @jd.function
-    def step() -> None:
-        for v in variables:
-            v.assign_add(1.0)
+    def step_of_its_own() -> Any:
+        @jd.function
+        def step() -> None:
+            for v in variables:
+                v.assign_add(1.0)
+
+        return step
+
+    step, other = step_of_its_own(), step_of_its_own()
 
     def values() -> set[float]:
         return {float(v.numpy()) for v in variables}
 
-    for _ in range(2):
+    def turn() -> None:
         step()
-    total = moments((OWN,), step)
+        if taken:  # each step then goes through all variables, to take their arrays back
+            other()
+
+    for _ in range(2):
+        turn()
+    total = moments((OWN,), turn)
     for at in range(total):
         with pytest.raises(Interrupted), deadline(60), Moments((OWN,), at):
-            step()
+            turn()
         assert len(values()) == 1
-    assert total > 40
+    assert total > least
 
 
 def test_an_interrupted_lockstep_run_waits_for_nobody() -> None:
