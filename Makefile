@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=3 --dist=worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help check format test test-all docs demo demo-ps bench soak package lowest compilers clean
+.PHONY: help check format test test-covered test-slow test-all docs demo demo-ps bench soak package lowest compilers clean
 
 help:  ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -36,11 +36,14 @@ test: $(READY)  ## the tests that start no process of their own: minutes
 	$(PYTEST) -m "not slow" $(COVERAGE)
 
 # Python's own monitoring counts lines at almost no cost; Python 3.11 has none, and takes longer.
-test-all: export COVERAGE_CORE = sysmon
-test-all: $(READY)  ## also those that start and kill processes, the pages and the examples; with coverage
-	status=0; $(MAKE) test COVERAGE="--cov --cov-report=" || status=1; \
-	$(PYTEST) --numprocesses=4 -m slow --durations=100 --cov --cov-append --cov-report=term --cov-fail-under=95 || status=1; \
-	exit $$status
+test-covered test-slow: export COVERAGE_CORE = sysmon
+test-covered: $(READY)
+	$(MAKE) test COVERAGE="--cov --cov-report="
+
+test-slow: $(READY)
+	$(PYTEST) --numprocesses=4 -m slow --durations=100 --cov --cov-append --cov-report=term --cov-fail-under=95
+
+test-all: test-covered test-slow  ## also those that start and kill processes, the pages and the examples; with coverage
 
 docs: $(READY)  ## build the documentation into site/
 	$(BIN)/zensical build --strict
