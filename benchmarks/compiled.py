@@ -23,6 +23,7 @@ import jaxtribute as jd
 from benchmarks.peers.jax_steps import OPS, replica_step_of
 from benchmarks.problems import Problem, make
 from jaxtribute._src.tools import hlo
+from jaxtribute._src.tools.compiling.step import costs
 from jaxtribute._src.tools.compiling.targets import compile_for
 from jaxtribute._src.tools.compiling.topologies import topology_named
 
@@ -54,12 +55,12 @@ def figures_of_library(topology: str, train: Callable[[], Any]) -> Figures:
 def figures_by_hand(compiled: Any, devices: int) -> Figures:
     """The figures of what JAX has compiled for a number of devices."""
     text, held = compiled.as_text() or "", compiled.memory_analysis()
-    costs = compiled.cost_analysis() or {"flops": hlo.flops(text), "bytes accessed": hlo.traffic(text)}
+    flops, traffic = costs(compiled, text)
     sums = hlo.collectives(text, devices)
     kept = held.argument_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
     return Figures(
-        float(costs["flops"]),
-        float(costs["bytes accessed"]),
+        flops,
+        traffic,
         kept + held.temp_size_in_bytes,
         held.temp_size_in_bytes,
         hlo.kernels(text),

@@ -1,6 +1,9 @@
 """Steps whose compiled programs are looked at: each makes its variables under a strategy and calls its step once."""
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -114,3 +117,17 @@ def train(strategy: jd.Strategy, make: Callable[[], Made]) -> None:
 
     for batch in strategy.experimental_distribute_dataset([tuple(data)]):
         step(*batch)
+
+
+def planned(topology: str, most: int, folder: Path) -> str:
+    """What `jaxtribute plan` prints of the digits step under `MirroredStrategy`, from a script in `folder`."""
+    script = folder / "train.py"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import jaxtribute as jd\nfrom compiled_programs import PROGRAMS, train\n"
+        'train(jd.MirroredStrategy(), PROGRAMS["digits"])\n'
+    )
+    command = [sys.executable, "-m", "jaxtribute.cli", "plan", "--topology", topology, "--most", str(most), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

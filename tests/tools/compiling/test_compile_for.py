@@ -1,7 +1,5 @@
 """What the TPU compiler makes of steps: memory, collectives and donation, without a TPU."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from compiled_programs import PROGRAMS, train
+from compiled_programs import PROGRAMS, planned, train
 from jaxtribute._src.tools.compiling.step import DoesNotFitError
 from jaxtribute.errors import ArgumentError, DeviceError
 
@@ -114,15 +112,7 @@ def test_what_has_no_value_says_so() -> None:
 
 
 def test_plan_prints_what_the_compiler_says(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[2] / 'support')!r})\n"
-        "import jaxtribute as jd\nfrom compiled_programs import PROGRAMS, train\n"
-        'train(jd.MirroredStrategy(), PROGRAMS["digits"])\n'
-    )
-    command = [sys.executable, "-m", "jaxtribute.cli", "plan", "--topology", "v5e:2x2", "--most", "4", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Compiled for v5e:2x2, 4 device(s)" in done.stdout
-    assert "1 all-reduce of" in done.stdout
-    assert "v5e:1x1" in done.stdout
+    printed = planned("v5e:2x2", 4, tmp_path)
+    assert "Compiled for v5e:2x2, 4 device(s)" in printed
+    assert "1 all-reduce of" in printed
+    assert "v5e:1x1" in printed

@@ -1,8 +1,6 @@
 """What XLA's compiler for CUDA makes of steps, without a GPU: memory, collectives and donation."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from compiled_programs import PROGRAMS, train
+from compiled_programs import PROGRAMS, planned, train
 from jaxtribute._src.tools.compiling.step import DoesNotFitError
 
 pytestmark = [
@@ -64,15 +62,7 @@ def test_what_does_not_fit_is_refused_with_the_figure() -> None:
 
 
 def test_plan_prints_what_the_compiler_says(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[2] / 'support')!r})\n"
-        "import jaxtribute as jd\nfrom compiled_programs import PROGRAMS, train\n"
-        'train(jd.MirroredStrategy(), PROGRAMS["digits"])\n'
-    )
-    command = [sys.executable, "-m", "jaxtribute.cli", "plan", "--topology", "h100:2x4", "--most", "8", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Compiled for h100:2x4, 8 device(s) on 2 host(s)" in done.stdout
-    assert re.search("1 (asynchronous )?all-reduce of", done.stdout)
-    assert "h100:1x4" in done.stdout
+    printed = planned("h100:2x4", 8, tmp_path)
+    assert "Compiled for h100:2x4, 8 device(s) on 2 host(s)" in printed
+    assert re.search("1 (asynchronous )?all-reduce of", printed)
+    assert "h100:1x4" in printed

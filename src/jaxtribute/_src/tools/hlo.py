@@ -75,6 +75,10 @@ class Collective:
         """Bytes of them all."""
         return sum(self.parts)
 
+    def among(self, devices: int) -> int:
+        """The number of devices that take part together, in a program on so many."""
+        return len(self.groups[0]) if self.groups else devices
+
 
 def collectives(text: str, devices: int) -> tuple[Collective, ...]:
     """The collectives of a program on so many devices, from its HLO text; one inside a loop counts once."""
@@ -260,7 +264,7 @@ def _sent(line: str, devices: int) -> float:
         return 0.0
     sent = 0.0
     for one in collectives(line, devices):
-        among = len(one.groups[0]) if one.groups else devices
+        among = one.among(devices)
         if one.kind == "collective-permute":
             sent += one.nbytes
         else:

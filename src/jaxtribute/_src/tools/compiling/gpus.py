@@ -14,13 +14,15 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from jaxtribute._src.tools.planning.kinds import DEVICES, Device
+from jaxtribute._src.tools.planning.kinds import DEVICES, Device, link_named
 from jaxtribute.errors import ArgumentError, MissingLibraryError
 
 ENVIRONMENT = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 """Environment for the compiler where there is no GPU: nothing asks a driver for its version."""
 OPTIONS = {"xla_gpu_autotune_level": 0}
 """The compiler measures no candidates for a product, for which it would need the GPU."""
+LINK = link_named("infiniband-ndr")
+"""Medium between hosts."""
 _NAME = re.compile(r"(?P<kind>[a-z]+\d+):(?P<hosts>[1-9]\d*)x(?P<each>[1-9]\d*)")
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 _HOSTS = (1, 2, 8, 32, 128, 512)

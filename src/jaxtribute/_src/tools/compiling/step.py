@@ -153,10 +153,10 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
         raise _too_large(error, topology, rows * step.replicas) from error
     seconds = time.perf_counter() - start
     text = compiled.as_text()
-    costs = compiled.cost_analysis() or {"flops": hlo.flops(text), "bytes accessed": hlo.traffic(text)}
+    flops, traffic = costs(compiled, text)
     memory = compiled.memory_analysis()
-    devices = topology.devices[:1] if step.program.mesh is None else step.program.mesh.devices
     program, held = step.program, _held(step, rows, memory)
+    devices = topology.devices[:1] if program.mesh is None else program.mesh.devices
     if held.total > topology.chip.memory:  # the compiler of GPUs says nothing
         raise _over(held, topology, rows * step.replicas)
     # Donation is a permission. Which outputs did take over an input's memory stands in the program's first line.
@@ -172,12 +172,25 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
         copied=tuple(v.name for place, v in enumerate(program.donated) if place not in aliased),
         collectives=collectives(text, len(devices)),
         host=len(_HOST.findall(text)),
-        flops=max(float(costs.get("flops", 0.0)), 0.0),
-        traffic=max(float(costs.get("bytes accessed", 0.0)), 0.0),
+        flops=flops,
+        traffic=traffic,
         seconds=seconds,
         layout=step.layout,
         text=text,
     )
+
+
+def costs(compiled: Foreign, text: str) -> tuple[float, float]:
+    """The operations of a program on each device, and the bytes that they touch.
+
+    Args:
+      compiled: what JAX has compiled.
+      text: its text, in which they are counted where the compiler tells neither.
+    """
+    told = compiled.cost_analysis()
+    if not told:
+        return hlo.flops(text), hlo.traffic(text)
+    return max(float(told.get("flops", 0.0)), 0.0), max(float(told.get("bytes accessed", 0.0)), 0.0)
 
 
 def _share(array: Leaf) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import jax
 
 from jaxtribute._src.tools.compiling import gpus, tpus
 from jaxtribute._src.tools.hlo import Collective
-from jaxtribute._src.tools.planning.kinds import Device, Link, link_named
+from jaxtribute._src.tools.planning.kinds import Device, Link
 from jaxtribute._src.tools.planning.prediction import Cluster
 from jaxtribute.errors import ArgumentError
 
@@ -51,12 +52,12 @@ class Topology:
           collective: one of a program.
           devices: those that the program runs on, in its order.
         """
-        groups = collective.groups or (tuple(range(len(devices))),)
-        most = max(len(group) for group in groups)
+        size = collective.among(len(devices))
         if self.link is self.chip.link:  # the same within hosts and between them
-            return Cluster(self.chip, 1, most, self.link)
+            return Cluster(self.chip, 1, size, self.link)
+        groups = collective.groups or (tuple(range(len(devices))),)
         hosts = max(len({devices[place].process_index for place in group}) for group in groups)
-        return Cluster(self.chip, hosts, -(-most // hosts), self.link)
+        return Cluster(self.chip, hosts, -(-size // hosts), self.link)
 
 
 def topology_named(name: str) -> Topology:
@@ -75,9 +76,7 @@ def topology_named(name: str) -> Topology:
     family = _family(name)
     with _environment(family.ENVIRONMENT):
         devices = tuple(family.described(name).devices)
-    if family is gpus:
-        return Topology(name, kind, devices, link_named("infiniband-ndr"), gpus.OPTIONS)
-    return Topology(name, kind, devices, kind.link, {})
+    return Topology(name, kind, devices, family.LINK or kind.link, family.OPTIONS)
 
 
 def check_topology(name: str) -> Device:
@@ -116,10 +115,7 @@ def _family(name: str) -> ModuleType:
 
 
 def _count(name: str) -> int:
-    count = 1
-    for size in name.partition(":")[2].split("x"):
-        count *= int(size)
-    return count
+    return math.prod(int(size) for size in name.partition(":")[2].split("x"))
 
 
 @contextmanager

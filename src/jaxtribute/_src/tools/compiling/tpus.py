@@ -12,10 +12,13 @@ from jax.experimental import topologies
 from jaxtribute._src.tools.planning.kinds import DEVICES, Device
 from jaxtribute.errors import ArgumentError, MissingLibraryError
 
-NAME = re.compile(r"(?P<chip>v\d+[a-z]*):(?P<shape>\d+x\d+(?:x\d+)?)")
+_NAME = re.compile(r"(?P<chip>v\d+[a-z]*):(?P<shape>\d+x\d+(?:x\d+)?)")
 ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "TPU_MIN_LOG_LEVEL": "3", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 """Environment for `libtpu` where there is no TPU: it does not ask a server who the host is, which takes minutes, says
 less, and shares the machine with other processes that compile."""
+OPTIONS: dict[str, Any] = {}
+LINK = None
+"""Medium between hosts; None as the chips' own reaches all of them."""
 CHIPS = {kind.removeprefix("tpu-"): device for kind, device in DEVICES.items() if kind.startswith("tpu-")}
 """Kinds of chips by the first part of a slice's name."""
 _FLAT = ("1x1", "2x2", "4x4", "8x8", "16x16")
@@ -39,7 +42,7 @@ def described(name: str) -> Any:
 
 def chip(name: str) -> Device | None:
     """The kind of chip of a slice of that name; None where the name is no slice's."""
-    match = NAME.fullmatch(name)
+    match = _NAME.fullmatch(name)
     return None if match is None else CHIPS.get(match["chip"])
 
 
