@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.execution.eager import NotSplittable
 from jaxtribute._src.execution.program import Program
+from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.traced_reads import traced_reads
 from jaxtribute._src.values.stored import Group, Place, arrays_of, release
 from replicas import mirrored, one_device, variable
@@ -185,6 +187,19 @@ def test_a_new_shape_may_need_more_variables(repeated: list[Program]) -> None:
     assert (float(v.numpy()), float(w.numpy())) == (3.0, 6.0)
     assert repeated
     assert step.experimental_get_tracing_count() == 3  # the program of both variables has no trace of the first shape
+
+
+def test_a_new_shape_that_cannot_be_compiled_runs_uncompiled() -> None:
+    v = jd.Variable(0.0)
+
+    @jd.function
+    def step(x: Any) -> Any:
+        if x.shape == (4,) and isinstance(x, Tracer):
+            raise NotSplittable("replicas of four")
+        v.assign_add(x.sum())
+        return v.read_value()
+
+    assert [float(step(jnp.ones(size))) for size in (3, 3, 3, 4, 3)] == [3.0, 6.0, 9.0, 13.0, 16.0]
 
 
 def test_an_error_in_a_new_trace_is_the_users(repeated: list[Program]) -> None:

@@ -102,7 +102,7 @@ class Function(Generic[P, R]):
             if (entries[-1] if entries else entries.base or _fallback.context) is context:
                 try:
                     return again(args, kwargs)
-                except Unusual:
+                except (Unusual, NotSplittable):  # the general path says what is to be done
                     self._repeated = None
                     self._missed += 1
         return self._call_looking(contexts.current(), *args, **kwargs)
