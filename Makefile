@@ -11,10 +11,10 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=3 --dist=worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help check format test test-covered test-slow test-all docs demo demo-ps bench soak package lowest compilers clean
+.PHONY: help check format test test-covered test-slow test-all docs demo demo-ps bench soak package lowest tpu-compiler compilers clean
 
 help:  ## show the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "jaxtribute needs Python 3.11 or newer. HINT: install it, or run make PYTHON=/path/to/python3"; exit 1; }
@@ -77,13 +77,18 @@ lowest:  ## test the core on the oldest Python, at the lowest versions of the de
 	build/lowest/bin/python -m pytest --numprocesses=3 --dist=worksteal -m "not slow" \
 		tests/values tests/execution tests/strategies tests/optimizer tests/input tests/checkpoint
 
-# Beside the compilers JAX would look for their accelerators, in every test: so they have an environment of their own.
+# Beside the compilers JAX would look for their accelerators, in every test: so they have environments of their own.
+tpu-compiler: COMPILERS = tpu-compiler
+compilers: COMPILERS = tpu-compiler,gpu-compiler
+tpu-compiler:  ## test with the compiler of TPUs, none of which is needed (installs 1 GB)
 compilers:  ## test with the compilers of TPUs and GPUs, neither of which is needed (installs 6 GB)
-	@test -n "$(PYTHON)" || { echo "jaxtribute needs Python 3.11 or newer. HINT: install it, or run make compilers PYTHON=/path/to/python3"; exit 1; }
-	$(PYTHON) -m venv build/compilers
-	build/compilers/bin/python -m pip install --quiet --disable-pip-version-check uv
-	VIRTUAL_ENV=build/compilers build/compilers/bin/uv pip install --quiet --editable '.[test,tpu-compiler,gpu-compiler]'
-	JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 build/compilers/bin/python -m pytest -m "slow or not slow" tests/tools/compiling
+tpu-compiler compilers:
+	@test -n "$(PYTHON)" || { echo "jaxtribute needs Python 3.11 or newer. HINT: install it, or run make $@ PYTHON=/path/to/python3"; exit 1; }
+	$(PYTHON) -m venv build/$@
+	build/$@/bin/python -m pip install --quiet --disable-pip-version-check uv
+	VIRTUAL_ENV=build/$@ build/$@/bin/uv pip install --quiet --editable '.[test,$(COMPILERS)]'
+	JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 build/$@/bin/python -m pytest \
+		--numprocesses=2 --dist=worksteal -m "slow or not slow" tests/tools/compiling
 
 clean:  ## remove everything that the targets above make
 	rm -rf .venv site dist build .cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov

@@ -2,8 +2,10 @@
 
 python -m benchmarks.compiled [--topology v5e:2x4 or h100:1x8] [--json FILE]
 
-Each problem of `problems.py` with Adam: operations, bytes accessed, memory and collectives of each device, of the step
-under `MirroredStrategy` and of the same step by hand (`jax.jit`, `NamedSharding`, donated state), and their ratios.
+Problems of `problems.py`, and a table of embeddings, with Adam: operations, bytes accessed, memory and collectives of
+each device, of the step under `MirroredStrategy` and of the same step by hand (`jax.jit`, `NamedSharding`, donated
+state), and their ratios. Where the library updates slices of large variables, the step by hand is compiled twice: as it
+is usually written, and with the slots of those variables in slices, too.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -27,7 +31,17 @@ from jaxtribute._src.tools.compiling.step import costs
 from jaxtribute._src.tools.compiling.targets import compile_for
 from jaxtribute._src.tools.compiling.topologies import topology_named
 
-PROBLEMS = {"64-256-256-10": 256, "784-2048-2048-10": 1024, "conv": 256, "transformer": 64, "small-20": 64}
+EMBEDDINGS = "embeddings"
+PROBLEMS = {
+    "64-256-256-10": 256,
+    "784-2048-2048-10": 1024,
+    "conv": 256,
+    "transformer": 64,
+    "small-20": 64,
+    EMBEDDINGS: 256,
+}
+LARGE_BYTES = 1 << 20
+"""Size of variables whose slots lie in slices."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +106,25 @@ def of_library(problem: Problem, topology: str) -> Figures:
     return figures_of_library(topology, train)
 
 
-def by_hand(problem: Problem, topology: str) -> Figures:
-    """The step with state copied to each device and the batch split, which XLA partitions."""
+def embeddings(batch: int) -> Problem:
+    """Twelve rows of a table of 50,000 words an example, and a dense layer; needs JAX."""
+
+    def loss(_: Any, params: Any, words: Any, targets: Any) -> Any:
+        return jnp.sum((jnp.take(params[0], words, axis=0).mean(axis=1) @ params[1] - targets) ** 2)
+
+    params = [np.ones((50_000, 64), np.float32), np.ones((64, 8), np.float32)]
+    data = np.zeros((batch, 12), np.int32), np.zeros((batch, 8), np.float32)
+    return Problem(f"embeddings of 50,000 words, batch {batch}", params, data, loss)
+
+
+def by_hand(problem: Problem, topology: str, *, in_slices: bool) -> Figures:
+    """The step with state copied to each device and the batch split, which XLA partitions.
+
+    Args:
+      problem: what is trained.
+      topology: the devices.
+      in_slices: split the slots of large variables among the devices, along their last axis that can be divided.
+    """
     target = topology_named(topology)
     devices = target.devices
     mesh = Mesh(devices, ("replica",))
@@ -111,9 +142,16 @@ def by_hand(problem: Problem, topology: str) -> Figures:
     def placed(nest: Any, where: NamedSharding) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), nest)
 
-    slots = jax.eval_shape(transform.init, problem.params)
-    jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=(whole, whole, whole))
-    lowered = jitted.lower(placed(problem.params, whole), placed(slots, whole), placed(problem.data, split))
+    def slot(array: Any) -> Any:
+        axes = [axis for axis, size in enumerate(array.shape) if size % len(devices) == 0]
+        if not in_slices or array.size * array.dtype.itemsize < LARGE_BYTES or not axes:
+            return placed(array, whole)
+        return placed(array, NamedSharding(mesh, PartitionSpec(*[None] * axes[-1], "replica")))
+
+    slots = jax.tree.map(slot, jax.eval_shape(transform.init, problem.params))
+    places = whole, jax.tree.map(lambda one: one.sharding, slots), whole
+    jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=places)
+    lowered = jitted.lower(placed(problem.params, whole), slots, placed(problem.data, split))
     return figures_by_hand(lowered.compile(compiler_options=dict(target.options)), len(devices))
 
 
@@ -121,12 +159,14 @@ def compared(topology: str, problems: dict[str, int]) -> list[dict[str, Any]]:
     """The figures of both and their ratios, for each problem."""
     found: list[dict[str, Any]] = []
     for name, batch in problems.items():
-        problem = make(name, batch)
-        library, hand = of_library(problem, topology), by_hand(problem, topology)
-        ratios = ratios_of(library, hand)
-        found.append({"problem": problem.name, "library": asdict(library), "by hand": asdict(hand), "ratios": ratios})
-        shown = ", ".join(f"{key} {ratio:.3f}" for key, ratio in ratios.items())
-        print(f"{problem.name}: {shown}", flush=True)
+        problem = embeddings(batch) if name == EMBEDDINGS else make(name, batch)
+        library = of_library(problem, topology)
+        large = max(array.nbytes for array in problem.params) >= LARGE_BYTES
+        for in_slices in (False, True) if large else (False,):
+            hand = by_hand(problem, topology, in_slices=in_slices)
+            ratios, title = ratios_of(library, hand), problem.name + ", slots in slices" * in_slices
+            found.append({"problem": title, "library": asdict(library), "by hand": asdict(hand), "ratios": ratios})
+            print(f"{title}: {', '.join(f'{key} {ratio:.3f}' for key, ratio in ratios.items())}", flush=True)
     return found
 
 

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import jaxtribute as jd
+from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeviceError, StrategyMixError
 from replicas import mirrored, variable
 
@@ -50,8 +51,10 @@ def build(strategy: jd.Strategy, transform: Any, executor: str = "compiled", **o
     return (jd.function(step) if executor == "compiled" else step), [w, b, u], optimizer
 
 
-def train(strategy: jd.Strategy, transform: Any, executor: str = "compiled", sizes: Any = (8, 8)) -> Any:
-    step, variables, _ = build(strategy, transform, executor)
+def train(
+    strategy: jd.Strategy, transform: Any, executor: str = "compiled", sizes: Any = (8, 8), **options: Any
+) -> Any:
+    step, variables, _ = build(strategy, transform, executor, **options)
     rng = np.random.default_rng(1)
     batches = [rng.normal(size=(size, 6)).astype(np.float32) for size in sizes]
     losses = [float(step(x)) for x in strategy.experimental_distribute_dataset(batches)]
@@ -68,6 +71,42 @@ def check_same(found: Any, expected: Any) -> None:
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_the_losses_are_those_of_mirrored_training(name: str) -> None:
     check_same(train(SHARDED, TRANSFORMS[name]), train(mirrored(4), TRANSFORMS[name]))
+
+
+@pytest.fixture
+def in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices that keep arrays in tiles, and a first matrix whose columns are cut there, as its rows cannot be."""
+    monkeypatch.setattr(ReplicaMesh, "in_tiles", True)
+    monkeypatch.setitem(globals(), "SHAPES", [(6, 8), (8,), (8, 3)])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_tiles")
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_pieces_of_whole_tiles_train_the_same(name: str, tmp_path: Path) -> None:
+    expected = train(mirrored(1), TRANSFORMS[name], sizes=(8, 3, 8))
+    check_same(train(SHARDED, TRANSFORMS[name], sizes=(8, 3, 8)), expected)
+    check_same(train(SHARDED, TRANSFORMS[name], "lockstep", sizes=(8, 3, 8)), expected)
+    step, variables, optimizer = build(SHARDED, TRANSFORMS[name])
+    assert [v.policy.cut and v.policy.cut.axis for v in variables] == [1, None, 0]
+    (x,) = SHARDED.experimental_distribute_dataset([np.ones((8, 6), np.float32)])
+    step(x)
+    path = jd.Checkpoint(variables=variables, optimizer=optimizer).save(tmp_path / "ckpt", block=True)
+    for tiled, strategy in ((True, jd.FullyShardedStrategy(DEVICES[:2], min_bytes=0)), (False, SHARDED)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ReplicaMesh, "in_tiles", tiled)
+            _, others, slots = build(strategy, TRANSFORMS[name])
+            jd.Checkpoint(variables=others, optimizer=slots).restore(path).assert_consumed()
+        for a, b in zip((*others, *slots.variables), (*variables, *optimizer.variables), strict=True):
+            np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_tiles")
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_slices_of_updates_in_whole_tiles_train_the_same(name: str) -> None:
+    expected = train(mirrored(1), TRANSFORMS[name])
+    check_same(train(mirrored(4), TRANSFORMS[name], shard_update=True), expected)
 
 
 @pytest.mark.slow

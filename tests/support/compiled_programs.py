@@ -45,6 +45,16 @@ def wide() -> Made:
     return list(layers), loss, [np.zeros((BATCH, 256), np.float32)]
 
 
+def odd_rows() -> Made:
+    """A perceptron whose first matrix has rows that cannot be divided, and whose second has pieces within tiles."""
+    first, second = _matrix(1001, 1024), _matrix(1024, 1000)
+
+    def loss(x: Any) -> Any:
+        return (jnp.tanh(jnp.tanh(x @ first) @ second) ** 2).sum(axis=-1)
+
+    return [first, second], loss, [np.zeros((BATCH, 1001), np.float32)]
+
+
 def conv_net() -> Made:
     """Two convolutions and a dense layer."""
     first, second, dense = _matrix(3, 3, 1, 16), _matrix(3, 3, 16, 32), _matrix(4 * 4 * 32, 10)
@@ -91,6 +101,7 @@ def transformer() -> Made:
 PROGRAMS: dict[str, Callable[[], Made]] = {
     "digits": digits,
     "wide": wide,
+    "odd_rows": odd_rows,
     "conv_net": conv_net,
     "embeddings": embeddings,
     "transformer": transformer,

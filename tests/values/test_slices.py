@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from jaxtribute._src.execution.inference import varying_outputs
-from jaxtribute._src.values.slices import Cut, alike
+from jaxtribute._src.values.slices import Cut, alike, axis_in_tiles
 from jaxtribute.errors import VariableError
 from replicas import mirrored
 
@@ -54,6 +54,25 @@ def test_pieces_join_to_the_whole(shape: tuple[int, ...], replicas: int, unit: i
     assert again.shape == cut.stored_shape
     np.testing.assert_array_equal(cut.value(again), array * replicas)
     np.testing.assert_array_equal(cut.value(cut.stored(array)), array)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        ((784, 2048), 1),  # 98 rows are no whole tiles, 256 columns are
+        ((1024, 2048), 0),
+        ((50257, 768), 1),  # rows cannot be divided, columns can, though not into whole tiles
+        ((50000, 64), 0),  # neither is whole tiles
+        ((3, 3, 512, 512), 2),
+        ((2048, 3, 2048), 0),  # the first of three axes is not tiled
+        ((3, 3), None),
+        ((0, 16), 1),
+        ((4096,), None),
+        ((), None),
+    ],
+)
+def test_the_axis_of_whole_tiles(shape: tuple[int, ...], axis: int | None) -> None:
+    assert axis_in_tiles(shape, 8) == axis
 
 
 def test_gradients_of_the_slice_and_of_the_probe() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import jaxtribute as jd
 from compiled_programs import PROGRAMS, planned, train
+from jaxtribute._src.tools import hlo
 from jaxtribute._src.tools.compiling.step import DoesNotFitError
 from jaxtribute.errors import ArgumentError, DeviceError
 
@@ -65,6 +66,15 @@ def test_a_sharded_model_takes_its_share_of_memory_and_reduce_scatters() -> None
     kinds = {one.kind for one in sharded.collectives}
     assert {"all-gather", "reduce-scatter"} <= kinds
     assert max(one.nbytes for one in sharded.collectives if one.kind == "all-reduce") < 4096  # the loss
+
+
+@pytest.mark.parametrize("kind", ["mirrored", "fully-sharded"])
+def test_gradients_are_scattered_where_rows_are_no_whole_tiles(kind: str) -> None:
+    found = jd.experimental.compile_for(TOPOLOGY, lambda: train(STRATEGIES[kind](), PROGRAMS["odd_rows"]))
+    assert "reduce-scatter" in {one.kind for one in found.collectives}
+    assert max(one.nbytes for one in found.collectives if one.kind == "all-reduce") < 4096  # the loss
+    whole = 4 * (1001 * 1024 + 1024 * 1000)
+    assert hlo.bytes_moved(found.text, CHIPS) <= 1.01 * whole * (2 if kind == "mirrored" else 3) * 7 / 8
 
 
 def test_one_device_and_workers_of_a_slice() -> None:

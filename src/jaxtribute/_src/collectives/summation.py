@@ -72,7 +72,7 @@ class AutoSum(SharingSum):
 
         Arrays that lie in parts on the devices of a replica are summed as they are: packed, they would be gathered.
         """
-        return cls(joins=mesh.devices[0].platform == "tpu" or bool(mesh.group))
+        return cls(joins=mesh.in_tiles or bool(mesh.group))
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
         """One all-reduce a pack."""

@@ -86,8 +86,8 @@ def _equation(eqn: JaxprEqn, arguments: list[Any], handle: Handler) -> Sequence[
     every_axis = name in _COLLECTIVES and len(eqn.params["axes"]) == len(arguments[0].shape)
     if every_axis and arguments[0].data.dtype != np.bool_:
         return [_reduce(eqn, arguments[0])]
-    # The elements of a flat piece are in order whatever the shape; where an axis is cut, another shape cuts others.
-    flat = name in _RESHAPING and all(not isinstance(one, Slice) or one.cut.axis is None for one in arguments)
+    # The elements of a flat piece, and of rows, are in order whatever the shape; a cut of another axis has others.
+    flat = name in _RESHAPING and all(not isinstance(one, Slice) or not one.cut.axis for one in arguments)
     if flat and name != "broadcast_in_dim" and eqn.params.get("dimensions") in (None, *_dims(eqn)):
         return [_reshaped(arguments[0], _shape(eqn))]
     if flat and name == "broadcast_in_dim" and math.prod(eqn.params["shape"]) == math.prod(arguments[0].shape):
@@ -99,8 +99,10 @@ def _equation(eqn: JaxprEqn, arguments: list[Any], handle: Handler) -> Sequence[
 
 
 def _reshaped(piece: Slice, shape: tuple[int, ...]) -> Slice:
-    """The flat piece as one of an array with the same elements."""
-    return Slice(piece.data, replace(piece.cut, shape=shape))
+    """A flat piece, or one of rows, as one of an array with the same elements."""
+    by_rows = piece.cut.axis == 0 and shape and shape[0] % piece.cut.replicas == 0
+    cut = replace(piece.cut, shape=shape, axis=0 if by_rows else None)
+    return Slice(piece.data.reshape(cut.piece_shape), cut)
 
 
 def _dims(eqn: JaxprEqn) -> tuple[Any, ...]:

@@ -233,6 +233,11 @@ class ReplicaMesh:
     def _hash(self) -> int:
         return hash(self.devices)
 
+    @property
+    def in_tiles(self) -> bool:
+        """True if the devices keep arrays in tiles of rows and columns, as TPUs do."""
+        return self.devices[0].platform == "tpu"
+
     @cached_property
     def mesh(self) -> Mesh:
         """The JAX mesh: an axis named `AXIS` of length `size`, and the axes of `group` behind it."""

@@ -45,7 +45,8 @@ class Cut:
           NotCuttable: a value that they share has no axis that can be cut further.
         """
         if not layout:
-            return cls(shape, mesh.size, unit=mesh.group_size)
+            axis = axis_in_tiles(shape, mesh.size) if mesh.in_tiles and not mesh.group else None
+            return cls(shape, mesh.size, axis, unit=mesh.group_size)
         parts = _parts_of(layout, len(shape), mesh)
 
         def merit(axis: int) -> tuple[bool, bool, int]:
@@ -143,6 +144,10 @@ class Cut:
         if direct:
             axis = self.axis or 0
             whole = array if self.by_rows else self.stored(array)
+            if self.axis is not None and not _is_whole_tiles(self.shape, axis, self.replicas):
+                # Of pieces that end within tiles the TPU compiler would sum all: they get an axis of their own.
+                whole = whole.reshape(*self.shape[:axis], self.replicas, -1, *self.shape[axis + 1 :])
+                return lax.psum_scatter(whole, AXIS, scatter_dimension=axis, tiled=False)
             return lax.psum_scatter(whole, AXIS, scatter_dimension=axis, tiled=True).reshape(self.piece_shape)
         rows = self.stored(array) if self.axis is None else jnp.moveaxis(array, self.axis, 0)
         rows = rows.reshape(self.replicas, -1, *rows.shape[1:])
@@ -166,6 +171,25 @@ class Cut:
         """
         operands = (piece,) if probe is None else (piece, probe)
         return whole_p.bind(*operands, shape=self.shape, cut=self, axis_name=AXIS)
+
+
+def axis_in_tiles(shape: tuple[int, ...], replicas: int) -> int | None:
+    """The axis along which an array is cut where devices keep arrays in tiles; None for flat pieces.
+
+    Pieces of whole tiles come first, then any equal ones: a flat piece would be a copy of what is laid out in tiles,
+    and the TPU compiler sums all of a vector where a replica needs a piece.
+    """
+    if len(shape) < 2:
+        return None
+    divided = [axis for axis, size in enumerate(shape) if size and size % replicas == 0]
+    in_tiles = [axis for axis in divided if _is_whole_tiles(shape, axis, replicas)]
+    return next(iter(in_tiles or divided), None)
+
+
+def _is_whole_tiles(shape: tuple[int, ...], axis: int, parts: int) -> bool:
+    """True if an axis is divided between tiles, which have 8 of the last but one axis and 128 of the last."""
+    unit = {len(shape) - 1: 128, len(shape) - 2: 8}.get(axis, 1)
+    return shape[axis] % (parts * unit) == 0
 
 
 def _parts_of(layout: Layout, rank: int, mesh: ReplicaMesh) -> list[int]:
