@@ -18,8 +18,8 @@ from jaxtribute._src.checkpoint import committing
 from jaxtribute._src.checkpoint.checkpoint import Checkpoint
 from jaxtribute._src.checkpoint.manager import CheckpointManager
 from jaxtribute._src.checkpoint.preemption_agreement import NoticeListener, Rounds, read_notice
+from jaxtribute._src.cluster.failures import RESUME as RESUME_CODE
 from jaxtribute._src.cluster.failures import say
-from jaxtribute._src.exit_codes import RESUME as RESUME_CODE
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeadlineError
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-from jaxtribute._src.exit_codes import ELSEWHERE, RESUME
+from jaxtribute._src.cluster.failures import ELSEWHERE, RESUME
 from jaxtribute._src.launcher.family import Family, Process
 from jaxtribute._src.launcher.output import OutputReader, RankOutput, copy_size
 

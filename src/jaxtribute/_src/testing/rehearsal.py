@@ -17,7 +17,7 @@ from jaxtribute._src.checkpoint import arrays
 from jaxtribute._src.checkpoint.committing import STATE
 from jaxtribute._src.checkpoint.description import Description
 from jaxtribute._src.checkpoint.preemption import REPORT
-from jaxtribute._src.exit_codes import RESUME as RESUME_CODE
+from jaxtribute._src.cluster.failures import RESUME as RESUME_CODE
 from jaxtribute._src.testing.faults import VARIABLE
 from jaxtribute.errors import DeadlineError, JaxtributeError
 

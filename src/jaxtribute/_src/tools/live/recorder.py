@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, cast
 import jax
 
 from jaxtribute._src.callers import located
+from jaxtribute._src.input.batches import examples_in
 from jaxtribute._src.observers import (
     CLOSURE,
     DISPATCH,
@@ -37,10 +38,8 @@ from jaxtribute._src.observers import (
     subscribe,
 )
 from jaxtribute._src.tools.live import machine
-from jaxtribute._src.tools.live.examples import examples_in
 from jaxtribute._src.tools.live.files import Lines, Tail, now_file, read_now, worker_file, write_now
-from jaxtribute._src.tools.live.pace import Pace
-from jaxtribute._src.tools.live.places import OUTSIDE, PARTS, PLACES, STEP, Places, divided
+from jaxtribute._src.tools.live.looks import OUTSIDE, PARTS, PLACES, STEP, Pace, Places, divided
 from jaxtribute._src.tools.live.windows import Window, length_after
 from jaxtribute._src.types import Foreign, Json
 

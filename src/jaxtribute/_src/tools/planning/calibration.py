@@ -16,9 +16,9 @@ from jaxtribute._src.input.splitting import slice_size
 from jaxtribute._src.tools import tables
 from jaxtribute._src.tools.planning.cost import StepCost
 from jaxtribute._src.tools.planning.kinds import Device
-from jaxtribute._src.tools.planning.machine import run_module
 from jaxtribute._src.tools.planning.prediction import Measured
 from jaxtribute._src.tools.planning.probes import Parts
+from jaxtribute._src.tools.user_scripts import run_module
 from jaxtribute.errors import ArgumentError
 
 _SCRIPT = "jaxtribute._src.tools.planning.script"

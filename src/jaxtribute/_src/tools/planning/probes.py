@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtribute._src.tools.bench.timing import in_turns, seconds_a_call
+from jaxtribute._src.tools.bench.rates import in_turns, seconds_a_call
 from jaxtribute._src.tools.hlo import Collective
 from jaxtribute._src.tools.planning.products import Product, all_made
 from jaxtribute._src.types import Array, HostArray
