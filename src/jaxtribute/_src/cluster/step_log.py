@@ -1,4 +1,4 @@
-"""Steps of this worker that are in flight, its report to the others, and the comparison of all reports."""
+"""Steps of this worker that are in flight, its report to the others, and the line on whom all wait for."""
 
 from __future__ import annotations
 
