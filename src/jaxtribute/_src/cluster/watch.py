@@ -103,6 +103,7 @@ class Watch:
         self._stop.set()
         self._observing.close()
         for thread in self._threads:
+            # A failure is found in one of the two threads, which then ends the program and cannot wait for itself.
             if thread is not threading.current_thread():
                 thread.join(5 * _PULSE_S)
 

@@ -90,6 +90,7 @@ class WeightsAndBiases:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._wandb: Foreign = import_module("wandb")
+        # A run of its own beside one that the program may have begun.
         self._run: Foreign = self._wandb.init(dir=str(directory), reinit="create_new")
 
     def scalars(self, values: Mapping[str, float], step: int, time_s: float) -> None:
@@ -98,6 +99,7 @@ class WeightsAndBiases:
 
     def histogram(self, name: str, values: HostArray, step: int, time_s: float) -> None:
         """Logs a `wandb.Histogram`."""
+        # The service has no bins for what is not finite, and raises.
         finite = values[np.isfinite(values)]
         if len(finite):
             self._run.log({name: self._wandb.Histogram(finite)}, step=step)
