@@ -43,6 +43,7 @@ def as_array(leaf: Leaf) -> Any:
     Raises:
       InputError: for a masked array.
     """
+    # Before the test for arrays, which a masked one passes.
     if isinstance(leaf, np.ma.MaskedArray):
         raise InputError(
             f"a masked array of shape {leaf.shape}: arrays on devices have no mask, so it would be lost. HINT: pass "
@@ -64,6 +65,7 @@ def as_batch(element: Nest) -> Batch:
     tree = jax.tree.map(as_array, element, is_leaf=is_sparse)
     paths = jax.tree.leaves_with_path(tree)
     lengths = {len(leaf) if leaf.ndim else None for _, leaf in paths}
+    # An element with a scalar in it is no error yet: one replica takes it whole, and only splitting refuses it.
     if len(lengths) > 1 and None not in lengths:
         described = ", ".join(f"{path_name(path)}: {leaf.shape}" for path, leaf in paths)
         raise InputError(

@@ -116,6 +116,7 @@ def slow(*, seconds: float = 0.1, **where: Unpack[Where]) -> Fault:
         seconds: How long.
         where: `rank`, `at`, `step`, `probability`, `seed`, `restart`: see `Fault`.
     """
+    # A straggler is slow at every step, unless one step is named.
     where.setdefault("again", "step" not in where)
     return Fault("slow", lambda: time.sleep(seconds), **where)
 

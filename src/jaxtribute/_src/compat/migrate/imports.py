@@ -42,6 +42,7 @@ def _other_packages(node: ast.AST) -> Iterator[Finding]:
         modules = [node.module]
     for module in modules:
         advice = OTHER_PACKAGES.get(module.partition(".")[0])
+        # TensorFlow Probability has a part for JAX, which needs no TensorFlow.
         if advice and "substrates.jax" not in module and isinstance(node, ast.stmt):
             yield Finding(node.lineno, node.col_offset + 1, module, Kind.ABSENT, advice)
 
@@ -68,6 +69,7 @@ def _imports_from(source: Source, node: ast.ImportFrom, module: str) -> Iterator
     root = root_of(module)
     if root is None or module.startswith("jaxtribute"):
         return
+    # A line with one name that is not here is left to the reader, as two lines would take its place.
     missing = [alias.name for alias in node.names if alias.name == "*" or not _holds(root, alias.name)]
     for alias in node.names:
         place = (node.lineno, node.col_offset + 1, f"{module}.{alias.name}")

@@ -136,6 +136,8 @@ def interpolated(comparisons: Sequence[Comparison]) -> Measured:
     rows, seconds = [float(row) for row, _ in points], [second for _, second in points]
 
     def measured(wanted: int) -> float:
+        # Beyond what was measured the time grows with the examples; below, the smallest measurement stands for what any
+        # program costs.
         if wanted > rows[-1]:
             return seconds[-1] * wanted / rows[-1]
         return float(np.interp(wanted, rows, seconds))

@@ -190,6 +190,7 @@ def collective_time(collective: Collective, cluster: Cluster) -> float:
 
 
 def _rate(link: Link, devices: int) -> float:
+    # A shared link is the host's one way out, over which all its devices send at once.
     return link.rate / devices if link.shared else link.rate
 
 
