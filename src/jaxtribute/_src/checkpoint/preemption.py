@@ -171,6 +171,7 @@ class PreemptionCheckpointHandler:
             return
         start = time.monotonic()
         self._save(args, kwargs)
+        # One second save at most: the program ends with it.
         more = 0 if self._saved else self._extra_rounds(time.monotonic() - start)
         self._saved = True
         if more:

@@ -182,6 +182,7 @@ class Attempt:
                 self._ended(waiting.pop(future), future.result())
 
     def _ended(self, rank: int, code: int) -> None:
+        # A signal that the launcher has not sent is somebody else's, such as the kernel's where memory ran out.
         end = _End(rank, code, ours=-code in self._sent)
         self._ends.append(end)
         if code == 0 or self._failing or self._asked is not None:

@@ -86,6 +86,7 @@ def rewrite(source: Source, block: ast.With, among: Sequence[ast.stmt], scope: S
     problem = _problem(block, scope, tape.id, statement, loss.id, variables, between)
     if problem:
         return Rewrite(problem)
+    # What is assigned in the block and read after it: a function has to hand that out.
     shown = _used_elsewhere(block, scope, call) & _stored(block.body)
     aux = sorted(shown - {loss.id})
     text = _text(source, block, statement, loss.id, source.of(variables), aux, function)

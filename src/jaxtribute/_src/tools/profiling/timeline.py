@@ -101,6 +101,7 @@ def innermost(events: Iterable[tuple[float, float, str]]) -> list[Operation]:
     Args:
       events: `(start, stop, name)` of each, nested or one after another.
     """
+    # Of those that begin together the longest first: the others run inside it.
     ordered = sorted(events, key=lambda event: (event[0], -event[1]))
     children: dict[int, list[Span]] = defaultdict(list)
     open_: list[int] = []
