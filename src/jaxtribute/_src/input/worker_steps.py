@@ -326,6 +326,9 @@ def _rows_of_all(told: Sequence[StepRows], local: int) -> tuple[int, ...]:
 
 def _form(trees: Sequence[Nest]) -> int:
     """A number for the shapes, but for their rows, and dtypes that all trees have; 0 where they differ."""
-    forms = {str([(leaf.shape[1:], str(leaf.dtype)) for leaf in jax.tree.leaves(tree)]) for tree in trees}
+    forms: set[str] = set()
+    for tree in trees:
+        kinds = [(leaf.shape[1:], str(leaf.dtype)) for leaf in jax.tree.leaves(tree)]
+        forms.add(str(kinds))
     # Never 0, which says that they differ.
     return crc32(forms.pop().encode()) or 1 if len(forms) == 1 else 0

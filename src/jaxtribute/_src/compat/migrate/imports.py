@@ -26,12 +26,10 @@ def find(source: Source) -> Iterator[Finding]:
 
 def first_line(tree: ast.Module) -> int:
     """The line of the first import that is not from the future, or the first line of all."""
-    lines = [
-        node.lineno
-        for node in tree.body
-        if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module != "__future__")
-    ]
-    return min(lines, default=1)
+    for node in tree.body:
+        if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module != "__future__"):
+            return node.lineno
+    return 1
 
 
 def _other_packages(node: ast.AST) -> Iterator[Finding]:

@@ -164,12 +164,12 @@ def _text(
 
 
 def _used_elsewhere(block: ast.With, scope: Scope, call: ast.Call) -> set[str]:
-    inside = {id(node) for node in ast.walk(block)} | {id(call.args[0])}
-    return {
-        node.id
-        for node in ast.walk(scope)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in inside
-    }
+    inside = {*ast.walk(block), call.args[0]}
+    found: set[str] = set()
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node not in inside:
+            found.add(node.id)
+    return found
 
 
 def _names(statements: Sequence[ast.stmt]) -> Iterator[ast.Name]:

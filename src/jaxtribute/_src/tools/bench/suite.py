@@ -77,12 +77,11 @@ class Report:
             )
             blocks.append(table("\nInput from host memory", "batch,examples/s,bytes,bare device_put".split(","), rows))
         if self.checkpoint:
-            rows = (
-                [bytes_text(one.nbytes), f"{one.held * 1e3:.1f} ms"]
-                + [f"{bytes_text(one.nbytes / seconds)}/s" for seconds in (one.saved, one.restored)]
-                for one in self.checkpoint
-            )
-            blocks.append(table("\nCheckpoint", "size,training held up,saved,restored".split(","), rows))
+            saves = table("\nCheckpoint", "size,training held up,saved,restored".split(","))
+            for one in self.checkpoint:
+                saved, restored = bytes_text(one.nbytes / one.saved), bytes_text(one.nbytes / one.restored)
+                saves.add_row(bytes_text(one.nbytes), f"{one.held * 1e3:.1f} ms", f"{saved}/s", f"{restored}/s")
+            blocks.append(saves)
         return Group(*blocks, *(Text(note, "dim") for note in self.notes))
 
 

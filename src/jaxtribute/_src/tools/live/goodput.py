@@ -96,7 +96,7 @@ def _add_attempt(
     present = [place for place, table in enumerate(tables) if len(table)]
     if len(present) > 1:
         _separate_waits(found, [workers[i].rank for i in present], [tables[i] for i in present], ended)
-    saved = [moment for worker in workers[:1] for moment in worker.saved if attempt.start <= moment <= ended]
+    saved = [moment for moment in workers[0].saved if attempt.start <= moment <= ended] if workers else []
     pause = "other" if number == 0 else "recovery"
     for worker, table in zip(workers, tables, strict=True):
         lost = again and len(table) > 0 and _move_lost(table, max(saved, default=None))

@@ -84,9 +84,8 @@ def timeline(planes: Iterable[Any]) -> Timeline:
                         events[f"CPU:{stats.get('device_ordinal', 0)}"].append((*span, str(stats["hlo_op"])))
             for device, lane in events.items():
                 found[device] += innermost(lane)
-    result.devices = {
-        device: [one for one in found[device] if clip(one.spans, result.window)] for device in sorted(found)
-    }
+    for device in sorted(found):
+        result.devices[device] = [one for one in found[device] if clip(one.spans, result.window)]
     return result
 
 
