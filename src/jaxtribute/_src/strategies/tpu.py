@@ -68,8 +68,8 @@ class TPUStrategy(Strategy):
         del experimental_spmd_xla_partitioning
         groups = groups_of(devices_per_replica, replica_shape, layout)
         self._resolver = tpu_cluster_resolver
-        # What can be wrong with the arguments was found before: a worker that raised after it had joined would leave
-        # the others waiting. And JAX must not have started, since a process joins a cluster before it has a backend.
+        # What the groups are told was checked before: a worker that raised after it had joined would leave the others
+        # waiting. And JAX must not have started, since a process joins a cluster before it has a backend.
         cluster = join(tpu_cluster_resolver, None) if tpu_cluster_resolver is not None else None
         prepare_cpu_backend()
         mesh = _mesh(cluster, experimental_device_assignment, groups)
