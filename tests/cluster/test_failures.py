@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 import jax
 import pytest
 
-from jaxtribute._src.cluster.failures import Failure, may_be_broken_collective, say
+from jaxtribute._src.cluster.failures import ELSEWHERE, RESUME, Failure, may_be_broken_collective, say
 
 NAMES = ("worker 0 (a:1)", "worker 1 (b:1)")
 
@@ -47,3 +48,7 @@ def test_a_line_that_nobody_can_read_any_more_is_no_error(monkeypatch: pytest.Mo
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
     say("worker 1 was lost")
+
+
+def test_the_exit_codes_are_those_of_sysexits_as_schedulers_know_them() -> None:
+    assert (RESUME, ELSEWHERE) == (os.EX_TEMPFAIL, os.EX_SOFTWARE)

@@ -1,11 +1,17 @@
-"""What a worker is doing, as it tells the others."""
+"""What a worker is doing, as it tells the others, and which worker the others wait for."""
 
 from __future__ import annotations
 
-import jax.numpy as jnp
+from typing import Any
 
-from jaxtribute._src.cluster.step_log import StepInFlight, StepLog, described
+import jax.numpy as jnp
+import pytest
+
+from jaxtribute._src.cluster.step_log import EVERY, StepInFlight, StepLog, comparison, described, interval_s
 from jaxtribute._src.observers import Event
+from jaxtribute.errors import ConfigError
+
+NAMES = ("worker 0 (a:1)", "worker 1 (b:1)")
 
 
 def test_a_step_is_in_flight_until_its_result_is_there() -> None:
@@ -46,3 +52,42 @@ def test_the_report() -> None:
     assert __file__ in report["where"]
     assert described(report).startswith("last seen in step 1 of train_step, at ")
     assert described({}) == "nothing is known of it"
+
+
+def report(step: int, input_s: float, waited_s: float) -> dict[str, Any]:
+    return {"step": step, "input_s": input_s, "waited_s": waited_s, "name": "step", "where": "here"}
+
+
+def test_the_one_that_waits_least_holds_the_others_up() -> None:
+    before = {0: report(5, 1.0, 2.0), 1: report(5, 1.0, 2.0)}
+    after = {0: report(25, 1.5, 22.0), 1: report(25, 19.0, 2.5)}
+    text = comparison(before, after, 30.0, NAMES)
+    assert text == (
+        "in 30 s: worker 0 (a:1) input 0.5 s, waiting 20.0 s of 20 steps; worker 1 (b:1) input 18.0 s, waiting 0.5 s "
+        "of 20 steps. The others wait for worker 1 (b:1), for its input"
+    )
+    slow = {0: report(25, 1.5, 22.0), 1: report(25, 1.1, 2.5)}
+    assert str(comparison(before, slow, 30.0, NAMES)).endswith("worker 1 (b:1), for its own computation")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {0: report(5, 0, 0), 1: report(5, 0, 0)}),  # nothing to compare with
+        ({0: report(5, 0, 0)}, {0: report(9, 0, 9), 1: report(9, 0, 0)}),  # one has not reported
+        ({0: report(5, 0, 0), 1: report(5, 0, 0)}, {0: report(5, 0, 9), 1: report(5, 0, 0)}),  # no step
+        ({0: report(5, 0, 0), 1: report(5, 0, 0)}, {0: report(9, 0, 5), 1: report(9, 0, 4)}),  # about equal
+    ],
+)
+def test_nothing_is_said_where_there_is_nothing_to_say(before: Any, after: Any) -> None:
+    assert comparison(before, after, 30.0, NAMES) is None
+
+
+def test_how_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(EVERY, raising=False)
+    assert interval_s() == 60.0
+    monkeypatch.setenv(EVERY, "0")
+    assert interval_s() == 0.0
+    monkeypatch.setenv(EVERY, "often")
+    with pytest.raises(ConfigError, match=r"'often'.*HINT"):
+        interval_s()

@@ -1,7 +1,9 @@
-"""Scripts that are watched."""
+"""Scripts that are watched, and those that measure in a process of their own, or fail."""
 
+import subprocess
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,7 +12,18 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.observers import Event, Observer, observe
-from jaxtribute._src.tools.user_scripts import STEPS_AND_INPUT, Finished, run_script, training_step
+from jaxtribute._src.tools.user_scripts import STEPS_AND_INPUT, Finished, run_module, run_script, training_step
+from jaxtribute.errors import DeadlineError, ProcessFailedError
+
+MODULE = """
+import os, sys, time
+if sys.argv[1] == "fail":
+    print("before"); raise ValueError("mine")
+if sys.argv[1] == "hang":
+    time.sleep(60)
+print("noise")
+print('{"devices": "%s", "pool": "%s"}' % (os.environ["JAXTRIBUTE_CPU_DEVICES"], os.environ.get("PJRT_NPROC")))
+"""
 
 
 class Counter(Observer):
@@ -99,3 +112,43 @@ def test_how_a_script_may_end(tmp_path: Path) -> None:
     with pytest.raises(jd.errors.ArgumentError, match=r"there is no script '/nowhere.py'.*HINT"):
         run_script(Path("/nowhere.py"), [])
     assert not issubclass(Finished, Exception)
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "measured_by_a_test.py").write_text(MODULE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PJRT_NPROC", "16")
+    return "measured_by_a_test"
+
+
+@pytest.mark.slow
+def test_a_process_gets_its_devices_and_a_pool_that_fits(module: str) -> None:
+    assert run_module(module, ["run"], 3) == {"devices": "3", "pool": "None"}
+
+
+@pytest.mark.slow
+def test_processes_that_form_a_cluster(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher is played by a module that prints what each of two workers would."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **options: object) -> CompletedProcess[str]:
+        commands.append(command[1:])
+        return CompletedProcess(command, 0, '[1] {"rank": 1}\n[0] noise\n[0] {"rank": 0}\n[1] the end\n', "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    answer = run_module(module, ["run"], 1, workers=2)
+    assert commands == [["-m", "jaxtribute.cli", "launch", "--workers", "2", "-m", module, "run"]]
+    assert answer == {"rank": 0}
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_shows_what_it_printed(module: str) -> None:
+    with pytest.raises(ProcessFailedError, match=r"(?s)on 2 devices ended with 1. HINT.*before.*ValueError: mine"):
+        run_module(module, ["fail"], 2)
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs(module: str) -> None:
+    with pytest.raises(DeadlineError, match=r"has not ended in 0 s|has not ended in 1 s"):
+        run_module(module, ["hang"], 2, deadline_s=0.5)

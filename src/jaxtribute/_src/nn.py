@@ -53,6 +53,7 @@ def compute_average_loss(
     if global_batch_size is None:
         global_batch_size = loss.shape[0] * _replicas("compute_average_loss")
     count = jnp.asarray(operand(global_batch_size))
+    # What is traced cannot be looked at.
     negative = not isinstance(count, Tracer) and count.ndim == 0 and bool(count < 0)
     if count.ndim or not jnp.issubdtype(count.dtype, jnp.integer) or negative:
         raise ArgumentError(
@@ -70,6 +71,8 @@ def compute_average_loss(
                 "HINT: give one weight an example, or one an element."
             )
         loss = loss * weight
+    # Divided by 1 in place of 0, and chosen away behind it: of a division by 0 `where` drops the value, but the
+    # gradient would be NaN.
     mean = loss.sum() / jnp.maximum(count, jnp.ones_like(count)).astype(loss.dtype)
     return jnp.where(count == 0, jnp.zeros_like(mean), mean)
 
@@ -98,6 +101,7 @@ def embedding_lookup(params: Leaf, ids: Numeric) -> jax.Array:
     Source: `tf.nn.embedding_lookup`.
     """
     ids = operand(ids)
+    # Known ids stay NumPy's, and can be checked: as arrays of JAX they may be traced.
     ids = ids if isinstance(ids, jax.Array) else np.asarray(ids)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ArgumentError(f"ids have dtype {ids.dtype}. HINT: pass integers, ids.astype('int32').")

@@ -166,6 +166,7 @@ class Block:
             try:
                 self._kind.mark(inside=True)
                 for observer in self._kind.observers:
+                    # Before it is told: one that raises half-way through learns of the end all the same.
                     self._told.append(observer)
                     observer.on_start(self._event)
             except BaseException as error:
@@ -187,6 +188,7 @@ class Block:
         """Tells all, the last first, whatever one of them raises."""
         if told:
             try:
+                # By recursion, whose `finally` tells the rest whichever of them raises.
                 told.pop().on_end(self._event)
             finally:
                 self._tell_of_end(told)

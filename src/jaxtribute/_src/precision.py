@@ -211,6 +211,7 @@ class DynamicLossScale(LossScale):
         self._least = _positive("least", least)
         if self._factor <= 1:
             raise ArgumentError(f"factor is {factor}. HINT: pass more than 1, such as 2.")
+        # All replicas judge the same reduced gradients, and so write the same: nothing has to be added up.
         first = VariableAggregation.ONLY_FIRST_REPLICA
         start = np.float32(_positive("initial", initial))
         self._scale = Variable(start, trainable=False, name="loss_scale", aggregation=first)
@@ -231,6 +232,7 @@ class DynamicLossScale(LossScale):
         scale, good = (jnp.asarray(value) for value in values)
         full = good + np.int32(1) >= self._period
         grown = scale * np.float32(self._factor)
+        # Never infinite: no division would bring the factor back.
         larger = lax.select(full & jnp.isfinite(grown), grown, scale)
         smaller = jnp.maximum(scale / np.float32(self._factor), np.float32(self._least))
         counted = lax.select(full, jnp.zeros_like(good), good + np.int32(1))

@@ -35,6 +35,7 @@ def whole(name: str, value: object, least: int = 0, *, optional: bool = False) -
     """
     if optional and value is None:
         return None
+    # True counts as 1 for Python; as a setting it mostly is meant for the argument beside this one.
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__") or np.ndim(value):
         raise ArgumentTypeError(
             f"{name} is {value!r} of type {type(value).__name__}. HINT: pass a whole number of at least {least}."

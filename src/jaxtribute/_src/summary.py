@@ -59,6 +59,7 @@ class Writer:
         self._closed = False
         asked = chosen(trackers)
         first = jax.process_index() == 0
+        # Values are taken on every worker, as reducing one may need all of them; the first alone writes.
         self._senders = [sender(one, Path(os.fspath(directory))) for one in asked] if first else []
 
     def write(
@@ -105,6 +106,7 @@ class Writer:
                 f"{name} is a {type(values).__name__} and no array with one value for all replicas. "
                 "HINT: reduce it first, strategy.reduce('MEAN', value, axis=None)."
             )
+        # A copy: the next step may take the array's memory over.
         self._take("histogram", name, jnp.copy(array), self._last(step))
 
     def text(self, name: str, text: str, *, step: int | None = None) -> None:
@@ -169,6 +171,7 @@ class Writer:
 
     def _write_until(self, most: int) -> None:
         """Writes what is computed, and waits for the first values where more than `most` are left."""
+        # In their order: one that is ready waits for those before it, so that steps only grow in the files.
         while self._waiting and (len(self._waiting) > most or _ready(self._waiting[0][2])):
             self._write_first()
 

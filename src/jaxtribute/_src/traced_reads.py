@@ -69,6 +69,7 @@ class TracedReads:
         """
         self.active = True
         self.read.add(id(variable))
+        # What other processes change is never known to be up to date: such a trace is good for this once.
         if remote:
             self.renew(variable)
         else:
@@ -90,6 +91,8 @@ class TracedReads:
     def renew(self, variable: object = None) -> None:
         """Begins a generation: whatever was kept before is traced anew."""
         self.active = True
+        # Whatever is read once more is noted once more. A variable that nobody reads any longer costs no further
+        # generation.
         self.stored.clear()
         self.generation = next(self._numbers)
         self._generations.set_global(self.generation)

@@ -37,7 +37,9 @@ def no_leaks(multi_process: SharedRunners) -> Generator[None]:
     watched = [leaks.list_threads, lambda: leaks.list_children(multi_process.pids), leaks.list_ports]
     before = [listing() for listing in watched]
     yield
-    extra = [name for listing, old in zip(watched, before, strict=True) for name in leaks.left_behind(listing, old)]
+    extra: list[str] = []
+    for listing, old in zip(watched, before, strict=True):
+        extra += leaks.left_behind(listing, old)
     if extra:
         pytest.fail(f"the test left behind: {', '.join(extra)}", pytrace=False)
 

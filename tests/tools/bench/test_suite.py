@@ -8,11 +8,9 @@ import pytest
 from rich.console import Console
 
 import jaxtribute as jd
-from jaxtribute._src.tools.bench import checkpoint_rate
-from jaxtribute._src.tools.bench.checkpoint_rate import CheckpointRate
+from jaxtribute._src.tools.bench import rates
 from jaxtribute._src.tools.bench.collective_rate import KINDS, CollectiveRate
-from jaxtribute._src.tools.bench.input_rate import InputRate
-from jaxtribute._src.tools.bench.step_rate import StepRate
+from jaxtribute._src.tools.bench.rates import CheckpointRate, InputRate, StepRate
 from jaxtribute.bench import Report, run
 
 
@@ -89,6 +87,6 @@ def test_a_temporary_folder_for_one_process(monkeypatch: pytest.MonkeyPatch) -> 
         folders.append(directory)
         return CheckpointRate(nbytes, 1.0, 1.0, 1.0)
 
-    monkeypatch.setattr(checkpoint_rate, "measure", measure)
+    monkeypatch.setattr(rates, "measure_checkpoint", measure)
     assert len(run(jd.OneDeviceStrategy("CPU:0"), ["checkpoint"]).checkpoint) == 1
     assert not folders[0].exists()

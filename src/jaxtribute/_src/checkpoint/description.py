@@ -120,7 +120,11 @@ class Differences:
             "only in the checkpoint": self.unexpected,
             "of another shape or dtype": self.unlike,
         }
-        lines = [f"  {title}:\n" + "\n".join(f"    {one}" for one in found) for title, found in parts.items() if found]
+        lines: list[str] = []
+        for title, found in parts.items():
+            if found:
+                lines.append(f"  {title}:")
+                lines.extend(f"    {one}" for one in found)
         return "\n".join(lines)
 
 

@@ -77,6 +77,8 @@ class VariableLeaf:
         """Binds the variable to the value."""
         variable, policy = self._variable, self._variable.policy
         if isinstance(value, jax.Array):
+            # A copy in memory of the devices' own: what was read may lie where the reader put it, and no step can take
+            # that over.
             variable.bind(value.copy())
         elif policy.form != ROWS:
             variable.bind(policy.place(to_value(value, saved)))

@@ -94,6 +94,7 @@ class CheckpointManager:
         self._init_fn, self._block, self._timeout_s = init_fn, block, timeout_s
         self._last_step: int | None = None
         self._kept = KeptCheckpoints(self._directory, self._name)
+        # Spans of time go on from where an earlier start of the program was.
         self._preserved_at = max(self._kept.entries().values(), default=time.time())
         self._owner = Owner(self._directory, self._name)
         self._known: dict[Path, Identity | None] = {}
@@ -151,6 +152,7 @@ class CheckpointManager:
         if check_interval and self._too_soon(step):
             return None
         self._checkpoint.wait()
+        # Counted only now: where the save before has failed, no number is used up.
         number = self._checkpoint.count() if checkpoint_number is None else _number(checkpoint_number)
         target = self._directory / f"{self._name}-{number}"
         path = self._checkpoint.write(

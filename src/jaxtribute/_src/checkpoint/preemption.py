@@ -18,8 +18,8 @@ from jaxtribute._src.checkpoint import committing
 from jaxtribute._src.checkpoint.checkpoint import Checkpoint
 from jaxtribute._src.checkpoint.manager import CheckpointManager
 from jaxtribute._src.checkpoint.preemption_agreement import NoticeListener, Rounds, read_notice
+from jaxtribute._src.cluster.failures import RESUME as RESUME_CODE
 from jaxtribute._src.cluster.failures import say
-from jaxtribute._src.exit_codes import RESUME as RESUME_CODE
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeadlineError
 
 
@@ -171,6 +171,7 @@ class PreemptionCheckpointHandler:
             return
         start = time.monotonic()
         self._save(args, kwargs)
+        # One second save at most: the program ends with it.
         more = 0 if self._saved else self._extra_rounds(time.monotonic() - start)
         self._saved = True
         if more:

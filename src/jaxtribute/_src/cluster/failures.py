@@ -1,4 +1,4 @@
-"""Failures of workers: told to the other workers, recognized in an error, and said on stderr."""
+"""Failures of workers: told to the other workers and the launcher, recognized in an error, and said on stderr."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import traceback
 from dataclasses import asdict, dataclass
 
 import jax
+
+RESUME = 75
+"""The exit code of a process that has saved and asks the launcher to start it again (EX_TEMPFAIL)."""
+ELSEWHERE = 70
+"""The exit code of a process whose cluster failed elsewhere: it is not the cause (EX_SOFTWARE)."""
 
 
 @dataclass(frozen=True)

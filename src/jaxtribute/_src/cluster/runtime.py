@@ -25,11 +25,11 @@ import jax
 from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
-from jaxtribute._src import allocator, backend, exit_codes
+from jaxtribute._src import allocator, backend
 from jaxtribute._src.callers import caller
 from jaxtribute._src.cluster import ledger
 from jaxtribute._src.cluster.addresses import Address, can_connect
-from jaxtribute._src.cluster.failures import Failure, say
+from jaxtribute._src.cluster.failures import ELSEWHERE, Failure, say
 from jaxtribute._src.cluster.key_values import KeyValues
 from jaxtribute._src.cluster.roster import Roster
 from jaxtribute._src.cluster.spec import ClusterSpec
@@ -179,7 +179,7 @@ class Cluster(KeyValues):
         # No exit of Python's: its last steps, those of JAX among them, would wait for the workers that are gone.
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1 if failure is not None and failure.rank == self.rank else exit_codes.ELSEWHERE)
+        os._exit(1 if failure is not None and failure.rank == self.rank else ELSEWHERE)
 
     def _end(self, failure: Failure) -> None:
         """Ends this process, which may be stuck in a collective, after a failure elsewhere."""

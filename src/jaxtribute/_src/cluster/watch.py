@@ -11,10 +11,9 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxtribute._src.callers import main_thread, stack
-from jaxtribute._src.cluster import stragglers
 from jaxtribute._src.cluster.failures import Failure, may_be_broken_collective, say
 from jaxtribute._src.cluster.roster import rank_of
-from jaxtribute._src.cluster.step_log import StepLog, described
+from jaxtribute._src.cluster.step_log import StepLog, comparison, described, interval_s
 from jaxtribute._src.observers import INPUT, observe
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class Watch:
         self.failure: Failure | None = None
         """The first failure that is known, of this worker or another."""
         self._shown = False
-        self._every_s = stragglers.interval_s()
+        self._every_s = interval_s()
         self._compared: tuple[float, dict[int, dict[str, Any]]] = self._clock.now(), {}
         self._threads = [
             threading.Thread(target=target, name=f"jaxtribute-{name}", daemon=True)
@@ -104,6 +103,7 @@ class Watch:
         self._stop.set()
         self._observing.close()
         for thread in self._threads:
+            # A failure is found in one of the two threads, which then ends the program and cannot wait for itself.
             if thread is not threading.current_thread():
                 thread.join(5 * _PULSE_S)
 
@@ -277,7 +277,7 @@ class Watch:
             return
         after = {rank: self.report(rank) for rank in list(self._pulses)}
         self._compared = now, after
-        text = stragglers.line(before, after, now - then, self._roster.names)
+        text = comparison(before, after, now - then, self._roster.names)
         if text is not None:
             say(text)
 

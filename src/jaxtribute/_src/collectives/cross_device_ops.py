@@ -217,6 +217,8 @@ class ReductionToOneDevice(CrossDeviceOps):
 
     def summation(self, mesh: ReplicaMesh, options: CommunicationOptions | None) -> Summation:
         """Messages to the replica on the device, and back."""
+        # The device may belong to no replica, as the CPU beside accelerators: a program can meet on replicas alone, so
+        # the first one adds up.
         root = mesh.devices.index(self._device) // mesh.group_size if self._device in mesh.devices else 0
         return OneDeviceSum(root, self._accumulate)
 
@@ -230,6 +232,8 @@ class ReductionToOneDevice(CrossDeviceOps):
         """Adds up on one device, outside compiled programs, and copies the result."""
         mesh = per_replica_value.mesh
         destination = parse_destinations(destinations, mesh)
+        # Arrays of other processes cannot be copied here, and those of a program that is being traced are nowhere yet:
+        # for both the program itself must add up.
         local = all(device.process_index == mesh.local_devices[0].process_index for device in mesh.devices)
         if not local or isinstance(per_replica_value.data, Tracer):
             return super().reduce_implementation(reduce_op, per_replica_value, destinations, options)

@@ -38,6 +38,7 @@ def check_axes(axis: int | tuple[int, ...] | None, rank: int) -> Axes:
         return None
     axes = axis if isinstance(axis, tuple) else (axis,)
     for one in axes:
+        # True and False are ints of Python's; an axis of such a name is a slip, such as `keepdims` in the wrong place.
         if not isinstance(one, int) or isinstance(one, bool):
             raise ArgumentTypeError(f"axis must be an int, a tuple of ints or None, not {axis!r}. HINT: axis=(0, 1).")
         if not -rank <= one < rank:
@@ -45,6 +46,7 @@ def check_axes(axis: int | tuple[int, ...] | None, rank: int) -> Axes:
                 f"axis {one!r} is out of range for a value of rank {rank} on each replica. "
                 "HINT: use axis=None to reduce over the replicas only."
             )
+    # In one form, since axes are static arguments of kernels: another spelling would be compiled once more.
     return tuple(sorted({one % rank for one in axes}))
 
 
@@ -71,8 +73,10 @@ def reduce_value(value: Numeric, op: ReduceOp, axis: int | tuple[int, ...] | Non
     array, given = summable(data, op), jnp.result_type(data)
     axes = check_axes(axis, array.ndim)
     if op is ReduceOp.SUM:
+        # Each replica holds the same: their sum needs no message.
         total = array if axes is None else array.sum(axes, dtype=array.dtype)
         return total * jnp.asarray(replicas, total.dtype) if replicas > 1 else total
+    # A mean of equal values is the value; `summable` may have widened it, which is taken back.
     if axes is None:
         return array.astype(given) if jnp.issubdtype(given, jnp.inexact) else array
     return divided(array.sum(axes, dtype=array.dtype), math.prod(array.shape[one] for one in axes), given)
@@ -88,6 +92,7 @@ def reduce_leaves(values: Sequence[Any], op: ReduceOp, mesh: ReplicaMesh, summat
     if not (whole and alike and worth):
         return [reduce_value(value, op, None, mesh) for value in values]
     totals = iter(reduce_many(whole, op, summation))
+    # By identity: `==` of values compares element by element.
     together = {id(value) for value in whole}
     return [next(totals).data if id(value) in together else reduce_value(value, op, None, mesh) for value in values]
 
@@ -111,6 +116,8 @@ def reduce_many(values: Sequence[PerReplica], op: ReduceOp, summation: Summation
                 f"{[getattr(part, 'shape', part) for part in value.values]}. HINT: reduce to equal shapes first."
             )
     scalars = tuple(value.scalar for value in values)
+    # Workers compare what they are about to do before they do it: behind this line one that differs hangs with the
+    # others.
     if not isinstance(values[0].data, Tracer):
         mesh.entering(f"all_reduce of {len(values)} values", lambda: _described(op, [value.data for value in values]))
     totals = _reduce_mapped([value.data for value in values], scalars, op, values[0].idle, summation, mesh)
@@ -184,6 +191,7 @@ def _check_summable(value: PerReplica, axes: Axes) -> None:
 
 
 @dataclass(frozen=True)
+# A static argument of the kernels: frozen for its hash, and without arrays.
 class _Layout:
     """Layout of the replicas' components in a global array; see `PerReplica`."""
 
@@ -221,6 +229,8 @@ class _Layout:
         if not self.idle:
             return stacked
         rows = np.isin(np.arange(stacked.shape[0]), self.idle).reshape(-1, *[1] * (stacked.ndim - 1))
+        # Idle replicas have run on padding. A sum may count what they say on purpose, such as how many they are; but a
+        # NaN, as of a mean of nothing, is none of it.
         drop = jnp.broadcast_to(jnp.asarray(rows), stacked.shape)
         if op is ReduceOp.SUM:
             drop = drop & jnp.isnan(stacked)
@@ -268,6 +278,7 @@ def _reduce_mapped(
 @partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _reduce_split(data: Leaf, layout: _Layout, op: ReduceOp, axes: Axes, mesh: ReplicaMesh) -> Any:
     stacked = layout.drop_idle(layout.stack(summable(data, op), mesh.size), op)
+    # No collective is written here: axis 0 lies over the devices, and XLA makes the sum along it an all-reduce.
     total = stacked.sum((0, *(axis + 1 for axis in axes or ())), dtype=stacked.dtype)
     if op is ReduceOp.MEAN:
         total = divided(total, layout.count(stacked.shape[1:], axes or (), mesh.size), data.dtype)
@@ -284,6 +295,7 @@ def _pick(data: Leaf, scalar: bool, replica: int, mesh: ReplicaMesh) -> Any:
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _gather_ragged(data: Leaf, shapes: tuple[tuple[int, ...], ...], axis: int, mesh: ReplicaMesh) -> Any:
+    # Whole on every device first: pieces of uneven sizes do not lie along the mesh.
     stacked = _everywhere(data, mesh).reshape(mesh.size, data.shape[0] // mesh.size, *data.shape[1:])
     parts = [row[tuple(slice(0, size) for size in shape)] for row, shape in zip(stacked, shapes, strict=True)]
     return _everywhere(jnp.concatenate(parts, axis), mesh)
@@ -315,6 +327,7 @@ def joined_gradients(grads: Sequence[Leaf], op: ReduceOp | None, mesh: ReplicaMe
         if isinstance(grad, PerReplica):
             found.append(grad if op is not None else mesh.join_copies(grad.values))
             continue
+        # All replicas gave this one array, so the sum has it once for each of them.
         array = operand(grad)
         found.append(array * np.asarray(mesh.size, array.dtype) if op is ReduceOp.SUM else array)
     return found

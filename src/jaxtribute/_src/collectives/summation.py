@@ -136,6 +136,8 @@ class ExchangeSum(SharingSum):
     def _one(self, array: Numeric, replicas: int) -> Any:
         fits = array.size * array.dtype.itemsize <= (self.pair_bytes if replicas == 2 else self.most_bytes)
         real = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
+        # Pairs of pairs come out even for powers of two alone. What is large, or of another kind of number, is better
+        # left to XLA.
         if not array.size or not fits or not real or array.dtype.itemsize > 8 or replicas & (replicas - 1):
             return _psum(array)
         # Recursive doubling. Both of a pair add the same two numbers, so all replicas have the same bits after each
@@ -224,6 +226,7 @@ class Packs:
 def _filled(sizes: Sequence[tuple[int, int]], limit: int) -> list[list[int]]:
     """Neighbours together, as many as fit under `limit` bytes."""
     packs: list[list[int]] = []
+    # Less than nothing, so that even an array without bytes opens a pack.
     room = -1
     for index, size in sizes:
         if size > room:
@@ -240,6 +243,7 @@ def tree_rounds(replicas: int) -> list[Pairs]:
     Neighbours form groups of about the square root of the number; each group gathers at its first replica, then
     these gather at replica 0.
     """
+    # As many groups as members of each, so that neither level has much more rounds than the other.
     size = max(1, int(np.ceil(np.sqrt(replicas))))
     members = [list(range(start, min(start + size, replicas))) for start in range(0, replicas, size)]
     # All groups gather at the same time: their messages of one round are one collective.

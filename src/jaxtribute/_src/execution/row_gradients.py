@@ -82,6 +82,8 @@ class RowsOverlay(Overlay):
             return jnp.take(self.get(variable), ids, axis=0)
         place = len(lookups.ids)
         lookups.ids.append(ids)
+        # The gradient by zeros that are added to the rows is that by the rows; the table is no argument of the
+        # function.
         return jax.lax.stop_gradient(read(self.below)) + lookups.moves[place]
 
 
@@ -115,6 +117,7 @@ def differentiate_by_rows(call: Loss, executor: Executor, leaves: Sequence[Varia
     def learn(arrays: list[Any]) -> Any:
         return call(RowsOverlay(executor, dict(zip(leaves, arrays, strict=True)), lookups))[0]
 
+    # Traced and thrown away: only behind it is known of which variables rows alone are read.
     jax.make_jaxpr(learn)([values[leaf] for leaf in leaves])
     by_rows = lookups.by_rows()
     dense = [leaf for leaf in leaves if leaf not in by_rows]

@@ -65,6 +65,7 @@ class StepLoops:
         owner, key = (step.__self__, (step.__func__, steps)) if method else (step, steps)
         loops = self._loops.setdefault(owner, {})
         if key not in loops:
+            # Weak, as the key of the table is: a loop that held its step would keep both for ever.
             reference = weakref.WeakMethod(step) if method else weakref.ref(step)
 
             def loop(iterator: Any) -> Any:

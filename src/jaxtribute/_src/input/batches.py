@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from jaxtribute._src.input.splitting import Shard
-from jaxtribute._src.types import Leaf, Nest
+from jaxtribute._src.types import Foreign, Leaf, Nest
+from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.sparse import is_sparse
 from jaxtribute._src.values.spec import ArraySpec, PerReplicaSpec
 from jaxtribute.errors import InputError
@@ -42,6 +43,7 @@ def as_array(leaf: Leaf) -> Any:
     Raises:
       InputError: for a masked array.
     """
+    # Before the test for arrays, which a masked one passes.
     if isinstance(leaf, np.ma.MaskedArray):
         raise InputError(
             f"a masked array of shape {leaf.shape}: arrays on devices have no mask, so it would be lost. HINT: pass "
@@ -63,6 +65,7 @@ def as_batch(element: Nest) -> Batch:
     tree = jax.tree.map(as_array, element, is_leaf=is_sparse)
     paths = jax.tree.leaves_with_path(tree)
     lengths = {len(leaf) if leaf.ndim else None for _, leaf in paths}
+    # An element with a scalar in it is no error yet: one replica takes it whole, and only splitting refuses it.
     if len(lengths) > 1 and None not in lengths:
         described = ", ".join(f"{path_name(path)}: {leaf.shape}" for path, leaf in paths)
         raise InputError(
@@ -160,3 +163,25 @@ def replica_spec(spec: Nest, shard: Shard, *, split: bool) -> Nest:
         return PerReplicaSpec((ArraySpec(shape, leaf.dtype),) * shard.local)
 
     return jax.tree.map(cut, spec)
+
+
+def examples_in(element: Nest) -> int:
+    """Examples in an element of a dataset, counted along axis 0: those of all workers where they share one array."""
+    # The usual batch, an array or a tuple of arrays: JAX takes microseconds to find its leaves.
+    first = element[0] if type(element) is tuple and element else element
+    if isinstance(first, jax.Array | np.ndarray):
+        return _rows(first)
+    leaves: list[Foreign] = jax.tree.leaves(element, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
+    if not leaves:
+        return 0
+    first = leaves[0]
+    if not isinstance(first, PerReplica):
+        return _rows(first)
+    if first.shapes is not None:
+        return sum(shape[0] for shape in first.shapes if shape)
+    return sum(map(_rows, first.values)) if first.is_tuple else _rows(first.data)
+
+
+def _rows(array: Foreign) -> int:
+    shape = np.shape(array)
+    return int(shape[0]) if shape else 1

@@ -35,6 +35,7 @@ class DistributedDataset:
 
     def __init__(self, mesh: ReplicaMesh, shard: Shard, options: InputOptions, agree: Agreements | None) -> None:
         if shard.workers > 1 and agree is None:
+            # It raises at the first step and not here: an explanation and the shapes of elements need no agreement.
             agree = _nobody
         self._mesh = mesh
         self._shard = shard

@@ -76,6 +76,7 @@ class DistributedIterator(Feed):
             element, self._position = _make(self._steps, self._place)
             return element.join() if isinstance(element, Apart) else element
         if self._prefetcher is None:
+            # Not `self`: the thread would keep alive an iterator that nobody uses any more, and so never end.
             steps, place = self._steps, self._place
             self._prefetcher = Prefetcher(lambda: _make(steps, place), steps.close, self._buffer, self._threads)
         element, self._position = self._prefetcher.get()
@@ -168,6 +169,7 @@ class DistributedIterator(Feed):
         """Ends the iterator and its thread. Further calls do nothing."""
         self._closed = True
         if self._prefetcher is not None:
+            # The thread closes what it reads from: nobody else can tell when it reads no more.
             self._prefetcher.close()
         else:
             self._steps.close()

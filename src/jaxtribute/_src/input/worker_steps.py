@@ -261,6 +261,7 @@ class FunctionSteps:
 
     def __next__(self) -> WorkerStep:
         local = self._shard.local
+        # All of them, though one may have ended: the pipelines of a worker stay at one step.
         parts = list(map(self._next, range(local)))
         has_data = self._complete(parts)
         trees = [self._empty() if part is None else part.tree for part in parts] if has_data else []
@@ -269,6 +270,8 @@ class FunctionSteps:
         # an exchange of its own.
         others = self._agree(self._step, None if sizes is None else (*sizes, _form(trees)))
         told = [other for other in others if other is not None]
+        # Where all batches have one shape, a step that some have no data for would be another program; it is left out,
+        # as a remainder is.
         if not told or (self._static and len(told) < len(others)):
             raise StopIteration
         self._step += 1
@@ -323,6 +326,9 @@ def _rows_of_all(told: Sequence[StepRows], local: int) -> tuple[int, ...]:
 
 def _form(trees: Sequence[Nest]) -> int:
     """A number for the shapes, but for their rows, and dtypes that all trees have; 0 where they differ."""
-    forms = {str([(leaf.shape[1:], str(leaf.dtype)) for leaf in jax.tree.leaves(tree)]) for tree in trees}
+    forms: set[str] = set()
+    for tree in trees:
+        kinds = [(leaf.shape[1:], str(leaf.dtype)) for leaf in jax.tree.leaves(tree)]
+        forms.add(str(kinds))
     # Never 0, which says that they differ.
     return crc32(forms.pop().encode()) or 1 if len(forms) == 1 else 0

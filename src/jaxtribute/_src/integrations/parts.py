@@ -104,6 +104,7 @@ def take_apart(model: Nest) -> tuple[list[Part], Outline]:
         known: Any = import_module(f"jaxtribute._src.integrations.{file}")
         if known.accepts(model):
             parts, outline = known.take_apart(model)
+            # The library knows the model and finds nothing in it: no other one would know better.
             if not parts:
                 break
             return parts, outline

@@ -84,6 +84,7 @@ def save(model: Nest, path: str | PathLike[str], *, metadata: Mapping[str, str] 
         with unfinished.open("wb") as file:
             file.write(header)
             file.truncate(len(header) + sum(variable.size * variable.dtype.itemsize for variable in variables.values()))
+    # The file has its whole length before anybody else writes a part into it.
     if workers is not None:
         workers.barrier("safetensors begun", patience(workers))
     with unfinished.open("r+b") as file:
@@ -97,6 +98,7 @@ def save(model: Nest, path: str | PathLike[str], *, metadata: Mapping[str, str] 
         workers.barrier("safetensors written", patience(workers))
     if first:
         unfinished.replace(target)
+    # No worker goes on, and perhaps reads the file, before it bears its name.
     if workers is not None:
         workers.barrier("safetensors complete", patience(workers))
 
@@ -174,6 +176,7 @@ def _header(variables: Mapping[str, Variable], metadata: Mapping[str, str] | Non
         dtype = _NAMES[variable.dtype.name]
         entries[name] = {"dtype": dtype, "shape": list(variable.shape), "data_offsets": [starts[name], end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
+    # The format lets tensors begin at multiples of 8 bytes.
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
     return header, {name: len(header) + start for name, start in starts.items()}
@@ -190,6 +193,7 @@ def _own_parts(variable: Variable, *, first: bool) -> Iterator[tuple[int, Host]]
     if form == "flat":
         for shard in stored.addressable_shards:
             start = shard.index[0].start or 0
+            # One of several copies is written; behind the variable's end there is padding alone.
             if shard.replica_id == 0 and start < variable.size:
                 yield start, np.asarray(shard.data)[: variable.size - start]
     elif form == "value" and stored.is_fully_replicated:

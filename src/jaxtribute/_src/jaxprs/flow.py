@@ -104,4 +104,5 @@ class Flow(ABC, Generic[T]):
         first, *others = [self.outputs(opened(branch), given[1:]) for branch in eqn.params["branches"]]
         for outs in others:
             first = [self.merged(*pair) for pair in zip(first, outs, strict=True)]
+        # Equal branches do not make equal results: replicas may have taken different ones.
         return [self.chosen(given[0], one) for one in first]

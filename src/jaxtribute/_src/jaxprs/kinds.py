@@ -54,12 +54,14 @@ ELEMENTWISE = frozenset(
 def _ordinary() -> frozenset[Primitive]:
     """The primitives that JAX defines for arrays and random numbers, found where they are defined."""
     found: list[Primitive] = []
+    # A copy: another thread may be importing.
     for name, module in list(sys.modules.items()):
         if name not in _ELSEWHERE and not name.startswith(_MODULES):
             continue
         named = _ELSEWHERE.get(name, "").split()
         primitives = [value for value in vars(module).values() if isinstance(value, Primitive)]
         found += [one for one in primitives if not named or one.name in named]
+    # A callback runs Python, which gives what it likes.
     return frozenset(one for one in found if one.name not in _RANDOM and "callback" not in one.name)
 
 
@@ -68,11 +70,13 @@ def names_axis(eqn: JaxprEqn, axis: str) -> bool:
     if eqn.primitive.name in STRUCTURES or not eqn.outvars:
         return False
     for key, value in eqn.params.items():
+        # The name of the user's function, which may be the axis's by chance.
         if key == "name":
             continue
         given = value if isinstance(value, (tuple, list, set, frozenset)) else (value,)
         if any(isinstance(one, str) and one == axis for one in given):
             return True
+    # An operation inherits the effects of the programs inside it; those are looked at one by one.
     if not eqn.effects or any(True for _ in programs_in(eqn)):
         return False
     return any(getattr(effect, "name", None) == axis for effect in eqn.effects)
@@ -90,6 +94,7 @@ def is_collective(eqn: JaxprEqn, axis: str) -> bool:
 
 def equalises(eqn: JaxprEqn, axis: str) -> bool:
     """True if a collective gives all devices along the whole axis the same result."""
+    # Within groups the results are equal in each group, and differ between them.
     if eqn.primitive.name not in _EQUALISING or eqn.params.get("axis_index_groups") is not None:
         return False
     return names_axis(eqn, axis)
@@ -108,6 +113,7 @@ def is_known(primitive: Primitive) -> bool:
 def repeatable(eqn: JaxprEqn) -> bool:
     """True if an operation gives equal results for equal operands on one device, with all that is inside it."""
     primitive = eqn.primitive
+    # Without results there is nothing that could differ.
     if not eqn.outvars:
         return True
     if primitive.name.startswith(_KERNELS):

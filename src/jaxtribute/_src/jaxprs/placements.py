@@ -91,6 +91,7 @@ def _freed(program: Any, known: Known) -> Any:
 
 def _known(value: Numeric, known: Known) -> Any:
     if id(value) not in known:
+        # The array itself is kept beside its copy: else it might be freed, and its id be another's.
         known[id(value)] = value, _loose(value)
     return known[id(value)][1]
 
@@ -114,10 +115,12 @@ def _loose(value: Numeric) -> Any:
     if not isinstance(value, jax.Array) or isinstance(value, Tracer) or not value.committed:
         return value
     if not value.is_fully_addressable:
+        # Some of its rows are in other processes: here it cannot be made a value.
         if not value.is_fully_replicated:
             return value
         value = value.addressable_data(0)
     if jnp.issubdtype(value.dtype, jax.dtypes.extended):
+        # Keys have no form in NumPy; the numbers that they consist of do.
         return jax.random.wrap_key_data(_loose(jax.random.key_data(value)), impl=jax.random.key_impl(value))
     with jax.ensure_compile_time_eval():  # a constant, whatever is traced around
         return jnp.asarray(np.asarray(value))

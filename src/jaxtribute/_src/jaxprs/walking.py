@@ -48,6 +48,8 @@ def called(eqn: JaxprEqn) -> ClosedJaxpr | None:
     if eqn.primitive.name not in _CALLS:
         return None
     inside = list(programs_in(eqn))
+    # The name alone promises nothing of a later JAX: operands and results must fit one to one, else the operation
+    # counts as unknown.
     jaxpr = opened(inside[0]) if len(inside) == 1 else None
     if jaxpr is None or len(jaxpr.invars) != len(eqn.invars) or len(jaxpr.outvars) != len(eqn.outvars):
         return None
@@ -83,6 +85,8 @@ def variables(atoms: Sequence[Any]) -> list[Any]:
 
 def used_by(eqns: Sequence[JaxprEqn], outputs: Sequence[Any] = ()) -> dict[Any, None]:
     """Values that operations use and that are put out, in order; some of them are made by the operations themselves."""
+    # A dictionary for its order. A set would go by addresses, so that each process of a cluster would build, and
+    # compile, another program.
     return dict.fromkeys(variables([*(atom for eqn in eqns for atom in eqn.invars), *outputs]))
 
 
@@ -104,6 +108,8 @@ def piece(program: ClosedJaxpr, inputs: Sequence[Any], eqns: Sequence[JaxprEqn],
         invars=list(inputs),
         outvars=list(outputs),
         eqns=list(eqns),
+        # Of these operations alone: with an effect of one that is left out JAX would keep the piece in an order that
+        # nothing asks for.
         effects=frozenset().union(*(eqn.effects for eqn in eqns)),
     )
     return closed(jaxpr, [value for _, value in consts])

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-from jaxtribute._src.exit_codes import ELSEWHERE, RESUME
+from jaxtribute._src.cluster.failures import ELSEWHERE, RESUME
 from jaxtribute._src.launcher.family import Family, Process
 from jaxtribute._src.launcher.output import OutputReader, RankOutput, copy_size
 
@@ -182,6 +182,7 @@ class Attempt:
                 self._ended(waiting.pop(future), future.result())
 
     def _ended(self, rank: int, code: int) -> None:
+        # A signal that the launcher has not sent is somebody else's, such as the kernel's where memory ran out.
         end = _End(rank, code, ours=-code in self._sent)
         self._ends.append(end)
         if code == 0 or self._failing or self._asked is not None:

@@ -156,6 +156,7 @@ async def connect(host: str, port: int, key: bytes | None = None) -> Line:
 
 def _notice_loss(connection: socket.socket | None) -> None:
     """Ends a connection whose other machine has gone without a word, where the system can."""
+    # An idle connection is asked after; one with something unsent has a deadline of its own.
     settings = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 1000 * _LOST_S}
     if connection is None:
         return

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from jaxtribute._src.cluster.addresses import Address
-from jaxtribute._src.exit_codes import ELSEWHERE
+from jaxtribute._src.cluster.failures import ELSEWHERE
 from jaxtribute._src.launcher.attempt import Outcome, Signal
 from jaxtribute._src.launcher.connection import Line, Message, connect
 from jaxtribute._src.launcher.node import LocalNode, Start

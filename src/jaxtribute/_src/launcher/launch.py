@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from jaxtribute._src.cluster.resolvers.slurm import COUNTS, TASKS, SlurmClusterResolver, expand_counts
@@ -43,10 +44,9 @@ def _kept_programs(options: Options) -> Generator[Options]:
 async def _launch(options: Options) -> int:
     launcher = Leader(options) if options.node_rank == 0 else Follower(options)
     loop = asyncio.get_running_loop()
-    handlers: dict[Signal, Callable[[], None]] = {
-        number: lambda number=number: launcher.forward(number)
-        for number in (Signal.SIGINT, Signal.SIGTERM, Signal.SIGQUIT)
-    }
+    handlers: dict[Signal, Callable[[], None]] = {}
+    for number in (Signal.SIGINT, Signal.SIGTERM, Signal.SIGQUIT):
+        handlers[number] = partial(launcher.forward, number)
     # A terminal that closes takes the job along, and lets it save before.
     handlers[Signal.SIGHUP] = lambda: launcher.forward(Signal.SIGTERM)
     handlers[Signal.SIGUSR1] = launcher.grow

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from jaxtribute._src.cluster.addresses import Address
-from jaxtribute._src.exit_codes import ELSEWHERE
+from jaxtribute._src.cluster.failures import ELSEWHERE
 from jaxtribute._src.launcher.attempt import CAUSE_S, Kind, Outcome, Signal
 from jaxtribute._src.launcher.node import LOOPBACK, LocalNode, Start
 from jaxtribute._src.launcher.options import Options

@@ -149,6 +149,7 @@ class LocalNode:
     def _program(self, start: Start, index: int, certificates: Mapping[str, str]) -> Program:
         rank, options = start.first + index, self.options
         environment = rank_environment(start.addresses, rank, options.devices)
+        # Unbuffered, since the last lines before a crash are those that tell of it.
         environment |= {"PYTHONUNBUFFERED": "1", RESTART: str(start.restart), **certificates, **options.variables}
         if options.programs is not None:
             environment |= cache_environment(str(options.programs), environment)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 from jaxtribute._src.cluster.addresses import Address
-from jaxtribute._src.exit_codes import ELSEWHERE
+from jaxtribute._src.cluster.failures import ELSEWHERE
 from jaxtribute._src.launcher.attempt import Kind, Outcome, Signal
 from jaxtribute._src.launcher.connection import LONGEST, Line, Message
 from jaxtribute._src.launcher.node import Start

@@ -74,12 +74,14 @@ def make_slots(
         params = [variable.policy.value(array) for variable, array in zip(variables, stored, strict=True)]
         with optax_rules():
             state = transform.init(params)
+        # Noted while it is traced: what comes out holds the data of keys, which look like other numbers.
         kinds[:] = [_key_kind(leaf) for leaf in jax.tree.leaves(state)]
         return state
 
     stored = [variable.stored for variable in variables]
     shapes = jax.eval_shape(lambda stored: _with_key_data(init(stored)), stored)
     found = zip(owner_of_leaves(shapes, variables), kinds, strict=True)
+    # The data of keys may have a variable's shape by chance.
     owners = tuple(owner if kind is None else None for owner, kind in found)
     strategy = variables[0].distribute_strategy
     plain = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]

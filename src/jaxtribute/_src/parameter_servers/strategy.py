@@ -71,6 +71,7 @@ class ParameterServerExtended(StrategyExtended):
     def remote_optimizer(self, transform: Any, variables: Sequence[Variable]) -> RemoteOptimizer | None:
         """The optimizer's work on servers."""
         if self.cluster is None:
+            # For one optimizer: the next that is made is another.
             found, self.known_optimizer = self.known_optimizer, None
             return found
         mine = [variable for variable in variables if isinstance(variable, ServerVariable)]

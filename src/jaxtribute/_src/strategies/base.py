@@ -147,6 +147,8 @@ class Strategy(LegacyMethods):
             )
         settings.function("fn", fn)
         context = require_cross_replica(self, "run")
+        # `contexts.entered` by hand: an eager step passes here once a call. The stack is cut back to its old depth, and
+        # not popped: a signal may raise before the entry is on it.
         entries = contexts.entries()
         depth = len(entries)
         try:
@@ -247,6 +249,8 @@ class Strategy(LegacyMethods):
         mesh = self._extended.mesh
 
         def one(leaf: Leaf) -> Any:
+            # Through NumPy, whose numbers have 64 bits: JAX would make 32 of them without a word, where `check_cut`
+            # refuses.
             leaf = np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else operand(leaf)
             if isinstance(leaf, (np.ndarray, np.generic)):
                 check_cut(leaf, "an array to place")

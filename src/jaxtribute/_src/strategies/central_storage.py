@@ -52,6 +52,7 @@ class CentralStorageExtended(StrategyExtended):
         return CentralPolicy(self.mesh, self._parameter_device), synchronization
 
     def _call_alone(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        # One replica, on the device that stores, too: nothing travels, and the step is plain JAX.
         if self.mesh.devices == (self._parameter_device,):
             return super()._call_alone(fn, args, kwargs)
         executor = contexts.current().executor

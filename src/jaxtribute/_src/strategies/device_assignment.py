@@ -39,6 +39,7 @@ class Topology:
         devices = [_device(device) for device in settings.sequence("devices", devices)]
         if not devices:
             raise DeviceError("a topology of no devices. HINT: pass jax.devices().")
+        # For devices without coordinates, as CPUs that stand in for TPUs: chips of two cores, where they come out even.
         cores = 2 if len(devices) % 2 == 0 else 1
         self._by_place = {_coordinates(device, i, cores): device for i, device in enumerate(devices)}
         if len(self._by_place) < len(devices) or len(set(devices)) < len(devices):
@@ -146,6 +147,7 @@ class DeviceAssignment:
             for block in itertools.islice(outer, count)
         ]
         made = cls(system, np.array(places))
+        # The block's own form, which its list of places no longer shows.
         made._shape = shape
         return made
 
@@ -204,6 +206,7 @@ def _coordinates(device: jax.Device, number: int, cores: int) -> tuple[int, int,
     coords = getattr(device, "coords", None)
     if coords is None:
         return (number // cores, 0, 0, number % cores)
+    # Where chips lie in a plane there are two coordinates.
     x, y, z = (*(int(one) for one in coords), 0, 0)[:3]
     return (x, y, z, int(getattr(device, "core_on_chip", 0)))
 

@@ -69,6 +69,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
 
     def attach(self, strategy: Strategy) -> None:
         """Tells the plug which strategy it serves; called once, by `Strategy`."""
+        # Weak: the two would else hold each other, and what both hold, until Python looks for circles.
         self._strategy = weakref.ref(strategy)
 
     @property

@@ -38,6 +38,7 @@ class Groups:
           DeviceError: they cannot be divided into groups.
         """
         mesh = ReplicaMesh(devices, peers, self.shape)
+        # The mesh itself rounds down: a rest of devices would stay idle, and nobody would be told.
         if mesh.size * mesh.group_size != len(devices) or not mesh.size:
             raise DeviceError(
                 f"{len(devices)} devices cannot be divided into replicas of {mesh.group_size} ({dict(self.shape)}). "
@@ -76,6 +77,8 @@ def groups_of(devices_per_replica: Foreign, replica_shape: Foreign, layout: Fore
                 f"devices_per_replica is {count} and replica_shape {replica_shape!r} has {whole}. HINT: pass one."
             )
     layouts = _layouts(layout)
+    # Where a replica has one device its axes do not exist, and no layout splits anything: one table of layouts serves
+    # the laptop and the slice.
     for key, axes in (layouts or {}).items() if shape else ():
         check_names(axes, shape, repr(key))
     return Groups(shape, layouts)

@@ -48,6 +48,7 @@ class MultiWorkerOps(CrossDeviceOps):
 
     def summation(self, mesh: ReplicaMesh, options: CommunicationOptions | None) -> Summation:
         """A sum for each large array, one for all small ones; of arrays that replicas hold in parts one for each."""
+        # XLA divides each of a replica's arrays over its devices; packed together they would have to be gathered first.
         if mesh.group:
             return AutoSum(0)
         hints = [one for one in (options, self._options) if one is not None]
@@ -91,9 +92,11 @@ class MultiWorkerExtended(StrategyExtended):
         """Over the coordination service."""
         from jaxtribute._src.input.agreement import KeyValueAgreements
 
+        # Agreements cost a message a step: who is alone asks nobody.
         if self._cluster is None or self._cluster.workers == 1:
             return None
         cluster = self._cluster
+        # All workers run the same program and so count alike: the number makes each dataset's keys its own.
         name = f"jaxtribute/input/{cluster.number('dataset')}"
         return KeyValueAgreements(cluster, name, cluster.workers, cluster.rank, cluster.timeout_s)
 
@@ -165,6 +168,7 @@ def join(resolver: ClusterResolver, timeout_s: float | None) -> Cluster | None:
         return None
     task_type, task_id = resolver.own_task()
     cluster = runtime.connect(spec, task_type, task_id, **({} if timeout_s is None else {"timeout_s": timeout_s}))
+    # `connect` gives a cluster that was joined before as it is; the newest strategy's deadline holds for it.
     if timeout_s is not None:
         cluster.timeout_s = timeout_s
     return cluster
@@ -176,7 +180,9 @@ def worker_mesh(cluster: Cluster | None, devices: Sequence[jax.Device], groups: 
     Raises:
       ClusterError: the workers have different numbers of devices.
     """
+    # JAX's own order follows the ids of devices, which need not follow the ranks.
     ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
+    # Without peers the mesh neither reports steps nor bounds them for others' sake.
     if cluster is None or cluster.workers == 1:
         return groups.mesh(ordered)
     counts = Counter(device.process_index for device in ordered)
@@ -200,6 +206,7 @@ def _connect(mesh: ReplicaMesh, cluster: Cluster) -> None:
     """
     rows = mesh.assemble([put(np.float32(1), place) for place in mesh.local_places])
     total = mesh.map_replicas(lambda row: lax.psum(row, AXIS), PartitionSpec(AXIS), PartitionSpec())
+    # Compiled before the barrier: behind it the workers are milliseconds apart, and Gloo's 30 s begin for all at once.
     compiled = jax.jit(total).lower(rows).compile()
     cluster.barrier("connection", cluster.timeout_s)
     jax.block_until_ready(compiled(rows))

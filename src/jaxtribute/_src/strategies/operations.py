@@ -115,6 +115,8 @@ class ExtendedOperations(ABC):
         _require_cross_replica("batch_reduce_to")
         results: list[Any] = []
         pairs = [(self._value(value), destinations) for value, destinations in value_destination_pairs]
+        # One call for all values of an algorithm, in which small ones share a collective. None stands for a compiled
+        # `merge_call`: there the values are one replica's, and its program adds up.
         together: dict[CrossDeviceOps | None, list[int]] = {}
         for place, (value, destinations) in enumerate(pairs):
             target = parse_destinations(destinations, self.mesh)
@@ -122,6 +124,7 @@ class ExtendedOperations(ABC):
             if isinstance(value, LocalPerReplica):
                 together.setdefault(None, []).append(place)
             elif isinstance(value, ReplicaValues):
+                # What is wanted on the host alone needs no all-reduce, which would leave a copy on every device.
                 on_cpu = isinstance(target, jax.Device) and target.platform == "cpu"
                 ops = _TO_ONE_DEVICE if on_cpu else self._cross_device_ops
                 together.setdefault(ops, []).append(place)
@@ -147,6 +150,7 @@ class ExtendedOperations(ABC):
         Source: `tf.distribute.StrategyExtended.broadcast_to`.
         """
         _require_cross_replica("broadcast_to")
+        # In a compiled `merge_call` this is one replica's program: the array is where it is wanted.
         if contexts.current().executor.local:
             return operand(tensor)
         return put(jax.numpy.asarray(operand(tensor)), parse_destinations(destinations, self.mesh))
@@ -251,11 +255,14 @@ class ExtendedOperations(ABC):
                 f"{var.name} belongs to {var.distribute_strategy!r}, not to {self.strategy!r}. "
                 "HINT: call its own strategy's extended.update."
             )
+        # Values that differ from replica to replica, the variable's own or those of arguments, take one call for each.
+        # The combination that means nothing, such arguments for a variable of one value, is refused there.
         each = [leaf for leaf in flatten((args, kwargs))[0] if isinstance(leaf, PerReplica)]
         if self.mesh.size > 1 and (each or not var.policy.shared):
             return self._update_each(var, fn, args, kwargs)
         args, kwargs = map_leaves(lambda leaf: var.policy.admit(_whole(leaf)), (args, kwargs))
         device = var.policy.parameter_device
+        # Outside every replica, wherever the caller is: what `fn` assigns is meant for all copies.
         context = contexts.Context(self.strategy, None, contexts.current().executor)
         # Numbers that `fn` makes must meet the variable's array where it is.
         with contexts.entered(context), nullcontext() if device is None else jax.default_device(device):
@@ -272,6 +279,7 @@ class ExtendedOperations(ABC):
         if not executor.local:
             return self.call_for_each_replica(fn, (var, *args), kwargs)
         args, kwargs = map_leaves(_whole, (args, kwargs))
+        # One program stands for all replicas, so its number is known to the devices alone: their place on the axis.
         replica = ReplicaContext(self.strategy, lax.axis_index(AXIS))
         context = contexts.Context(self.strategy, replica, executor)
         with contexts.entered(context), standpoints.seen_from(executor, standpoints.IN_REPLICA):

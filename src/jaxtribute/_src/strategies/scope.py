@@ -130,6 +130,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
             f"{type(contexts.current().strategy).__name__}. HINT: call it at the top level of the program."
         )
     old = contexts.base()
+    # Taken away before the new one is made: its executor is that of code outside every strategy.
     contexts.set_base(None)
     if strategy is None or strategy.is_default:
         return

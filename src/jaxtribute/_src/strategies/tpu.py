@@ -68,6 +68,8 @@ class TPUStrategy(Strategy):
         del experimental_spmd_xla_partitioning
         groups = groups_of(devices_per_replica, replica_shape, layout)
         self._resolver = tpu_cluster_resolver
+        # What the groups are told was checked before: a worker that raised after it had joined would leave the others
+        # waiting. And JAX must not have started, since a process joins a cluster before it has a backend.
         cluster = join(tpu_cluster_resolver, None) if tpu_cluster_resolver is not None else None
         prepare_cpu_backend()
         mesh = _mesh(cluster, experimental_device_assignment, groups)
@@ -123,6 +125,8 @@ class TPUStrategy(Strategy):
                 f"partition_dimensions {list(partition_dimensions)} for an array of rank {rank}: a replica of {self!r} "
                 f"has {self.extended.mesh.group_size} device(s). HINT: pass {rank} numbers whose product is that."
             )
+        # XLA splits by named axes, not by counts. Axes are used up from the left, so that 4 parts are one axis of 4, or
+        # two of 2 that follow each other.
         names, layout = list(group.items()), list[tuple[str, ...]]()
         for count in parts:
             taken: list[str] = []

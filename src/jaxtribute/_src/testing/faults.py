@@ -116,6 +116,7 @@ def slow(*, seconds: float = 0.1, **where: Unpack[Where]) -> Fault:
         seconds: How long.
         where: `rank`, `at`, `step`, `probability`, `seed`, `restart`: see `Fault`.
     """
+    # A straggler is slow at every step, unless one step is named.
     where.setdefault("again", "step" not in where)
     return Fault("slow", lambda: time.sleep(seconds), **where)
 
@@ -193,7 +194,11 @@ def parse(text: str) -> list[Fault]:
     """
     try:
         entries: Sequence[dict[str, Any]] = json.loads(text)
-        return [KINDS[entry["kind"]](**{name: entry[name] for name in entry if name != "kind"}) for entry in entries]
+        found: list[Fault] = []
+        for entry in entries:
+            settings = dict(entry)
+            found.append(KINDS[settings.pop("kind")](**settings))
+        return found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{VARIABLE}={text!r} is no list of faults: {error!r}. "

@@ -75,10 +75,12 @@ def encode_call(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, 
             f"{function!r} and its arguments cannot be sent to another process: {error}. "
             "HINT: pass plain values, and make what cannot be pickled inside the function."
         ) from error
+    # The function is pickled apart: the reader needs the path around it to find the module that it names.
     return pickle.dumps(Call(list(sys.path), _home(function), payload))
 
 
 def _has_name(function: Function) -> bool:
+    # Lambdas and functions inside others have a "<" in their names; `__main__` is another program in another process.
     name, module = getattr(function, "__qualname__", "<"), getattr(function, "__module__", None)
     return "<" not in name and module not in (None, "__main__") and _file(module) is not None
 

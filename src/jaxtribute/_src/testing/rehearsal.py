@@ -17,7 +17,7 @@ from jaxtribute._src.checkpoint import arrays
 from jaxtribute._src.checkpoint.committing import STATE
 from jaxtribute._src.checkpoint.description import Description
 from jaxtribute._src.checkpoint.preemption import REPORT
-from jaxtribute._src.exit_codes import RESUME as RESUME_CODE
+from jaxtribute._src.cluster.failures import RESUME as RESUME_CODE
 from jaxtribute._src.testing.faults import VARIABLE
 from jaxtribute.errors import DeadlineError, JaxtributeError
 
@@ -81,6 +81,7 @@ def rehearse(
     rank, at = rng.randrange(workers), step if step is not None else rng.randint(1, 10)
 
     def run(when: int) -> tuple[int, str, list[dict[str, Any]]]:
+        # 15 is SIGTERM, by which owners of machines announce that they take them back.
         faults = [{"kind": "kill", "number": 15, "rank": rank, "step": when}]
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report"
@@ -179,6 +180,7 @@ def _unreadable(path: str) -> str:
     try:
         description = Description.read(Path(path))
         names = [name for name, spec in description.values.items() if spec.size]
+        # One at a time: the values need not fit into this machine's memory together.
         for name in names:
             arrays.read(Path(path) / STATE, {name: None})
     except (JaxtributeError, OSError, ValueError) as error:

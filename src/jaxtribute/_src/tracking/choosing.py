@@ -16,7 +16,15 @@ from jaxtribute.errors import ArgumentError, ArgumentTypeError, MissingLibraryEr
 TRACK = "JAXTRIBUTE_TRACK"
 """Names of trackers between commas, which every `jd.summary.Writer` then has too."""
 _LIBRARIES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow", "csv": "", "jsonl": ""}
-"""The library that each needs; its module here has the tracker's own name."""
+"""The library that each needs."""
+_CLASSES = {
+    "tensorboard": ("tensorboard", "EventFile"),
+    "wandb": ("services", "WeightsAndBiases"),
+    "mlflow": ("services", "MLflow"),
+    "csv": ("plain_files", "Table"),
+    "jsonl": ("plain_files", "JsonLines"),
+}
+"""The module and the name of each class, which is made with the folder of the figures."""
 
 
 def check_name(name: str) -> None:
@@ -61,7 +69,9 @@ def chosen(trackers: Sequence[str | Tracker]) -> list[str | Tracker]:
 def sender(tracker: str | Tracker, directory: Path) -> Sender:
     """A thread that calls a tracker, which is made in it if it is a name."""
     if isinstance(tracker, str):
-        module = import_module(f"jaxtribute._src.tracking.{tracker}")
-        make: Callable[[], Tracker] = partial(module.make, directory)
+        module, name = _CLASSES[tracker]
+        make: Callable[[], Tracker] = partial(
+            getattr(import_module(f"jaxtribute._src.tracking.{module}"), name), directory
+        )
         return Sender(tracker, make)
     return Sender(type(tracker).__name__, lambda: tracker)

@@ -72,8 +72,3 @@ class EventFile:
     def close(self) -> None:
         """Closes the file."""
         self._events.close()
-
-
-def make(directory: Path) -> EventFile:
-    """The tracker of a folder."""
-    return EventFile(directory)

@@ -46,6 +46,7 @@ def parse_layout(layout: Foreign) -> Layout:
         )
     if len(set(names)) < len(names):
         raise ArgumentError(f"the layout {layout!r} names an axis twice. HINT: split one axis of the array over it.")
+    # In one form: layouts are compared with each other.
     while parsed and parsed[-1] is None:
         parsed.pop()
     return tuple(parsed)

@@ -96,12 +96,15 @@ def converted(array: Numeric, dtype: np.dtype[Any], what: str) -> Any:
     if array.dtype == dtype:
         return array
     kind, wanted = _kind(array.dtype), _kind(dtype)
+    # Each kind holds those before it, and floats are rounded to floats. Of one kind only integers (1) may not fit each
+    # other.
     if kind == wanted != 1 or kind < wanted:
         return array.astype(dtype)
     given = np.asarray(array)
     if kind == wanted:
         check_range(given, dtype, what)
         return array.astype(dtype)
+    # What does not fit becomes something else here, without a warning; that it does the comparison below tells.
     with np.errstate(invalid="ignore"):
         result = given.real.astype(dtype) if wanted < 3 else given.astype(dtype)
     if not np.array_equal(result.astype(given.dtype), given):
@@ -162,8 +165,10 @@ def row_ids(ids: Numeric, rows: int, what: str) -> Any:
     if isinstance(ids, Tracer):
         if not jnp.issubdtype(ids.dtype, jnp.signedinteger):
             return ids
+        # At least of 32 bits: the number of rows, which stands for none of them, need not fit into a shorter type.
         wide = jnp.asarray(ids, np.promote_types(ids.dtype, np.int32))
         return jnp.where(wide < jnp.zeros_like(wide), jnp.full_like(wide, rows), wide)
+    # Other workers hold parts of them: they cannot be looked at here.
     if isinstance(ids, jax.Array) and not (ids.is_fully_addressable or ids.is_fully_replicated):
         return ids
     host = np.asarray(ids)

@@ -176,6 +176,7 @@ def _joined(
             "aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA, or for scatter_add and scatter_sub SUM or MEAN."
         )
     indices, values = replica.all_gather((indices, values), axis=0)
+    # A replica that leaves a row out counts for it with zeros, as in a dense gradient.
     if aggregation is VariableAggregation.MEAN:
         values = values / jnp.asarray(replica.num_replicas_in_sync, values.dtype)
     return indices, values

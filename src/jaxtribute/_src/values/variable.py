@@ -102,9 +102,11 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
             policy = policy.laid_out(check_layout(chosen, self._shape, policy.mesh, self._name))
         self._policy: Policy = policy.fitted(self._shape, self._dtype)
         if policy.mesh is not None:
+            # Workers may have drawn other first values, as without a seed: all take the first one's.
             value = policy.mesh.agreed(value, f"variable {self._name!r}")
         on_read = self._synchronization is VariableSynchronization.ON_READ
         self._trainable = trainable if trainable is not None else not on_read
+        # A variable outlives the function that makes it: its first array must be no tracer of a program.
         with jax.ensure_compile_time_eval():
             self._data = self._policy.stored(value)
 
@@ -273,6 +275,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
                 f"{self.name} is copied in a function that is compiled, differentiated or run on replicas. "
                 "HINT: copy variables outside."
             )
+        # Past `_Creation`, by which the context in force would make it, and place it anew.
         made = object.__new__(type(self))
         vars(made).update(vars(self))
         made.bind(context.executor.get(self).copy())

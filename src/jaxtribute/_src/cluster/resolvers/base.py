@@ -187,6 +187,7 @@ def integer(environ: Mapping[str, str], name: str) -> int:
       ClusterSpecError: it holds something else.
     """
     text = environ[name]
+    # `int` reads more than that: signs, spaces, underscores, digits of other scripts.
     if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS):
         raise ClusterSpecError(
             f"{name} is {text!r}: expected a whole number from 0 on. HINT: leave it to the scheduler, or correct it."

@@ -152,10 +152,12 @@ class Notebook(Document):
             file.write(part)
         before, *texts = re.split(rf"^{_CELL}\n", text, flags=re.MULTILINE)
         for index, ((_, cell), one) in enumerate(zip(self._cells, texts, strict=True)):
+            # The newline before the next cell's mark came with the mark.
             last = index == len(texts) - 1
             _put(cell, _restored((before if not index else "") + (one if last else one.removesuffix("\n"))))
         indent = re.match(r"\{\n([ \t]+)", self._json)
         end = "\n" if self._json.endswith("\n") else ""
+        # Escaped where the file was: Jupyter writes letters as they are, other tools do not.
         shown = json.dumps(self._content, indent=indent and indent[1], ensure_ascii=self._json.isascii())
         return (shown + end).encode()
 

@@ -26,12 +26,10 @@ def find(source: Source) -> Iterator[Finding]:
 
 def first_line(tree: ast.Module) -> int:
     """The line of the first import that is not from the future, or the first line of all."""
-    lines = [
-        node.lineno
-        for node in tree.body
-        if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module != "__future__")
-    ]
-    return min(lines, default=1)
+    for node in tree.body:
+        if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module != "__future__"):
+            return node.lineno
+    return 1
 
 
 def _other_packages(node: ast.AST) -> Iterator[Finding]:
@@ -42,6 +40,7 @@ def _other_packages(node: ast.AST) -> Iterator[Finding]:
         modules = [node.module]
     for module in modules:
         advice = OTHER_PACKAGES.get(module.partition(".")[0])
+        # TensorFlow Probability has a part for JAX, which needs no TensorFlow.
         if advice and "substrates.jax" not in module and isinstance(node, ast.stmt):
             yield Finding(node.lineno, node.col_offset + 1, module, Kind.ABSENT, advice)
 
@@ -68,6 +67,7 @@ def _imports_from(source: Source, node: ast.ImportFrom, module: str) -> Iterator
     root = root_of(module)
     if root is None or module.startswith("jaxtribute"):
         return
+    # A line with one name that is not here is left to the reader, as two lines would take its place.
     missing = [alias.name for alias in node.names if alias.name == "*" or not _holds(root, alias.name)]
     for alias in node.names:
         place = (node.lineno, node.col_offset + 1, f"{module}.{alias.name}")

@@ -27,6 +27,7 @@ _METHODS = {
 
 def root_of(module: str) -> str | None:
     """TensorFlow's name of an imported module: `tf` for `tensorflow`; None for one that is not TensorFlow's."""
+    # The longest counts: `tensorflow.compat.v2` is `tf` itself, and no part of it.
     best = max((root for root in _ROOTS if f"{module}.".startswith(f"{root}.")), key=len, default=None)
     return None if best is None else _ROOTS[best] + module[len(best) :]
 
@@ -81,6 +82,7 @@ class Names:
     def _take_value(self, name: str, value: ast.expr) -> None:
         found = self.of(value)
         if found is not None and found != "tf":
+            # What is known stays: in which order lines run is not followed, and an import says most.
             self._known.setdefault(name, found)
 
 

@@ -35,11 +35,12 @@ class Report:
 
     def left(self) -> tuple[Finding, ...]:
         """Parts that nobody has looked at and no edit changes."""
-        return tuple(
-            finding
-            for finding in self.findings
-            if finding.kind is not Kind.SAME and not finding.edits and _MARK not in self.source.line(finding.line)
-        )
+        found: list[Finding] = []
+        for finding in self.findings:
+            done = finding.kind is Kind.SAME or bool(finding.edits)
+            if not done and _MARK not in self.source.line(finding.line):
+                found.append(finding)
+        return tuple(found)
 
     def rewritten(self) -> str:
         """The program with all mechanical changes made, also those within each other."""
@@ -180,12 +181,10 @@ def _function_names() -> Iterator[str]:
 def _needed_imports(source: Source, edits: list[Edit]) -> Iterator[Edit]:
     """Imports of what the edits use and the program does not have."""
     text = "".join(edit.text for edit in edits)
-    have = {
-        alias.asname or alias.name
-        for node in ast.walk(source.tree)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for alias in node.names
-    }
+    have: set[str] = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            have.update(alias.asname or alias.name for alias in node.names)
     wanted = [("jd", "import jaxtribute as jd\n"), ("np", "import numpy as np\n")]
     lines = "".join(line for name, line in wanted if f"{name}." in text and name not in have)
     if lines:

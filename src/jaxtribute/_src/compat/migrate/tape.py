@@ -86,6 +86,7 @@ def rewrite(source: Source, block: ast.With, among: Sequence[ast.stmt], scope: S
     problem = _problem(block, scope, tape.id, statement, loss.id, variables, between)
     if problem:
         return Rewrite(problem)
+    # What is assigned in the block and read after it: a function has to hand that out.
     shown = _used_elsewhere(block, scope, call) & _stored(block.body)
     aux = sorted(shown - {loss.id})
     text = _text(source, block, statement, loss.id, source.of(variables), aux, function)
@@ -163,12 +164,12 @@ def _text(
 
 
 def _used_elsewhere(block: ast.With, scope: Scope, call: ast.Call) -> set[str]:
-    inside = {id(node) for node in ast.walk(block)} | {id(call.args[0])}
-    return {
-        node.id
-        for node in ast.walk(scope)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in inside
-    }
+    inside = {*ast.walk(block), call.args[0]}
+    found: set[str] = set()
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node not in inside:
+            found.add(node.id)
+    return found
 
 
 def _names(statements: Sequence[ast.stmt]) -> Iterator[ast.Name]:

@@ -114,11 +114,12 @@ class Sources:
         del name
         parts: Any = datasets[0] if len(datasets) == 1 and not isinstance(datasets[0], Dataset) else datasets
         leaves, tree = jax.tree.flatten(parts, is_leaf=lambda node: isinstance(node, Dataset))
-        return Dataset(
-            Streamed(
-                lambda: (tree.unflatten(row) for row in zip(*(iter(leaf.pipeline) for leaf in leaves), strict=False))
-            )
-        )
+
+        def rows() -> Iterator[Nest]:
+            passes = [iter(leaf.pipeline) for leaf in leaves]
+            return map(tree.unflatten, zip(*passes, strict=False))
+
+        return Dataset(Streamed(rows))
 
     @staticmethod
     def list_files(file_pattern: str | Iterable[str], shuffle: bool | None = None, seed: int | None = None) -> Dataset:

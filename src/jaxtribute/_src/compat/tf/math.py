@@ -76,6 +76,7 @@ def _binary(function: Callable[[Any, Any], Any], name: str) -> Callable[..., Any
     def call(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
         del name
         x, y = number_or_tensor(x), number_or_tensor(y)
+        # Of two numbers neither takes the other's type: both get TensorFlow's.
         if not isinstance(x, jax.Array) and not isinstance(y, jax.Array):
             x, y = as_tensor(x), as_tensor(y)
         return function(x, y)
@@ -112,10 +113,12 @@ def _minimum(x: TensorLike, y: TensorLike) -> Any:
 
 
 def _sum(x: Array, axis: Axis, keepdims: bool) -> Any:
+    # In the array's own type, as in TensorFlow: JAX would widen small integers and booleans.
     return jnp.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
 
 
 def _mean(x: Array, axis: Axis, keepdims: bool) -> Any:
+    # TensorFlow's mean of integers is one, cut off towards zero.
     mean = jnp.mean(x, axis=axis, keepdims=keepdims)
     return mean if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.trunc(mean).astype(x.dtype)
 
@@ -149,6 +152,7 @@ tanh = _unary(jnp.tanh, "tanh")
 
 add = _binary(jnp.add, "add")
 divide = _binary(jnp.true_divide, "divide")
+# Divided by 1 where 0 is wanted: the gradient of a division that is thrown away would be NaN.
 divide_no_nan = _binary(lambda x, y: jnp.where(y == 0, 0, x / jnp.where(y == 0, 1, y)), "divide_no_nan")
 equal = _binary(jnp.equal, "equal")
 floordiv = _binary(jnp.floor_divide, "floordiv")
@@ -242,4 +246,5 @@ def global_norm(t_list: TensorLike, name: str | None = None) -> Any:
     return jnp.sqrt(add_n([jnp.sum(jnp.square(as_tensor(part))) for part in t_list if part is not None]))
 
 
+# Last, once every name is there: each is replaced by a function that looks for symbols first.
 allow_in_models(__name__, "jaxtribute.compat.tf.math")

@@ -148,6 +148,7 @@ class Streamed:
             for record in self.open():
                 read.append(record)
                 yield record
+            # Whole, or not at all: a pass that was left half-way would end the next ones there.
             kept.append(read)
 
         return Streamed(records, self.rows_vary)
@@ -220,5 +221,6 @@ class _Pass(grain.DatasetIterator[Any]):
         return {"given": self._given}
 
     def set_state(self, state: dict[str, Any]) -> None:
+        # A stream cannot be entered in the middle: it is read up to there once more.
         self._given = state["given"]
         self._elements = itertools.islice(self._stream, self._given, None)

@@ -79,6 +79,7 @@ def truncated_normal(
 
     Source: `tf.random.truncated_normal`.
     """
+    # NumPy has no such numbers; from its generator comes the key, so that `set_seed` holds for these, too.
     key = jax.random.key(int(_generator("truncated_normal", seed).integers(2**31)))
     return jnp.asarray(mean + stddev * jax.random.truncated_normal(key, -2.0, 2.0, tuple(shape)), dtype)
 

@@ -46,6 +46,7 @@ def _records(path: str) -> tuple[Places, Places]:
         while offset < size:
             stream.seek(offset)
             header = stream.read(_HEADER)
+            # A header that is cut off counts as a record longer than the file, which the end below finds.
             length = struct.unpack("<Q", header[:8])[0] if len(header) == _HEADER else size
             begins.append(offset + _HEADER)
             ends.append(begins[-1] + length)

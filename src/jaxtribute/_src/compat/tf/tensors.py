@@ -92,6 +92,7 @@ def host_array(value: TensorLike, dtype: DType = None) -> np.ndarray[Any, Any]:
         # NumPy alone cannot tell: `[np.float64(1)]` and `[1.0]` become the same array.
         array = array if _holds_arrays(value) else array.astype(_DEFAULTS.get(array.dtype, array.dtype), copy=False)
     if array.dtype.kind == "U":
+        # As objects: NumPy's own type of bytes has one length for all, and drops zeros at their ends.
         texts: Any = array
         array = np.char.encode(texts, "utf-8").astype(object)
     elif array.dtype.kind == "S":
@@ -245,6 +246,7 @@ def shape(input: TensorLike, out_type: DType = np.int32, name: str | None = None
 def size(input: TensorLike, out_type: DType = np.int32, name: str | None = None) -> Any:
     """Returns the number of elements. Source: `tf.size`."""
     del name
+    # A scalar of NumPy's, which Python takes for a number.
     return np.asarray(as_tensor(input).size, out_type)[()]
 
 

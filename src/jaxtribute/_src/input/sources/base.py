@@ -52,6 +52,7 @@ class Source(ABC):
 
     def first(self) -> Nest | None:
         """The first element, for its shapes and dtypes; None if there is none."""
+        # A pass of its own: the one that trains begins with this element again.
         stream = self.open(Shard())
         try:
             return next(stream).tree

@@ -56,6 +56,7 @@ class MapSource(Source):
     def length(self) -> tuple[int, int] | None:
         """Batches and examples of one pass, if they are known."""
         batches = len(self._dataset)
+        # Grain repeats without end by a length near the largest int.
         if self._batch is None or grain_tree.drops_elements(self._dataset) or batches >= sys.maxsize // 2:
             return None
         if self._batch.drops_remainder or batches % max(self._batches, 1):

@@ -135,6 +135,7 @@ class StreamingSource(Source):
                 "AutoShardPolicy.DATA."
             )
         own = self._dataset.shard(num_shards=shard.workers, index=shard.worker)
+        # A shard begins at epoch 0, and so in another order than the dataset has now.
         own.set_epoch(self._dataset.epoch)
         return StreamingSource(own)
 

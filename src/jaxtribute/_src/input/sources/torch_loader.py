@@ -59,6 +59,7 @@ class TorchSource(Source):
         del shard
         if hasattr(self._loader, "load_state_dict"):
             return _StatefulStream(self._loader)
+        # Of all samplers only this one is known to give the same batches again.
         ordered = type(getattr(self._loader, "sampler", None)).__name__ == "SequentialSampler"
         return CountingStream(
             self._batches(),

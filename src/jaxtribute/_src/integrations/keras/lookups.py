@@ -310,6 +310,7 @@ class StringLookup(_Lookup):
         salt: None = None,
         **kwargs: Leaf,
     ) -> None:
+        # First of all: behind this line there would be more in it than the arguments.
         settings = dict(locals())
         _refuse("StringLookup", idf_weights=idf_weights, sparse=sparse, salt=salt)
         if num_oov_indices > 1:
@@ -324,6 +325,8 @@ class StringLookup(_Lookup):
         return value.decode(self.encoding) if isinstance(value, bytes) else str(value)
 
     def _as_output(self, tokens: list[Any], shape: tuple[int, ...]) -> Any:
+        # Filled when it is made: of a list NumPy would choose a type of its own, which drops zeros at the ends of
+        # bytes.
         encoded = np.empty(len(tokens), object)
         encoded[:] = [token.encode(self.encoding) for token in tokens]
         return encoded.reshape(shape)

@@ -225,6 +225,7 @@ class ServerVariable(Variable):
         """A traced program that gives the variable another value sends the difference, which others' writes survive."""
         # Other workers push to the variable meanwhile: written whole, this value would undo what they did.
         old = program.get(self)
+        # Truths have no difference that could be sent.
         if self.dtype == np.bool_:
             record(program, Operation("assign", self, 1), [value], self)
         else:
@@ -307,6 +308,7 @@ class ShardedVariable(ServerVariable):
             or not isinstance(first, (int, slice, np.ndarray, list))
         ):
             return super().__getitem__(key)
+        # By NumPy's own rules, for negative numbers and steps too.
         ids = np.arange(self.shape[0])[first]
         rows = self.sparse_read(np.atleast_1d(ids))
         rows = rows[0] if np.ndim(ids) == 0 else rows

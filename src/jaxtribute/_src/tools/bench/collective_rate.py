@@ -14,7 +14,7 @@ from jaxtribute._src.execution.function import function
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.strategies.scope import get_replica_context
-from jaxtribute._src.tools.bench.timing import alternate
+from jaxtribute._src.tools.bench.rates import alternate
 from jaxtribute._src.types import Leaf
 from jaxtribute._src.values.enums import VariableAggregation
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh

@@ -13,11 +13,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from jaxtribute._src.strategies.base import Strategy
-from jaxtribute._src.tools.bench import checkpoint_rate, collective_rate, input_rate, step_rate
-from jaxtribute._src.tools.bench.checkpoint_rate import CheckpointRate
+from jaxtribute._src.tools.bench import collective_rate, rates
 from jaxtribute._src.tools.bench.collective_rate import CollectiveRate
-from jaxtribute._src.tools.bench.input_rate import InputRate
-from jaxtribute._src.tools.bench.step_rate import StepRate
+from jaxtribute._src.tools.bench.rates import CheckpointRate, InputRate, StepRate
 from jaxtribute._src.tools.tables import bytes_text, table
 
 PARTS = ("collectives", "step", "input", "checkpoint")
@@ -45,14 +43,14 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as values that JSON can hold; seconds and bytes."""
-        rates = [asdict(one) | {"rate": one.rate} for one in self.collectives]
+        sums = [asdict(one) | {"rate": one.rate} for one in self.collectives]
         reads = [asdict(one) | {"rate": one.rate} for one in self.input]
         waits = [asdict(one) | {"overhead": one.overhead} for one in self.step]
         saves = [asdict(one) for one in self.checkpoint]
         return {
             "where": self.where,
             "jax": jax.__version__,
-            "collectives": rates,
+            "collectives": sums,
             "step": waits,
             "input": reads,
             "checkpoint": saves,
@@ -79,12 +77,11 @@ class Report:
             )
             blocks.append(table("\nInput from host memory", "batch,examples/s,bytes,bare device_put".split(","), rows))
         if self.checkpoint:
-            rows = (
-                [bytes_text(one.nbytes), f"{one.held * 1e3:.1f} ms"]
-                + [f"{bytes_text(one.nbytes / seconds)}/s" for seconds in (one.saved, one.restored)]
-                for one in self.checkpoint
-            )
-            blocks.append(table("\nCheckpoint", "size,training held up,saved,restored".split(","), rows))
+            saves = table("\nCheckpoint", "size,training held up,saved,restored".split(","))
+            for one in self.checkpoint:
+                saved, restored = bytes_text(one.nbytes / one.saved), bytes_text(one.nbytes / one.restored)
+                saves.add_row(bytes_text(one.nbytes), f"{one.held * 1e3:.1f} ms", f"{saved}/s", f"{restored}/s")
+            blocks.append(saves)
         return Group(*blocks, *(Text(note, "dim") for note in self.notes))
 
 
@@ -114,23 +111,23 @@ def run(
         if mesh.size == 1:
             report.notes.append("One device: there is nothing to exchange.")
     if "step" in parts:
-        report.step = step_rate.measure(strategy, (1, 10) if quick else (1, 10, 100, 1000), rounds)
+        report.step = rates.measure_step(strategy, (1, 10) if quick else (1, 10, 100, 1000), rounds)
     if "input" in parts:
         batches = 4 if quick else 64
         report.input = [
-            input_rate.measure(strategy, batch, batches, rounds) for batch in ((64,) if quick else (64, 1024))
+            rates.measure_input(strategy, batch, batches, rounds) for batch in ((64,) if quick else (64, 1024))
         ]
     if "checkpoint" in parts:
         nbytes = 1 << (16 if quick else 28)
         if directory is not None:
-            report.checkpoint = [checkpoint_rate.measure(strategy, nbytes, directory, rounds)]
+            report.checkpoint = [rates.measure_checkpoint(strategy, nbytes, directory, rounds)]
         elif processes > 1:
             report.notes.append(
                 "No checkpoint was tried: several processes need --directory, on a disk that they share."
             )
         else:
             with tempfile.TemporaryDirectory() as folder:
-                report.checkpoint = [checkpoint_rate.measure(strategy, nbytes, Path(folder), rounds)]
+                report.checkpoint = [rates.measure_checkpoint(strategy, nbytes, Path(folder), rounds)]
     return report
 
 

@@ -121,11 +121,10 @@ def _all_say(strategy: Strategy, go_on: bool) -> bool:
 def _read_all(strategy: Strategy) -> None:
     numbers = np.arange(_EXAMPLES, dtype=np.float32)
     dataset = strategy.experimental_make_numpy_dataset((numbers, np.ones_like(numbers))).batch(_BATCH)
-    found = [
-        [float(strategy.reduce("SUM", part, axis=0)) for part in batch]
-        for batch in strategy.experimental_distribute_dataset(dataset)
-    ]
-    total, count = np.sum(found, axis=0)
+    total = count = 0.0
+    for some, ones in strategy.experimental_distribute_dataset(dataset):
+        total += float(strategy.reduce("SUM", some, axis=0))
+        count += float(strategy.reduce("SUM", ones, axis=0))
     if (total, count) != (numbers.sum(), _EXAMPLES):
         raise ClusterError(
             f"{count:.0f} of {_EXAMPLES} examples came, with a sum of {total:.0f} instead of {numbers.sum():.0f}. "

@@ -162,6 +162,8 @@ class AxisClasses:
         sources = {one.source for one in (arrays[:1] if put_together else arrays)}
         source = sources.pop() if len(sources) == 1 else None
         results = [self._fresh(atom, source) for atom in eqn.outvars]
+        # One method for each operation that moves axes about. Of all others only axes that lie alike are joined: a
+        # class that is too small costs a try of the search, one that is too large a layout that communicates.
         special = getattr(self, f"_of_{eqn.primitive.name.replace('-', '_')}", None)
         if special is not None:
             special(eqn, given, results if len(results) > 1 else results[0])

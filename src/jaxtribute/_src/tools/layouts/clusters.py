@@ -64,11 +64,8 @@ def clusters_of(
         traced = classes.inputs[number]
         if traced.shape and traced.shape == variable.shape and variable.policy.form != "rows":
             groups.setdefault((traced.shape, *map(classes.find, traced.axes)), []).append(number)
-    return [
-        _cluster(classes, variables, numbers, parts)
-        for numbers in groups.values()
-        if all(variables[number] in movable for number in numbers)
-    ]
+    together = [numbers for numbers in groups.values() if all(variables[number] in movable for number in numbers)]
+    return [_cluster(classes, variables, numbers, parts) for numbers in together]
 
 
 def _cluster(classes: AxisClasses, variables: Mapping[int, Variable], numbers: Sequence[int], parts: int) -> Cluster:
@@ -125,7 +122,7 @@ def guesses(clusters: Sequence[Cluster], now: Plan) -> dict[str, Plan]:
     # The classes that touch few variables come first: those between two kernels, not the one along all layers.
     narrow = sorted(members, key=lambda axis: len(members[axis]))
     paired = [axis for axis in narrow if _is_pair(axis, members[axis])]
-    looked_up = [axis for axis in narrow if any(_kinds(one, axis)[:1] == ["lookup"] for one in members[axis])]
+    looked_up = [axis for axis in narrow if "lookup" in _first_uses(axis, members[axis])]
     pairs = _apart(clusters, [axis for axis in paired if axis not in looked_up])
     both = _apart(clusters, [*pairs, *looked_up])
     everything = _apart(clusters, [*both, *narrow])
@@ -145,10 +142,18 @@ def _kinds(cluster: Cluster, axis: int) -> list[str]:
     return [use.kind for use in cluster.uses if use.axis == axis]
 
 
+def _first_uses(axis: int, members: Sequence[Cluster]) -> set[str]:
+    """The first use of the axis in each cluster that a product or a look-up uses."""
+    found: set[str] = set()
+    for one in members:
+        found.update(_kinds(one, axis)[:1])
+    return found
+
+
 def _is_pair(axis: int, members: Sequence[Cluster]) -> bool:
     """True if one product gives the axis and another one takes it."""
     # The first use of a variable is in the forward pass; in the backward pass each gives what it takes.
-    kinds = {kind for one in members for kind in _kinds(one, axis)[:1]}
+    kinds = _first_uses(axis, members)
     gives, takes = kinds & {"columns", "outputs"}, kinds & {"rows", "inputs"}
     return bool(gives and takes)
 

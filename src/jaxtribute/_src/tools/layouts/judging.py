@@ -52,6 +52,7 @@ class Judge:
         key = tuple((id(variable), layout) for variable, layout in layouts.items())
         if key not in self.known:
             self.known[key] = self._compiled(name, layouts)
+        # Two guesses may come to the same layouts: what is known goes by these, and not by the name.
         return self.known[key]._replace(name=name)
 
     def _compiled(self, name: str, layouts: Mapping[Variable, Layout]) -> Candidate:
@@ -67,6 +68,7 @@ class Judge:
         places = [self._place_of_argument(leaf) for leaf in self._leaves]
         places += [where(variable) for variable in variables]
         atoms = opened(program).invars
+        # Behind arguments and variables come the batches that the function draws by itself.
         places += [self._place_of_batch(aval(atom).shape) for atom in atoms[len(places) :]]
         inputs = [
             jax.ShapeDtypeStruct(aval(atom).shape, aval(atom).dtype, sharding=place)
@@ -76,12 +78,14 @@ class Judge:
         results = len(opened(program).outvars) - len(written)
         outputs = [*[None] * results, *(where(variable) for variable in written)]
         first = len(self._leaves)
+        # As the real step donates, else the old values would count beside the new ones.
         donated = [first + place for place, variable in enumerate(variables) if variable in executor.written]
         step = jax.jit(as_function(program), donate_argnums=donated, out_shardings=outputs)
         on_cpu = self._mesh.devices[0].platform == "cpu"
         try:
             compiled = step.lower(*inputs).compile(compiler_options=_QUICK if on_cpu else None)
         except jax.errors.JaxRuntimeError as error:
+            # What does not fit is the worst of the candidates, and no reason to end the search.
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             return Candidate(name, math.inf, math.inf)

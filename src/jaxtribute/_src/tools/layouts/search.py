@@ -79,6 +79,7 @@ class Search:
         single = [[place] for places in several for place in places]
         for places in [*groups, *single]:
             for axis in (*self._clusters[places[0]].splits, None):
+                # With its class first: an axis that is split alone mostly makes the program communicate.
                 for follow in (True, False):
                     changed = self._changed(plan, places, axis, follow=follow)
                     if changed != plan:

@@ -62,6 +62,7 @@ class Job:
             kind, moment = record.get("k"), number(record.get("t"))
             if kind == "job":
                 self.started = self.started or moment
+                # Started once more in the same folder: what was over goes on.
                 self.over = self.code = None
                 self.command = str(record.get("command", ""))
             elif kind == "attempt start":
@@ -110,6 +111,7 @@ def _last_seen(workers: Sequence[Worker], start: float, until: float) -> float:
     """The last moment before `until` at which a worker ran."""
     last = start
     for worker in workers:
+        # A worker's table goes on over all its starts: the rows of later ones are not of this one.
         later = (first for first, began in zip(worker.firsts, worker.starts, strict=True) if began >= until)
         before = worker.table()[: next(later, None)]
         covered = float(before[-1, 0] + before[-1, 2 : 2 + len(BUCKETS)].sum()) if len(before) else start

@@ -40,6 +40,7 @@ def doing(worker: Worker, attempt: Attempt | None, now: float) -> dict[str, Json
     began = max(worker.starts, default=0.0)
     if seen <= 0:
         return _state("silent", None)
+    # Before all that looks at silence: who has ended is silent, too. An end before the last start is of an earlier one.
     if worker.ends and worker.ends[-1] >= began:
         failed = any(one.kind == "failure" and one.time >= began for one in worker.events)
         return _state("failed" if failed else "ended", max(now - worker.ends[-1], 0.0))
@@ -76,6 +77,8 @@ def note_waits(workers: Sequence[Worker], states: Mapping[int, dict[str, Json]])
     behind = [one for one in running if one.steps() == least and states[one.rank]["event"] != "step"]
     for worker in running:
         state = states[worker.rank]
+        # One that has come no further than those behind may still compute. Only where the devices were busy for a whole
+        # window do they wait for the others.
         if state["event"] != "step" or not behind or (worker.steps() <= least and not _held(worker)):
             continue
         ranks = [one.rank for one in behind if one is not worker]

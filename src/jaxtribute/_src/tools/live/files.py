@@ -108,6 +108,7 @@ class Tail:
         self.problem = ""
         self._place += len(data)
         *lines, rest = (self._rest + data).split(b"\n")
+        # What never ends is no record, and must not fill the memory.
         self._rest = rest if len(rest) < _LONGEST else b""
         records: list[dict[str, Json]] = []
         for line in lines:

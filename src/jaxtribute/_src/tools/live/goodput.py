@@ -96,7 +96,7 @@ def _add_attempt(
     present = [place for place, table in enumerate(tables) if len(table)]
     if len(present) > 1:
         _separate_waits(found, [workers[i].rank for i in present], [tables[i] for i in present], ended)
-    saved = [moment for worker in workers[:1] for moment in worker.saved if attempt.start <= moment <= ended]
+    saved = [moment for moment in workers[0].saved if attempt.start <= moment <= ended] if workers else []
     pause = "other" if number == 0 else "recovery"
     for worker, table in zip(workers, tables, strict=True):
         lost = again and len(table) > 0 and _move_lost(table, max(saved, default=None))
@@ -163,10 +163,12 @@ def _move_lost(table: HostArray, saved: float | None) -> bool:
 
 def _separate_waits(found: Goodput, ranks: Sequence[int], tables: Sequence[HostArray], ended: float) -> None:
     """Makes a wait of that part of each worker's steps for which another one was not computing."""
+    # In windows as long as the longest, which are made of whole shorter ones.
     length = max(float(table[:, 1].max()) for table in tables)
     first = min(float(table[0, 0]) for table in tables) // length
     last = max(float(table[-1, 0]) for table in tables) // length
     bins = int(last - first) + 1
+    # A clock that is far off, or a damaged file: rather no waits told than no memory left.
     if bins * len(tables) > _MOST_BINS:
         return
     parts = np.zeros((len(tables), bins, len(BUCKETS)))
@@ -202,6 +204,8 @@ def _waits(busy: HostArray, whole: HostArray, length: float) -> tuple[HostArray,
     In single windows only waits count that are beyond the doubt of so few looks; they have the shape `(workers, bins)`.
     What groups of windows show beside them has the shape `(workers, groups)`.
     """
+    # Devices wait inside their own step, and look busy then: the worker that was busy for the shortest time kept them
+    # waiting.
     sharp = busy - busy.min(axis=0)
     sharp[sharp < _CLEAR * length] = 0.0
     edges = np.arange(0, busy.shape[1], _WINDOWS_PER_GROUP)
@@ -209,6 +213,8 @@ def _waits(busy: HostArray, whole: HostArray, length: float) -> tuple[HostArray,
     seconds = np.maximum(np.add.reduceat(whole, edges) * length, length)
     difference = grouped - grouped.min(axis=0)
     share = np.clip(grouped / seconds, 0.0, 1.0)
+    # Looks are a sample, and differ by chance between workers that are alike: what lies within 2.5 standard deviations
+    # is no wait.
     doubt = _LEAST + 2.5 * np.sqrt(share * (1 - share) / (_LOOKS_PER_S * seconds))
     difference[difference < doubt * seconds] = 0.0
     return sharp, np.maximum(difference - np.add.reduceat(sharp, edges, axis=1), 0.0)

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from jaxtribute._src import settings
+from jaxtribute._src.input.batches import examples_in
 from jaxtribute._src.input.dataset import DistributedDataset
-from jaxtribute._src.tools.live.examples import examples_in
 from jaxtribute.errors import InputError
 
 T = TypeVar("T")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, cast
 import jax
 
 from jaxtribute._src.callers import located
+from jaxtribute._src.input.batches import examples_in
 from jaxtribute._src.observers import (
     CLOSURE,
     DISPATCH,
@@ -37,10 +38,8 @@ from jaxtribute._src.observers import (
     subscribe,
 )
 from jaxtribute._src.tools.live import machine
-from jaxtribute._src.tools.live.examples import examples_in
 from jaxtribute._src.tools.live.files import Lines, Tail, now_file, read_now, worker_file, write_now
-from jaxtribute._src.tools.live.pace import Pace
-from jaxtribute._src.tools.live.places import OUTSIDE, PARTS, PLACES, STEP, Places, divided
+from jaxtribute._src.tools.live.looks import OUTSIDE, PARTS, PLACES, STEP, Pace, Places, divided
 from jaxtribute._src.tools.live.windows import Window, length_after
 from jaxtribute._src.types import Foreign, Json
 
@@ -132,6 +131,7 @@ class Recorder(Observer):
         self._shown = sys.excepthook
         sys.excepthook = self._note_exception
         atexit.register(self.close)
+        # A child has the observer and the file, and must not write there as if it were this worker.
         os.register_at_fork(after_in_child=self._stop.set)
         self._looker.start()
 
@@ -144,6 +144,7 @@ class Recorder(Observer):
         if self._looker.is_alive():
             self._looker.join()
         atexit.unregister(self.close)
+        # Somebody may have put a hook on top of this one, and calls it.
         if sys.excepthook == self._note_exception:
             sys.excepthook = self._shown
         try:
@@ -306,6 +307,7 @@ class Recorder(Observer):
                 return True
         except RuntimeError:
             return True  # a newer step has taken the array
+        # Unless the thread that trains has put another in its place meanwhile.
         if self._dispatched is dispatched:
             self._dispatched = None
         return False
@@ -314,6 +316,7 @@ class Recorder(Observer):
         frame = sys._current_frames().get(self._thread or 0)  # pyright: ignore[reportPrivateUsage]
         while frame is not None:
             code = frame.f_code
+            # Known by the code itself: a look goes through many frames, many times a second, and paths compare slowly.
             found = self._compiling.get(code)
             if found is None:
                 found = self._compiling[code] = code.co_filename.endswith(_COMPILES)

@@ -121,6 +121,7 @@ def application(run: Run, host: str, token: str | None) -> Starlette:
     cached = Cached(run)
 
     def refused(request: Request) -> Response | None:
+        # A web page can let a browser ask this machine under a name of its own; by that name it is refused.
         if token is None and not is_loopback(_host_of(request.headers.get("host", ""))):
             return Response("this address is not served", 421, _HEADERS, "text/plain")
         if token is not None and not _knows(request, token):
@@ -137,6 +138,7 @@ def application(run: Run, host: str, token: str | None) -> Starlette:
 
         return answer
 
+    # Not async, so that the server calls it in a thread of its pool: it reads files.
     def state(request: Request) -> Response:
         refusal = refused(request)
         if refusal is not None:
@@ -171,4 +173,5 @@ def _knows(request: Request, token: str) -> bool:
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         given = secret
+    # In a time that does not tell how many letters were right.
     return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())

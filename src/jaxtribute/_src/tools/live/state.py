@@ -44,6 +44,7 @@ class Run:
         self._processes: dict[tuple[str, int], Worker] = {}
         self._read()
         problems = self._problems()
+        # One file that cannot be read is a notice; only where none can be there is no run to show.
         if problems and not any(one.starts or one.count for one in self._processes.values()):
             raise ArgumentError(
                 f"the run in {str(directory)!r} cannot be read: {problems[0]}. HINT: ask who records it to let this "
@@ -140,6 +141,8 @@ class Run:
         if self._job.started is not None:
             if self._job.over is not None:
                 return self._job.over
+            # A launcher that was killed writes no end. An hour without a sign of anybody counts as one: a long
+            # compilation gives none either.
             seen = max((one.last_seen() for one in workers), default=self._job.started)
             return None if now - max(seen, attempts[-1].start if attempts else 0.0) < 3600.0 else seen
         return attempts[-1].end if attempts else None
@@ -233,6 +236,7 @@ def _metrics(workers: Sequence[Worker]) -> dict[str, list[list[float]]]:
         for name, points in worker.series.items():
             if name not in found:
                 stride = max(1, -(-len(points) // _POINTS))
+                # Counted from the end, so that the last value is always among those shown.
                 shown = points[::-stride][::-1]
                 # JSON knows no other numbers than finite ones.
                 found[name] = [[t, step, value] for t, step, value in shown if np.isfinite(value)]

@@ -81,6 +81,7 @@ def bar(parts: dict[str, float], state: dict[str, Json], width: int) -> Text:
     text, drawn, summed = Text(), 0, 0.0
     for name in state["parts"]:
         summed += parts[name]
+        # The sums are rounded, not the parts, so that the bar is as wide as it is told.
         upto = round(width * summed / total)
         text.append(_BLOCK * (upto - drawn), COLOURS[name])
         drawn = upto

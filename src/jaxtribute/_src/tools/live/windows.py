@@ -89,6 +89,7 @@ class Window:
 
     def record(self) -> dict[str, Json]:
         """The window as a line of the file."""
+        # Keys of a letter: a run of weeks has 17,000 of these lines for each worker.
         line: dict[str, Json] = {
             "k": "w",
             "t": self.start,

@@ -16,9 +16,9 @@ from jaxtribute._src.input.splitting import slice_size
 from jaxtribute._src.tools import tables
 from jaxtribute._src.tools.planning.cost import StepCost
 from jaxtribute._src.tools.planning.kinds import Device
-from jaxtribute._src.tools.planning.machine import run_module
 from jaxtribute._src.tools.planning.prediction import Measured
 from jaxtribute._src.tools.planning.probes import Parts
+from jaxtribute._src.tools.user_scripts import run_module
 from jaxtribute.errors import ArgumentError
 
 _SCRIPT = "jaxtribute._src.tools.planning.script"
@@ -136,6 +136,8 @@ def interpolated(comparisons: Sequence[Comparison]) -> Measured:
     rows, seconds = [float(row) for row, _ in points], [second for _, second in points]
 
     def measured(wanted: int) -> float:
+        # Beyond what was measured the time grows with the examples; below, the smallest measurement stands for what any
+        # program costs.
         if wanted > rows[-1]:
             return seconds[-1] * wanted / rows[-1]
         return float(np.interp(wanted, rows, seconds))

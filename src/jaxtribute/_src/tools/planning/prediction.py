@@ -190,11 +190,16 @@ def collective_time(collective: Collective, cluster: Cluster) -> float:
 
 
 def _rate(link: Link, devices: int) -> float:
+    # A shared link is the host's one way out, over which all its devices send at once.
     return link.rate / devices if link.shared else link.rate
 
 
 def sizes(most: int, each: int) -> list[int]:
     """Numbers of devices up to `most`, doubling: within a host of `each` devices, then whole hosts."""
-    within = [2**power for power in range(each.bit_length()) if 2**power < each]
-    hosts = [each * 2**power for power in range(most.bit_length()) if each * 2**power <= most]
-    return [count for count in (*within, *hosts) if count <= most]
+    found: list[int] = []
+    count = 1
+    while count <= most:
+        found.append(count)
+        # The last doubling within a host goes no further than the whole host.
+        count = 2 * count if count >= each else min(2 * count, each)
+    return found

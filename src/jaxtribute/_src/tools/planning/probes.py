@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtribute._src.tools.bench.timing import in_turns, seconds_a_call
+from jaxtribute._src.tools.bench.rates import in_turns, seconds_a_call
 from jaxtribute._src.tools.hlo import Collective
 from jaxtribute._src.tools.planning.products import Product, all_made
 from jaxtribute._src.types import Array, HostArray
@@ -135,7 +135,7 @@ def parts(wanted: Wanted, taken: Mapping[str, float], found: Probes) -> Parts:
 
     def passing(wanted: Sequence[int]) -> float:
         # Beyond the largest pass the memory's bandwidth is reached, and time grows with the bytes.
-        larger = sum(seconds[-1] * (size / sizes[-1] - 1) for size in wanted if size > sizes[-1])
+        larger = sum(seconds[-1] * max(size / sizes[-1] - 1, 0.0) for size in wanted)
         return larger + (float(np.interp(wanted, sizes, seconds).sum()) if wanted else 0.0)
 
     products = max(work("products", "meeting") - passing(found.besides), 0.0) / found.times.get("products", 1.0)
@@ -164,7 +164,9 @@ def probes(wanted: Wanted, devices: Sequence[Any]) -> Probes:
             times[name] = count + (count > 1)  # one before the loop
             calls[name] = everywhere.call(_passes(count), [_floats(size // 8)])  # half is read, half is written
     if wanted.collectives and len(devices) > 1:
-        arrays = [_floats(max(nbytes // 4, 1)) for one in wanted.collectives for nbytes in one.parts]
+        arrays: list[jax.ShapeDtypeStruct] = []
+        for one in wanted.collectives:
+            arrays += [_floats(max(nbytes // 4, 1)) for nbytes in one.parts]
         calls["collectives"] = everywhere.call(_exchanges(wanted.collectives), arrays)
     return Probes(calls, times, besides)
 

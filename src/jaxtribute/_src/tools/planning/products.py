@@ -90,8 +90,8 @@ def all_made(found: Sequence[Product]) -> tuple[Callable[..., Any], float, list[
                 nothing = results[-1].reshape(-1)[:1] * 0
         return nothing.astype(carry.dtype), results
 
-    changes = [one.shapes[place] for one, place in zip(found, smaller, strict=True)]
-    besides = [
-        2 * one.size * one.dtype.itemsize for one, count in zip(changes, counts, strict=True) for _ in range(count)
-    ]
+    besides: list[int] = []
+    for one, count, place in zip(found, counts, smaller, strict=True):
+        changed = one.shapes[place]
+        besides += [2 * changed.size * changed.dtype.itemsize] * count
     return make, sum(counts) / sum(one.times for one in found), besides

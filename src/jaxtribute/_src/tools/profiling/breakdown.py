@@ -94,7 +94,10 @@ def break_down(timeline: Timeline, steps: int) -> Breakdown:
 
 def _device(operations: Sequence[Operation], timeline: Timeline, steps: int) -> Shares:
     def spans(collective: bool) -> list[Span]:
-        mine = (span for one in operations if one.collective is collective for span in one.spans)
+        mine: list[Span] = []
+        for one in operations:
+            if one.collective is collective:
+                mine += one.spans
         return clip(mine, timeline.window)
 
     # Each moment counts once, for the first that holds: what hides behind computing costs nothing.

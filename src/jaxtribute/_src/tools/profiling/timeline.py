@@ -84,9 +84,8 @@ def timeline(planes: Iterable[Any]) -> Timeline:
                         events[f"CPU:{stats.get('device_ordinal', 0)}"].append((*span, str(stats["hlo_op"])))
             for device, lane in events.items():
                 found[device] += innermost(lane)
-    result.devices = {
-        device: [one for one in found[device] if clip(one.spans, result.window)] for device in sorted(found)
-    }
+    for device in sorted(found):
+        result.devices[device] = [one for one in found[device] if clip(one.spans, result.window)]
     return result
 
 
@@ -101,6 +100,7 @@ def innermost(events: Iterable[tuple[float, float, str]]) -> list[Operation]:
     Args:
       events: `(start, stop, name)` of each, nested or one after another.
     """
+    # Of those that begin together the longest first: the others run inside it.
     ordered = sorted(events, key=lambda event: (event[0], -event[1]))
     children: dict[int, list[Span]] = defaultdict(list)
     open_: list[int] = []

@@ -76,9 +76,11 @@ def _cut(text: str) -> str:
 
 def _table(title: str, heads: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th {_CELL}>{escape(one)}</th>" for one in heads)
-    cells = ("".join(f"<td {_CELL}>{escape(one)}</td>" for one in row) for row in rows[:_MOST_ROWS])
-    body = [f"<tr>{row}</tr>" for row in cells]
-    lines = [f"<b>{escape(title)}</b>", f"<table><tr>{head}</tr>", *body, "</table>"]
+    lines = [f"<b>{escape(title)}</b>", f"<table><tr>{head}</tr>"]
+    for row in rows[:_MOST_ROWS]:
+        cells = "".join(f"<td {_CELL}>{escape(one)}</td>" for one in row)
+        lines.append(f"<tr>{cells}</tr>")
+    lines.append("</table>")
     if len(rows) > _MOST_ROWS:
         lines.append(f"and {len(rows) - _MOST_ROWS} more")
     return "\n".join(lines)

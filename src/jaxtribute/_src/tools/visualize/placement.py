@@ -87,10 +87,12 @@ class Placement:
 
     def bytes_per_column(self) -> tuple[int, ...]:
         """Bytes of all rows on each device."""
-        columns = (
-            [cell for row in self.rows if (cell := row.cells[place]) is not None] for place in range(len(self.columns))
-        )
-        return tuple(sum(cell.nbytes for cell in column) for column in columns)
+        sums = [0] * len(self.columns)
+        for row in self.rows:
+            for place, cell in enumerate(row.cells):
+                if cell is not None:
+                    sums[place] += cell.nbytes
+        return tuple(sums)
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,9 @@ def _per_replica(name: str, value: PerReplica) -> _Found:
     local = dict(zip(mesh.local_ids, value.values, strict=True)) if value.shapes is None else {}
     # Components that are no rows of one array: each replica's own.
     if value.is_tuple or value.scalar:
-        cells = {device: Cell((), i, _nbytes(one)) for i, one in local.items() for device in mesh.devices_of(i)}
+        cells: dict[jax.Device, Cell] = {}
+        for i, one in local.items():
+            cells.update(dict.fromkeys(mesh.devices_of(i), Cell((), i, _nbytes(one))))
         first = next(iter(local.values()))
         kind = getattr(getattr(first, "dtype", None), "name", type(first).__name__)
         return _Found(name, tuple(np.shape(first)), kind, How.OWN, cells)

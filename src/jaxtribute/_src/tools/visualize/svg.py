@@ -127,11 +127,10 @@ def _draw_cell(canvas: Canvas, row: Row, cell: Cell | None, frame: tuple[float, 
     canvas.box(x, y, width, height, _EMPTY, edge=_LINE)
     spans = [(0.0, 1.0), (0.0, 1.0)]
     if row.how is How.SPLIT:
-        split = [
-            (start / size, stop / size)
-            for (start, stop), size in zip(cell.bounds, row.shape, strict=True)
-            if size and (start, stop) != (0, size)
-        ]
+        split: list[tuple[float, float]] = []
+        for (start, stop), size in zip(cell.bounds, row.shape, strict=True):
+            if size and (start, stop) != (0, size):
+                split.append((start / size, stop / size))
         spans = [split[1], split[0]] if len(split) > 1 else [*split, *spans[len(split) :]]
     (left, right), (top, bottom) = spans
     if right > left and bottom > top:

@@ -48,11 +48,10 @@ def part_text(row: Row, cell: Cell) -> str:
         return "own"
     if not cell.nbytes and any(row.shape):
         return "none"
-    parts = [
-        f"{start}:{stop}"
-        for (start, stop), size in zip(cell.bounds, row.shape, strict=True)
-        if (start, stop) != (0, size)
-    ]
+    parts: list[str] = []
+    for (start, stop), size in zip(cell.bounds, row.shape, strict=True):
+        if (start, stop) != (0, size):
+            parts.append(f"{start}:{stop}")
     return ", ".join(parts) or "all"
 
 

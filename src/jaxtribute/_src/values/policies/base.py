@@ -264,6 +264,7 @@ def coerce(variable: Variable, value: Numeric) -> Any:
     if not isinstance(value, jax.Array):
         value = _host_array(variable, value)
     elif value.dtype != variable.dtype:
+        # The array of a Python number has a weak type, which gives way to the variable's.
         if not value.weak_type:
             raise ArgumentTypeError(
                 f"{variable.name} has dtype {variable.dtype}, the assigned array {value.dtype}. "

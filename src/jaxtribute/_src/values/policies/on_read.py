@@ -109,12 +109,15 @@ class OnReadPolicy(Policy):
                     f"{variable.name}.{update.value} in cross-replica context: a SUM variable kept on each replica has "
                     f"no one place to add {value} to. HINT: call it in strategy.run, or assign() the total."
                 )
+            # In equal parts, which a read adds up again.
             value = value / jnp.asarray(self.mesh.size, variable.dtype)
             value = value.astype(variable.dtype)
         return jnp.broadcast_to(value, shape)
 
     def gradient(self, gradient: Numeric, variable: Variable) -> Any:
         """That for the combined value, from those for the rows."""
+        # To the rows comes the value's gradient: to each for a sum, to each a part for a mean, to the first alone
+        # otherwise.
         return gradient.sum(0) if variable.aggregation is VariableAggregation.MEAN else gradient[0]
 
     @property

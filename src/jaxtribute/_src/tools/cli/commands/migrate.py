@@ -44,7 +44,9 @@ def _migrate(path: Path, *, write: bool) -> int:
         document = read(path.read_bytes(), notebook=path.suffix == ".ipynb")
         programs = [document, *document.parts]
         reports = [scan(program.text) for program in programs]
-        changes = [finding for report in reports for finding in report.findings if finding.edits]
+        changes: list[Finding] = []
+        for report in reports:
+            changes += [finding for finding in report.findings if finding.edits]
         changed = document.rewritten(*[report.rewritten() for report in reports]) if write and changes else None
     except (OSError, ValueError, SyntaxError) as error:
         sys.stderr.write(f"{path}: cannot be read: {error}\n")
@@ -55,7 +57,9 @@ def _migrate(path: Path, *, write: bool) -> int:
             sys.stdout.write(_line(place, finding, written=write and bool(finding.edits)))
     if changed is not None:
         path.write_bytes(changed)
-    left = [*(finding for report in reports for finding in report.left()), *([] if write else changes)]
+    left = [] if write else list(changes)
+    for report in reports:
+        left += report.left()
     sys.stdout.write(f"{path}: {_summary(reports)}; {len(left)} left\n")
     return LEFT if left else 0
 

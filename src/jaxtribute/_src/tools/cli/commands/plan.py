@@ -88,7 +88,7 @@ def _compile(arguments: argparse.Namespace) -> int:
 
     from jaxtribute._src.tools.compiling import report
     from jaxtribute._src.tools.compiling.topologies import ENVIRONMENT, check_topology
-    from jaxtribute._src.tools.planning.machine import run_module
+    from jaxtribute._src.tools.user_scripts import run_module
     from jaxtribute.errors import ArgumentError
 
     if arguments.step.suffix == ".json" or not arguments.step.is_file():

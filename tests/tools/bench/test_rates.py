@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxtribute._src.tools.bench import timing
-from jaxtribute._src.tools.bench.timing import alternate
+from jaxtribute._src.tools.bench import rates
+from jaxtribute._src.tools.bench.rates import alternate
 
 
 def test_calls_take_turns_and_each_as_often() -> None:
@@ -25,5 +25,5 @@ def test_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def call() -> None:
         now[0] += next(taken)
 
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(rates, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     assert alternate({"a": call}, count=1, rounds=3) == {"a": 2.0}, "one slow turn changes nothing"

@@ -1,4 +1,4 @@
-"""Seconds of the thread that trains in each place of the library, by the clock, and what looks say of them.
+"""Looks at the thread that trains: their pace, the place that they find it in, and the seconds that they divide.
 
 How long Python was in a place is known exactly: events begin and end there. Whether the devices computed meanwhile, or
 JAX compiled, only looks tell. So looks divide the time of each place, and no more: how many of them fell into a place,
@@ -7,6 +7,9 @@ which chance and a busy machine decide, does not matter.
 
 from __future__ import annotations
 
+import os
+import random
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from jaxtribute._src.observers import CLOSURE, DISPATCH, FLUSH, INPUT, RESTORE, SAVE, WAIT
@@ -24,6 +27,12 @@ PLACES = {
 STEP, OUTSIDE = 5, 6
 PARTS = ("recovery", "save", "save", "collective", "input", "step", "other")
 """The part of the time that a place belongs to while the devices are idle."""
+
+_OFTEN_S, _SELDOM_S = 0.1, 0.4
+_MIXED_S = 0.02
+"""A worker whose steps alternate with something else for seconds is to be known to a few percent: a step of 50 ms is
+then seen twice."""
+_CALM = 5
 
 Seen = Mapping[tuple[int, str], float]
 """Seconds that looks stand for, by place and part."""
@@ -65,6 +74,34 @@ class Places:
         (first, last), (before, after) = self._looks, self._totals
         share = min(max((moment - first) / (last - first), 0.0), 1.0) if last > first else 1.0
         return [one + share * (other - one) for one, other in zip(before, after, strict=True)]
+
+
+class Pace:
+    """Pauses between looks.
+
+    A look changes the pause after the next one, not its own. For it stands for half of the time on each side, which
+    must not depend on what it finds, or short waits were seen too little of.
+    """
+
+    def __init__(self) -> None:
+        # Regular looks would see one part of each of many equal steps.
+        self._random = random.Random(os.getpid())
+        self._last: deque[str] = deque(maxlen=_CALM)
+        self._pause = self._next = _OFTEN_S
+
+    def pause_s(self) -> float:
+        """Seconds until the next look."""
+        return self._pause * (0.5 + self._random.random())
+
+    def saw(self, bucket: str) -> None:
+        """Notes the part of the time that a look has found."""
+        self._pause = self._next
+        self._last.append(bucket)
+        if len(set(self._last)) > 1:
+            self._next = _MIXED_S
+        else:
+            calm = bucket == "step" and len(self._last) == _CALM
+            self._next = _SELDOM_S if calm else _OFTEN_S
 
 
 def divided(seen: Seen, before: Sequence[float], after: Sequence[float]) -> dict[str, float]:
