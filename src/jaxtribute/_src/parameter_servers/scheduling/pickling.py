@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import cloudpickle
 import optax
@@ -62,6 +62,23 @@ class Home(Protocol):
 
     def resource(self, key: int, blob: bytes) -> Any:
         """Reference to an object that a function makes once on each worker."""
+        ...
+
+
+class Sender(Protocol):
+    """The way in which an integration sends objects of its library: the attribute `__jd_sender__` of their classes."""
+
+    @property
+    def received(self) -> Callable[[bytes], Any]:
+        """Unpickles on a worker, where the library must be set up before."""
+        ...
+
+    def reduced(self, obj: Foreign) -> Any:
+        """Form in which an object travels, as of `__reduce__`."""
+        ...
+
+    def completed(self, sent: Sequence[Foreign]) -> bool:
+        """Brings to the servers what some objects need there; True if that has changed them."""
         ...
 
 
@@ -125,15 +142,23 @@ def find_resource(key: int, blob: bytes) -> Any:
     return home().resource(key, blob)
 
 
-def dumps(value: Nest, pickler: type[Pickler] | None = None) -> bytes:
-    """Pickles `value` for a worker, by `Pickler` or one derived from it.
+def dumps(value: Nest, *, completes: bool = True) -> bytes:
+    """Pickles `value` for a worker.
+
+    Args:
+      value: anything.
+      completes: False if all that an integration's objects need on the servers is there.
 
     Raises:
       ArgumentTypeError: it holds what cannot be on a worker; the message says what.
     """
-    buffer = io.BytesIO()
     try:
-        (pickler or Pickler)(buffer, protocol=5).dump(value)
+        blob, sender, sent = _pickled(value)
+        if sender is None:
+            return blob
+        if completes and sender.completed(sent):
+            blob = _pickled(value)[0]
+        return cloudpickle.dumps(_Received(sender, blob))
     except ArgumentTypeError:
         raise
     except (Exception, SystemExit) as error:
@@ -141,7 +166,23 @@ def dumps(value: Nest, pickler: type[Pickler] | None = None) -> bytes:
             f"a function or what it uses cannot be sent to workers: {told(error)}. HINT: it closes over something that "
             "belongs to this process, such as a lock or an open file; make it inside the function."
         ) from error
-    return buffer.getvalue()
+
+
+def _pickled(value: Nest) -> tuple[bytes, Sender | None, list[Any]]:
+    buffer = io.BytesIO()
+    pickler = Pickler(buffer, protocol=5)
+    pickler.dump(value)
+    return buffer.getvalue(), pickler.sender, pickler.sent
+
+
+class _Received:
+    """Stands for a pickled value that an integration takes on a worker."""
+
+    def __init__(self, sender: Sender, blob: bytes) -> None:
+        self._received, self._blob = sender.received, blob
+
+    def __reduce__(self) -> Any:
+        return self._received, (self._blob,)
 
 
 def loads(blob: bytes) -> Any:
@@ -151,6 +192,13 @@ def loads(blob: bytes) -> Any:
 
 class Pickler(cloudpickle.Pickler):
     """Makes references of what belongs to the cluster."""
+
+    sender: Sender | None = None
+    """Who has sent some of the objects in a way of its own."""
+
+    def __init__(self, file: IO[bytes], protocol: int) -> None:
+        super().__init__(file, protocol=protocol)
+        self.sent: list[Leaf] = []
 
     def reducer_override(self, obj: Leaf) -> Any:
         """Form in which an object travels."""
@@ -164,7 +212,11 @@ class Pickler(cloudpickle.Pickler):
             )
         if isinstance(obj, ByReference):
             return obj.reference()
-        _refuse_keras(obj)
+        sender = getattr(kind, "__jd_sender__", None)
+        if sender is not None:
+            self.sender = sender
+            self.sent.append(obj)
+            return sender.reduced(obj)
         if isinstance(obj, Function):
             return _function(obj)
         if kind is Optimizer and obj.remote is not None:
@@ -175,25 +227,6 @@ class Pickler(cloudpickle.Pickler):
         if isinstance(obj, FunctionType) and _of_user(obj.__module__):
             return cast("Any", self)._dynamic_function_reduce(obj)
         return inherited.reducer_override(obj)
-
-
-def _refuse_keras(obj: Foreign) -> None:
-    """Refuses what Keras trains with: pickled by Keras it would be a copy, with variables of its own on each worker.
-
-    Raises:
-      ArgumentTypeError: it is a layer or model with trainable variables, such a variable, an optimizer or a metric.
-    """
-    keras = sys.modules.get("keras")
-    if keras is None or not hasattr(keras, "__version__"):
-        return
-    trained = isinstance(obj, keras.Variable) and obj.trainable
-    trained |= isinstance(obj, keras.layers.Layer) and bool(obj.trainable_variables)
-    if trained or isinstance(obj, (keras.optimizers.Optimizer, keras.metrics.Metric)):
-        raise ArgumentTypeError(
-            f"{type(obj).__name__} {obj.name!r} of Keras in a function for workers, where it would be a copy with "
-            "variables of its own. HINT: train it by model.fit under the strategy; a loop of your own takes "
-            "jd.Variable and jd.Optimizer."
-        )
 
 
 def _function(function: Function[..., Any]) -> tuple[Any, tuple[Any, ...]]:

@@ -13,6 +13,7 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.overlay import Overlay
 from jaxtribute._src.execution.row_gradients import overlaid_rows
 from jaxtribute._src.execution.traced import TracedProgram, check_untraced
+from jaxtribute._src.parameter_servers.server.client import MOVE
 from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.parameter_servers.variables.operations import Operation, changed_in, read_rows, record, updated_in
 from jaxtribute._src.parameter_servers.variables.program import ServerProgram
@@ -223,13 +224,32 @@ class ServerVariable(Variable):
 
     def replaced_in(self, program: TracedProgram, value: ArrayLike) -> None:
         """A traced program that gives the variable another value sends the difference, which others' writes survive."""
-        # Other workers push to the variable meanwhile: written whole, this value would undo what they did.
-        old = program.get(self)
-        if self.dtype == np.bool_:
-            record(program, Operation("assign", self, 1), [value], self)
+        self._move_in(program, program.get(self), value)
+
+    def move(self, old: ArrayLike, new: ArrayLike) -> None:
+        """Gives the variable a value that was computed from one that was read.
+
+        Others may push to the variable meanwhile: where they have, the difference is added to what they wrote.
+
+        Args:
+          old: the value that was read, of the variable's shape.
+          new: the value that it is to become.
+        """
+        context = contexts.current()
+        context.strategy.extended.check_variable(self)
+        executor = context.executor
+        if isinstance(executor, TracedProgram):
+            self._move_in(executor, old, new)
+        elif isinstance(executor, Overlay):
+            executor.set(self, _after_move(executor.get(self), old, new))
         else:
-            record(program, Operation("add", self, 1), [value - old], self)
-        program.values[self] = value
+            check_untraced(self)
+            self.policy.access.change(MOVE, self, [old, new])
+
+    def _move_in(self, program: TracedProgram, old: ArrayLike, new: ArrayLike) -> None:
+        now = program.get(self)
+        record(program, Operation(MOVE, self, 2), [old, new], self)
+        program.values[self] = _after_move(now, old, new)
         program.changed(self)
 
     def _scatter(self, delta: IndexedSlices, how: Scatter) -> Any:
@@ -313,6 +333,14 @@ class ShardedVariable(ServerVariable):
         if not rest:
             return rows
         return rows[tuple(rest)] if np.ndim(ids) == 0 else rows[(slice(None), *rest)]
+
+
+def _after_move(now: ArrayLike, old: ArrayLike, new: ArrayLike) -> Any:
+    """A step's view of a variable that it moves; the servers do the same to the value that they have by then."""
+    # A step that moves what it has read sees what it wrote. One that starts elsewhere, as sums do from zero, adds.
+    if now is old or jnp.asarray(new).dtype == np.bool_:
+        return new
+    return now + (jnp.asarray(new) - jnp.asarray(old))
 
 
 def _value(variable: Variable) -> tuple[tuple[Any], None]:
