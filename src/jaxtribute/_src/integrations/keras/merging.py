@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxtribute._src.integrations.keras.internals import KerasVariable
 from jaxtribute._src.integrations.keras.share import Share
-from jaxtribute._src.types import Array, ArrayLike
+from jaxtribute._src.types import Array
 
 State = list[Any]
 """Arrays, one for each variable of a list."""
@@ -74,7 +74,7 @@ def _apart(seed: Array, share: Share) -> Any:
     return moved_seed(seed, share.context.replica_id_in_sync_group if share.worker is None else share.worker)
 
 
-def moved_seed(seed: Array, number: ArrayLike) -> Any:
+def moved_seed(seed: Array, number: Any) -> Any:
     """A generator's seed and counter, the seed moved by a number: that of one device where the number is 0."""
     # Only the seed is moved: all replicas draw equally often, so that their counters stay equal.
     moved = lax.convert_element_type(number, jnp.uint32) * _APART

@@ -5,16 +5,20 @@ Keras itself would save and load a model, which makes new variables, and needs a
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from jaxtribute._src.integrations.keras import internals
 from jaxtribute._src.integrations.keras.internals import KerasModel, KerasOptimizer, KerasVariable
-from jaxtribute._src.integrations.keras.variables import StrategyVariable
+from jaxtribute._src.integrations.keras.variables import StrategyVariable, on_servers
 from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ArgumentTypeError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.parameter_servers.scheduling.pickling import Watch
 
 _NOT_SENT = dict.fromkeys(
     (
@@ -66,11 +70,11 @@ class Sender:
         state = {name: None if name in _NOT_SENT else value for name, value in obj.__dict__.items()}
         if type(obj) is keras.Variable:
             # What is written later would not come to the copies: see `variables.PlainValue`.
-            vars(obj).setdefault(internals.SENT, True)
+            obj.__dict__.setdefault(internals.SENT, True)
             state[internals.SENT] = True
         elif isinstance(obj, keras.optimizers.Optimizer):
             for variable in obj.variables:  # workers apply gradients on servers, or not at all
-                vars(variable).setdefault(internals.SENT, False)
+                variable.__dict__.setdefault(internals.SENT, False)
         return bare, (type(obj),), state
 
     def completed(self, sent: Sequence[Foreign]) -> bool:
@@ -84,6 +88,14 @@ class Sender:
             changed |= place_optimizer(optimizer, _updated_by(optimizer, optimizers, sent))
         return changed
 
+    def follow(self, sent: Sequence[Foreign], watch: Watch) -> None:
+        """Has `watch` told when a layer is frozen or thawed, or gets other variables."""
+        for obj in sent:
+            if isinstance(obj, StrategyVariable):
+                if obj.stored.followers is None:
+                    obj.stored.followers = weakref.WeakSet()
+                obj.stored.followers.add(watch)
+
 
 def bare(kind: type[Any]) -> Any:
     """An object without attributes, made without `__init__`."""
@@ -92,13 +104,11 @@ def bare(kind: type[Any]) -> Any:
 
 def _check(obj: Foreign) -> None:
     """Refuses what would be a copy, with variables of its own on each worker."""
-    if isinstance(obj, StrategyVariable):
-        return  # its value is a variable of a strategy, which says for itself where it is
-    trained = isinstance(obj, keras.Variable) and obj.trainable
+    trained = isinstance(obj, keras.Variable) and (obj.trainable or isinstance(obj, StrategyVariable)) and _is_here(obj)
     if isinstance(obj, keras.layers.Layer):
-        trained = any(_is_plain(variable) for variable in obj.trainable_variables)
+        trained = any(_is_here(variable) for variable in obj.trainable_variables)
     elif isinstance(obj, keras.metrics.Metric):
-        trained = any(_is_plain(variable) for variable in obj.variables)
+        trained = any(_is_here(variable) for variable in obj.variables)
     if trained:
         raise ArgumentTypeError(
             f"{type(obj).__name__} {obj.name!r} of Keras in a function for workers was not made in the strategy's "
@@ -107,8 +117,8 @@ def _check(obj: Foreign) -> None:
         )
 
 
-def _is_plain(variable: KerasVariable) -> bool:
-    return not isinstance(variable, StrategyVariable)
+def _is_here(variable: KerasVariable) -> bool:
+    return not (isinstance(variable, StrategyVariable) and on_servers(variable.strategy))
 
 
 def _updated_by(optimizer: KerasOptimizer, others: Sequence[Any], sent: Sequence[Foreign]) -> list[Any] | str:

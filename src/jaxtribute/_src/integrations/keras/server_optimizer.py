@@ -233,7 +233,9 @@ def place_optimizer(keras_optimizer: KerasOptimizer, variables: Sequence[Any] | 
         if not on_them:
             return False
         try:
-            optimizer_on_servers(keras_optimizer, variables, on_them[0].strategy)
+            # A function that is being traced would write the slots' first values in every step.
+            with _made_alone(), jax.ensure_compile_time_eval():
+                optimizer_on_servers(keras_optimizer, variables, on_them[0].strategy)
             return keras_optimizer.__dict__[_ATTRIBUTE] is not before
         except ArgumentError as error:
             reason = str(error)
@@ -267,7 +269,7 @@ def optimizer_on_servers(keras_optimizer: KerasOptimizer, variables: Sequence[An
         value = np.asarray(variable.value)
         # Servers have made the slots as zeros; a value that is not zero comes from training before, or from a file.
         if owners[place] is None or np.any(value):
-            slot.assign(value)
+            slot.bind(jnp.asarray(value))
         keep_in(variable, slot, strategy)
     object.__setattr__(keras_optimizer, _ATTRIBUTE, Placed(keys, optimizer))
     return optimizer

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from jaxtribute._src.strategies.base import Strategy
 
 
+_keys = itertools.count(1)
+_KEY = "_jd_key_on_workers"
 F = TypeVar("F", bound=Function[..., Any])
 
 
@@ -49,7 +52,12 @@ class Home(Protocol):
         ...
 
     def function(
-        self, key: int, kind: type[F], python_function: Callable[..., Any], signature: Nest, donated: Sequence[int]
+        self,
+        key: tuple[int, int],
+        kind: type[F],
+        python_function: Callable[..., Any],
+        signature: Nest,
+        donated: Sequence[int],
     ) -> F:
         """The compiled function of that number."""
         ...
@@ -79,6 +87,10 @@ class Sender(Protocol):
 
     def completed(self, sent: Sequence[Foreign]) -> bool:
         """Brings to the servers what some objects need there; True if that has changed them."""
+        ...
+
+    def follow(self, sent: Sequence[Foreign], watch: Watch) -> None:
+        """Has `watch` told when objects that were sent become others, such as a layer that is frozen."""
         ...
 
 
@@ -124,7 +136,7 @@ def find_strategy() -> Strategy:
 
 
 def find_function(
-    key: int, kind: type[F], python_function: Callable[..., Any], signature: Nest, donated: Sequence[int]
+    key: tuple[int, int], kind: type[F], python_function: Callable[..., Any], signature: Nest, donated: Sequence[int]
 ) -> F:
     """A compiled function on this worker."""
     return home().function(key, kind, python_function, signature, donated)
@@ -142,22 +154,40 @@ def find_resource(key: int, blob: bytes) -> Any:
     return home().resource(key, blob)
 
 
-def dumps(value: Nest, *, completes: bool = True) -> bytes:
+class Watch:
+    """Tells that an object that was sent has changed: workers are to get it anew."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        """The number of times that it was sent before."""
+        self.changed = False
+
+    def turn(self, change: Hashable) -> None:
+        """Takes note of a change, as `Function.turn` does."""
+        del change
+        self.changed = True
+
+
+def dumps(value: Nest, *, completes: bool = True, watch: Watch | None = None) -> bytes:
     """Pickles `value` for a worker.
 
     Args:
       value: anything.
       completes: False if all that an integration's objects need on the servers is there.
+      watch: is told of changes in an integration's objects.
 
     Raises:
       ArgumentTypeError: it holds what cannot be on a worker; the message says what.
     """
     try:
-        blob, sender, sent = _pickled(value)
+        number = 0 if watch is None else watch.number
+        blob, sender, sent = _pickled(value, number)
         if sender is None:
             return blob
         if completes and sender.completed(sent):
-            blob = _pickled(value)[0]
+            blob, _, sent = _pickled(value, number)
+        if watch is not None:
+            sender.follow(sent, watch)
         return cloudpickle.dumps(_Received(sender, blob))
     except ArgumentTypeError:
         raise
@@ -168,9 +198,10 @@ def dumps(value: Nest, *, completes: bool = True) -> bytes:
         ) from error
 
 
-def _pickled(value: Nest) -> tuple[bytes, Sender | None, list[Any]]:
+def _pickled(value: Nest, number: int) -> tuple[bytes, Sender | None, list[Any]]:
     buffer = io.BytesIO()
     pickler = Pickler(buffer, protocol=5)
+    pickler.number = number
     pickler.dump(value)
     return buffer.getvalue(), pickler.sender, pickler.sent
 
@@ -195,6 +226,8 @@ class Pickler(cloudpickle.Pickler):
 
     sender: Sender | None = None
     """Who has sent some of the objects in a way of its own."""
+    number = 0
+    """The number of times that they were sent before; compiled functions of then are others."""
 
     def __init__(self, file: IO[bytes], protocol: int) -> None:
         super().__init__(file, protocol=protocol)
@@ -218,7 +251,7 @@ class Pickler(cloudpickle.Pickler):
             self.sent.append(obj)
             return sender.reduced(obj)
         if isinstance(obj, Function):
-            return _function(obj)
+            return _function(obj, self.number)
         if kind is Optimizer and obj.remote is not None:
             return find_optimizer, (obj.remote, obj.transform, obj.trainable_variables)
         inherited = cast("Any", super())
@@ -229,12 +262,14 @@ class Pickler(cloudpickle.Pickler):
         return inherited.reducer_override(obj)
 
 
-def _function(function: Function[..., Any]) -> tuple[Any, tuple[Any, ...]]:
+def _function(function: Function[..., Any], number: int) -> tuple[Any, tuple[Any, ...]]:
     python_function = function.python_function
     owner = getattr(python_function, "__self__", None)
     if owner is not None:
         return getattr, (owner, python_function.__name__)
-    return find_function, (id(function), type(function), python_function, function.input_signature, function.donated)
+    # Not its `id`, which another function has when this one is gone: workers would run this one in its place.
+    key = function.__dict__.setdefault(_KEY, next(_keys)), number
+    return find_function, (key, type(function), python_function, function.input_signature, function.donated)
 
 
 _LIBRARIES = tuple(

@@ -54,6 +54,11 @@ class OptimizerOperation:
         self.optimizer, self.forms = optimizer, tuple(forms)
         self.parts = tuple(Part() for _ in range(sum(forms)))
 
+    @property
+    def variable(self) -> ServerVariable:
+        """One of its variables, by which a program that reads none knows where it is to go."""
+        return self.optimizer.variables[0]
+
     def add_to(self, exchange: Exchange, values: Sequence[Any]) -> None:
         """Puts it into a request."""
         self.optimizer.add_to(exchange, self.forms, values)

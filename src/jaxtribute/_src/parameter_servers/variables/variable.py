@@ -17,7 +17,7 @@ from jaxtribute._src.parameter_servers.server.client import MOVE
 from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.parameter_servers.variables.operations import Operation, changed_in, read_rows, record, updated_in
 from jaxtribute._src.parameter_servers.variables.program import ServerProgram
-from jaxtribute._src.types import ArrayLike, DType, Foreign, Leaf
+from jaxtribute._src.types import Array, ArrayLike, DType, Foreign, Leaf
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute._src.values.layouts import parse_layout
 from jaxtribute._src.values.mesh import ReplicaMesh
@@ -335,7 +335,7 @@ class ShardedVariable(ServerVariable):
         return rows[tuple(rest)] if np.ndim(ids) == 0 else rows[(slice(None), *rest)]
 
 
-def _after_move(now: ArrayLike, old: ArrayLike, new: ArrayLike) -> Any:
+def _after_move(now: Array, old: ArrayLike, new: ArrayLike) -> Any:
     """A step's view of a variable that it moves; the servers do the same to the value that they have by then."""
     # A step that moves what it has read sees what it wrote. One that starts elsewhere, as sums do from zero, adds.
     if now is old or jnp.asarray(new).dtype == np.bool_:
