@@ -225,7 +225,7 @@ class Pickler(cloudpickle.Pickler):
     """Makes references of what belongs to the cluster."""
 
     sender: Sender | None = None
-    """Who has sent some of the objects in a way of its own."""
+    """Sender of the objects that travel in a way of its own."""
     number = 0
     """The number of times that they were sent before; compiled functions of then are others."""
 
