@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.overlay import Overlay
 from jaxtribute._src.execution.row_gradients import overlaid_rows
 from jaxtribute._src.execution.traced import TracedProgram, check_untraced
-from jaxtribute._src.parameter_servers.server.client import MOVE
+from jaxtribute._src.parameter_servers.server.client import MOVE, pulled
 from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.parameter_servers.variables.operations import Operation, changed_in, read_rows, record, updated_in
 from jaxtribute._src.parameter_servers.variables.program import ServerProgram
@@ -185,8 +185,14 @@ class ServerVariable(Variable):
         return Lease(self.peek())
 
     def bind(self, array: jax.Array) -> None:
-        """Replaces the value."""
-        self.policy.access.change("assign", self, [array])
+        """Replaces the value; on a worker what others have written since it was read stays."""
+        access, extended = self.policy.access, cast("Any", self._strategy.extended)
+        with access.client.lock:
+            read = all(shard.key in access.client.known for shard in self.layout.shards)
+            if extended.cluster is None and read and not self.layout.copies:
+                access.change(MOVE, self, [pulled(access.client, self.layout), array])
+            else:
+                access.change("assign", self, [array])
 
     def read_value(self) -> Any:
         """Returns the servers' value, or the step's present view of it.
