@@ -70,6 +70,7 @@ BY_HAND: dict[str, tuple[tuple[str, str], ...]] = {
         ("  model = tf.keras.Sequential([", "  model = tf.keras.Sequential([tf.keras.Input((28, 28, 1)),"),
     ),
     "multi_worker_with_keras": (("/keras-model'", "/keras-model.keras'"),),
+    "parameter_server_training": (("y = tf.random.uniform((10,))", "y = tf.random.uniform((10, 1))"),),
     "distributed_training": (
         (
             'mirrored_strategy = tf.distribute.MirroredStrategy(devices=["/gpu:0", "/gpu:1"])',

@@ -84,3 +84,17 @@ def test_beside_other_strategies_it_is_only_told() -> None:
 def test_elsewhere_a_dataset_is_fit_as_it_is() -> None:
     code = f"import tensorflow as tf\nother = tf.distribute.MirroredStrategy()\n{MODEL}"
     assert not [finding for finding in scan(code).findings if "parameter servers" in finding.name]
+
+
+LAYERS = "layer = tf.keras.layers.Dense(2)\nprint(layer.weights[0].shape, optimizer.weights, layer.trainable_weights)\n"
+
+
+def test_weights_that_are_split_are_read_by_shards() -> None:
+    text = scan(SERVERS.replace("resolver", "resolver, variable_partitioner=p") + LAYERS).rewritten()
+    assert "print(shards(layer.weights)[0].shape, optimizer.weights, layer.trainable_weights)" in text
+    assert text.count("from jaxtribute.integrations.keras import shards\n") == 1
+    assert scan(text).rewritten() == text
+
+
+def test_weights_that_are_whole_are_let_alone() -> None:
+    assert "shards" not in scan(SERVERS + LAYERS).rewritten()

@@ -43,6 +43,17 @@ def test_operations_apply_in_order_of_arrival() -> None:
     np.testing.assert_array_equal(value(kept), [7, 7])
 
 
+def test_a_move_writes_what_nobody_has_changed_and_adds_the_difference_elsewhere() -> None:
+    kept = store(float32([np.inf, np.nan, 1e9, 5]))
+    push(kept, "move", float32([np.inf, np.nan, 1e9, 3]), float32([0.5, 2, 1, 4]))
+    np.testing.assert_array_equal(value(kept), [0.5, 2, 1, 6])
+    counts = store(np.array([7, 2**32 - 1], np.uint32), np.array([True, False]))
+    push(counts, "move", np.array([5, 2**32 - 1], np.uint32), np.array([6, 0], np.uint32))
+    push(counts, "move", np.array([True, True]), np.array([False, True]), key=1)
+    assert value(counts).tolist() == [8, 0]
+    assert value(counts, 1).tolist() == [False, True]
+
+
 def test_what_has_not_changed_is_not_sent_again() -> None:
     kept = store(float32(1), float32(2))
     versions = kept.exchange({"pull": [[0, 0], [1, 0]]}, []).header["v"]

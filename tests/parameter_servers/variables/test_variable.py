@@ -1,6 +1,7 @@
 """Variables on servers: whole and split ones read, write and slice alike."""
 
 import functools
+import importlib
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import jaxtribute as jd
 from jaxtribute._src.parameter_servers.strategy import ParameterServerStrategy
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, VariableError
 from jaxtribute.partitioners import FixedShardsPartitioner, Partitioner
-from parameter_servers.clusters import int32, threads
+from parameter_servers.clusters import SHARED, coordinated, float32, int32, threads
 
 TABLE = np.arange(14, dtype=np.float32).reshape(7, 2)
 
@@ -138,3 +139,21 @@ class Columns(Partitioner):
 def test_other_axes_are_not_split() -> None:
     with threads(partitioner=Columns()) as strategy, strategy.scope(), pytest.raises(ArgumentError, match=r"\[1, 2\]"):
         jd.Variable(TABLE)
+
+
+def test_what_a_worker_writes_while_it_differentiates_keeps_what_others_write() -> None:
+    with coordinated() as coordinator:
+        with coordinator.strategy.scope():
+            variable, weight = jd.Variable(float32(0.0)), jd.Variable(float32(2.0))
+        SHARED["push"] = lambda: variable.policy.access.change("add", variable, [float32(10.0)])
+
+        def step() -> Any:
+            def loss() -> Any:
+                variable.assign_add(1.0)
+                importlib.import_module("parameter_servers.clusters").SHARED["push"]()
+                return weight * weight
+
+            return jd.value_and_grad(loss, [weight])()[0]
+
+        assert float(coordinator.schedule(step).fetch()) == 4.0
+        assert float(variable.numpy()) == 11.0

@@ -92,6 +92,46 @@ def find_fits(source: Source, names: Names) -> Iterator[Finding]:
         yield Finding(*place, Kind.RENAMED if edits else Kind.DIFFERENT, advice, edits)
 
 
+def find_weights(source: Source, names: Names) -> Iterator[Finding]:
+    """`weights` of Keras's layers in programs with a `variable_partitioner`, where TensorFlow lists shards."""
+    if not any(_splits(node, names) for node in ast.walk(source.tree)):
+        return
+    made = {
+        node.targets[0].id
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _makes_weights(node.value, names)
+    }
+    done = {id(part) for node in ast.walk(source.tree) if _is_shards(node) for part in ast.walk(node)}
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.Attribute) or node.attr != "weights" or not isinstance(node.value, ast.Name):
+            continue
+        if node.value.id not in made or not isinstance(node.ctx, ast.Load) or id(node) in done:
+            continue
+        text = f"shards({source.of(node)})"
+        advice = f"a layer's variable is one here, however the servers split it: write {text}"
+        place = (node.lineno, node.col_offset + 1, "weights of Keras with a variable_partitioner")
+        yield Finding(*place, Kind.RENAMED, advice, (source.replace(node, text),))
+
+
+def _splits(node: ast.AST, names: Names) -> bool:
+    """True if a node makes a strategy of parameter servers that splits variables."""
+    if not isinstance(node, ast.Call) or not _strategy_made(node, names).endswith(".ParameterServerStrategy"):
+        return False
+    return len(node.args) > 1 or any(one.arg == "variable_partitioner" for one in node.keywords)
+
+
+def _makes_weights(node: ast.expr, names: Names) -> bool:
+    name = (names.of(node.func) or "") if isinstance(node, ast.Call) else ""
+    return name.startswith(("tf.keras.layers.", "tf.keras.models.")) or name in (
+        "tf.keras.Model",
+        "tf.keras.Sequential",
+    )
+
+
+def _is_shards(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "shards"
+
+
 def _strategy_made(node: ast.AST, names: Names) -> str:
     """The class of strategy that a call makes; empty for any other node."""
     name = (names.of(node.func) or "") if isinstance(node, ast.Call) else ""

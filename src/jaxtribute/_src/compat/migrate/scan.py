@@ -68,6 +68,7 @@ def scan(text: str) -> Report:
             *_tapes(source, names),
             *graphs.find(source.tree, names),
             *graphs.find_fits(source, names),
+            *graphs.find_weights(source, names),
             *files.find(source, names),
             *_methods(source),
             *_uses(source, names),
@@ -185,8 +186,12 @@ def _needed_imports(source: Source, edits: list[Edit]) -> Iterator[Edit]:
     for node in ast.walk(source.tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             have.update(alias.asname or alias.name for alias in node.names)
-    wanted = [("jd", "import jaxtribute as jd\n"), ("np", "import numpy as np\n")]
-    lines = "".join(line for name, line in wanted if f"{name}." in text and name not in have)
+    wanted = [
+        ("jd", "jd.", "import jaxtribute as jd\n"),
+        ("np", "np.", "import numpy as np\n"),
+        ("shards", "shards(", "from jaxtribute.integrations.keras import shards\n"),
+    ]
+    lines = "".join(line for name, use, line in wanted if use in text and name not in have)
     if lines:
         place = source.place(imports.first_line(source.tree), 0)
         yield Edit(place, place, lines)

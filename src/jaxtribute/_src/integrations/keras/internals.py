@@ -25,6 +25,7 @@ from keras.src.models.functional import Functional as Functional
 from keras.src.saving.keras_saveable import KerasSaveable as KerasSaveable
 from keras.src.trainers.data_adapters import is_grain_dataset, is_tf_dataset, is_torch_dataloader
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
+from keras.src.utils import backend_utils
 from keras.src.utils.python_utils import is_default as is_default
 from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet
 
@@ -45,6 +46,15 @@ nn: Any = getattr(backend, "ops", backend).nn
 tracked_dicts = (TrackedDict, TrackedOrderedDict)
 tracked_lists: dict[type[Any], type[Any]] = {TrackedList: list, TrackedSet: set}
 """Containers that tell a layer of what is put in, and what they are besides."""
+
+
+Namespace: Any = backend_utils.DynamicBackend
+"""The backend as layers hold it that prepare data."""
+
+
+def namespace_of(found: Foreign) -> Any:
+    """Such a namespace, made anew by its class of the backend's name."""
+    return Namespace, (found._backend,)
 
 
 def take_string_dtype() -> None:
@@ -101,6 +111,10 @@ def is_lost(variable: KerasVariable) -> bool:
     return scope is not None and scope.get_current_value(variable) is None
 
 
+SENT = "_jaxtribute_sent"
+"""The attribute of a variable that tells if workers have copies of it."""
+
+
 def set_path(variable: KerasVariable, path: str) -> None:
     """Gives a variable the name that it has behind those of its layers."""
     variable._path = path
@@ -146,6 +160,11 @@ def clipped(optimizer: KerasOptimizer, grads: Sequence[Any]) -> list[Any]:
 def learning_rate(optimizer: KerasOptimizer) -> Any:
     """The learning rate as an optimizer was given it: a variable, or a schedule."""
     return getattr(optimizer, "_learning_rate", None)
+
+
+def updated_by(optimizer: KerasOptimizer) -> list[Any]:
+    """The variables that a built optimizer updates."""
+    return list(getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables)
 
 
 def decays(optimizer: KerasOptimizer, variable: KerasVariable) -> bool:

@@ -20,7 +20,8 @@ from jaxtribute._src.types import Array
 State = list[Any]
 """Arrays, one for each variable of a list."""
 
-_SEED = "seed_generator_state"
+SEED = "seed_generator_state"
+"""Name of the variable of a generator of random numbers."""
 _APART = np.uint32(0x9E3779B1)
 """Distance of the seeds of two replicas: odd, so that they differ for any number of replicas."""
 
@@ -41,7 +42,7 @@ def start_of_layers(variables: Sequence[Any], values: State, share: Share) -> St
         return values
     start: State = []
     for variable, value in zip(variables, values, strict=True):
-        start.append(_apart(value, share) if variable.name == _SEED else value)
+        start.append(_apart(value, share) if variable.name == SEED else value)
     return start
 
 
@@ -70,8 +71,12 @@ def merged(variables: Sequence[Any], values: State, totals: Sequence[Any]) -> St
 
 def _apart(seed: Array, share: Share) -> Any:
     """A generator's seed and counter, the seed moved by the number of the replica, or of the worker that sends."""
+    return moved_seed(seed, share.context.replica_id_in_sync_group if share.worker is None else share.worker)
+
+
+def moved_seed(seed: Array, number: Any) -> Any:
+    """A generator's seed and counter, the seed moved by a number: that of one device where the number is 0."""
     # Only the seed is moved: all replicas draw equally often, so that their counters stay equal.
-    number = share.context.replica_id_in_sync_group if share.worker is None else np.uint32(share.worker)
     moved = lax.convert_element_type(number, jnp.uint32) * _APART
     return seed + jnp.stack([moved, jnp.zeros_like(moved)]).astype(seed.dtype)
 

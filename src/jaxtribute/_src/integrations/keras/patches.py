@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.integrations.keras import checks, internals, multi_worker, trainer
+from jaxtribute._src.integrations.keras import checks, internals, multi_worker, sending, trainer
 from jaxtribute._src.integrations.keras.additivity import checked_updates
-from jaxtribute._src.integrations.keras.custom_loops import initialized_now, summed_gradients
+from jaxtribute._src.integrations.keras.custom_loops import initialized_now
 from jaxtribute._src.integrations.keras.data import DistributedAdapter, adapted, readable
 from jaxtribute._src.integrations.keras.internals import JAXEpochIterator, JAXTrainer, KerasModel, is_nnx_enabled
+from jaxtribute._src.integrations.keras.server_loops import applied
 from jaxtribute._src.integrations.keras.share import (
     synchronizable,
     whole_batch_gradients,
@@ -96,6 +97,8 @@ def patch() -> None:
         list(row.targets())  # all are there, or none is replaced
     for row in PATCHES:
         row.apply()
+    for kind in sending.KINDS:
+        setattr(kind, "__jd_sender__", sending.Sender())  # noqa: B010
     internals.take_string_dtype()
     setattr(keras.Variable, "_value", PlainValue())  # noqa: B010 (an attribute that Keras sets on each object)
     setattr(keras.Variable, "__jd_variable__", property(joined))  # noqa: B010
@@ -326,7 +329,7 @@ PATCHES = (
     Patch(internals.Functional, ("_standardize_inputs",), host_inputs, "JAX has no strings: they stay on the host"),
     Patch(keras.optimizers.Optimizer, ("stateless_apply",), whole_batch_gradients, _GRADIENTS),
     Patch(keras.optimizers.LossScaleOptimizer, ("stateless_apply",), whole_batch_gradients, _GRADIENTS),
-    Patch(keras.optimizers.Optimizer, ("apply",), summed_gradients, _OWN_GRADIENTS),
-    Patch(keras.optimizers.LossScaleOptimizer, ("apply",), summed_gradients, _OWN_GRADIENTS),
+    Patch(keras.optimizers.Optimizer, ("apply",), applied, _OWN_GRADIENTS),
+    Patch(keras.optimizers.LossScaleOptimizer, ("apply",), applied, _OWN_GRADIENTS),
 )
 """All that is changed in Keras."""

@@ -10,13 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
-import keras
 import numpy as np
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.integrations.keras import internals
 from jaxtribute._src.integrations.keras.data import UnsizedAdapter
-from jaxtribute._src.integrations.keras.internals import KerasModel, KerasOptimizer
+from jaxtribute._src.integrations.keras.internals import KerasModel
 from jaxtribute._src.integrations.keras.server_optimizer import optimizer_on_servers
 from jaxtribute._src.integrations.keras.server_steps import Runner
 from jaxtribute._src.integrations.keras.steps import Lists, Logs
@@ -26,55 +24,19 @@ from jaxtribute._src.integrations.keras.variables import adopt
 from jaxtribute._src.parameter_servers.scheduling import pickling
 from jaxtribute._src.parameter_servers.scheduling.coordinator import ClusterCoordinator
 from jaxtribute._src.parameter_servers.scheduling.per_worker import PerWorkerDataset, PerWorkerValues
-from jaxtribute._src.types import Leaf, Nest
+from jaxtribute._src.types import Nest
 
 if TYPE_CHECKING:
     from jaxtribute._src.input.options import DatasetCreator, InputOptions
+    from jaxtribute._src.optimizer.optimizer import Optimizer
     from jaxtribute._src.parameter_servers.scheduling.remote_value import RemoteValue
     from jaxtribute._src.strategies.base import Strategy
 
-_NOT_SENT = dict.fromkeys(
-    (
-        "train_function",
-        "test_function",
-        "predict_function",
-        "history",
-        "_jax_state",
-        "_eval_epoch_iterator",
-        "_jaxtribute_servers",
-    )
-)
-"""Attributes of models that belong to the coordinator's process."""
 
-
-class ModelPickler(pickling.Pickler):
-    """Copies Keras objects by their attributes, so that they need no `get_config`.
-
-    Keras itself would save and load a model, which makes new variables, and needs all classes registered.
-    """
-
-    def reducer_override(self, obj: Leaf) -> Any:
-        """Form in which an object travels."""
-        if isinstance(obj, (internals.KerasSaveable, keras.Variable)):
-            # Compiled functions and state of an epoch stay: they hold what cannot travel, and each worker makes its
-            # own.
-            state = {name: None if name in _NOT_SENT else value for name, value in obj.__dict__.items()}
-            return bare, (type(obj),), state
-        if isinstance(obj, internals.tracked_dicts):
-            return dict, (list(obj.items()),)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType, reportUnknownMemberType]
-        if type(obj) in internals.tracked_lists:
-            return internals.tracked_lists[type(obj)], (list(obj),)
-        return super().reducer_override(obj)
-
-
-def bare(kind: type[Any]) -> Any:
-    """An object without attributes, made without `__init__`."""
-    return object.__new__(kind)
-
-
-def shipped_runner(model: KerasModel, optimizer: KerasOptimizer) -> PerWorkerValues:
+def shipped_runner(model: KerasModel, optimizer: Optimizer | None) -> PerWorkerValues:
     """A model's steps, as each worker gets its own of."""
-    blob = pickling.dumps((model, optimizer), ModelPickler)
+    # The optimizer is on the servers already, or there is none to be.
+    blob = pickling.dumps((model, optimizer), completes=False)
     return PerWorkerValues(lambda: runner(blob))
 
 
@@ -148,7 +110,7 @@ class Scheduler:
     def function(self, kind: str) -> Function:
         """Function that `fit` (`train`) or `evaluate` (`test`) calls for each execution."""
         model = self._model
-        optimizer = optimizer_on_servers(model, self._strategy) if kind == "train" else None
+        optimizer = self._optimizer() if kind == "train" else None
         # Pickled once for each `fit`, when the model is built: workers keep what they have unpickled.
         runner = shipped_runner(model, optimizer)
         here: list[Runner] = []
@@ -165,6 +127,15 @@ class Scheduler:
             return here[0].run(kind, itertools.chain([first], rest)), state
 
         return call
+
+    def _optimizer(self) -> Optimizer | None:
+        """Function that applies gradients on the servers; None if nothing is trained."""
+        keras_optimizer, variables = self._model.optimizer, list(self._model.trainable_variables)
+        if variables:
+            return optimizer_on_servers(keras_optimizer, variables, self._strategy)
+        for variable in keras_optimizer.variables:
+            adopt(variable, self._strategy)
+        return None
 
     def _schedule(self, arguments: Sequence[Any]) -> Logs:
         if not self._running:

@@ -15,9 +15,9 @@ import numpy as np
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.integrations.keras import internals
-from jaxtribute._src.integrations.keras.internals import KerasModel, KerasOptimizer, KerasVariable
+from jaxtribute._src.integrations.keras.internals import KerasOptimizer, KerasVariable
 from jaxtribute._src.integrations.keras.unpickling import rebuilt
-from jaxtribute._src.integrations.keras.variables import adopt, keep_in
+from jaxtribute._src.integrations.keras.variables import StrategyVariable, keep_in, on_servers
 from jaxtribute._src.optimizer.optimizer import Optimizer
 from jaxtribute._src.parameter_servers.variables.variable import ServerVariable
 from jaxtribute._src.types import Array, Leaf, Nest
@@ -199,24 +199,64 @@ def _made_alone() -> Generator[None]:
 _ATTRIBUTE = "_jaxtribute_on_servers"
 
 
-def optimizer_on_servers(model: KerasModel, strategy: Strategy) -> Optimizer | None:
-    """Function that applies the gradients of a built model's optimizer on the servers; None if nothing is trained.
+@dataclass(frozen=True)
+class Placed:
+    """A Keras optimizer on the servers.
+
+    Attributes:
+      keys: the numbers of the variables that it updates.
+      optimizer: applies gradients there.
+    """
+
+    keys: tuple[int, ...]
+    optimizer: Optimizer
+
+
+def placed(keras_optimizer: KerasOptimizer) -> Placed | str:
+    """A Keras optimizer as it is on the servers, or why it is not there."""
+    return keras_optimizer.__dict__.get(_ATTRIBUTE, "it was not there when the function was scheduled")
+
+
+def place_optimizer(keras_optimizer: KerasOptimizer, variables: Sequence[Any] | str) -> bool:
+    """Brings a Keras optimizer onto the servers of the variables that it updates; True if it was not there.
+
+    Where that cannot be, the reason is kept, and told where gradients are applied: a function may only evaluate a
+    model that has been compiled.
+
+    Args:
+      keras_optimizer: the optimizer.
+      variables: the variables, or why they are not known.
+    """
+    before, reason = keras_optimizer.__dict__.get(_ATTRIBUTE), variables
+    if not isinstance(variables, str):
+        on_them = [v for v in variables if isinstance(v, StrategyVariable) and on_servers(v.strategy)]
+        if not on_them:
+            return False
+        try:
+            # A function that is being traced would write the slots' first values in every step.
+            with _made_alone(), jax.ensure_compile_time_eval():
+                optimizer_on_servers(keras_optimizer, variables, on_them[0].strategy)
+            return keras_optimizer.__dict__[_ATTRIBUTE] is not before
+        except ArgumentError as error:
+            reason = str(error)
+    object.__setattr__(keras_optimizer, _ATTRIBUTE, reason)
+    return reason != before
+
+
+def optimizer_on_servers(keras_optimizer: KerasOptimizer, variables: Sequence[Any], strategy: Strategy) -> Optimizer:
+    """Function that applies a Keras optimizer's gradients on the servers; it is built if it is not.
 
     The Keras optimizer's variables are what the servers keep from then on.
 
     Raises:
       ArgumentError: it asks more of variables than their values, and they are on several servers.
     """
-    variables = list(model.trainable_variables)
-    keras_optimizer = model.optimizer
-    if not variables:
-        for variable in keras_optimizer.variables:
-            adopt(variable, strategy)
-        return None
-    ids = [id(variable) for variable in variables]
-    known = keras_optimizer.__dict__.get(_ATTRIBUTE)
-    if known is not None and known[0] == ids:
-        return known[1]
+    keys = tuple(variable.stored.description.key for variable in variables)
+    known = placed(keras_optimizer)
+    if isinstance(known, Placed) and known.keys == keys:
+        return known.optimizer
+    if not keras_optimizer.built:
+        keras_optimizer.build(variables)
     transform = KerasTransform(keras_optimizer, variables)
     stored: list[ServerVariable] = [variable.stored for variable in variables]
     owners = transform.owners(stored)
@@ -229,9 +269,9 @@ def optimizer_on_servers(model: KerasModel, strategy: Strategy) -> Optimizer | N
         value = np.asarray(variable.value)
         # Servers have made the slots as zeros; a value that is not zero comes from training before, or from a file.
         if owners[place] is None or np.any(value):
-            slot.assign(value)
+            slot.bind(jnp.asarray(value))
         keep_in(variable, slot, strategy)
-    object.__setattr__(keras_optimizer, _ATTRIBUTE, (ids, optimizer))
+    object.__setattr__(keras_optimizer, _ATTRIBUTE, Placed(keys, optimizer))
     return optimizer
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.function import function
 from jaxtribute._src.integrations.keras import internals
@@ -100,10 +98,5 @@ def _send(variables: Sequence[Any], before: State, after: Sequence[Any]) -> None
     """Sends what a step changes: the differences, which add up with those of other workers, where values are sums."""
     for variable, old, new in zip(variables, before, after, strict=True):
         # Nothing was written: nothing travels.
-        if new is None or new is old:
-            continue
-        # Values that all workers write alike, and flags, have no meaningful sum.
-        if variable.aggregation == "only_first_replica" or new.dtype == jnp.bool_:
-            variable.stored.assign(new)
-        else:
-            variable.stored.assign_add(new - old)
+        if new is not None and new is not old:
+            variable.send(old, new)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from jaxtribute._src import context as contexts
 from jaxtribute._src.parameter_servers.scheduling import pickling
 from jaxtribute._src.types import Nest
 
@@ -18,16 +19,16 @@ if TYPE_CHECKING:
 def received(blob: bytes) -> Any:
     """Unpickles the coordinator's Keras objects on a worker, whose own Keras learns about strategies first."""
     _choose_backend()
-    # Entering a scope connects Keras: the objects that are unpickled are then of the classes that know strategies.
-    with pickling.home().strategy.scope():
-        import keras as keras
+    # As the entering of a scope does: the objects that are unpickled are then of the classes that know strategies.
+    contexts.announce()
+    import keras as keras
 
     return pickling.loads(blob)
 
 
 def runner(blob: bytes) -> Any:
     """A model's steps on a worker, out of the model and its optimizer."""
-    model, optimizer = received(blob)
+    model, optimizer = pickling.loads(blob)
     from jaxtribute._src.integrations.keras.server_steps import Runner
 
     return Runner(model, optimizer, pickling.home().strategy)

@@ -16,8 +16,9 @@ from jaxtribute._src.execution.eager import Eager
 from jaxtribute._src.integrations.keras import internals
 from jaxtribute._src.integrations.keras.custom_loops import own_replica, together
 from jaxtribute._src.integrations.keras.internals import KerasModel, KerasVariable
+from jaxtribute._src.integrations.keras.merging import SEED, moved_seed
 from jaxtribute._src.integrations.keras.share import current
-from jaxtribute._src.types import Leaf
+from jaxtribute._src.types import Array, Leaf
 from jaxtribute._src.values.enums import VariableAggregation
 from jaxtribute._src.values.mesh import Layout
 from jaxtribute._src.values.variable import Variable
@@ -65,18 +66,40 @@ class StrategyVariable(keras.Variable):
 
     @property
     def _value(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return None if self._stored is None else self._stored.read_value()
+        if self._stored is None:
+            return None
+        value = self._stored.read_value()
+        return moved_seed(value, worker_index() or 0) if self.name == SEED and self._is_remote() else value
 
     @_value.setter
     def _value(self, value: Leaf) -> None:
         # Keras sets None for a variable whose value is to come.
         if self._stored is not None:
-            if value is not None:
+            if value is not None and self._is_remote() and in_step():
+                self.send(self._value, value)
+            elif value is not None:
                 self._stored.assign(together(self, value))
         elif value is not None:
             self._stored = self._made(value)
 
+    def send(self, old: Array, new: Array) -> None:
+        """Sends parameter servers what a step has made of a value, which other workers may have changed meanwhile."""
+        stored: Any = self.stored
+        if self.aggregation == "only_first_replica":
+            stored.assign(new)  # what all workers write alike
+        else:
+            stored.move(old, new)
+
+    def _is_remote(self) -> bool:
+        return self._stored is not None and self._stored.policy.remote
+
     def _made(self, value: Leaf) -> Variable:
+        if on_servers(self.strategy) and worker_index() is not None:
+            raise VariableError(
+                f"the Keras variable {self.path} is created in a function that runs on a worker. HINT: build the "
+                "model on the coordinator, in strategy.scope(): begin it with keras.Input, or call it once; make "
+                "metrics, and layers with state such as Dropout, there, too."
+            )
         executor = contexts.current().executor
         with contexts.entered(Context(self.strategy, None, executor)):
             # What replicas write has been brought together by then, as Keras's own rules say.
@@ -140,11 +163,41 @@ class PlainValue:
 
     def __set__(self, variable: KerasVariable, value: Leaf) -> None:
         known = vars(variable).get("_value")
+        if known is not None and value is not None:
+            _check_copy(variable)
         if known is None or value is None or not _tracked():
             vars(variable)["_value"] = value
             return
         joined(variable)
         variable._value = value  # which `StrategyVariable` takes from now on
+
+
+def _check_copy(variable: KerasVariable) -> None:
+    """Refuses to change a plain variable where others would go on with the value of before.
+
+    Raises:
+      VariableError: it is a copy on a worker, or workers have copies of it, or a step under parameter servers runs.
+    """
+    apart = on_servers(contexts.current().strategy) and in_step()
+    # Generators may draw apart where data are made: nobody expects the numbers of another process.
+    if apart or (vars(variable).get(internals.SENT) and variable.name != SEED):
+        raise VariableError(
+            f"the Keras variable {variable.path} was not made in the scope of the ParameterServerStrategy, and is "
+            "changed while functions on workers have a copy of it, which would keep its value. HINT: make the layer or "
+            "metric in `with strategy.scope():`."
+        )
+
+
+def in_step() -> bool:
+    """True in a function that is traced, differentiated, run by a replica or by a worker."""
+    context = contexts.current()
+    return type(context.executor) is not Eager or context.replica is not None or worker_index() is not None
+
+
+def worker_index() -> int | None:
+    """The number of the worker of parameter servers that the calling thread is; None elsewhere."""
+    module = sys.modules.get("jaxtribute._src.parameter_servers.scheduling.worker_task")
+    return None if module is None else module.current_worker_index()
 
 
 def _tracked() -> bool:

@@ -60,7 +60,7 @@ class ClusterCoordinator:
 
         self._strategy, self._cluster = strategy, cast("Cluster", cluster)
         self._queue = self._cluster.queue
-        self._definitions: OrderedDict[Any, tuple[Definition, Any]] = OrderedDict()
+        self._definitions: OrderedDict[Any, tuple[Definition, Any, pickling.Watch]] = OrderedDict()
 
     @property
     def strategy(self) -> Strategy:
@@ -140,15 +140,20 @@ class ClusterCoordinator:
             found = self._definitions.get(key)
         except TypeError:
             key, found = object(), None  # a function that cannot be hashed travels each time
+        watch = pickling.Watch() if found is None else found[2]
+        if found is not None and watch.changed:
+            # A layer was frozen, or rebuilt: what workers have is as it was before.
+            self._cluster.dispatcher.forget(found[0])
+            found, watch = None, pickling.Watch(watch.number + 1)
         if found is not None:
             self._definitions.move_to_end(key)
         else:
             places = [i for i, constant in enumerate(constants) if constant is _PLACE]
             arguments = _Arguments(tree, [None if c is _PLACE else c for c in constants], places)
-            blob = pickling.dumps((fn, arguments))
+            blob = pickling.dumps((fn, arguments), watch=watch)
             # The constants are kept, so that their ids stay theirs.
             definition = Definition(next(self._cluster.definitions), blob, name_of(fn))
-            found = self._definitions[key] = definition, constants
+            found = self._definitions[key] = definition, constants, watch
             if len(self._definitions) > _DEFINITIONS:
                 self._cluster.dispatcher.forget(self._definitions.popitem(last=False)[1][0])
         return found[0]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import cloudpickle
 import optax
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from jaxtribute._src.strategies.base import Strategy
 
 
+_keys = itertools.count(1)
+_KEY = "_jd_key_on_workers"
 F = TypeVar("F", bound=Function[..., Any])
 
 
@@ -49,7 +52,12 @@ class Home(Protocol):
         ...
 
     def function(
-        self, key: int, kind: type[F], python_function: Callable[..., Any], signature: Nest, donated: Sequence[int]
+        self,
+        key: tuple[int, int],
+        kind: type[F],
+        python_function: Callable[..., Any],
+        signature: Nest,
+        donated: Sequence[int],
     ) -> F:
         """The compiled function of that number."""
         ...
@@ -62,6 +70,27 @@ class Home(Protocol):
 
     def resource(self, key: int, blob: bytes) -> Any:
         """Reference to an object that a function makes once on each worker."""
+        ...
+
+
+class Sender(Protocol):
+    """The way in which an integration sends objects of its library: the attribute `__jd_sender__` of their classes."""
+
+    @property
+    def received(self) -> Callable[[bytes], Any]:
+        """Unpickles on a worker, where the library must be set up before."""
+        ...
+
+    def reduced(self, obj: Foreign) -> Any:
+        """Form in which an object travels, as of `__reduce__`."""
+        ...
+
+    def completed(self, sent: Sequence[Foreign]) -> bool:
+        """Brings to the servers what some objects need there; True if that has changed them."""
+        ...
+
+    def follow(self, sent: Sequence[Foreign], watch: Watch) -> None:
+        """Has `watch` told when objects that were sent become others, such as a layer that is frozen."""
         ...
 
 
@@ -107,7 +136,7 @@ def find_strategy() -> Strategy:
 
 
 def find_function(
-    key: int, kind: type[F], python_function: Callable[..., Any], signature: Nest, donated: Sequence[int]
+    key: tuple[int, int], kind: type[F], python_function: Callable[..., Any], signature: Nest, donated: Sequence[int]
 ) -> F:
     """A compiled function on this worker."""
     return home().function(key, kind, python_function, signature, donated)
@@ -125,15 +154,41 @@ def find_resource(key: int, blob: bytes) -> Any:
     return home().resource(key, blob)
 
 
-def dumps(value: Nest, pickler: type[Pickler] | None = None) -> bytes:
-    """Pickles `value` for a worker, by `Pickler` or one derived from it.
+class Watch:
+    """Tells that an object that was sent has changed: workers are to get it anew."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        """The number of times that it was sent before."""
+        self.changed = False
+
+    def turn(self, change: Hashable) -> None:
+        """Takes note of a change, as `Function.turn` does."""
+        del change
+        self.changed = True
+
+
+def dumps(value: Nest, *, completes: bool = True, watch: Watch | None = None) -> bytes:
+    """Pickles `value` for a worker.
+
+    Args:
+      value: anything.
+      completes: False if all that an integration's objects need on the servers is there.
+      watch: is told of changes in an integration's objects.
 
     Raises:
       ArgumentTypeError: it holds what cannot be on a worker; the message says what.
     """
-    buffer = io.BytesIO()
     try:
-        (pickler or Pickler)(buffer, protocol=5).dump(value)
+        number = 0 if watch is None else watch.number
+        blob, sender, sent = _pickled(value, number)
+        if sender is None:
+            return blob
+        if completes and sender.completed(sent):
+            blob, _, sent = _pickled(value, number)
+        if watch is not None:
+            sender.follow(sent, watch)
+        return cloudpickle.dumps(_Received(sender, blob))
     except ArgumentTypeError:
         raise
     except (Exception, SystemExit) as error:
@@ -141,7 +196,24 @@ def dumps(value: Nest, pickler: type[Pickler] | None = None) -> bytes:
             f"a function or what it uses cannot be sent to workers: {told(error)}. HINT: it closes over something that "
             "belongs to this process, such as a lock or an open file; make it inside the function."
         ) from error
-    return buffer.getvalue()
+
+
+def _pickled(value: Nest, number: int) -> tuple[bytes, Sender | None, list[Any]]:
+    buffer = io.BytesIO()
+    pickler = Pickler(buffer, protocol=5)
+    pickler.number = number
+    pickler.dump(value)
+    return buffer.getvalue(), pickler.sender, pickler.sent
+
+
+class _Received:
+    """Stands for a pickled value that an integration takes on a worker."""
+
+    def __init__(self, sender: Sender, blob: bytes) -> None:
+        self._received, self._blob = sender.received, blob
+
+    def __reduce__(self) -> Any:
+        return self._received, (self._blob,)
 
 
 def loads(blob: bytes) -> Any:
@@ -151,6 +223,15 @@ def loads(blob: bytes) -> Any:
 
 class Pickler(cloudpickle.Pickler):
     """Makes references of what belongs to the cluster."""
+
+    sender: Sender | None = None
+    """Sender of the objects that travel in a way of its own."""
+    number = 0
+    """The number of times that they were sent before; compiled functions of then are others."""
+
+    def __init__(self, file: IO[bytes], protocol: int) -> None:
+        super().__init__(file, protocol=protocol)
+        self.sent: list[Leaf] = []
 
     def reducer_override(self, obj: Leaf) -> Any:
         """Form in which an object travels."""
@@ -164,9 +245,13 @@ class Pickler(cloudpickle.Pickler):
             )
         if isinstance(obj, ByReference):
             return obj.reference()
-        _refuse_keras(obj)
+        sender = getattr(kind, "__jd_sender__", None)
+        if sender is not None:
+            self.sender = sender
+            self.sent.append(obj)
+            return sender.reduced(obj)
         if isinstance(obj, Function):
-            return _function(obj)
+            return _function(obj, self.number)
         if kind is Optimizer and obj.remote is not None:
             return find_optimizer, (obj.remote, obj.transform, obj.trainable_variables)
         inherited = cast("Any", super())
@@ -177,31 +262,14 @@ class Pickler(cloudpickle.Pickler):
         return inherited.reducer_override(obj)
 
 
-def _refuse_keras(obj: Foreign) -> None:
-    """Refuses what Keras trains with: pickled by Keras it would be a copy, with variables of its own on each worker.
-
-    Raises:
-      ArgumentTypeError: it is a layer or model with trainable variables, such a variable, an optimizer or a metric.
-    """
-    keras = sys.modules.get("keras")
-    if keras is None or not hasattr(keras, "__version__"):
-        return
-    trained = isinstance(obj, keras.Variable) and obj.trainable
-    trained |= isinstance(obj, keras.layers.Layer) and bool(obj.trainable_variables)
-    if trained or isinstance(obj, (keras.optimizers.Optimizer, keras.metrics.Metric)):
-        raise ArgumentTypeError(
-            f"{type(obj).__name__} {obj.name!r} of Keras in a function for workers, where it would be a copy with "
-            "variables of its own. HINT: train it by model.fit under the strategy; a loop of your own takes "
-            "jd.Variable and jd.Optimizer."
-        )
-
-
-def _function(function: Function[..., Any]) -> tuple[Any, tuple[Any, ...]]:
+def _function(function: Function[..., Any], number: int) -> tuple[Any, tuple[Any, ...]]:
     python_function = function.python_function
     owner = getattr(python_function, "__self__", None)
     if owner is not None:
         return getattr, (owner, python_function.__name__)
-    return find_function, (id(function), type(function), python_function, function.input_signature, function.donated)
+    # Not its `id`, which another function has when this one is gone: workers would run this one in its place.
+    key = function.__dict__.setdefault(_KEY, next(_keys)), number
+    return find_function, (key, type(function), python_function, function.input_signature, function.donated)
 
 
 _LIBRARIES = tuple(

@@ -77,7 +77,7 @@ class WorkerTask:
         self._inbox: deque[tuple[Header, list[Any]]] = deque()
         self._calls: dict[int, Any] = {}
         self._variables: dict[int, ServerVariable] = {}
-        self._functions: dict[int, Function[..., Any]] = {}
+        self._functions: dict[tuple[int, int], Function[..., Any]] = {}
         self._optimizers: dict[int, Optimizer] = {}
         self._resources: dict[int, Any] = {}
         self._running: tuple[int, int] = (0, 0)
@@ -126,7 +126,7 @@ class WorkerTask:
 
     def function(
         self,
-        key: int,
+        key: tuple[int, int],
         kind: type[pickling.F],
         python_function: Callable[..., Any],
         signature: Nest,

@@ -18,6 +18,8 @@ from jaxtribute._src.values.numbers import row_ids
 from jaxtribute.errors import ClusterError, DeadlineError
 
 Request = tuple[Header, list[Any]]
+MOVE = "move"
+"""Kind of an operation that takes a variable from a value that was read to another."""
 _POLL_S = 0.05
 
 
@@ -156,11 +158,12 @@ class Exchange:
         self._ops.setdefault(server, []).append(op)
         self._op_arrays.setdefault(server, []).extend(arrays)
 
-    def dense(self, kind: str, layout: Layout, value: ArrayLike) -> None:
+    def dense(self, kind: str, layout: Layout, *values: ArrayLike) -> None:
         """Adds an operation on a whole variable."""
         # Copies of one value, such as a step count beside the variables of each server, are all written.
-        for shard, piece in layout.pieces(np.asarray(value)):
-            self.operation(shard.server, [kind, shard.key, 1], [piece])
+        cuts = [list(layout.pieces(np.asarray(value))) for value in values]
+        for place, shard in enumerate(layout.shards):
+            self.operation(shard.server, [kind, shard.key, len(cuts)], [cut[place][1] for cut in cuts])
 
     def scattered(self, kind: str, layout: Layout, ids: ArrayLike, rows: ArrayLike) -> None:
         """Adds an operation on some rows of a variable."""

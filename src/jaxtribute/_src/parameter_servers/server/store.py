@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxtribute._src.messaging.wire import Header
+from jaxtribute._src.parameter_servers.server.client import MOVE
 from jaxtribute._src.parameter_servers.server.shard_optimizer import ShardOptimizer, padded
 from jaxtribute._src.parameter_servers.server.staleness import OPTIMIZER
 from jaxtribute._src.types import ArrayLike
@@ -201,6 +202,8 @@ class Store:
             self._dense(entry, values[0], np.add)
         elif kind == "sub":
             self._dense(entry, values[0], np.subtract)
+        elif kind == MOVE:
+            entry.replace(_moved(np.asarray(entry.value), *values))
         else:
             # In place: copying a table for a few of its rows would cost more than all the rest.
             _ROWS[kind](entry.rows(), values[0], values[1])
@@ -269,6 +272,16 @@ class _Gradient:
 
 
 _WHOLE = _Gradient(None)
+
+
+def _moved(now: Array, old: Array, new: Array) -> Array:
+    """The new value where nobody else has written since `old` was read; elsewhere the difference is added."""
+    # An infinite value, or one much larger than the new one, has no difference that could be added.
+    with np.errstate(all="ignore"):
+        known = (now == old) | ((now != now) & (old != old))
+        # Differences of flags mean nothing: the later one counts.
+        added = new if now.dtype == np.bool_ else now + (new - old)
+        return np.where(known, new, added).astype(now.dtype)
 
 
 def _row_function(function: np.ufunc) -> Callable[[Array, Array, Array], None]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxtribute._src.execution.traced import TracedProgram, escape_error, variable_p
 from jaxtribute._src.jaxprs.core import Tracer, current_trace, recorded_in
-from jaxtribute._src.parameter_servers.server.client import Exchange
+from jaxtribute._src.parameter_servers.server.client import MOVE, Exchange
 from jaxtribute._src.types import ArrayLike
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import TraceError
@@ -54,6 +54,11 @@ class OptimizerOperation:
         self.optimizer, self.forms = optimizer, tuple(forms)
         self.parts = tuple(Part() for _ in range(sum(forms)))
 
+    @property
+    def variable(self) -> ServerVariable:
+        """One of its variables, by which a program that reads none knows where it is to go."""
+        return self.optimizer.variables[0]
+
     def add_to(self, exchange: Exchange, values: Sequence[Any]) -> None:
         """Puts it into a request."""
         self.optimizer.add_to(exchange, self.forms, values)
@@ -61,8 +66,8 @@ class OptimizerOperation:
 
 def add_operation(exchange: Exchange, kind: str, variable: ServerVariable, values: Sequence[Any]) -> None:
     """Puts a change of one variable into a request."""
-    if len(values) == 1:
-        exchange.dense(kind, variable.layout, values[0])
+    if len(values) == 1 or kind == MOVE:
+        exchange.dense(kind, variable.layout, *values)
     else:
         exchange.scattered(kind, variable.layout, *values)
 

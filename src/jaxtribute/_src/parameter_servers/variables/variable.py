@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,11 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.overlay import Overlay
 from jaxtribute._src.execution.row_gradients import overlaid_rows
 from jaxtribute._src.execution.traced import TracedProgram, check_untraced
+from jaxtribute._src.parameter_servers.server.client import MOVE, pulled
 from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.parameter_servers.variables.operations import Operation, changed_in, read_rows, record, updated_in
 from jaxtribute._src.parameter_servers.variables.program import ServerProgram
-from jaxtribute._src.types import ArrayLike, DType, Foreign, Leaf
+from jaxtribute._src.types import Array, ArrayLike, DType, Foreign, Leaf
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute._src.values.layouts import parse_layout
 from jaxtribute._src.values.mesh import ReplicaMesh
@@ -184,8 +185,14 @@ class ServerVariable(Variable):
         return Lease(self.peek())
 
     def bind(self, array: jax.Array) -> None:
-        """Replaces the value."""
-        self.policy.access.change("assign", self, [array])
+        """Replaces the value; on a worker what others have written since it was read stays."""
+        access, extended = self.policy.access, cast("Any", self._strategy.extended)
+        with access.client.lock:
+            read = all(shard.key in access.client.known for shard in self.layout.shards)
+            if extended.cluster is None and read and not self.layout.copies:
+                access.change(MOVE, self, [pulled(access.client, self.layout), array])
+            else:
+                access.change("assign", self, [array])
 
     def read_value(self) -> Any:
         """Returns the servers' value, or the step's present view of it.
@@ -223,14 +230,32 @@ class ServerVariable(Variable):
 
     def replaced_in(self, program: TracedProgram, value: ArrayLike) -> None:
         """A traced program that gives the variable another value sends the difference, which others' writes survive."""
-        # Other workers push to the variable meanwhile: written whole, this value would undo what they did.
-        old = program.get(self)
-        # Truths have no difference that could be sent.
-        if self.dtype == np.bool_:
-            record(program, Operation("assign", self, 1), [value], self)
+        self._move_in(program, program.get(self), value)
+
+    def move(self, old: ArrayLike, new: ArrayLike) -> None:
+        """Gives the variable a value that was computed from one that was read.
+
+        Others may push to the variable meanwhile: where they have, the difference is added to what they wrote.
+
+        Args:
+          old: the value that was read, of the variable's shape.
+          new: the value that it is to become.
+        """
+        context = contexts.current()
+        context.strategy.extended.check_variable(self)
+        executor = context.executor
+        if isinstance(executor, TracedProgram):
+            self._move_in(executor, old, new)
+        elif isinstance(executor, Overlay):
+            executor.set(self, _after_move(executor.get(self), old, new))
         else:
-            record(program, Operation("add", self, 1), [value - old], self)
-        program.values[self] = value
+            check_untraced(self)
+            self.policy.access.change(MOVE, self, [old, new])
+
+    def _move_in(self, program: TracedProgram, old: ArrayLike, new: ArrayLike) -> None:
+        now = program.get(self)
+        record(program, Operation(MOVE, self, 2), [old, new], self)
+        program.values[self] = _after_move(now, old, new)
         program.changed(self)
 
     def _scatter(self, delta: IndexedSlices, how: Scatter) -> Any:
@@ -315,6 +340,14 @@ class ShardedVariable(ServerVariable):
         if not rest:
             return rows
         return rows[tuple(rest)] if np.ndim(ids) == 0 else rows[(slice(None), *rest)]
+
+
+def _after_move(now: Array, old: ArrayLike, new: ArrayLike) -> Any:
+    """A step's view of a variable that it moves; the servers do the same to the value that they have by then."""
+    # A step that moves what it has read sees what it wrote. One that starts elsewhere, as sums do from zero, adds.
+    if now is old or jnp.asarray(new).dtype == np.bool_:
+        return new
+    return now + (jnp.asarray(new) - jnp.asarray(old))
 
 
 def _value(variable: Variable) -> tuple[tuple[Any], None]:
