@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -183,8 +182,7 @@ def _check_summable(value: PerReplica, axes: Axes) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Layout:
+class _Layout(NamedTuple):
     """Layout of the replicas' components in a global array; see `PerReplica`."""
 
     scalar: bool
@@ -210,7 +208,7 @@ class _Layout:
                 stacked = jnp.where(jnp.broadcast_to(mask, stacked.shape), stacked, jnp.zeros_like(stacked))
         return stacked
 
-    def count(self, local: tuple[int, ...], axes: tuple[int, ...], replicas: int) -> int:
+    def divisor(self, local: tuple[int, ...], axes: tuple[int, ...], replicas: int) -> int:
         """Number of elements of replicas with data that a mean along `axes` divides by."""
         shapes = self.shapes or (local,) * replicas
         busy = [shape for i, shape in enumerate(shapes) if i not in self.idle]
@@ -270,7 +268,7 @@ def _reduce_split(data: Leaf, layout: _Layout, op: ReduceOp, axes: Axes, mesh: R
     stacked = layout.drop_idle(layout.stack(summable(data, op), mesh.size), op)
     total = stacked.sum((0, *(axis + 1 for axis in axes or ())), dtype=stacked.dtype)
     if op is ReduceOp.MEAN:
-        total = divided(total, layout.count(stacked.shape[1:], axes or (), mesh.size), data.dtype)
+        total = divided(total, layout.divisor(stacked.shape[1:], axes or (), mesh.size), data.dtype)
     return _everywhere(total, mesh)
 
 

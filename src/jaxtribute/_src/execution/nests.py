@@ -14,7 +14,6 @@ from jaxtribute._src.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import PerReplica, ReplicaValues
 from jaxtribute._src.values.operators import operand
 from jaxtribute._src.values.sparse import is_sparse, refuse_sparse
-from jaxtribute._src.values.spec import ArraySpec, PerReplicaSpec
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError
 
@@ -123,6 +122,8 @@ class InputSignature:
         return tree.unflatten([self._fit(value, spec) for value, spec in zip(values, leaves, strict=True)])
 
     def _fit(self, value: Numeric, spec: Any) -> Any:
+        from jaxtribute._src.values.spec import PerReplicaSpec  # here, as few programs need it
+
         if isinstance(spec, PerReplicaSpec):
             if not isinstance(value, PerReplica):
                 raise self._misfit(value, spec)
@@ -155,6 +156,8 @@ class InputSignature:
 
 
 def _is_spec(value: Numeric) -> bool:
+    from jaxtribute._src.values.spec import ArraySpec, PerReplicaSpec
+
     return isinstance(value, (PerReplicaSpec, ArraySpec, jax.ShapeDtypeStruct))
 
 
