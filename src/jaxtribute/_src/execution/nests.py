@@ -64,6 +64,14 @@ def unbundled(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return kwargs.pop(""), kwargs
 
 
+def is_plain(tree: Nest) -> bool:
+    """True if a structure is of arrays, tuples, lists and dictionaries alone, all of which JAX makes by itself."""
+    node = tree.node_data()
+    if node is None or node[0] is type(None):
+        return True
+    return node[0] in (tuple, list, dict) and all(is_plain(child) for child in tree.children())
+
+
 def flatten_dense(nest: Nest, what: str) -> tuple[list[Any], Any]:
     """Flattens like `flatten`, and refuses sparse arrays.
 
