@@ -67,7 +67,7 @@ class Function(Generic[P, R]):
         self._missed = 0
         """Number of calls that were thought to be as the one before, and were not."""
         self._in_turn: tuple[contexts.Context | None, dict[Any, _Again]] = None, {}
-        """A context, and by the structure of their arguments what runs the programs that take turns there."""
+        """A context, and by the structure of their arguments the `again` of each program that takes turns there."""
         self._takes_variables: set[Any] = set()
         self._numbers: dict[Any, int] = {}
         self._settled: set[str] = set()
@@ -165,7 +165,7 @@ class Function(Generic[P, R]):
         return program(leaves, None, given)
 
     def _again(self, context: contexts.Context, program: Program, given: Any) -> _Again:
-        """What runs the calls that are like this one: of its program, or of all that take turns with it."""
+        """Returns the function that runs calls like this one: of its program, or of all that take turns with it."""
         if self._missed < _IN_TURN:
             return program.again
         if self._in_turn[0] is not context:
@@ -174,7 +174,7 @@ class Function(Generic[P, R]):
         return self._again_in_turn
 
     def _again_in_turn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """As `Program.again`, of the program for this structure of arguments."""
+        """Runs one step as `Program.again` does, of the program for this structure of arguments."""
         again = self._in_turn[1].get(leaves_of(bundled(args, kwargs))[1])
         if again is None:
             raise Unusual

@@ -238,7 +238,9 @@ class Program:
         if mesh is not None and mesh.peers is not None:
             mesh.entering(self.name, partial(self._collectives, leaves))
         donated: Sequence[StoredArray] = self.donated
-        if given is not None and self._structure is None:
+        if self._central or isinstance(self._jitted, CompiledOnly):
+            given = None  # they take the leaves
+        elif given is not None and self._structure is None:
             self._structure = leaves_of(given)[1]
         try:
             if within is None:

@@ -377,7 +377,7 @@ class ReplicaMesh:
         return self._joined(whole, parts, over_replicas=True)
 
     def assemble_plain(self, parts: Sequence[Any]) -> jax.Array | None:
-        """As `assemble`, in a fourth of the time, of parts that lie where they are to be; None of others."""
+        """Joins like `assemble`, in a fourth of the time, parts that lie where they are to be; None for others."""
         first = parts[0]
         if type(first) is not ArrayImpl or not first.ndim or self.group or self.size != len(parts) or self.size == 1:
             return None
