@@ -38,7 +38,6 @@ from jaxtribute._src.values.layouts import LayoutMap as LayoutMap
 from jaxtribute._src.values.layouts import with_layout as with_layout
 from jaxtribute._src.values.mesh import AXIS as _AXIS
 from jaxtribute._src.values.scatter import IndexedSlices as IndexedSlices
-from jaxtribute._src.values.spec import ArraySpec as ArraySpec
 from jaxtribute._src.values.variable import Variable as Variable
 
 REPLICA_AXIS = _AXIS
@@ -55,6 +54,7 @@ if "JAXTRIBUTE_FAULTS" in _environ:
     _import_module(f"{__name__}._src.testing.faults").apply_environment()
 
 _LAZY = {
+    "ArraySpec": "values.spec",
     "AutoShardPolicy": "input.options",
     "CentralStorageStrategy": "strategies.central_storage",
     "Checkpoint": "checkpoint.checkpoint",
@@ -128,6 +128,7 @@ if _TYPE_CHECKING:
     from jaxtribute._src.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
     from jaxtribute._src.strategies.tpu import TPUStrategy as TPUStrategy
     from jaxtribute._src.tools.live.progress import progress as progress
+    from jaxtribute._src.values.spec import ArraySpec as ArraySpec
 
 
 _found, _listed = _lazy_names(__name__, _LAZY, _LAZY_MODULES)

@@ -8,13 +8,13 @@
 | `JAXTRIBUTE_RUN` | when `jaxtribute` is imported | as `record_run(directory)` |
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from jaxtribute._src.backend import prepare_cpu_backend
-from jaxtribute._src.cluster.ledger import debug_collectives
-from jaxtribute._src.compilation_cache import enable_compilation_cache
 from jaxtribute._src.config import apply_environment, set_logical_cpu_devices
 from jaxtribute._src.devices import alias_devices
+from jaxtribute._src.public import lazy_names as _lazy_names
 from jaxtribute._src.public import publish as _publish
-from jaxtribute._src.tools.live.starting import record_run
 
 __all__ = [
     "alias_devices",
@@ -26,4 +26,17 @@ __all__ = [
     "set_logical_cpu_devices",
 ]
 
-_publish(__name__)
+_LAZY = {
+    "debug_collectives": "cluster.ledger",
+    "enable_compilation_cache": "compilation_cache",
+    "record_run": "tools.live.starting",
+}
+
+if _TYPE_CHECKING:
+    from jaxtribute._src.cluster.ledger import debug_collectives
+    from jaxtribute._src.compilation_cache import enable_compilation_cache
+    from jaxtribute._src.tools.live.starting import record_run
+
+__getattr__, __dir__ = _lazy_names(__name__, _LAZY)
+
+_publish(__name__, [name for name in __all__ if name not in _LAZY])

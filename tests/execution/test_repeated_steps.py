@@ -31,8 +31,6 @@ def count_repeated(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
         return result
 
     monkeypatch.setattr(Program, "again", counted)
-    # A kept function that has read a variable, of any test before, keeps steps from being repeated.
-    monkeypatch.setattr(traced_reads, "active", False)
     return seen
 
 
@@ -290,12 +288,70 @@ def test_steps_that_are_never_alike_are_not_tried_for_ever(repeated: list[Progra
     def step(x: Any) -> Any:
         return x[0] + 1
 
-    one, two = (jnp.ones(1),), (jnp.ones(1), jnp.ones(1))
-    for _ in range(3):
-        step(one)
-        step(two)
+    for size in range(1, 6):
+        step((jnp.ones(1),) * size)
     assert len(tried) == 2
     assert not repeated
+
+
+def test_structures_in_turn_are_repeated(repeated: list[Program]) -> None:
+    total = jd.Variable(0.0)
+
+    @jd.function
+    def step(*args: Any, **named: Any) -> Any:
+        total.assign_add(sum(jax.tree.leaves((args, named))))
+        return len(args), sorted(named)
+
+    one = jnp.float32(1)
+    for _ in range(6):
+        assert step(one) == (1, [])
+        assert step(one, one) == (2, [])
+        assert step(one, named=one) == (1, ["named"])
+    assert total.numpy() == 30.0
+    assert len(set(repeated)) == 3
+    assert [len(repeated), step.experimental_get_tracing_count()] == [18 - 5, 3]
+
+
+def test_structures_in_turn_belong_to_their_strategy(repeated: list[Program]) -> None:
+    strategies = [one_device(0), one_device(1)]
+    scales: dict[Any, Any] = {one: variable(one, float(place)) for place, one in enumerate(strategies)}
+
+    @jd.function
+    def scaled(*args: Any) -> Any:
+        return len(args) * args[0] * scales[jd.get_strategy()]
+
+    one = jnp.float32(1)
+    for place, strategy in [*enumerate(strategies)] * 2:
+        with strategy.scope():
+            for _ in range(4):
+                assert [float(scaled(one)), float(scaled(one, one))] == [place, 2 * place]
+    assert len(repeated) > 16
+
+
+def test_arrays_of_the_host_and_of_devices_share_a_program(repeated: list[Program]) -> None:
+    v = variable(one_device(0), 0.0)
+    step = jd.function(lambda x, *, y: v.assign_add(x + y) + 0.0)
+    one = jnp.float32(1)
+    away = jax.device_put(one, jax.devices()[1])
+    given = [(one, one), (np.float32(1), one), (away, away), (one, np.ones((), np.float32)), (one, one), (one, one)]
+    assert [float(step(x, y=y)) for x, y in given] == [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]
+    assert step.experimental_get_tracing_count() == 1
+    assert len(repeated) == 1
+
+
+def test_a_kept_function_that_reads_a_variable_stops_no_steps(repeated: list[Program]) -> None:
+    v, w = jd.Variable(1.0), jd.Variable(10.0)
+    kept = jax.jit(lambda x: x * v.read_value())
+    x = jnp.float32(1)
+    step = jd.function(lambda x: v.assign_add(x) + 0.0)
+    other = jd.function(lambda x: w.assign_add(x) + 0.0)
+    for turn in range(1, 4):
+        assert float(kept(x)) == turn
+        assert [float(step(x)), float(other(x))] == [turn + 1, turn + 10]
+    assert traced_reads.active
+    assert len(repeated) == 4
+    assert [one.experimental_get_tracing_count() for one in (step, other)] == [1, 1]
+    assert {program.jitted._cache_size() for program in repeated} == {1}
 
 
 def test_a_scope_and_the_default_strategy_do_not_share_a_step(repeated: list[Program]) -> None:

@@ -157,3 +157,41 @@ def test_small_arrays_are_owned_without_compiling(caplog: pytest.LogCaptureFixtu
         assert "Compiling" not in caplog.text
         jnp.zeros((61, 67)).copy()
         assert "Compiling" in caplog.text  # as it looks otherwise
+
+
+def test_plain_parts_are_joined_as_jax_joins_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = jax.devices()[2::-1]
+    mesh = ReplicaMesh(devices)
+    calls: list[Any] = []
+    joins = jax.make_array_from_single_device_arrays
+    monkeypatch.setattr(
+        jax, "make_array_from_single_device_arrays", lambda *given: calls.append(given) or joins(*given)
+    )
+    for turn in range(3):
+        rows = [np.array([turn, 10 * place], np.float32) for place in range(3)]
+        whole = mesh.assemble_plain([jax.device_put(row, device) for row, device in zip(rows, devices, strict=True)])
+        assert whole is not None
+        expected = jax.device_put(np.concatenate(rows), mesh.split)
+        assert (whole.aval, whole.sharding, whole.committed) == (expected.aval, expected.sharding, True)
+        np.testing.assert_array_equal(whole, expected)
+        np.testing.assert_array_equal(jax.jit(lambda x: x + 1)(whole), expected + 1)
+        shards = {shard.device: np.asarray(shard.data).tolist() for shard in whole.addressable_shards}
+        assert shards == {device: row.tolist() for device, row in zip(devices, rows, strict=True)}
+    assert len(calls) == 1
+
+
+def test_other_parts_are_not_joined_unseen() -> None:
+    first, second = jax.devices()[:2]
+    mesh = ReplicaMesh([first, second])
+    near, far = jax.device_put(np.ones(2, np.float32), first), jax.device_put(np.ones(2, np.float32), second)
+    assert mesh.assemble_plain([near, far]) is not None
+    keys = [jax.device_put(jax.random.split(jax.random.key(0)), device) for device in (first, second)]
+    others: list[list[Any]] = [
+        [far, near],
+        [near, far[:1]],
+        [near, far.astype(int)],
+        [near[0], far[0]],
+        [near, 1.0],
+        keys,
+    ]
+    assert [mesh.assemble_plain(parts) for parts in others] == [None] * 6

@@ -13,17 +13,7 @@ from typing import SupportsIndex
 
 from jaxtribute._src import allocator, backend, devices
 from jaxtribute._src.backend import prepare_cpu_backend
-from jaxtribute._src.cluster.ledger import debug_collectives
-from jaxtribute._src.devices import alias_devices
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ConfigError
-
-__all__ = [
-    "alias_devices",
-    "apply_environment",
-    "debug_collectives",
-    "prepare_cpu_backend",
-    "set_logical_cpu_devices",
-]
 
 CPU_DEVICES = "JAXTRIBUTE_CPU_DEVICES"
 

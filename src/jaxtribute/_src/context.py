@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxtribute._src.traced_reads import traced_reads
 
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from jaxtribute._src.strategies.base import Strategy
 
 
-@dataclass(slots=True, frozen=True)
-class Context:
+class Context(NamedTuple):
     """One entry of the stack."""
 
     strategy: Strategy

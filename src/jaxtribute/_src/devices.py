@@ -8,8 +8,7 @@ in a program of one process; with several processes it is `worker`, and the task
 import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -18,7 +17,7 @@ from jaxtribute._src.backend import prepare_cpu_backend
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeviceError
 
 _LOCAL_JOB, _WORKER_JOB = "localhost", "worker"
-_PART = re.compile(
+_PART = (
     r"job:(?P<job>[a-zA-Z]\w*)"
     r"|replica:(?P<replica>\d+)"
     r"|task:(?P<task>\d+)"
@@ -35,8 +34,7 @@ _aliases: dict[str, str] = {}
 _described: tuple[jax.Device, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSpec:
+class DeviceSpec(NamedTuple):
     """A device string taken apart; `None` where the string says nothing.
 
     Source: `tf.DeviceSpec`.
@@ -248,7 +246,7 @@ def _start_backend() -> None:
 
 def _parse_part(part: str) -> dict[str, Any]:
     """The fields that one part between slashes says; empty where it is malformed."""
-    match = _PART.fullmatch(part)
+    match = re.fullmatch(_PART, part)
     if match is None:
         return {}
     if match["job"] is not None:

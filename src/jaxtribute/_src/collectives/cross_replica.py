@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -190,9 +189,8 @@ def _check_summable(value: PerReplica, axes: Axes) -> None:
         )
 
 
-@dataclass(frozen=True)
-# A static argument of the kernels: frozen for its hash, and without arrays.
-class _Layout:
+# A static argument of the kernels: hashed, and without arrays.
+class _Layout(NamedTuple):
     """Layout of the replicas' components in a global array; see `PerReplica`."""
 
     scalar: bool
@@ -218,7 +216,7 @@ class _Layout:
                 stacked = jnp.where(jnp.broadcast_to(mask, stacked.shape), stacked, jnp.zeros_like(stacked))
         return stacked
 
-    def count(self, local: tuple[int, ...], axes: tuple[int, ...], replicas: int) -> int:
+    def divisor(self, local: tuple[int, ...], axes: tuple[int, ...], replicas: int) -> int:
         """Number of elements of replicas with data that a mean along `axes` divides by."""
         shapes = self.shapes or (local,) * replicas
         busy = [shape for i, shape in enumerate(shapes) if i not in self.idle]
@@ -281,7 +279,7 @@ def _reduce_split(data: Leaf, layout: _Layout, op: ReduceOp, axes: Axes, mesh: R
     # No collective is written here: axis 0 lies over the devices, and XLA makes the sum along it an all-reduce.
     total = stacked.sum((0, *(axis + 1 for axis in axes or ())), dtype=stacked.dtype)
     if op is ReduceOp.MEAN:
-        total = divided(total, layout.count(stacked.shape[1:], axes or (), mesh.size), data.dtype)
+        total = divided(total, layout.divisor(stacked.shape[1:], axes or (), mesh.size), data.dtype)
     return _everywhere(total, mesh)
 
 

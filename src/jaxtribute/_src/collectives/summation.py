@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Any
@@ -22,8 +21,24 @@ from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
 Pairs = list[tuple[int, int]]
 
 
-@dataclass(frozen=True)
-class Summation(ABC):
+class _Choice:
+    """Something chosen: two of one class are equal if their attributes are.
+
+    Not a dataclass: to make seven of those took a tenth of the whole import.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), *vars(self).values()))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({shown})"
+
+
+class Summation(_Choice, ABC):
     """Way to add arrays up over the replicas; every replica gets the sums.
 
     Hashable, so that compiled programs can be told apart by it.
@@ -39,15 +54,15 @@ class Summation(ABC):
         return 0
 
 
-@dataclass(frozen=True)
 class SharingSum(Summation):
     """A plain sum in which small arrays share collectives; base of those that choose how themselves.
 
-    Attributes:
+    Args:
       small_bytes: the largest size that is packed; None for the library's choice.
     """
 
-    small_bytes: int | None = None
+    def __init__(self, small_bytes: int | None = None) -> None:
+        self.small_bytes = small_bytes
 
     @property
     def shared_bytes(self) -> int:
@@ -55,16 +70,17 @@ class SharingSum(Summation):
         return PIECE_BYTES if self.small_bytes is None else self.small_bytes
 
 
-@dataclass(frozen=True)
 class AutoSum(SharingSum):
     """The fastest sums that XLA has: an all-reduce for each large array, one for all small ones of a dtype.
 
-    Attributes:
+    Args:
       small_bytes: the largest size that is packed; None for the library's choice.
       joins: True if the compiler puts small sums into one collective by itself, so that packing only adds copies.
     """
 
-    joins: bool = False
+    def __init__(self, small_bytes: int | None = None, joins: bool = False) -> None:
+        super().__init__(small_bytes)
+        self.joins = joins
 
     @classmethod
     def of(cls, mesh: ReplicaMesh) -> AutoSum:
@@ -79,30 +95,30 @@ class AutoSum(SharingSum):
         return packed_map(_psum, arrays, 0 if self.small_bytes is None and self.joins else self.small_bytes)
 
 
-@dataclass(frozen=True)
 class PackedSum(Summation):
     """All-reduces of packed arrays.
 
-    Attributes:
+    Args:
       packs: how arrays are packed.
     """
 
-    packs: Packs
+    def __init__(self, packs: Packs) -> None:
+        self.packs = packs
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
         """One all-reduce a pack."""
         return self.packs.apply(_psum, arrays)
 
 
-@dataclass(frozen=True)
 class TreeSum(Summation):
     """Two levels: within groups of neighbours to their first, between those, and the way back.
 
-    Attributes:
+    Args:
       packs: how arrays are packed.
     """
 
-    packs: Packs
+    def __init__(self, packs: Packs) -> None:
+        self.packs = packs
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
         """Point-to-point messages along the tree, in about `2 log2(replicas)` rounds."""
@@ -110,7 +126,6 @@ class TreeSum(Summation):
         return _adjoint(lambda leaves: self.packs.apply(lambda array: _along_tree(array, rounds), leaves), arrays)
 
 
-@dataclass(frozen=True)
 class ExchangeSum(SharingSum):
     """Replicas exchange whole arrays in pairs, then in pairs of pairs, and so on; all add up the same.
 
@@ -118,14 +133,15 @@ class ExchangeSum(SharingSum):
     less between four. The number of replicas must be a power of two; with others, and for dtypes that are not real
     numbers of up to eight bytes, it is an all-reduce.
 
-    Attributes:
+    Args:
       small_bytes: the largest size that is packed; None for the library's choice.
       pair_bytes: the largest size that is exchanged between two replicas; above it the ring is as fast.
       most_bytes: the largest size that is exchanged where there are more replicas.
     """
 
-    pair_bytes: int = 32 << 20
-    most_bytes: int = 1 << 20
+    def __init__(self, small_bytes: int | None = None, pair_bytes: int = 32 << 20, most_bytes: int = 1 << 20) -> None:
+        super().__init__(small_bytes)
+        self.pair_bytes, self.most_bytes = pair_bytes, most_bytes
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
         """`log2(replicas)` rounds of messages a pack."""
@@ -149,17 +165,16 @@ class ExchangeSum(SharingSum):
         return equal(array)
 
 
-@dataclass(frozen=True)
 class OneDeviceSum(Summation):
     """Everything to one replica, which adds up, and back from there.
 
-    Attributes:
+    Args:
       root: the replica that adds up.
       accumulation_fn: combines a list of one array a replica; None adds them.
     """
 
-    root: int = 0
-    accumulation_fn: Callable[[list[Any]], Any] | None = None
+    def __init__(self, root: int = 0, accumulation_fn: Callable[[list[Any]], Any] | None = None) -> None:
+        self.root, self.accumulation_fn = root, accumulation_fn
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
         """One message from each replica, and a tree of messages back."""
@@ -179,22 +194,18 @@ class OneDeviceSum(Summation):
         return equal(_spread(total, rounds))
 
 
-@dataclass(frozen=True)
-class Packs:
+class Packs(_Choice):
     """Sizes that decide how arrays are packed into buffers that travel together; those of a dtype only.
 
-    Attributes:
+    Args:
       number: how many packs there are to be; 0 for one an array.
       bytes_per_pack: the size that a pack may have at most, unless one array is larger; 0 for no limit. Takes
         precedence over `number`.
     """
 
-    number: int = 1
-    bytes_per_pack: int = 0
-
-    def __post_init__(self) -> None:
-        settings.whole("number", self.number)
-        settings.whole("bytes_per_pack", self.bytes_per_pack)
+    def __init__(self, number: int = 1, bytes_per_pack: int = 0) -> None:
+        self.number = settings.whole("number", number)
+        self.bytes_per_pack = settings.whole("bytes_per_pack", bytes_per_pack)
 
     def apply(self, collective: Callable[[Any], Any], arrays: Sequence[Any]) -> list[Any]:
         """Applies an elementwise collective to every array, packed; results in the order of `arrays`."""

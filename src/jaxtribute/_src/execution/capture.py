@@ -6,8 +6,8 @@ import gc
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,8 +43,7 @@ class Constant:
         return cls(value)
 
 
-@dataclass(slots=True)
-class Capture:
+class Capture(NamedTuple):
     """A traced function: its program over the dynamic arguments and the variables in `executor.inputs`."""
 
     closed: ClosedJaxpr

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -53,8 +52,7 @@ class Optional(Generic[T]):
         return f"Optional({', '.join(map(repr, self._value))})"
 
 
-@dataclass(slots=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A batch taken from an iterator, and the iterator's positions around it."""
 
     batch: Any
@@ -78,21 +76,21 @@ class Feed(ABC):
         """Puts batches that were drawn and not used in front of those to come."""
 
 
-@dataclass
 class Draws:
     """Batches that one call draws: some taken in advance, then more as the trace asks for them.
 
-    Attributes:
+    Args:
       feeds: the iterators among the function's arguments.
-      order: for each batch the place of its iterator in `feeds`.
     """
 
-    feeds: Sequence[Feed]
-    order: list[int] = field(default_factory=list)
-    batches: list[Drawn] = field(default_factory=list)
-    ended: int | None = None
-    """The iterator whose data ended, if one's did."""
-    used: int = 0
+    def __init__(self, feeds: Sequence[Feed]) -> None:
+        self.feeds = feeds
+        self.order: list[int] = []
+        """For each batch the place of its iterator in `feeds`."""
+        self.batches: list[Drawn] = []
+        self.ended: int | None = None
+        """The iterator whose data ended, if one's did."""
+        self.used = 0
 
     def prefetch(self, order: Sequence[int]) -> None:
         """Draws as the last call did, up to the end of the data."""

@@ -19,7 +19,7 @@ from jaxtribute._src import settings
 from jaxtribute._src.execution.capture import Capture, capture, check_captured
 from jaxtribute._src.execution.eager import Eager, EagerStep, NotSplittable, uncompiled
 from jaxtribute._src.execution.feeds import FedPrograms, Feed
-from jaxtribute._src.execution.nests import InputSignature, bundled
+from jaxtribute._src.execution.nests import InputSignature, bundled, leaves_of
 from jaxtribute._src.execution.program import Program, Unusual, program_of
 from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
 from jaxtribute._src.observers import DISPATCH, STEP, TRACE, observed
@@ -35,13 +35,16 @@ _LOG = logging.getLogger(__name__)
 
 _stack, _fallback = contexts.stack, contexts.fallback
 """Looked up once: every step asks for the context in force, as `contexts.current` does."""
+_IN_TURN = 2
+"""Number of calls that were not as the one before, after which a function looks at the structure of arguments."""
 _PATIENCE = 64
-"""Number of calls that were not as the one before, after which a function does not expect it any more."""
+"""Number of such calls after which a function does not expect them to be like any before."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_Repeated = tuple[contexts.Context, Callable[[tuple[Any, ...], dict[str, Any]], Any]]
+_Again = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+_Repeated = tuple[contexts.Context, _Again]
 """The context of the last call of arrays alone, and what runs its program again."""
 
 
@@ -63,6 +66,8 @@ class Function(Generic[P, R]):
         self._repeated: _Repeated | None = None
         self._missed = 0
         """Number of calls that were thought to be as the one before, and were not."""
+        self._in_turn: tuple[contexts.Context | None, dict[Any, _Again]] = None, {}
+        """A context, and by the structure of their arguments the `again` of each program that takes turns there."""
         self._takes_variables: set[Any] = set()
         self._numbers: dict[Any, int] = {}
         self._settled: set[str] = set()
@@ -120,8 +125,10 @@ class Function(Generic[P, R]):
         given: Any = (args, kwargs) if self._conform is None else (self._conform(args, kwargs), {})
         leaves, tree = self._flattened(given)
         statics: tuple[Any, ...] = ()
+        on_devices = True
         for leaf in leaves:
             if type(leaf) is not ArrayImpl:
+                on_devices = False
                 leaves, statics, feeds = _separate(leaves, given)
                 if feeds:
                     return self._call_fed(tree, statics, context, feeds, leaves)
@@ -135,9 +142,9 @@ class Function(Generic[P, R]):
                     self._takes_variables.add(tree)  # to JAX a variable is its value; the function wants it itself
                     return self(*args, **kwargs)
                 program = self._compile(tree, statics, context, leaves)
-            if within is None and not statics and self._repeats(program, leaves):
-                self._repeated = context, cast("Program", program).again
-                return program(leaves, None, bundled(args, kwargs))
+            if within is None and not statics and isinstance(program, Program):
+                whole = given if on_devices else tree.unflatten(leaves)
+                return self._run_arrays(context, program, leaves, bundled(*whole), on_devices)
             return program(leaves, within)
         except NotSplittable as reason:
             return self._run_uncompiled(tree, statics, context, reason)(leaves)
@@ -149,12 +156,33 @@ class Function(Generic[P, R]):
             leaves, tree = tree_flatten(given, is_whole_variable)
         return leaves, tree
 
-    def _repeats(self, program: Callable[..., Any], leaves: list[Any]) -> bool:
-        """True if the next call may be as this one, of arrays on devices alone: `Program.again` runs it then."""
-        if self._conform is not None or self._missed >= _PATIENCE:
-            return False
-        on_devices = all(type(leaf) is ArrayImpl for leaf in leaves)
-        return on_devices and isinstance(program, Program) and program.repeats
+    def _run_arrays(
+        self, context: contexts.Context, program: Program, leaves: list[Any], given: Any, on_devices: bool
+    ) -> Any:
+        """Runs a program of arrays alone; the next call may be as this one, if all are `on_devices`."""
+        if on_devices and self._conform is None and self._missed < _PATIENCE and program.repeats:
+            self._repeated = context, self._again(context, program, given)
+        return program(leaves, None, given)
+
+    def _again(self, context: contexts.Context, program: Program, given: Any) -> _Again:
+        """Returns the function that runs calls like this one: of its program, or of all that take turns with it."""
+        if self._missed < _IN_TURN:
+            return program.again
+        if self._in_turn[0] is not context:
+            self._in_turn = context, {}
+        self._in_turn[1][leaves_of(given)[1]] = program.again
+        return self._again_in_turn
+
+    def _again_in_turn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs one step as `Program.again` does, of the program for this structure of arguments."""
+        again = self._in_turn[1].get(leaves_of(bundled(args, kwargs))[1])
+        if again is None:
+            raise Unusual
+        return again(args, kwargs)
+
+    def _forget(self) -> None:
+        """Drops what runs calls again: they may be of another program now."""
+        self._repeated, self._in_turn = None, (None, {})
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds the method to `instance`, whose programs are its own."""
@@ -200,7 +228,7 @@ class Function(Generic[P, R]):
         """
         with self._lock:
             self._form = self._form ^ {change}
-            self._repeated = None
+            self._forget()
 
     def _call(self, tree: Nest, statics: tuple[Any, ...]) -> Callable[..., Any]:
         """The Python function of its array arguments, the static ones filled in."""
@@ -220,7 +248,7 @@ class Function(Generic[P, R]):
     ) -> Callable[[Sequence[Any]], Any]:
         """Settles for lockstep, which is exact but slow, where replicas of different shapes cannot be one program."""
         call = self._settle(self._call(tree, statics), reason)
-        self._repeated = None
+        self._forget()
         self._programs[tree, statics, context.strategy, context.replica is None, self._form] = call
         return call
 

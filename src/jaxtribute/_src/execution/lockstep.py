@@ -192,7 +192,7 @@ class LockstepRun:
     def _replica(self, index: int, fn: Function, args: Nest, kwargs: Nest) -> Any:
         device = self.mesh.local_devices[index]
         # Numbers and arrays of a replica lie on its device, but bound to none, so that they meet arrays from around.
-        ident = _movable(self.mesh.local_numbers[index], self.mesh)
+        ident = self.mesh.local_numbers[index]
         op_by_op = jax.disable_jit() if self._op_by_op else nullcontext()
         with jax.default_device(device), op_by_op:
             context = ReplicaContext(self.strategy, ident)

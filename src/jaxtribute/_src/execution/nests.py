@@ -14,7 +14,6 @@ from jaxtribute._src.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import PerReplica, ReplicaValues
 from jaxtribute._src.values.operators import operand
 from jaxtribute._src.values.sparse import is_sparse, refuse_sparse
-from jaxtribute._src.values.spec import ArraySpec, PerReplicaSpec
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError
 
@@ -63,6 +62,14 @@ def unbundled(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return given, {}
     kwargs = dict(given)
     return kwargs.pop(""), kwargs
+
+
+def is_plain(tree: Nest) -> bool:
+    """True if a structure is of arrays, tuples, lists and dictionaries alone, all of which JAX makes by itself."""
+    node = tree.node_data()
+    if node is None or node[0] is type(None):
+        return True
+    return node[0] in (tuple, list, dict) and all(is_plain(child) for child in tree.children())
 
 
 def flatten_dense(nest: Nest, what: str) -> tuple[list[Any], Any]:
@@ -123,6 +130,8 @@ class InputSignature:
         return tree.unflatten([self._fit(value, spec) for value, spec in zip(values, leaves, strict=True)])
 
     def _fit(self, value: Numeric, spec: Any) -> Any:
+        from jaxtribute._src.values.spec import PerReplicaSpec  # here, as few programs need it
+
         if isinstance(spec, PerReplicaSpec):
             if not isinstance(value, PerReplica):
                 raise self._misfit(value, spec)
@@ -155,6 +164,8 @@ class InputSignature:
 
 
 def _is_spec(value: Numeric) -> bool:
+    from jaxtribute._src.values.spec import ArraySpec, PerReplicaSpec
+
     return isinstance(value, (PerReplicaSpec, ArraySpec, jax.ShapeDtypeStruct))
 
 

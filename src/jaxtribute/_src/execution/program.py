@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import repeat, starmap
 from operator import attrgetter
@@ -18,7 +18,7 @@ from jaxtribute._src.execution.capture import Capture, Constant, is_constant
 from jaxtribute._src.execution.compiled_only import CompiledOnly
 from jaxtribute._src.execution.eager import EagerStep
 from jaxtribute._src.execution.interrupts import Guard, undisturbed
-from jaxtribute._src.execution.nests import bundled, leaves_of, unbundled
+from jaxtribute._src.execution.nests import bundled, is_plain, leaves_of, unbundled
 from jaxtribute._src.execution.traced import check_untraced
 from jaxtribute._src.jaxprs.core import ArrayImpl, as_function, opened
 from jaxtribute._src.jaxprs.kinds import list_collectives
@@ -215,7 +215,7 @@ class Program:
         state = [jnp.copy(value) if id(value) in passed else value for value in outputs[count:]]
         known.update(zip(capture.executor.written, state, strict=True))
         arrays = [known[variable] for variable in self.donated]
-        if _is_plain(capture.tree):
+        if is_plain(capture.tree):
             return [arrays, (capture.tree.unflatten(outputs[:count]),)]
         number = next(self._numbers)
         self._trees[number] = capture.tree
@@ -230,8 +230,7 @@ class Program:
         Args:
           leaves: the arrays of the arguments.
           within: the eager step that it is part of, which keeps what is written.
-          given: the arguments themselves as `bundled`, all of whose leaves are arrays on devices, so that `again` finds
-            the program that is compiled for them.
+          given: the arguments as `bundled`, if all their leaves are arrays: in one form always, as JAX compiles for it.
         """
         if DISPATCH.observers and DISPATCH.due():
             return DISPATCH.around(self, self, self.name, leaves, within, given)
@@ -239,7 +238,9 @@ class Program:
         if mesh is not None and mesh.peers is not None:
             mesh.entering(self.name, partial(self._collectives, leaves))
         donated: Sequence[StoredArray] = self.donated
-        if given is not None and self._structure is None:
+        if self._central or isinstance(self._jitted, CompiledOnly):
+            given = None  # they take the leaves
+        elif given is not None and self._structure is None:
             self._structure = leaves_of(given)[1]
         try:
             if within is None:
@@ -258,8 +259,7 @@ class Program:
         """True if `again` can run steps of the program."""
         alone = self.mesh is None or self.mesh.peers is None
         plain = not (self._central or self._needs_home or self._donated_leaves)
-        usual = not traced_reads.active and not self._must_prepare()
-        return alone and plain and usual and not isinstance(self._jitted, CompiledOnly)
+        return alone and plain and not self._must_prepare() and not isinstance(self._jitted, CompiledOnly)
 
     def again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one step of a program that `repeats`, without any Python that is not needed.
@@ -270,7 +270,7 @@ class Program:
         Raises:
           Unusual: it is another step; nothing has happened.
         """
-        if traced_reads.active or (self._special and self._must_prepare()):
+        if self._special and self._must_prepare():
             raise Unusual
         group, guard = self._group, self._guard
         with updating:
@@ -283,7 +283,11 @@ class Program:
             given = bundled(args, kwargs) if kwargs else args
             group.inputs = (group._data[0], read, given, guard)  # pyright: ignore[reportPrivateUsage]
             try:
-                next(self._steps)
+                if traced_reads.active:
+                    with self._steady():
+                        next(self._steps)
+                else:
+                    next(self._steps)
             except Grow as grow:
                 self._grow(grow.capture)
                 raise Unusual from None
@@ -352,10 +356,8 @@ class Program:
         call = map(set_slot, (group,), starmap(self._jitted, (inputs,)))
         try:
             if self._needs_home or traced_reads.active:
-                if donated is self.donated and not traced_reads.stored.isdisjoint(self._donated_ids):
-                    traced_reads.renew(self.donated[0])
                 home = jax.default_device(self._home.devices[0]) if self._needs_home and self._home else nullcontext()
-                with home, traced_reads.steady():  # as if no kept function had read a variable
+                with home, self._steady() if donated is self.donated else traced_reads.steady():
                     replace(call)
             else:
                 replace(call)
@@ -366,11 +368,17 @@ class Program:
             moved = self._moved_to_program_devices(leaves, self._unplaced_of(donated, kept))
             if moved is None:
                 raise
-            return self._run(moved, donated, kept, group)
+            return self._run(moved, donated, kept, group, None if given is None else self._structure.unflatten(moved))
         finally:
             if guard.deferral is not None:
                 self._end_deferral()
         return group._data.pop()  # pyright: ignore[reportPrivateUsage]
+
+    def _steady(self) -> AbstractContextManager[None]:
+        """Runs a step as if no kept function had read a variable; what has read those that it writes is traced anew."""
+        if not traced_reads.stored.isdisjoint(self._donated_ids):
+            traced_reads.renew(self.donated[0])
+        return traced_reads.steady()
 
     def _end_deferral(self) -> None:
         """Hears signals again, which were put off as JAX ran Python."""
@@ -486,14 +494,6 @@ def _computed(result: Nest, donated: Sequence[StoredArray], *, of_result: bool) 
     if of_result and jax.tree.leaves(result):
         return result
     return [slot.stored for slot in donated] or result
-
-
-def _is_plain(tree: Nest) -> bool:
-    """True if a structure is of arrays, tuples, lists and dictionaries alone, all of which JAX makes by itself."""
-    node = tree.node_data()
-    if node is None or node[0] is type(None):
-        return True
-    return node[0] in (tuple, list, dict) and all(_is_plain(child) for child in tree.children())
 
 
 def _unwrapped(value: Numeric) -> Any:

@@ -135,7 +135,10 @@ class Rendezvous:
             index = following
 
     def _next(self, state: _State) -> int | None:
-        return next((i for i, replica in enumerate(self._replicas) if replica.state is state), None)
+        for i, replica in enumerate(self._replicas):
+            if replica.state is state:
+                return i
+        return None
 
     def _pass_on(self) -> None:
         """Lets the next replica run: one that may go on, else a new one, else all that wait are merged."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import jax
@@ -229,7 +228,7 @@ class Optimizer:
             grads, op = context.executor.standpoint.reducible(self._strategy, grads, op)
 
         def update(executor: Executor) -> None:
-            within = replace(context, executor=executor)
+            within = context._replace(executor=executor)
             if accumulation is None:
                 self._keep(self._updated(grads, op, self._held(within), within), within)
             else:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.context import Context
 from jaxtribute._src.execution.nests import flatten, flatten_dense, is_distributed, map_leaves
-from jaxtribute._src.execution.step_loops import StepLoops
 from jaxtribute._src.observers import REDUCE, RUN, observed
 from jaxtribute._src.strategies.legacy import LegacyMethods
 from jaxtribute._src.strategies.scope import Scope, require_cross_replica
@@ -25,6 +23,7 @@ from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentTypeError, StrategyMixError
 
 if TYPE_CHECKING:
+    from jaxtribute._src.execution.step_loops import StepLoops
     from jaxtribute._src.input.dataset import DistributedDataset
     from jaxtribute._src.input.options import InputContext, InputOptions
     from jaxtribute._src.strategies.extended import StrategyExtended
@@ -60,8 +59,7 @@ class ValueContext:
         return f"ValueContext(replica_id_in_sync_group={self._replica_id}, num_replicas_in_sync={self._replicas})"
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
+class RunOptions(NamedTuple):
     """Options of `Strategy.run`. All are accepted for compatibility; JAX needs none of them.
 
     Source: `tf.distribute.RunOptions`.
@@ -86,7 +84,7 @@ class Strategy(LegacyMethods):
 
     def __init__(self, extended: StrategyExtended) -> None:
         self._extended = extended
-        self._step_loops = StepLoops()
+        self._step_loops: StepLoops | None = None
         extended.attach(self)
 
     @property
@@ -184,6 +182,10 @@ class Strategy(LegacyMethods):
         Source: `tf.compat.v1.distribute.StrategyExtended.experimental_run_steps_on_iterator`.
         """
         require_cross_replica(self, "run_steps")
+        if self._step_loops is None:
+            from jaxtribute._src.execution.step_loops import StepLoops  # here, as few programs need it
+
+            self._step_loops = StepLoops()
         return self._step_loops.run(step, iterator, n, steps_per_call)
 
     @observed(REDUCE)

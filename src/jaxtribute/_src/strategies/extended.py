@@ -21,7 +21,6 @@ from jaxtribute._src.jaxprs.core import is_traced
 from jaxtribute._src.strategies.legacy import LegacyExtended
 from jaxtribute._src.strategies.operations import ExtendedOperations
 from jaxtribute._src.types import Nest, Numeric
-from jaxtribute._src.values.automatic import AutomaticLayout
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.layouts import LayoutMap
@@ -136,15 +135,20 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         """The layout of a new variable that says none itself; the empty one leaves it whole in each replica."""
         if self._layouts is None or not self.mesh.group:
             return ()
+        from jaxtribute._src.values.automatic import AutomaticLayout  # most programs never need it
+
         if isinstance(self._layouts, AutomaticLayout):
             return self._layouts.layout_of(variable, self.mesh)
         return self._layouts.find(variable.name.removesuffix(":0"))
 
     def lay_out(self, capture: Capture, leaves: Sequence[Any]) -> None:
         """Lays out variables by a traced program that uses them, where the layout is automatic."""
-        if isinstance(self._layouts, AutomaticLayout) and self.mesh.group:
-            from jaxtribute._src.tools.layouts.settling import settle  # most programs never need it
+        if self._layouts is None or not self.mesh.group:
+            return
+        from jaxtribute._src.tools.layouts.settling import settle  # most programs never need it
+        from jaxtribute._src.values.automatic import AutomaticLayout
 
+        if isinstance(self._layouts, AutomaticLayout):
             settle(self._layouts, self.mesh, capture, leaves)
 
     def remote_optimizer(self, transform: Any, variables: Sequence[Variable]) -> Any:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 
 from jaxtribute._src import settings
 from jaxtribute._src.types import Foreign
-from jaxtribute._src.values.automatic import AutomaticLayout
 from jaxtribute._src.values.layouts import LayoutMap, check_names
 from jaxtribute._src.values.mesh import AXIS, Peers, ReplicaMesh
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeviceError
@@ -19,8 +17,7 @@ MODEL_AXIS = "model"
 """Name of the one axis within a replica that is told by its length alone."""
 
 
-@dataclass(frozen=True)
-class Groups:
+class Groups(NamedTuple):
     """The devices of each replica, and the layouts of variables on them.
 
     Attributes:
@@ -104,6 +101,8 @@ def _layouts(layout: Foreign) -> LayoutMap | None:
     if layout is None or isinstance(layout, LayoutMap):
         return layout
     if layout == "auto":
+        from jaxtribute._src.values.automatic import AutomaticLayout  # here, as few programs need it
+
         return AutomaticLayout()
     if not isinstance(layout, Mapping):
         raise ArgumentTypeError(

@@ -104,6 +104,9 @@ class PerReplica(ReplicaValues):
         """
         if mesh.described:
             return cls(mesh.assemble(parts), mesh, not np.shape(parts[0]))
+        plain = None if signatures else mesh.assemble_plain(parts)
+        if plain is not None:
+            return cls(plain, mesh)
         parts = [_on_device(part, device) for part, device in zip(parts, mesh.local_places, strict=True)]
         if signatures is None:
             signatures = all_signatures([parts], "a per-replica value", mesh)[0]

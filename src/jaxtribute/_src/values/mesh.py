@@ -108,7 +108,7 @@ def unbound(array: Numeric) -> Any:
     """The array where it is, but so that JAX may move it to meet another; only one on one device can be."""
     if isinstance(array, Tracer) or not isinstance(array, jax.Array) or not array.committed:
         return array
-    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+    if not isinstance(array.dtype, np.dtype):
         return jax.random.wrap_key_data(unbound(jax.random.key_data(array)), impl=jax.random.key_impl(array))
     if len(array.sharding.device_set) > 1:
         return array
@@ -333,8 +333,9 @@ class ReplicaMesh:
 
     @cached_property
     def local_numbers(self) -> tuple[jax.Array, ...]:
-        """The ids of `local_ids` as int32 scalars, each on its replica's device."""
-        return tuple(put(np.int32(i), place) for i, place in zip(self.local_ids, self.local_places, strict=True))
+        """The ids of `local_ids` as int32 scalars, each on its replica's device; in one process bound to none."""
+        numbers = [put(np.int32(i), place) for i, place in zip(self.local_ids, self.local_places, strict=True)]
+        return tuple(numbers if self.peers is not None else map(unbound, numbers))
 
     def agreed(self, value: Numeric, what: str) -> Any:
         """The first worker's `value`, which others may have computed differently; all must call it.
@@ -379,6 +380,32 @@ class ReplicaMesh:
         if not self.group:
             return jax.make_array_from_single_device_arrays(whole, self.split, list(parts))
         return self._joined(whole, parts, over_replicas=True)
+
+    def assemble_plain(self, parts: Sequence[Any]) -> jax.Array | None:
+        """Joins like `assemble`, in a fourth of the time, parts that lie where they are to be; None for others."""
+        first = parts[0]
+        if type(first) is not ArrayImpl or not first.ndim or self.group or self.size != len(parts) or self.size == 1:
+            return None
+        shape, dtype = first.shape, first.dtype
+        if not isinstance(dtype, np.dtype):
+            return None
+        for part, device in zip(parts, self.local_devices, strict=True):
+            if type(part) is not ArrayImpl or part.shape != shape or part.dtype != dtype:
+                return None
+            if type(part.sharding) is not SingleDeviceSharding or device not in part.sharding.device_set:
+                return None
+        # JAX's own description of such an array, and what is looked at already: the checks take most of the time.
+        aval = self._avals.get((shape, dtype))
+        if aval is None:
+            whole = self.assemble(parts)
+            self._avals[shape, dtype] = whole.aval
+            return whole
+        return ArrayImpl(aval, self.split, [*parts], committed=True, _skip_checks=True)
+
+    @cached_property
+    def _avals(self) -> dict[Any, Any]:
+        """JAX's descriptions of the arrays that parts of a shape and dtype form."""
+        return {}
 
     def join_copies(self, copies: Sequence[jax.Array]) -> jax.Array:
         """Joins equal arrays, one a local replica in its replica's place, into one mirrored array without a copy."""
