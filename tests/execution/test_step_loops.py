@@ -70,9 +70,11 @@ def test_they_do_what_single_steps_do(replicas: int, full: int, last: int, n: in
 def test_each_step_and_number_is_compiled_once() -> None:
     counter = Counter(mirrored(2))
     _, iterator = batches(counter.strategy, [2] * 20)
-    loops = counter.strategy._step_loops._loops  # pyright: ignore[reportPrivateUsage]
     for _ in range(3):
         counter.strategy.run_steps(counter.plain, iterator, 5, steps_per_call=3)
+    kept = counter.strategy._step_loops  # pyright: ignore[reportPrivateUsage]
+    assert kept is not None
+    loops = kept._loops  # pyright: ignore[reportPrivateUsage]
     compiled = loops[counter]
     assert sorted(steps for _, steps in compiled) == [2, 3]
     assert {one.experimental_get_tracing_count() for one in compiled.values()} == {1}
