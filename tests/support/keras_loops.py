@@ -3,6 +3,7 @@
 import os
 import signal
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +12,6 @@ import numpy as np
 import jaxtribute as jd
 
 keras: Any = __import__("keras")
-warnings.filterwarnings("ignore", "__array__ implementation")  # of Keras's variables, in every get_config
 
 STEPS, KILLED_AFTER = 12, 5
 IDS = np.random.default_rng(0).integers(0, 9, (8, 3)).astype(np.int32)
@@ -38,32 +38,57 @@ class Made:
         return {f"{i} {variable.path}": np.asarray(variable.value) for i, variable in enumerate(variables)}
 
 
-def plain() -> dict[str, Any]:
-    """What Keras alone comes to."""
-    made = Made()
+def train_step(made: Any, x: Any, y: Any) -> Any:
+    """A replica's step of a model with its loss, its optimizer and its `accuracy`: gives the loss."""
+
+    def compute_loss() -> Any:
+        found = made.model(x, training=True)
+        return made.loss(y, found) + sum(made.model.losses), found
+
+    variables = made.model.trainable_variables
+    (loss, found), gradients = jd.value_and_grad(compute_loss, variables, has_aux=True)()
+    made.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    made.accuracy.update_state(y, found)
+    return loss
+
+
+def plain_step(made: Any) -> Callable[[Any, Any], Any]:
+    """The same step by Keras alone, by its stateless functions: gives the loss."""
     model, optimizer = made.model, made.optimizer
     optimizer.build(model.trainable_variables)
 
     @jax.jit
-    def gradients(trainable: Any, rest: Any) -> Any:
+    def gradients(trainable: Any, rest: Any, x: Any, y: Any) -> Any:
         def compute_loss(trainable: Any) -> Any:
-            found, others, losses = model.stateless_call(trainable, rest, IDS, training=True, return_losses=True)
-            return made.loss(LABELS, found) + sum(losses), (found, others)
+            found, others, losses = model.stateless_call(trainable, rest, x, training=True, return_losses=True)
+            return made.loss(y, found) + sum(losses), (found, others)
 
         return jax.value_and_grad(compute_loss, has_aux=True)(trainable)
 
-    for _ in range(STEPS):
+    def step(x: Any, y: Any) -> Any:
         values = [[v.value for v in group] for group in (model.trainable_variables, model.non_trainable_variables)]
-        (_, (found, rest)), grads = gradients(*values)
+        (loss, (found, rest)), grads = gradients(*values, x, y)
         for variable, value in zip(model.non_trainable_variables, rest, strict=True):
             variable.assign(value)
         optimizer.apply(grads, model.trainable_variables)
-        made.accuracy.update_state(LABELS, found)
+        made.accuracy.update_state(y, found)
+        return loss
+
+    return step
+
+
+def plain() -> dict[str, Any]:
+    """What Keras alone comes to."""
+    made = Made()
+    step = plain_step(made)
+    for _ in range(STEPS):
+        step(IDS, LABELS)
     return made.values()
 
 
 def main() -> None:
     """Trains on a worker, which is killed in the middle, and compares."""
+    warnings.filterwarnings("ignore", "__array__ implementation")  # of Keras's variables, in every get_config
     partitioner = jd.experimental.partitioners.FixedShardsPartitioner(2)
     with jd.ParameterServerStrategy({"ps": 2, "worker": 1}, partitioner, timeout_s=120) as strategy:
         with strategy.scope():
@@ -71,15 +96,7 @@ def main() -> None:
         coordinator = jd.coordinator.ClusterCoordinator(strategy)
 
         def replica_step(ids: Any, labels: Any) -> Any:
-            def compute_loss() -> Any:
-                found = made.model(ids, training=True)
-                return made.loss(labels, found) + sum(made.model.losses), found
-
-            variables = made.model.trainable_variables
-            (loss, found), gradients = jd.value_and_grad(compute_loss, variables, has_aux=True)()
-            made.optimizer.apply_gradients(zip(gradients, variables, strict=True))
-            made.accuracy.update_state(labels, found)
-            return loss
+            return train_step(made, ids, labels)
 
         step = jd.function(lambda ids, labels: strategy.run(replica_step, args=(ids, labels)))
         for number in range(STEPS):

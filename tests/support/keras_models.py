@@ -44,6 +44,19 @@ def classifier(**compiled: Any) -> Any:
     return model
 
 
+def stateful() -> Any:
+    """A classifier of rows of `X`, not compiled, with state of each kind, a constraint and a loss of its own."""
+    keras.utils.set_random_seed(0)
+    layers = [
+        keras.layers.Input((8,)),
+        keras.layers.Dense(6, "tanh", kernel_constraint=keras.constraints.MaxNorm(0.8)),
+        keras.layers.BatchNormalization(momentum=0.5),
+        keras.layers.Dropout(0.3, seed=1),
+        keras.layers.Dense(3, kernel_regularizer="l2"),
+    ]
+    return keras.Sequential(layers)
+
+
 def both(build: Callable[[], Any], use: Callable[[Any], Any], strategy: jd.Strategy) -> tuple[Any, Any]:
     """What `use` returns for a model of plain Keras, and for one made in the strategy's scope."""
     return use(build()), under(strategy, build, use)

@@ -15,7 +15,7 @@ import pytest
 import jaxtribute as jd
 from jaxtribute.errors import ArgumentError, ContextError, OutOfRangeError
 from jaxtribute.experimental import DatasetCreator
-from keras_models import X, Y, assert_same, classifier, crossentropy, keras
+from keras_models import X, Y, assert_same, classifier, crossentropy, keras, stateful
 from parameter_servers.clusters import SHARED, engine_of, threads
 from processes import run_python
 
@@ -60,15 +60,7 @@ def forgotten_names() -> None:
 
 def everything() -> Any:
     """Layers with state, a constraint, clipped gradients, a metric."""
-    keras.utils.set_random_seed(0)
-    layers = [
-        keras.layers.Input((8,)),
-        keras.layers.Dense(6, "tanh", kernel_constraint=keras.constraints.MaxNorm(0.8)),
-        keras.layers.BatchNormalization(momentum=0.5),
-        keras.layers.Dropout(0.3, seed=1),
-        keras.layers.Dense(3, kernel_regularizer="l2"),
-    ]
-    model = keras.Sequential(layers)
+    model = stateful()
     model.compile(keras.optimizers.AdamW(0.05, global_clipnorm=0.5), crossentropy(), metrics=["accuracy"])
     return model
 

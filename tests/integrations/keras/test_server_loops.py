@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,7 +16,8 @@ from jaxtribute.coordinator import ClusterCoordinator
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, VariableError
 from jaxtribute.integrations.keras import shards
 from jaxtribute.partitioners import FixedShardsPartitioner
-from keras_models import X, Y, keras
+from keras_loops import plain_step, train_step
+from keras_models import X, Y, crossentropy, keras, stateful
 from parameter_servers.clusters import threads
 from processes import run_python
 
@@ -51,17 +51,9 @@ class Made:
 
     def __init__(self) -> None:
         keras.backend.clear_session(free_memory=False)
-        keras.utils.set_random_seed(0)
-        layers = [
-            keras.layers.Input((8,)),
-            keras.layers.Dense(6, "tanh", kernel_constraint=keras.constraints.MaxNorm(0.8)),
-            keras.layers.BatchNormalization(momentum=0.5),
-            keras.layers.Dropout(0.3, seed=1),
-            keras.layers.Dense(3, kernel_regularizer="l2"),
-        ]
-        self.model = keras.Sequential(layers)
+        self.model = stateful()
         self.optimizer = keras.optimizers.AdamW(0.05, global_clipnorm=0.5)
-        self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self.loss = crossentropy()
         self.mean, self.accuracy = keras.metrics.Mean(), keras.metrics.SparseCategoricalAccuracy()
 
     def all(self) -> dict[str, Any]:
@@ -71,38 +63,20 @@ class Made:
         return found | {"mean": np.asarray(self.mean.result()), "accuracy": np.asarray(self.accuracy.result())}
 
 
-def train_step(made: Made, x: Any, y: Any) -> Any:
-    def compute_loss() -> Any:
-        logits = made.model(x, training=True)
-        return made.loss(y, logits) + sum(made.model.losses), logits
-
-    variables = made.model.trainable_variables
-    (loss, logits), gradients = jd.value_and_grad(compute_loss, variables, has_aux=True)()
-    made.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+def step_of(made: Made, x: Any, y: Any) -> Any:
+    loss = train_step(made, x, y)
     made.mean.update_state(loss)
-    made.accuracy.update_state(y, logits)
     return loss
 
 
 def plain() -> tuple[list[float], dict[str, Any]]:
-    """What Keras alone computes, by its stateless functions."""
+    """What Keras alone computes."""
     made = Made()
-    made.optimizer.build(made.model.trainable_variables)
+    step = plain_step(made)
     losses: list[float] = []
     for x, y in itertools.islice(batches(), STEPS):
-
-        def compute_loss(trainable: Any, rest: Any, x: Any = x, y: Any = y) -> Any:
-            logits, rest, more = made.model.stateless_call(trainable, rest, x, training=True, return_losses=True)
-            return made.loss(y, logits) + sum(more), (logits, rest)
-
-        model = made.model
-        values = [[v.value for v in group] for group in (model.trainable_variables, model.non_trainable_variables)]
-        (loss, (logits, rest)), gradients = jax.value_and_grad(compute_loss, has_aux=True)(*values)
-        for variable, value in zip(model.non_trainable_variables, rest, strict=True):
-            variable.assign(value)
-        made.optimizer.apply(gradients, model.trainable_variables)
+        loss = step(x, y)
         made.mean.update_state(loss)
-        made.accuracy.update_state(y, logits)
         losses.append(float(loss))
     return losses, made.all()
 
@@ -116,7 +90,7 @@ def test_one_worker_does_what_plain_keras_does(servers: Any, compiled: bool) -> 
     coordinator = ClusterCoordinator(servers)
 
     def step(iterator: Any) -> Any:
-        return servers.reduce("SUM", servers.run(lambda x, y: train_step(made, x, y), args=next(iterator)), axis=None)
+        return servers.reduce("SUM", servers.run(lambda x, y: step_of(made, x, y), args=next(iterator)), axis=None)
 
     step = jd.function(step) if compiled else step
     iterator = iter(coordinator.create_per_worker_dataset(per_worker))
