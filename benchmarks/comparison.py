@@ -6,10 +6,13 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.environments import python_of
 from benchmarks.harness import Group, Peer, Result, alternate, ratio
+
+if TYPE_CHECKING:
+    from tests.support.namespaces import Machine
 
 TUNED = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -124,6 +127,7 @@ def compare(
     rounds: int,
     workers: int = 1,
     tolerance: float = 1e-4,
+    machines: Sequence[Machine] = (),
 ) -> Comparison:
     """Lets the contenders take turns at one problem; the first is the library.
 
@@ -135,23 +139,30 @@ def compare(
       rounds: counted turns.
       workers: processes of each contender.
       tolerance: how far the losses may differ, relative: after 16 steps, and after the warm-up.
+      machines: where the processes of several run; this machine by default.
     """
     found = {one.label: Result(one.label) for one in contenders}
     # Who starts first is some 2 % slower all along: half of the rounds are with processes that start in reverse order.
     for order, turns in ((contenders, rounds - rounds // 2), (contenders[::-1], rounds // 2)):
-        for result in _measured(order, arguments, steps, turns, workers, tolerance):
+        for result in _measured(order, arguments, steps, turns, workers, tolerance, machines):
             found[result.name].add(result)
     return Comparison(problem, rows_of(contenders, list(found.values())))
 
 
 def _measured(
-    contenders: Sequence[Contender], arguments: Sequence[str], steps: int, rounds: int, workers: int, tolerance: float
+    contenders: Sequence[Contender],
+    arguments: Sequence[str],
+    steps: int,
+    rounds: int,
+    workers: int,
+    tolerance: float,
+    machines: Sequence[Machine],
 ) -> list[Result]:
     """What some rounds give, with processes that start in the order of the contenders."""
     peers: list[Peer | Group] = []
     try:
         # Programs that share a process would get in each other's way a little.
-        peers.extend(_start(one.kind, [*arguments, "--contender", one.name], workers) for one in contenders)
+        peers.extend(_start(one.kind, [*arguments, "--contender", one.name], workers, machines) for one in contenders)
         return alternate(
             [(peer, one.name, one.label) for peer, one in zip(peers, contenders, strict=True)],
             steps=steps,
@@ -166,11 +177,11 @@ def _measured(
             peer.close()
 
 
-def _start(kind: Kind, arguments: Sequence[str], workers: int) -> Peer | Group:
+def _start(kind: Kind, arguments: Sequence[str], workers: int, machines: Sequence[Machine]) -> Peer | Group:
     python = {"python": python_of(kind.environment) if kind.environment else kind.python or sys.executable}
     arguments = [*arguments, *kind.flags]
     if workers > 1:
-        return Group(workers, kind.module, arguments, dict(kind.env), **python)
+        return Group(workers, kind.module, arguments, dict(kind.env), **python, machines=machines)
     return Peer(kind.module, arguments, dict(kind.env), **python)
 
 

@@ -21,7 +21,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.support.namespaces import Machine
 
 DEADLINE_S = 300.0
 ROOT = Path(__file__).parents[1]
@@ -158,8 +161,11 @@ class Peer:
 class Member(Peer):
     """One of several processes that start together; `wait` waits for it."""
 
-    def __init__(self, module: str, arguments: Sequence[str], env: Mapping[str, str], python: str) -> None:
-        self._start([python, "-m", module, *arguments], env)
+    def __init__(
+        self, module: str, arguments: Sequence[str], env: Mapping[str, str], python: str, machine: Machine | None = None
+    ) -> None:
+        within = machine.within if machine else []
+        self._start([*within, python, "-m", module, *arguments], env)
 
 
 class Group:
@@ -171,6 +177,7 @@ class Group:
       arguments: the command line of each.
       env: environment variables to set.
       python: their interpreter; this one by default.
+      machines: where they run, in turn; this machine by default.
     """
 
     def __init__(
@@ -180,14 +187,21 @@ class Group:
         arguments: Sequence[str],
         env: Mapping[str, str] | None = None,
         python: str = sys.executable,
+        machines: Sequence[Machine] = (),
     ) -> None:
-        addresses = [f"127.0.0.1:{port}" for port in free_ports(workers)]
+        places = [machines[rank % len(machines)] if machines else None for rank in range(workers)]
+        ports = free_ports(workers)
+        addresses = [
+            f"{place.address if place else '127.0.0.1'}:{port}" for place, port in zip(places, ports, strict=True)
+        ]
         self._members: list[Member] = []
         try:
-            for rank in range(workers):
+            for rank, place in enumerate(places):
                 task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
                 own = {**(env or {}), "TF_CONFIG": json.dumps(task)}
-                self._members.append(Member(module, arguments, own, python))
+                if place:
+                    own["GLOO_SOCKET_IFNAME"] = place.name  # PyTorch would take the address of the host's name
+                self._members.append(Member(module, arguments, own, python, place))
             for member in self._members:
                 member.wait()
         except BaseException:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks import allreduce, ledger, live, overhead, scaling, startup, suites
+from benchmarks import allreduce, ledger, live, network, overhead, scaling, startup, suites
 from benchmarks.comparison import Comparison
 from benchmarks.environments import python_of
 from benchmarks.harness import ROOT
@@ -75,6 +75,7 @@ COMPARED: dict[str, Compare] = {
     "packing": suites.packing,
     "workers": suites.workers,
     "causes": suites.causes,
+    "network": network.suite,
     "allreduce": allreduce.suite,
     "startup": startup.suite,
     "overhead": overhead.suite,

@@ -27,6 +27,20 @@ def test_the_chief_comes_first_and_others_do_not_train() -> None:
     assert Roster.of({"worker": ["localhost:1", "127.0.0.1:2"]}, "worker", 0).is_local
 
 
+@pytest.mark.parametrize(
+    ("addresses", "one"),
+    [
+        (["localhost:1", "127.0.0.1:2"], True),
+        (["10.0.0.1:1", "10.0.0.1:2"], True),
+        (["10.0.0.1:1", "10.0.0.2:1"], False),
+        (["node:1", "10.0.0.1:2"], False),
+        (["localhost:1", "10.0.0.1:2"], False),
+    ],
+)
+def test_workers_of_one_machine(addresses: list[str], one: bool) -> None:
+    assert Roster.of({"worker": addresses}, "worker", 0).shares_machine == one
+
+
 @pytest.mark.parametrize(("job", "index"), [("ps", 0), ("worker", 2), ("evaluator", 0), ("typo", 0)])
 def test_a_task_that_does_not_train_is_told_who_does(job: str, index: int) -> None:
     with pytest.raises(ClusterSpecError, match=rf"{job}.*{index}.*worker 1 \(10\.0\.0\.3:1\).*HINT"):

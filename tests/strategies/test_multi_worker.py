@@ -10,7 +10,7 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.collectives.summation import AutoSum, ExchangeSum
-from jaxtribute._src.strategies.multi_worker import PACKED_BYTES, MultiWorkerOps, worker_mesh
+from jaxtribute._src.strategies.multi_worker import NETWORK_BYTES, PACKED_BYTES, MultiWorkerOps, worker_mesh
 from jaxtribute.errors import ArgumentTypeError, ClusterError, ClusterSpecError
 
 
@@ -48,9 +48,9 @@ def test_a_cluster_without_a_task() -> None:
 def test_small_arrays_travel_together() -> None:
     mesh = jd.MultiWorkerMirroredStrategy(resolver()).extended.mesh
     plain, hinted = jd.experimental.CommunicationOptions(), jd.experimental.CommunicationOptions(bytes_per_pack=50)
-    assert MultiWorkerOps(plain).summation(mesh, None) == AutoSum(PACKED_BYTES)
-    assert MultiWorkerOps(hinted).summation(mesh, plain) == AutoSum(50)
-    assert MultiWorkerOps(plain).summation(mesh, hinted) == AutoSum(50)
+    assert MultiWorkerOps(plain, True).summation(mesh, None) == AutoSum(PACKED_BYTES)
+    assert MultiWorkerOps(hinted, True).summation(mesh, plain) == AutoSum(50)
+    assert MultiWorkerOps(plain, True).summation(mesh, hinted) == AutoSum(50)
 
 
 def test_cpu_workers_exchange_arrays_unless_a_ring_is_asked_for() -> None:
@@ -58,11 +58,13 @@ def test_cpu_workers_exchange_arrays_unless_a_ring_is_asked_for() -> None:
         return SimpleNamespace(devices=[SimpleNamespace(platform=platform)], peers=peers, group={})
 
     plain, ring = (jd.experimental.CommunicationOptions(implementation=kind) for kind in ("AUTO", "RING"))
-    assert MultiWorkerOps(plain).summation(mesh("cpu", object()), None) == ExchangeSum(PACKED_BYTES)
-    assert MultiWorkerOps(plain).summation(mesh("gpu", object()), None) == AutoSum(PACKED_BYTES)
-    assert MultiWorkerOps(plain).summation(mesh("cpu", None), None) == AutoSum(PACKED_BYTES)
-    assert MultiWorkerOps(ring).summation(mesh("cpu", object()), plain) == AutoSum(PACKED_BYTES)
-    assert MultiWorkerOps(plain).summation(mesh("cpu", object()), ring) == AutoSum(PACKED_BYTES)
+    assert MultiWorkerOps(plain, True).summation(mesh("cpu", object()), None) == ExchangeSum(PACKED_BYTES)
+    between_machines = ExchangeSum(PACKED_BYTES, NETWORK_BYTES, NETWORK_BYTES)
+    assert MultiWorkerOps(plain, False).summation(mesh("cpu", object()), None) == between_machines
+    assert MultiWorkerOps(plain, True).summation(mesh("gpu", object()), None) == AutoSum(PACKED_BYTES)
+    assert MultiWorkerOps(plain, True).summation(mesh("cpu", None), None) == AutoSum(PACKED_BYTES)
+    assert MultiWorkerOps(ring, True).summation(mesh("cpu", object()), plain) == AutoSum(PACKED_BYTES)
+    assert MultiWorkerOps(plain, True).summation(mesh("cpu", object()), ring) == AutoSum(PACKED_BYTES)
 
 
 def test_replicas_are_ordered_by_worker_and_workers_must_have_equally_many() -> None:

@@ -1,5 +1,6 @@
 """Two machines in one: network namespaces that a virtual cable joins. It takes the rights of root."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -28,10 +29,15 @@ class Machine:
     name: str
     address: str
 
+    @property
+    def within(self) -> list[str]:
+        """The start of a command line that runs in the namespace."""
+        return ["ip", "netns", "exec", self.name]
+
     def start(self, arguments: list[str], env: dict[str, str], output: IO[str]) -> "subprocess.Popen[str]":
         """Starts Python in the namespace; what it prints, on stderr too, goes to `output`."""
         return subprocess.Popen(
-            ["ip", "netns", "exec", self.name, sys.executable, "-X", "faulthandler", *arguments],
+            [*self.within, sys.executable, "-X", "faulthandler", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -47,6 +53,18 @@ class Machine:
     def plug_in(self) -> None:
         """Puts the cable back."""
         _ip("-n", self.name, "link", "set", self.name, "up")
+
+    def limit(self, rate: str) -> None:
+        """Sends no faster than `rate`, in the words of `tc`, such as "1gbit"."""
+        # Bursts of several of the largest packets that the kernel hands to the cable in one piece: with one, the two
+        # directions got in each other's way.
+        shaping = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+        _run("tc", "-n", self.name, "qdisc", "add", "dev", self.name, "root", *shaping)
+
+    def sent_bytes(self) -> int:
+        """Bytes that the machine has sent over the cable, headers included."""
+        shown = _run("ip", "-n", self.name, "-s", "-j", "link", "show", self.name)
+        return json.loads(shown)[0]["stats64"]["tx"]["bytes"]
 
 
 @contextmanager
@@ -74,6 +92,11 @@ def two_machines() -> Generator[tuple[Machine, Machine]]:
 
 
 def _ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    _run("ip", *arguments)
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if done.returncode:
-        raise NoRightsError(f"`ip {' '.join(arguments)}` failed: {done.stderr.strip()}")
+        raise NoRightsError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
+    return done.stdout

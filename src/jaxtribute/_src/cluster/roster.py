@@ -76,6 +76,11 @@ class Roster:
         """True if every address is on the loopback interface."""
         return all_loopback(member.address for member in self.members)
 
+    @property
+    def shares_machine(self) -> bool:
+        """True if all addresses are those of one machine. Asks no name server: two names count as two machines."""
+        return self.is_local or len({Address.parse(member.address).host for member in self.members}) == 1
+
     def named(self, ranks: Sequence[int]) -> str:
         """A list of members for a message."""
         return ", ".join(self.names[rank] for rank in ranks)

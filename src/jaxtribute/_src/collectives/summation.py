@@ -129,9 +129,9 @@ class TreeSum(Summation):
 class ExchangeSum(SharingSum):
     """Replicas exchange whole arrays in pairs, then in pairs of pairs, and so on; all add up the same.
 
-    Between two processes on CPU this takes half the time of an all-reduce, whose ring has more rounds, or a quarter
-    less between four. The number of replicas must be a power of two; with others, and for dtypes that are not real
-    numbers of up to eight bytes, it is an all-reduce.
+    Between two processes of a machine this takes half the time of an all-reduce, whose ring has more rounds, or a
+    quarter less between four. The number of replicas must be a power of two; with others, and for dtypes that are not
+    real numbers of up to eight bytes, it is an all-reduce.
 
     Args:
       small_bytes: the largest size that is packed; None for the library's choice.
