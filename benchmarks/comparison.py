@@ -128,6 +128,7 @@ def compare(
     workers: int = 1,
     tolerance: float = 1e-4,
     machines: Sequence[Machine] = (),
+    check_steps: int = 16,
 ) -> Comparison:
     """Lets the contenders take turns at one problem; the first is the library.
 
@@ -138,13 +139,14 @@ def compare(
       steps: steps a turn.
       rounds: counted turns.
       workers: processes of each contender.
-      tolerance: how far the losses may differ, relative: after 16 steps, and after the warm-up.
+      tolerance: how far the losses may differ, relative: after `check_steps`, and after the warm-up.
       machines: where the processes of several run; this machine by default.
+      check_steps: steps of the first turn, after which the losses are compared.
     """
     found = {one.label: Result(one.label) for one in contenders}
     # Who starts first is some 2 % slower all along: half of the rounds are with processes that start in reverse order.
     for order, turns in ((contenders, rounds - rounds // 2), (contenders[::-1], rounds // 2)):
-        for result in _measured(order, arguments, steps, turns, workers, tolerance, machines):
+        for result in _measured(order, arguments, steps, turns, workers, tolerance, machines, check_steps):
             found[result.name].add(result)
     return Comparison(problem, rows_of(contenders, list(found.values())))
 
@@ -157,6 +159,7 @@ def _measured(
     workers: int,
     tolerance: float,
     machines: Sequence[Machine],
+    check_steps: int,
 ) -> list[Result]:
     """What some rounds give, with processes that start in the order of the contenders."""
     peers: list[Peer | Group] = []
@@ -167,7 +170,7 @@ def _measured(
             [(peer, one.name, one.label) for peer, one in zip(peers, contenders, strict=True)],
             steps=steps,
             rounds=rounds,
-            check_steps=16,
+            check_steps=check_steps,
             lead=1 if steps % 16 else 16,  # contenders that take 16 steps a call take part where `steps` allows it
             tolerance=tolerance,
             unchecked=[one.label for one in contenders if not one.same],

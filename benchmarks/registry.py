@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks import allreduce, ledger, live, network, overhead, scaling, startup, suites
+from benchmarks import allreduce, keras_fit, ledger, live, network, overhead, scaling, startup, suites
 from benchmarks.comparison import Comparison
 from benchmarks.environments import python_of
 from benchmarks.harness import ROOT
@@ -83,6 +83,7 @@ COMPARED: dict[str, Compare] = {
     "ledger": ledger.suite,
     "live": live.suite,
     "memory": suites.memory,
+    "keras_fit": keras_fit.suite,
 }
 
 _MODULES = (
@@ -104,7 +105,6 @@ _MODULES = (
     Module("automatic_layout", "bytes that the automatic layout moves, beside the best of all layouts"),
     Module("launch", "start-up of local workers, and the loss for each shape of a cluster"),
     Module("parameter_server", "training with parameter servers", tensorflow="--tensorflow"),
-    Module("keras_fit", "Keras fit", tensorflow="--tensorflow"),
     Module("faults", "failures of a worker: how soon, and whether the right one is named"),
 )
 MODULES = {one.name: one for one in _MODULES if find_spec(one.module) is not None}
