@@ -181,11 +181,11 @@ def _measured(
 
 
 def _start(kind: Kind, arguments: Sequence[str], workers: int, machines: Sequence[Machine]) -> Peer | Group:
-    python = {"python": python_of(kind.environment) if kind.environment else kind.python or sys.executable}
+    python = python_of(kind.environment) if kind.environment else kind.python or sys.executable
     arguments = [*arguments, *kind.flags]
     if workers > 1:
-        return Group(workers, kind.module, arguments, dict(kind.env), **python, machines=machines)
-    return Peer(kind.module, arguments, dict(kind.env), **python)
+        return Group(workers, kind.module, arguments, dict(kind.env), python, machines)
+    return Peer(kind.module, arguments, dict(kind.env), python)
 
 
 def rows_of(contenders: Sequence[Contender], results: Sequence[Result]) -> list[Row]:

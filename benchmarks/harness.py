@@ -70,15 +70,21 @@ class Peer:
       arguments: its command line.
       env: environment variables to set.
       python: its interpreter; this one by default.
+      machine: where it runs; this machine by default.
+      wait: whether it must be ready now, or `wait` is called later: those that start together wait for each other.
     """
 
     def __init__(
-        self, module: str, arguments: Sequence[str], env: Mapping[str, str] | None = None, python: str = sys.executable
+        self,
+        module: str,
+        arguments: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        python: str = sys.executable,
+        machine: Machine | None = None,
+        *,
+        wait: bool = True,
     ) -> None:
-        self._start([python, "-m", module, *arguments], env)
-        self.wait()
-
-    def _start(self, command: list[str], env: Mapping[str, str] | None) -> None:
+        command = [*(machine.within if machine else ()), python, "-m", module, *arguments]
         self._buffer = b""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         self._process = subprocess.Popen(
@@ -89,6 +95,8 @@ class Peer:
             cwd=ROOT,
             env={**inherited(), "TF_CPP_MIN_LOG_LEVEL": "3", **(env or {})},
         )
+        if wait:
+            self.wait()
 
     def wait(self) -> None:
         """Waits until it is ready."""
@@ -158,16 +166,6 @@ class Peer:
         raise RuntimeError(f"the peer {self._process.args} {what} (exit code {code}):\n{told}")
 
 
-class Member(Peer):
-    """One of several processes that start together; `wait` waits for it."""
-
-    def __init__(
-        self, module: str, arguments: Sequence[str], env: Mapping[str, str], python: str, machine: Machine | None = None
-    ) -> None:
-        within = machine.within if machine else []
-        self._start([*within, python, "-m", module, *arguments], env)
-
-
 class Group:
     """Processes that form a cluster, each described by `TF_CONFIG`, and take every step together.
 
@@ -194,14 +192,14 @@ class Group:
         addresses = [
             f"{place.address if place else '127.0.0.1'}:{port}" for place, port in zip(places, ports, strict=True)
         ]
-        self._members: list[Member] = []
+        self._members: list[Peer] = []
         try:
             for rank, place in enumerate(places):
                 task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
                 own = {**(env or {}), "TF_CONFIG": json.dumps(task)}
                 if place:
                     own["GLOO_SOCKET_IFNAME"] = place.name  # PyTorch would take the address of the host's name
-                self._members.append(Member(module, arguments, own, python, place))
+                self._members.append(Peer(module, arguments, own, python, place, wait=False))
             for member in self._members:
                 member.wait()
         except BaseException:

@@ -78,14 +78,17 @@ def alternating(pull: Callable[[], Any], push: Callable[[], Any]) -> dict[str, A
     return {name: lambda count, name=name: run(count, name) for name in ("pull", "push")}
 
 
-def library() -> Mapping[str, Any]:
-    """This library's contenders."""
+def library(workers: int) -> Mapping[str, Any]:
+    """This library's contenders, with servers and workers of this process, or of the cluster that TF_CONFIG tells."""
     import jax
     import jax.numpy as jnp
 
     import jaxtribute as jd
 
-    strategy = jd.ParameterServerStrategy({"ps": 1, "worker": 2}, timeout_s=120)
+    cluster: Any = {"ps": 1, "worker": workers}
+    if "TF_CONFIG" in os.environ:
+        cluster = jd.cluster_resolver.TFConfigClusterResolver()
+    strategy = jd.ParameterServerStrategy(cluster, timeout_s=240)
     coordinator = jd.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
         variables = [jd.Variable(value) for value in first_values()]
@@ -258,6 +261,7 @@ def main() -> None:
     parser.add_argument("--tensorflow", help="the interpreter of an installation of TensorFlow")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--serve", choices=["library", "sockets"], help=argparse.SUPPRESS)
     parser.add_argument("--embedding", action="store_true", help="the embedding table alone")
     options = parser.parse_args()
@@ -265,7 +269,7 @@ def main() -> None:
         print(json.dumps(embedding(50 if options.quick else 500)))
         return
     if options.serve:
-        serve(library() if options.serve == "library" else sockets())
+        serve(library(options.workers) if options.serve == "library" else sockets())
         return
     steps, rounds = (100, 3) if options.quick else (400, 9)
     peers = {"jaxtribute": Peer("benchmarks.parameter_server", ["--serve", "library"])}

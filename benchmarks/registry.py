@@ -105,6 +105,9 @@ _MODULES = (
     Module("automatic_layout", "bytes that the automatic layout moves, beside the best of all layouts"),
     Module("launch", "start-up of local workers, and the loss for each shape of a cluster"),
     Module("parameter_server", "training with parameter servers", tensorflow="--tensorflow"),
+    Module(
+        "parameter_server_network", "the same on two machines with 1 Gbit/s between them", tensorflow="--tensorflow"
+    ),
     Module("faults", "failures of a worker: how soon, and whether the right one is named"),
 )
 MODULES = {one.name: one for one in _MODULES if find_spec(one.module) is not None}

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,20 @@ def test_over_tcp_with_keys_and_without(folder: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_folder_that_two_machines_see(folder: str) -> None:
+    keys = Keys.make()
+    hub = Hub(folder, keys, "127.0.0.1")
+    there = replace(hub.endpoint, machine="another")
+    assert Path(there.path).exists()
+    for endpoint, local in ((there, False), (hub.endpoint, True)):
+        thread, link = echo(hub, 1), Link(endpoint, keys)
+        assert link.local == local
+        np.testing.assert_array_equal(asked(link), np.arange(1000))
+        thread.join()
+        link.close()
+    hub.close()
+
+
 def test_requests_that_a_server_cannot_answer(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_task, "_MIRROR_DEADLINE_S", 0.05)
     nobody = {"path": f"{folder}/nobody", "tcp": ""}

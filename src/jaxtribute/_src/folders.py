@@ -13,6 +13,7 @@ import fcntl
 import logging
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -48,6 +49,13 @@ class Folder:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def machine_name() -> str:
+    """Name of this machine since its last start: no other has it, not one that sees the same folders either."""
+    with contextlib.suppress(OSError):
+        return f"{socket.gethostname()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+    return socket.gethostname()
 
 
 def short_base(folders: Iterable[str | None]) -> Path:

@@ -18,6 +18,7 @@ import weakref
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from jaxtribute._src.folders import machine_name
 from jaxtribute.errors import CheckpointError
 
 _TOUCHED_EVERY_S = 10.0
@@ -48,11 +49,10 @@ class ProcessIdentity:
     @classmethod
     def own(cls) -> ProcessIdentity:
         """This process."""
-        host = socket.gethostname()
-        boot = _text("/proc/sys/kernel/random/boot_id").strip()
+        machine = machine_name()
         with contextlib.suppress(OSError):
-            boot += f" {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115  # it names no file
-        return cls(host, os.getpid(), _started(os.getpid()), f"{host} {boot}", sys.argv[0])
+            machine += f" {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115  # it names no file
+        return cls(socket.gethostname(), os.getpid(), _started(os.getpid()), machine, sys.argv[0])
 
     @classmethod
     def parse(cls, text: str) -> ProcessIdentity | None:

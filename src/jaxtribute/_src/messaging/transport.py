@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Generator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import garbage
 
+from jaxtribute._src.folders import machine_name
 from jaxtribute._src.messaging.wire import Frames
 
 Route: TypeAlias = tuple["zmq.Socket[bytes]", bytes]
@@ -47,12 +48,14 @@ class Endpoint:
     """Address of a process.
 
     Attributes:
-      path: its socket's file, for processes that see the same folder.
+      path: its socket's file, for processes of its machine that see the folder.
       tcp: its address for all others, `tcp://host:port`; empty where the cluster is one machine.
+      machine: its machine, as `machine_name` has it.
     """
 
     path: str
     tcp: str = ""
+    machine: str = ""
 
     def plain(self) -> dict[str, str]:
         """The address as a map of strings, for a message."""
@@ -66,10 +69,16 @@ class TaskSettings:
     Attributes:
       folder: a private folder for sockets, on the coordinator's machine.
       keys: the cluster's keys; None where it is one machine.
+      machine: the coordinator's machine.
     """
 
     folder: str
     keys: Keys | None = None
+    machine: str = field(default_factory=machine_name)
+
+    def seen_here(self) -> bool:
+        """True if this process can make sockets in the folder: one on a disk that machines share is not enough."""
+        return self.machine == machine_name() and Path(self.folder).is_dir()
 
 
 class Hub:
@@ -91,7 +100,7 @@ class Hub:
         tcp = ""
         if keys is not None and host is not None:
             tcp = self._listen(keys, host)
-        self.endpoint = Endpoint(path, tcp)
+        self.endpoint = Endpoint(path, tcp, machine_name())
         # ZeroMQ's sockets belong to one thread, so that another thread ends a `receive` through a pair of sockets only.
         name = f"inproc://{uuid.uuid4().hex}"
         self._waking, self._ringing = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
@@ -172,7 +181,9 @@ class Link:
         self.socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         _tune(self.socket)
         self._ended = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if once else None
-        self.local = bool(endpoint.path and Path(endpoint.path).exists()) or not endpoint.tcp
+        # Machines may share the disk of the folder: its sockets lead nowhere from another one.
+        here = endpoint.machine == machine_name() and Path(endpoint.path).exists()
+        self.local = here or not endpoint.tcp
         if self.local:
             self.socket.connect(f"ipc://{endpoint.path}")
             return

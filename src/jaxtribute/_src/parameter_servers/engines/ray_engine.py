@@ -10,12 +10,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray import exceptions
 
 from jaxtribute._src.allocator import tune_allocator
+from jaxtribute._src.folders import Folder
 from jaxtribute._src.messaging.errors import told
 from jaxtribute._src.messaging.transport import Endpoint, TaskSettings, deadline, own_host
 from jaxtribute._src.observers import TASK
@@ -45,6 +47,10 @@ class TaskActor:
         self, make: TaskMaker, role: str, index: int, settings: TaskSettings, remote: bool, *arguments: object
     ) -> None:
         tune_allocator()  # arrays of one size come and go
+        self._folder: Folder | None = None
+        if not settings.seen_here():
+            self._folder = Folder()  # this machine's own; tasks of the same user here find its sockets
+            settings = replace(settings, folder=self._folder.path)
         host = own_host() if remote else None
         self._task, self._name = make(role, index, settings, host, *arguments), f"{role} {index}"
         self._thread = threading.Thread(target=self._run, name=f"jaxtribute-{role}-{index}", daemon=True)
@@ -54,6 +60,8 @@ class TaskActor:
         try:
             with TASK.during(self._task, self._name):
                 self._task.run()
+            if self._folder is not None:
+                self._folder.close()
         except BaseException:  # noqa: BLE001
             # The process would live on, deaf: if it ends, Ray starts another, and those who wait are told.
             traceback.print_exc()
