@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -205,6 +206,27 @@ def embedding(steps: int) -> dict[str, Any]:
     }
 
 
+def rates(calls: int) -> dict[str, Any]:
+    """Functions that do nothing, and steps, which a coordinator gets done in a second on 1 to 16 workers."""
+    found: dict[str, dict[int, list[float]]] = {"trivial": {}, "step": {}}
+    counts = (1, 2, 8, 16)
+    for order in (counts, counts[::-1]):
+        for workers in order:
+            peer = Peer("benchmarks.parameter_server", ["--serve", "library", "--workers", str(workers)])
+            try:
+                for problem, taken in found.items():
+                    peer.steps(problem, calls)  # warms up
+                    taken.setdefault(workers, []).extend(1 / peer.steps(problem, calls)[0] for _ in range(3))
+            finally:
+                with suppress(RuntimeError, BrokenPipeError):
+                    peer.steps("close", 0)
+                peer.close()
+    return {
+        problem: {workers: round(statistics.median(seen)) for workers, seen in sorted(taken.items())}
+        for problem, taken in found.items()
+    }
+
+
 def lookups(strategy: Any, rows: int) -> Any:
     """A table of so many rows on the servers, and a step that trains those that it is given."""
     import functools
@@ -264,7 +286,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--serve", choices=["library", "sockets"], help=argparse.SUPPRESS)
     parser.add_argument("--embedding", action="store_true", help="the embedding table alone")
+    parser.add_argument("--rates", action="store_true", help="functions scheduled in a second, by workers, alone")
     options = parser.parse_args()
+    if options.rates:
+        print(json.dumps(rates(100 if options.quick else 1000)))
+        return
     if options.embedding:
         print(json.dumps(embedding(50 if options.quick else 500)))
         return
