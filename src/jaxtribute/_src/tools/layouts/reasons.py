@@ -36,7 +36,7 @@ def reason(clusters: Sequence[Cluster], plan: Plan, place: int, parts: int, clas
     partners = _partners(clusters, plan, place)
     if axis is None:
         return "whole: splitting it would move more bytes or save too little"
-    kinds = cluster.kinds(axis)
+    kinds = cluster.kinds(cluster.axes[axis])
     if not kinds:
         return f"lies as {_names(partners)}, with which it goes" if partners else "split to save memory"
     text = _OF_KINDS[kinds[0]]
