@@ -109,6 +109,6 @@ def _jax_can() -> bool:
     """True if the JAX that is installed can encrypt its coordination service; it is not imported."""
     try:
         numbers = version("jax").split(".")[:2]
-        return tuple(int(number) for number in numbers) >= _FIRST_JAX
+        return tuple(map(int, numbers)) >= _FIRST_JAX
     except (PackageNotFoundError, ValueError):
         return False

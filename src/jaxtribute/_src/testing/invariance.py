@@ -159,7 +159,7 @@ def _difference(expected: np.ndarray, found: np.ndarray, rtol: float, atol: floa
     same = np.isclose(_plain(found), _plain(expected), rtol=rtol, atol=atol, equal_nan=True)
     if same.all():
         return None
-    index = tuple(int(axis) for axis in np.argwhere(~same)[0])
+    index = tuple(np.argwhere(~same)[0].tolist())
     where = f" at {list(index)}, the first of {(~same).sum()} of {same.size} elements that differ" if index else ""
     if index and same.size <= _SHOWN:
         where += f":\n{found.tolist()}\n{expected.tolist()}"

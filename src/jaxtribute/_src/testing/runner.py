@@ -201,11 +201,12 @@ class MultiProcessRunner:
         except BaseException:
             self.kill()
             raise
-        self._outputs = [self._read(rank) for rank in self._ranks]
+        self._outputs = list(map(self._read, self._ranks))
         name = getattr(fn, "__qualname__", repr(fn))
         if len(answers) < self.workers:
             raise self._give_up(name, answers, lost, limit)
         failure = self._first_failure(name, answers, lost)
+        # A cluster without one of its ranks is of no use to the next call.
         if any(isinstance(answer, Exited) for answer in answers.values()):
             self.kill()
         if failure is not None:
@@ -284,7 +285,7 @@ class MultiProcessRunner:
         """Ends the processes of a call that some rank does not finish; what is known of it."""
         missing = [rank for rank in range(self.workers) if rank not in answers]
         # What the others say when these end is no part of the story.
-        self._outputs = [self._read(rank) for rank in self._ranks]
+        self._outputs = list(map(self._read, self._ranks))
         for rank in missing:  # faulthandler prints the stacks
             self._ranks[rank].process.send_signal(signal.SIGABRT)
         end = time.monotonic() + STACKS_S
@@ -314,8 +315,9 @@ class MultiProcessRunner:
         return None
 
     def _all_outputs(self) -> str:
-        texts = [text.rstrip() or "(nothing)" for text in self._outputs]
-        return "\n".join(f"--- output of rank {rank}\n{text}" for rank, text in enumerate(texts))
+        return "\n".join(
+            f"--- output of rank {rank}\n{text.rstrip() or '(nothing)'}" for rank, text in enumerate(self._outputs)
+        )
 
 
 def _failed(answer: Answer | Exited, rank: int, lost: Collection[int]) -> bool:

@@ -56,7 +56,10 @@ class Topology:
         if self.link is self.chip.link:  # the same within hosts and between them
             return Cluster(self.chip, 1, size, self.link)
         groups = collective.groups or (tuple(range(len(devices))),)
-        hosts = max(len({devices[place].process_index for place in group}) for group in groups)
+        # The group over the most hosts is the slowest, and the others wait for it.
+        hosts = 0
+        for group in groups:
+            hosts = max(hosts, len({devices[place].process_index for place in group}))
         return Cluster(self.chip, hosts, -(-size // hosts), self.link)
 
 
@@ -74,6 +77,7 @@ def topology_named(name: str) -> Topology:
     kind = check_topology(name)
     name = name.strip().lower()
     family = _family(name)
+    # The compilers' libraries look at their environment once, when they are loaded.
     with _environment(family.ENVIRONMENT):
         devices = tuple(family.described(name).devices)
     return Topology(name, kind, devices, family.LINK or kind.link, family.OPTIONS)
@@ -115,7 +119,7 @@ def _family(name: str) -> ModuleType:
 
 
 def _count(name: str) -> int:
-    return math.prod(int(size) for size in name.partition(":")[2].split("x"))
+    return math.prod(map(int, name.partition(":")[2].split("x")))
 
 
 @contextmanager

@@ -45,6 +45,7 @@ class Choice:
         self._mesh, self.judge = mesh, Judge(traced, leaves, mesh)
         self._movable, self._parts = movable, axis_to_split_over(mesh)[1]
         self._classes = AxisClasses(opened(traced.closed))
+        # The program's inputs are its arguments, and then these.
         self._inputs: list[Variable] = list(traced.executor.inputs)
         inputs = dict(enumerate(self._inputs, len(leaves)))
         self.clusters: list[Cluster] = clusters_of(self._classes, inputs, movable, self._parts)
@@ -54,6 +55,7 @@ class Choice:
     @property
     def is_about_something(self) -> bool:
         """True if a product or a look-up of the program uses a variable that can be split."""
+        # Other programs, such as one that makes or resets variables, show nothing to choose by.
         return any(cluster.uses and cluster.splits for cluster in self.clusters)
 
     def layouts(self, plan: Plan) -> dict[Variable, Layout]:
@@ -83,6 +85,7 @@ class Choice:
         made = LayoutMap()
 
         def add(variable: Variable, layout: Layout, why: str) -> None:
+            # A layout map looks for its keys anywhere in a name: this one is to fit that name alone.
             key = f"^{re.escape(variable.name.removesuffix(':0'))}$"
             if not variable.derived and key not in made:
                 made[key] = layout
@@ -116,10 +119,12 @@ def settle(chosen: AutomaticLayout, mesh: ReplicaMesh, traced: Capture, leaves: 
     own = {variable for variable in touched if variable.derived and variable.policy.mesh == mesh}
     choice = Choice(traced, leaves, mesh, pending | own)
     if not choice.is_about_something:
+        # What it writes keeps its layout; what it only reads waits for a program that uses it in a product.
         for variable in pending & set(traced.executor.written):
             chosen.settle(variable)
         return
     choice.make(chosen.memory_limit, chosen.tries)
+    # Nobody may give up the arrays of a variable while they are moved.
     with updating:
         for variable, layout in choice.layouts(choice.plan).items():
             if layout != variable.policy.layout:

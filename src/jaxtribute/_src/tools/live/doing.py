@@ -73,7 +73,7 @@ def note_waits(workers: Sequence[Worker], states: Mapping[int, dict[str, Json]])
     running = [one for one in workers if states[one.rank]["event"] not in ("ended", "failed", "starting")]
     if len(running) < 2:
         return
-    least = min(one.steps() for one in running)
+    least = min(map(Worker.steps, running))
     behind = [one for one in running if one.steps() == least and states[one.rank]["event"] != "step"]
     for worker in running:
         state = states[worker.rank]

@@ -172,7 +172,7 @@ class Worker:
         elif kind == "end":
             self.ends.append(moment)
         elif kind == "devices":
-            self.devices = [str(one) for one in record["devices"]][:1024]
+            self.devices = list(map(str, record["devices"]))[:1024]
         elif kind == "fail":
             trace = str(record["trace"])
             self._event(Event(moment, "failure", self.rank, trace.strip().rpartition("\n")[2], trace))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
+from operator import attrgetter
 
 from jaxtribute._src.tools.tables import bytes_text
 from jaxtribute._src.tools.visualize.placement import Cell, How, Placement, Row
@@ -82,16 +84,21 @@ def text_width(text: str, size: int) -> float:
     return len(text) * size * 0.58
 
 
+def _widest(texts: Iterable[str], size: int) -> float:
+    return max((text_width(text, size) for text in texts), default=0.0)
+
+
 def placement_svg(placement: Placement, limit: int) -> str:
     """A grid: a row for each array, a column for each device."""
     canvas = Canvas(f"Which device holds which part: {placement.title}")
     rows = placement.rows[:limit]
-    left = 16 + max((text_width(row.name, 13) for row in rows), default=0) + 14
-    kinds = left + max((text_width(row.kind(), 12) for row in rows), default=0) + 14
+    left = 16 + _widest(map(attrgetter("name"), rows), 13) + 14
+    kinds = left + _widest(map(Row.kind, rows), 12) + 14
     places = shown(len(placement.columns), _MOST)
     names = [placement.columns[place] for place in places if place is not None]
     labels = [part_text(row, cell) for row in rows for cell in row.cells if cell is not None]
-    wide = max([84.0, *(text_width(text, 12) + 10 for text in (*names, *labels))])
+    # All columns are equally wide, so that the same part of an array is as wide on each device.
+    wide = max(84.0, _widest([*names, *labels], 12) + 10)
     xs = [kinds + i * (wide + 10) for i in range(len(places))]
     end = xs[-1] + wide + 14
     canvas.text(16, 28, placement.title, size=15, bold=True)

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Lists the uses of TensorFlow in each file; with `--write` changes the files."""
+    # All files, also behind one that cannot be read; the worst decides.
     statuses = [_migrate(path, write=arguments.write) for path in arguments.files]
     return max(statuses)
 
@@ -69,8 +70,9 @@ def _line(place: str, finding: Finding, *, written: bool) -> str:
     done = " (written)" if written else ""
     if not finding.advice:
         return f"{head}{done}\n"
-    first, *more = finding.advice.split("\n")
-    return "\n".join([f"{head}{done}: {first}", *(f"    {line}" for line in more)]) + "\n"
+    # What follows the first line belongs to it.
+    advice = finding.advice.replace("\n", "\n    ")
+    return f"{head}{done}: {advice}\n"
 
 
 def _summary(reports: Sequence[Report]) -> str:

@@ -157,7 +157,7 @@ def _known(arguments: argparse.Namespace) -> tuple[StepCost, list[Comparison]]:
         if saved:
             raise ArgumentError(f"--calibrate runs a script, which {arguments.step} is none. HINT: give the script.")
         try:
-            counts = sorted({int(count) for count in arguments.local.split(",")})
+            counts = sorted(set(map(int, arguments.local.split(","))))
         except ValueError:
             counts = [0]
         if counts[0] < 1:
@@ -193,7 +193,7 @@ def _predict(
     ]
     mine = predict(cost, cluster, batch=batch, weak=arguments.weak, measured=measured)
     console.print("", report.table(cluster, curve))
-    answer |= {"prediction": report.as_dict(mine), "curve": [report.as_dict(one) for one in curve]}
+    answer |= {"prediction": report.as_dict(mine), "curve": list(map(report.as_dict, curve))}
     if arguments.examples:
         whole = epoch(cost, cluster, mine, arguments.examples, measured)
         console.print(f"\n{report.epoch_text(whole, arguments.examples)}", highlight=False)
