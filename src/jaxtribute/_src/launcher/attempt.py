@@ -207,6 +207,7 @@ class Attempt:
 
     def _escalate(self, *steps: tuple[float, Signal]) -> None:
         now = time.monotonic()
+        # What was due before is not any more: the last decision holds.
         self._due = [(now + delay, number) for delay, number in steps]
         self._wake.set()
 

@@ -83,6 +83,7 @@ class Leader:
         finally:
             self._local.close()
             if self._meeting is not None:
+                # The other launchers wait for the exit code, and end with it.
                 await self._meeting.close(code)
         return code
 
@@ -129,13 +130,13 @@ class Leader:
             return [self._local], [own]
         await self._await_machines(self._meeting, len(own), again=again)
         # This machine first: rank 0, which hosts the coordination service, is at the address that all know.
-        remote = [node for _, node in sorted(self._meeting.present.items()) if node.addresses]
+        remote = list(self._meeting.ready.values())
         return [self._local, *remote], [own, *map(attrgetter("addresses"), remote)]
 
     async def _await_machines(self, meeting: Meeting, own: int, *, again: bool) -> None:
         start = spoken = time.monotonic()
         while self._asked is None:
-            ready = {number: node for number, node in meeting.present.items() if node.addresses}
+            ready = meeting.ready
             missing = sorted(set(range(1, self._options.nodes)).difference(ready))
             if not missing:
                 return
@@ -212,7 +213,7 @@ class Leader:
         """While machines are missing, lets the job start again as soon as one more is ready."""
         if self._meeting is None or present == self._options.nodes:
             return
-        while not any(node.addresses for node in self._meeting.present.values()):
+        while not self._meeting.ready:
             await _changed(self._meeting.changed, LOOK_EVERY_S)
         say("one more machine is there: the job saves and starts again with it")
         self.grow()

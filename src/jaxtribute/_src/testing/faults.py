@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, TypedDict, Unpack
 
 import jax
@@ -291,5 +292,5 @@ def _variable(name: str) -> Variable:
             return one
     raise ArgumentError(
         f"corrupt_value finds no variable whose name begins with {name!r} among "
-        f"{sorted(one.name for one in alive)}. HINT: give one of these."
+        f"{sorted(map(attrgetter('name'), alive))}. HINT: give one of these."
     )

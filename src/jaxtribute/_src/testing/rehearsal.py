@@ -121,6 +121,7 @@ def _launch(
     try:
         done = subprocess.run(
             [*command, str(script), *arguments],
+            # A program that asks something is told at once that there is no answer.
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -130,6 +131,7 @@ def _launch(
             check=False,
         )
     except subprocess.TimeoutExpired as error:
+        # Until here it may be bytes, though text was asked for.
         text = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
         raise DeadlineError(
             f"{script} had not ended {timeout_s:g} s after its start. HINT: give more time, or a smaller problem; it "

@@ -149,6 +149,7 @@ class MultiProcessRunner:
         for rank in range(self.workers):
             here, there = Pipe()
             output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
+            # With faulthandler a SIGABRT makes it print the stacks of its threads.
             command = [sys.executable, "-X", "faulthandler", "-m", "jaxtribute._src.testing.child", str(there.fileno())]
             environment = {**rank_environment(addresses, rank, self.devices), **self._env}
             process = self._family.start(command, environment, output, pass_fds=[there.fileno()])
@@ -272,6 +273,7 @@ class MultiProcessRunner:
     def _receive(rank: _Rank) -> Answer | Exited:
         try:
             return pickle.loads(rank.connection.recv_bytes())
+        # The process alone holds the other end, so the end of the connection is its own.
         except (EOFError, ConnectionError):
             return Exited(rank.process.wait())
 
@@ -302,6 +304,7 @@ class MultiProcessRunner:
     def _first_failure(
         self, name: str, answers: Mapping[int, Answer | Exited], lost: Collection[int]
     ) -> ProcessFailedError | None:
+        # In the order of their coming: what failed first is likely the cause of the rest.
         for rank, answer in answers.items():
             if not _failed(answer, rank, lost):
                 continue

@@ -124,13 +124,12 @@ def passes(text: str) -> tuple[int, ...]:
         match = _INSTRUCTION.match(line) if entry else None
         if match is None:
             continue
-        shapes[match["name"]] = sum(_sizes(match["shape"]))
+        touched = _touched(match, shapes)
         called = _FUSED.search(match["rest"])
         # Computations that are called stand before those that call them: by now all fusions with a product are known.
         apart = _PRODUCT.search(line) or _OPERATION.search(line) or (called is not None and called[1] in products)
         if not apart and match["kind"] not in _FREE:
-            read = sum(shapes.get(name, 0) for name in _operands(match))
-            found.append(shapes[match["name"]] + read)
+            found.append(touched)
     return tuple(found)
 
 
@@ -162,12 +161,12 @@ def traffic(text: str) -> float:
 
     One inside a loop counts once.
     """
-    sizes: dict[str, float] = {}
+    sizes: dict[str, int] = {}
     found = 0.0
     for match in _entry(text):
-        sizes[match["name"]] = sum(_sizes(match["shape"]))
+        touched = _touched(match, sizes)
         if _works(match["kind"]):
-            found += sizes[match["name"]] + sum(sizes.get(name, 0.0) for name in _operands(match))
+            found += touched
     return found
 
 
@@ -209,7 +208,7 @@ def _operations(kind: str, line: str, arrays: list[Dims]) -> float:
         contracted = _CONTRACTED.search(line)
         # The compiler of GPUs writes the axes as strings, in JSON.
         axes = _dims(contracted["dims"].replace('"', "")) if contracted is not None else ()
-        if len(arrays) < 2 or any(axis >= len(arrays[1]) for axis in axes):
+        if len(arrays) < 2 or max(axes, default=-1) >= len(arrays[1]):
             return 0.0
         return 2.0 * math.prod(arrays[0]) * math.prod(arrays[1][axis] for axis in axes)
     return 0.0
@@ -312,7 +311,8 @@ def _along(axes: str, names: str) -> tuple[int, ...]:
 
 
 def _dims(text: str) -> Dims:
-    return tuple(int(size) for size in text.split(",") if size)
+    # A scalar has none, and its text is empty.
+    return tuple(map(int, filter(None, text.split(","))))
 
 
 def _sizes(shape: str) -> list[int]:
@@ -324,6 +324,12 @@ def _nbytes(dtype: str, dims: str) -> int:
     bits = 8 if dtype == "pred" else int((_BITS.match(dtype) or ["", "32"])[1])
     # Numbers of four bits are counted as whole bytes.
     return math.prod(_dims(dims)) * max(bits // 8, 1)
+
+
+def _touched(instruction: re.Match[str], sizes: dict[str, int]) -> int:
+    """The bytes that an instruction reads and writes; notes those of its result among `sizes`, for what reads it."""
+    sizes[instruction["name"]] = sum(_sizes(instruction["shape"]))
+    return sizes[instruction["name"]] + sum(sizes.get(name, 0) for name in _operands(instruction))
 
 
 def _operands(instruction: re.Match[str]) -> list[str]:

@@ -51,7 +51,7 @@ def chosen(trackers: Sequence[str | Tracker]) -> list[str | Tracker]:
       ArgumentTypeError: an object is neither a name nor a tracker.
       MissingLibraryError: the library of one is not installed.
     """
-    asked = [name.strip() for name in os.environ.get(TRACK, "").split(",")]
+    asked = list(map(str.strip, os.environ.get(TRACK, "").split(",")))
     found: list[str | Tracker] = []
     for one in (*trackers, *filter(None, asked)):
         if isinstance(one, str):

@@ -43,17 +43,13 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as values that JSON can hold; seconds and bytes."""
-        sums = [asdict(one) | {"rate": one.rate} for one in self.collectives]
-        reads = [asdict(one) | {"rate": one.rate} for one in self.input]
-        waits = [asdict(one) | {"overhead": one.overhead} for one in self.step]
-        saves = list(map(asdict, self.checkpoint))
         return {
             "where": self.where,
             "jax": jax.__version__,
-            "collectives": sums,
-            "step": waits,
-            "input": reads,
-            "checkpoint": saves,
+            "collectives": _figures(self.collectives, "rate"),
+            "step": _figures(self.step, "overhead"),
+            "input": _figures(self.input, "rate"),
+            "checkpoint": list(map(asdict, self.checkpoint)),
             "notes": self.notes,
         }
 
@@ -117,6 +113,11 @@ def run(
             with tempfile.TemporaryDirectory() as folder:
                 report.checkpoint = [rates.measure_checkpoint(strategy, nbytes, Path(folder), rounds)]
     return report
+
+
+def _figures(ones: Sequence[CollectiveRate | StepRate | InputRate], derived: str) -> list[dict[str, Any]]:
+    """Figures as they were measured, and the one that follows from them."""
+    return [asdict(one) | {derived: getattr(one, derived)} for one in ones]
 
 
 def _us(seconds: float) -> str:

@@ -192,6 +192,7 @@ def costs(compiled: Foreign, text: str) -> tuple[float, float]:
       text: its text, in which they are counted where the compiler tells neither.
     """
     told = compiled.cost_analysis()
+    # The compiler of GPUs tells neither.
     if not told:
         return hlo.flops(text), hlo.traffic(text)
     return max(float(told.get("flops", 0.0)), 0.0), max(float(told.get("bytes accessed", 0.0)), 0.0)

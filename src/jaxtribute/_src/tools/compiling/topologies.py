@@ -7,6 +7,7 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -43,7 +44,7 @@ class Topology:
     @property
     def hosts(self) -> int:
         """The number of machines that the devices are attached to."""
-        return len({device.process_index for device in self.devices})
+        return len(set(map(attrgetter("process_index"), self.devices)))
 
     def among(self, collective: Collective, devices: Sequence[jax.Device]) -> Cluster:
         """The devices that exchange data in a collective, as a model of their links takes them.
@@ -101,10 +102,14 @@ def ladder(topology: Topology, most: int) -> list[str]:
     Each has about four times as many as the one before it.
     """
     own = len(topology.devices)
-    counts = {name: _count(name) for name in _family(topology.name).sizes(topology.name)}
+    counts: dict[str, int] = {}
+    for name in _family(topology.name).sizes(topology.name):
+        count = _count(name)
+        if count <= max(most, own):
+            counts[name] = count
+    # It need not be one of the usual sizes, of which there are four times as many each.
     counts[topology.name] = own
-    chosen = [name for name, count in counts.items() if count <= max(most, own)]
-    return sorted(chosen, key=lambda name: counts[name])
+    return sorted(counts, key=counts.__getitem__)
 
 
 def _family(name: str) -> ModuleType:

@@ -61,8 +61,11 @@ class AxisClasses:
         self._parents: list[int] = []
         self._units: list[int] = []
         self._batches: list[int] = []
-        self.inputs = [self._fresh(atom, number) for number, atom in enumerate(program.invars)]
-        self.uses: dict[int, list[Use]] = {number: [] for number in range(len(self.inputs))}
+        self.inputs: list[Traced] = []
+        self.uses: dict[int, list[Use]] = {}
+        for number, atom in enumerate(program.invars):
+            self.inputs.append(self._fresh(atom, number))
+            self.uses[number] = []
         self._run(program, self.inputs)
 
     def find(self, axis: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from jaxtribute._src.tools.layouts.axes import AxisClasses, Use
 from jaxtribute._src.values.layouts import names_of
@@ -135,12 +136,11 @@ def guesses(clusters: Sequence[Cluster], now: Plan) -> dict[str, Plan]:
                 members.setdefault(cluster.axes[axis], []).append(cluster)
     # The classes that touch few variables come first: those between two kernels, not the one along all layers.
     narrow = sorted(members, key=lambda axis: len(members[axis]))
-    paired = [axis for axis in narrow if _is_pair(axis, members[axis])]
     looked_up = [axis for axis in narrow if "lookup" in _first_uses(axis, members[axis])]
-    pairs = _apart(clusters, [axis for axis in paired if axis not in looked_up])
+    pairs = _apart(clusters, [axis for axis in narrow if axis not in looked_up and _is_pair(axis, members[axis])])
     both = _apart(clusters, [*pairs, *looked_up])
     everything = _apart(clusters, [*both, *narrow])
-    wide = sorted(members, key=lambda axis: -sum(one.nbytes for one in members[axis]))
+    wide = sorted(members, key=lambda axis: -sum(map(attrgetter("nbytes"), members[axis])))
     return {
         "pairs and embeddings": by_classes(clusters, both),
         "pairs": by_classes(clusters, pairs),

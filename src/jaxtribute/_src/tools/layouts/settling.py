@@ -112,7 +112,7 @@ def settle(chosen: AutomaticLayout, mesh: ReplicaMesh, traced: Capture, leaves: 
       leaves: the arrays of its arguments.
     """
     touched = [v for v in (*traced.executor.inputs, *traced.executor.written) if isinstance(v, Variable)]
-    pending = {variable for variable in touched if chosen.is_pending(variable)}
+    pending = set(filter(chosen.is_pending, touched))
     if not pending:
         return
     # The library's own variables, such as slots, go with what is pending: nobody asked for a layout of theirs.

@@ -182,9 +182,9 @@ def _separate_waits(found: Goodput, present: Mapping[int, HostArray], ended: flo
     """
     ranks, tables = list(present), list(present.values())
     # In windows as long as the longest, which are made of whole shorter ones.
-    length = max(float(table[:, 1].max()) for table in tables)
-    first = min(float(table[0, 0]) for table in tables) // length
-    last = max(float(table[-1, 0]) for table in tables) // length
+    everything = np.concatenate(tables)
+    length = float(everything[:, 1].max())
+    first, last = float(everything[:, 0].min()) // length, float(everything[:, 0].max()) // length
     bins = int(last - first) + 1
     # A clock that is far off, or a damaged file: rather no waits told than no memory left.
     if bins * len(tables) > _MOST_BINS:

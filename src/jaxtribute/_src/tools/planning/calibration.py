@@ -18,7 +18,7 @@ from jaxtribute._src.tools.planning.cost import StepCost
 from jaxtribute._src.tools.planning.kinds import Device
 from jaxtribute._src.tools.planning.prediction import Measured
 from jaxtribute._src.tools.planning.probes import Parts
-from jaxtribute._src.tools.user_scripts import run_module
+from jaxtribute._src.tools.user_scripts import run_module, with_devices
 from jaxtribute.errors import ArgumentError
 
 _SCRIPT = "jaxtribute._src.tools.planning.script"
@@ -56,11 +56,6 @@ class Comparison:
         """The comparison as values that JSON can hold."""
         found = asdict(self)
         return found | found.pop("parts") | {"predicted": self.predicted, "error": self.error}
-
-
-def with_devices(arguments: Sequence[str], devices: int) -> list[str]:
-    """The script's arguments with the number of devices where `{devices}` stands."""
-    return [argument.replace("{devices}", str(devices)) for argument in arguments]
 
 
 def script_cost(script: Path, arguments: Sequence[str], devices: int = 2) -> StepCost:
@@ -119,6 +114,7 @@ def _compare(script: Path, arguments: Sequence[str], each: int, workers: int, co
     given, devices = with_devices(arguments, each), each * workers
     # In processes of their own: the number of logical devices is fixed once JAX has started.
     answer = run_module(_SCRIPT, ["measure", cost, str(script), *given], each, workers)
+    # The measurement ends the script; one that ends before has not been measured.
     if not answer:
         raise ArgumentError(f"{script} ended within two steps. HINT: let it train for longer; it is stopped.")
     if answer["replicas"] != devices:

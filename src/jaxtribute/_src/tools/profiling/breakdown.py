@@ -84,6 +84,7 @@ class Breakdown:
 def break_down(timeline: Timeline, steps: int) -> Breakdown:
     """Works out the shares of each device over the window of a timeline."""
     devices = {name: _device(operations, timeline, steps) for name, operations in timeline.devices.items()}
+    # Steps that compute nothing have no device in the profile; all of their time is the host's.
     if not devices:
         devices = {"no device": _device([], timeline, steps)}
     # Devices wait for each other, so the mean of their shares adds up to the step as each one's do.

@@ -153,9 +153,8 @@ def reading_svg(reading: Reading) -> str:
     canvas = Canvas(f"Which replica reads which examples: {reading.title}")
     canvas.text(16, 28, reading.title, size=15, bold=True)
     y = 40.0
-    longest = max((bar.rows for bar in reading.bars), default=1)
     for bar in reading.bars:
-        y = _draw_bar(canvas, bar, longest, y)
+        y = _draw_bar(canvas, bar, reading.longest, y)
     explanation = reading.explanation
     for worker in explanation.workers[:_MOST]:
         first, last = worker.replicas[0], worker.replicas[-1]
@@ -185,9 +184,10 @@ def _draw_bar(canvas: Canvas, bar: Bar, longest: int, y: float) -> float:
         if part.stop == part.start:
             continue
         x, width = 16 + part.start / longest * _BAR, (part.stop - part.start) / longest * _BAR
+        # Of a very narrow part the edge would hide the colour.
         canvas.box(x, y + 28, width, 30, COLOURS[part.replica % len(COLOURS)], edge=_LINE if width > 4 else "none")
         label = f"{part.start}:{part.stop}"
         if text_width(label, 12) < width:
             canvas.text(x + width / 2, y + 47, label, size=12, middle=True)
-    canvas.text(16, y + 76, sizes_text([part.stop - part.start for part in bar.parts]), size=12, colour=_FAINT)
+    canvas.text(16, y + 76, sizes_text(bar.sizes), size=12, colour=_FAINT)
     return y + 86

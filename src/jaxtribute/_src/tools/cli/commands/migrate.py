@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ def _migrate(path: Path, *, write: bool) -> int:
         reports = [scan(program.text) for program in programs]
         changes: list[Finding] = []
         for report in reports:
-            changes += [finding for finding in report.findings if finding.edits]
+            changes += filter(attrgetter("edits"), report.findings)
         changed = document.rewritten(*[report.rewritten() for report in reports]) if write and changes else None
     except (OSError, ValueError, SyntaxError) as error:
         sys.stderr.write(f"{path}: cannot be read: {error}\n")
@@ -78,5 +79,7 @@ def _line(place: str, finding: Finding, *, written: bool) -> str:
 def _summary(reports: Sequence[Report]) -> str:
     from jaxtribute._src.compat.catalog.lookup import Kind
 
-    counts = Counter(finding.kind for report in reports for finding in report.findings)
+    counts: Counter[Kind] = Counter()
+    for report in reports:
+        counts.update(map(attrgetter("kind"), report.findings))
     return ", ".join(f"{counts[kind]} {kind.value}" for kind in Kind)
