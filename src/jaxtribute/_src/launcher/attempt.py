@@ -117,6 +117,7 @@ class Attempt:
         self._readers: list[OutputReader] = []
         self._due: list[tuple[float, Signal]] = []
         """Signals still to be sent, and when."""
+        # To tell signals of the launcher from those of others, by the codes of the ranks that they end.
         self._sent: set[int] = set()
         self._wake = asyncio.Event()
         self._asked: Signal | None = None

@@ -68,6 +68,7 @@ class RemoteNode:
         self._settle(Outcome(Kind.FAILED, ELSEWHERE, words=f"machine {self.number} was lost", killed=0))
 
     def _settle(self, outcome: Outcome) -> None:
+        # The first word counts: a machine that was given up may still say how it ended.
         if self._outcome is not None and not self._outcome.done():
             self._outcome.set_result(outcome)
 

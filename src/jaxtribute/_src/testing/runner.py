@@ -230,6 +230,7 @@ class MultiProcessRunner:
 
     def close(self) -> None:
         """Lets the processes end, and kills those that do not within 10 seconds. Again is harmless."""
+        # A process ends where its connection does.
         for rank in self._ranks:
             rank.connection.close()
         if self._family is not None:

@@ -77,6 +77,7 @@ def run_script(script: Path, arguments: Sequence[str]) -> bool:
         runpy.run_path(str(script), run_name="__main__")
     except Finished:
         return True
+    # A script may end by `sys.exit(0)` as well as by its last line.
     except SystemExit as end:
         if end.code not in (None, 0):
             raise

@@ -61,6 +61,7 @@ def chosen(trackers: Sequence[str | Tracker]) -> list[str | Tracker]:
                 f"{one!r} of type {type(one).__name__} is no tracker. HINT: give a name ({', '.join(_LIBRARIES)}), or "
                 "an object with the methods of jd.summary.Tracker."
             )
+        # The program and the environment may name the same one.
         if one not in found:
             found.append(one)
     return found

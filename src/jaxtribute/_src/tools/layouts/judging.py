@@ -24,6 +24,7 @@ _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passe
 
 def laid_out(policy: Policy, layout: Layout) -> Policy:
     """The policy with another layout, and cut among the replicas as it is."""
+    # A copy, as the candidate is only tried, and the variable keeps its policy meanwhile.
     made = copy.copy(policy)
     made.layout = layout
     return made

@@ -162,7 +162,12 @@ def automatic_layout(
     """
     function = step.python_function if isinstance(step, Function) else step
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_whole_variable)
-    places = [place for place, leaf in enumerate(leaves) if is_array(leaf) and not isinstance(leaf, Variable)]
+    places: list[int] = []
+    arrays: list[Any] = []
+    for place, leaf in enumerate(leaves):
+        if is_array(leaf) and not isinstance(leaf, Variable):
+            places.append(place)
+            arrays.append(leaf)
 
     def call(given: Sequence[Any]) -> Any:
         whole = list(leaves)
@@ -171,7 +176,6 @@ def automatic_layout(
         positional, named = tree.unflatten(whole)
         return function(*positional, **named)
 
-    arrays = [leaves[place] for place in places]
     traced = capture(call, contexts.current(), arrays)
     variables = {variable for variable in traced.executor.inputs if isinstance(variable, Variable)}
     meshes = {variable.policy.mesh for variable in variables}

@@ -71,6 +71,7 @@ def _state(event: str, seconds: float | None, where: str = "") -> dict[str, Json
 def note_waits(workers: Sequence[Worker], states: Mapping[int, dict[str, Json]]) -> None:
     """Adds for whom workers in a step wait: one that has not come to that step, and is at something else."""
     running = [one for one in workers if states[one.rank]["event"] not in ("ended", "failed", "starting")]
+    # One alone waits for nobody.
     if len(running) < 2:
         return
     least = min(map(Worker.steps, running))

@@ -75,6 +75,7 @@ def _length(dataset: Iterable[object]) -> int | None:
     """Number of batches, where the dataset knows it without reading any."""
     if isinstance(dataset, DistributedDataset):
         return _batches(dataset)
+    # Many have no length; of others it raises where it is not known.
     try:
         return len(dataset)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError, NotImplementedError, AttributeError):

@@ -115,6 +115,7 @@ def plot(curve: Sequence[Prediction], cluster: Cluster, path: Path) -> None:
         raise MissingLibraryError(
             "drawing the scaling curve needs matplotlib, which is not installed. HINT: pip install 'jaxtribute[plot]'."
         ) from error
+    # Without pyplot, which may want a display, and keeps every figure.
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     rates, shares = figure.subplots(1, 2)
     devices = list(map(attrgetter("devices"), curve))

@@ -124,6 +124,7 @@ def placement(title: str, mesh: ReplicaMesh, nest: Nest) -> Placement:
     for one in found:
         others.update(one.parts)
     others.difference_update(mesh.devices)
+    # Those of the replicas first, in their order, which is that of the batch's parts.
     devices = (*mesh.devices, *sorted(others, key=lambda device: (device.platform, device.id)))
     rows: list[Row] = []
     for one in found:

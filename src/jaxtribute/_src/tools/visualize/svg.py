@@ -181,6 +181,7 @@ def _draw_bar(canvas: Canvas, bar: Bar, longest: int, y: float) -> float:
     canvas.text(16, y + 20, bar.caption())
     canvas.box(16, y + 28, _BAR, 30, _EMPTY, edge=_LINE)
     for part in bar.parts:
+        # A replica without an example would be a line between two others.
         if part.stop == part.start:
             continue
         x, width = 16 + part.start / longest * _BAR, (part.stop - part.start) / longest * _BAR

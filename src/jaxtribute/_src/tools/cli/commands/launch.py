@@ -119,6 +119,7 @@ def _variables(run: Path | None, trackers: Sequence[str]) -> dict[str, str]:
 
     # Absolute, as a program may change its directory.
     found = {} if run is None else {RUN: str(run.absolute())}
+    # A name that is wrong is told before anything starts.
     for name in trackers:
         check_name(name)
     return found | {TRACK: ",".join(trackers)} if trackers else found
