@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -187,10 +186,3 @@ def _filled(clusters: Sequence[Cluster], plan: Plan) -> Plan:
             axis = max(cluster.splits, key=lambda axis: (axis in cluster.even, cluster.shape[axis]))
         filled.append(axis)
     return tuple(filled)
-
-
-def waste(clusters: Sequence[Cluster], plan: Plan, parts: int) -> int:
-    """Bytes on each device of what a plan leaves whole and could be split."""
-    left = [one.nbytes for one, axis in zip(clusters, plan, strict=True) if axis is None and one.splits]
-    # Split, each device would hold one part of it and not all.
-    return math.ceil(sum(left) * (parts - 1) / parts)

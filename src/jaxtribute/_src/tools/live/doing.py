@@ -10,7 +10,6 @@ from jaxtribute._src.types import Json
 
 _SILENT_S = 3.0
 _LOST_S = 10.0
-_LONG_S = 1.0
 _WORDS = {
     "step": "in a step",
     "input": "waits for input",
