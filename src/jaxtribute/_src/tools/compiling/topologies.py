@@ -78,7 +78,7 @@ def topology_named(name: str) -> Topology:
     kind = check_topology(name)
     name = name.strip().lower()
     family = _family(name)
-    # The compilers' libraries look at their environment once, when they are loaded.
+    # The compilers read it as they are loaded.
     with _environment(family.ENVIRONMENT):
         devices = tuple(family.described(name).devices)
     return Topology(name, kind, devices, family.LINK or kind.link, family.OPTIONS)
@@ -107,7 +107,7 @@ def ladder(topology: Topology, most: int) -> list[str]:
         count = _count(name)
         if count <= max(most, own):
             counts[name] = count
-    # It need not be one of the usual sizes, of which there are four times as many each.
+    # The one that was asked for need not be one of the usual sizes.
     counts[topology.name] = own
     return sorted(counts, key=counts.__getitem__)
 

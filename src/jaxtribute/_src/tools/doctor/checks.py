@@ -202,7 +202,7 @@ def _gpus(situation: Situation, found: int) -> Iterator[Finding]:
     promised = len(visible_gpus(situation.environ))
     if promised == found:
         return
-    # Who has named the GPUs looks for the fault in that list, who has not, in the driver.
+    # Where GPUs are named, the fault may be in that list; else it is in the driver or in JAX.
     listed = situation.environ.get(VISIBLE)
     source = f"{VISIBLE}={listed!r} names" if listed is not None else "this machine has"
     platforms = situation.environ.get(_PLATFORMS, "")
