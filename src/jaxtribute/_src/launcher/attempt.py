@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, Self
 
 from jaxtribute._src.cluster.failures import ELSEWHERE, RESUME
@@ -116,6 +117,7 @@ class Attempt:
         self._readers: list[OutputReader] = []
         self._due: list[tuple[float, Signal]] = []
         """Signals still to be sent, and when."""
+        # To tell signals of the launcher from those of others, by the codes of the ranks that they end.
         self._sent: set[int] = set()
         self._wake = asyncio.Event()
         self._asked: Signal | None = None
@@ -128,6 +130,7 @@ class Attempt:
                 waiting = {self._start(family, rank): rank for rank in self._programs}
                 await self._wait(family, waiting)
             finally:
+                # The processes first: their output ends with them.
                 family.close()
                 for reader in self._readers:
                     await reader.finish(DRAIN_S)
@@ -166,6 +169,7 @@ class Attempt:
         try:
             process = family.start(program.command, program.environment, reader.child_end)
         finally:
+            # Open here, too, it would hide the end of the output, which comes when nobody can write any more.
             os.close(reader.child_end)
         return _exit_of(process)
 
@@ -178,6 +182,7 @@ class Attempt:
             timeout = max(self._due[0][0] - time.monotonic(), 0) if self._due else None
             done, _ = await asyncio.wait([*waiting, wake], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             wake.cancel()
+            # `done` has no order: of ranks that have ended together the lowest comes first.
             for future in [one for one in waiting if one in done]:
                 self._ended(waiting.pop(future), future.result())
 
@@ -203,6 +208,7 @@ class Attempt:
 
     def _escalate(self, *steps: tuple[float, Signal]) -> None:
         now = time.monotonic()
+        # What was due before is not any more: the last decision holds.
         self._due = [(now + delay, number) for delay, number in steps]
         self._wake.set()
 
@@ -215,13 +221,13 @@ class Attempt:
     def _judge(self) -> Outcome:
         bad = [end for end in self._ends if end.code != 0]
         own = [end for end in bad if not end.ours]
-        killed = sum(end.code < 0 for end in own)
+        codes = list(map(attrgetter("code"), own))
+        killed = sum(code < 0 for code in codes)
         # In the order of their ends: the first that failed by itself is the cause; one that only reports a failure of
         # another is named where that other one is not to be seen, as on another machine.
-        causes = [end for end in own if end.code not in (ELSEWHERE, RESUME)]
-        causes += [end for end in own if end.code == ELSEWHERE]
+        causes = sorted([end for end in own if end.code != RESUME], key=lambda end: end.code == ELSEWHERE)
         if self._asked is not None and (bad or self._asked is Signal.SIGINT):
-            saved = any(end.code == RESUME for end in own)
+            saved = RESUME in codes
             kind = Kind.PREEMPTED if saved else Kind.STOPPED
             return Outcome(kind, RESUME if saved else 128 + self._asked)
         if causes:

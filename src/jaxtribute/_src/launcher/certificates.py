@@ -21,6 +21,7 @@ CERTIFICATE, KEY, AUTHORITY = "JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MT
 PREFIX = "JAX_MTLS_PEER_URI_PREFIX"
 VARIABLES = (CERTIFICATE, KEY, AUTHORITY, PREFIX)
 _FIRST_JAX = (0, 12)
+# Wide, as the clock of a machine may be wrong: what a certificate is good for ends with its run.
 _FROM, _TO = dt.datetime(2020, 1, 1, tzinfo=dt.UTC), dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
 
 
@@ -43,7 +44,7 @@ def secret_of_run(options: Options, run: str, environment: Mapping[str, str] | N
     """
     environment = os.environ if environment is None else environment
     known = options.nodes == 1 or options.key is not None
-    given = any(name in environment for name in VARIABLES)
+    given = not environment.keys().isdisjoint(VARIABLES)
     if not run or not known or given or not _jax_can() or find_spec("cryptography") is None:
         return None
     return hmac.new(options.key or b"", b"certificates of run " + run.encode(), hashlib.sha512).digest()
@@ -109,6 +110,6 @@ def _jax_can() -> bool:
     """True if the JAX that is installed can encrypt its coordination service; it is not imported."""
     try:
         numbers = version("jax").split(".")[:2]
-        return tuple(int(number) for number in numbers) >= _FIRST_JAX
+        return tuple(map(int, numbers)) >= _FIRST_JAX
     except (PackageNotFoundError, ValueError):
         return False

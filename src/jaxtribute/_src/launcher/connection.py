@@ -112,6 +112,7 @@ class Line:
             line = (await self._reader.readuntil(b"\n"))[:-1]
             if self._key is not None:
                 seal, line = line[:_SEAL], line[_SEAL:]
+                # In a time that does not tell how many letters were right.
                 if not hmac.compare_digest(seal, self._seal(self._sides[1], self._heard, line)):
                     return None
             message = json.loads(line)

@@ -58,11 +58,8 @@ def chief_environment(address: str, servers: int, workers: int) -> dict[str, str
     """
     host = address.rpartition(":")[0]
     # Nobody listens there: the places only say how many there are.
-    cluster = {
-        "chief": [address],
-        "ps": [f"{host}:{1 + i}" for i in range(servers)],
-        "worker": [f"{host}:{1 + servers + i}" for i in range(workers)],
-    }
+    places = [f"{host}:{1 + i}" for i in range(servers + workers)]
+    cluster = {"chief": [address], "ps": places[:servers], "worker": places[servers:]}
     return {TF_CONFIG: tf_config(cluster, "chief", 0), LOCAL_CLUSTER: "1"}
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from types import TracebackType
 from typing import IO, Self
 
@@ -44,7 +45,7 @@ class Family:
     @property
     def pids(self) -> tuple[int, ...]:
         """The process ids of the guardian and of all members."""
-        return (self._guardian.pid, *(member.pid for member in self.members))
+        return (self._guardian.pid, *map(attrgetter("pid"), self.members))
 
     def start(
         self,

@@ -118,6 +118,7 @@ class Follower:
                     line.send({"ended": outcome.as_json()})
                     if self._leaving is not None:
                         return outcome.code
+                    # With other ports: processes that are left of this start may hold the old ones.
                     line.send({"ready": node.reserve()})
         finally:
             hearing.cancel()
@@ -143,6 +144,7 @@ class Follower:
         return None
 
     async def _orphaned(self, line: Line, node: LocalNode, running: asyncio.Task[Outcome] | None) -> int | None:
+        # Nobody would tell these ranks any more that others have failed, and they might wait for ever.
         if running is not None:
             node.stop()
             await running

@@ -34,6 +34,7 @@ def launch(options: Options) -> int:
 @contextmanager
 def _kept_programs(options: Options) -> Generator[Options]:
     """Gives a job that may start again a folder for its compiled programs, which goes when the job has ended."""
+    # Where it starts once, nothing is compiled for a second time.
     if not options.max_restarts and not options.preemptions:
         yield options
         return
@@ -51,6 +52,7 @@ async def _launch(options: Options) -> int:
     handlers[Signal.SIGHUP] = lambda: launcher.forward(Signal.SIGTERM)
     handlers[Signal.SIGUSR1] = launcher.grow
     handlers[Signal.SIGWINCH] = launcher.resize
+    # Called by the loop between two steps, so that none is interrupted in its middle.
     for number, handler in handlers.items():
         loop.add_signal_handler(number, handler)
     return await launcher.run()

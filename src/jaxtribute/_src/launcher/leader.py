@@ -6,6 +6,8 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
+from itertools import chain
+from operator import attrgetter
 
 from jaxtribute._src.cluster.addresses import Address
 from jaxtribute._src.cluster.failures import ELSEWHERE
@@ -81,6 +83,7 @@ class Leader:
         finally:
             self._local.close()
             if self._meeting is not None:
+                # The other launchers wait for the exit code, and end with it.
                 await self._meeting.close(code)
         return code
 
@@ -127,14 +130,14 @@ class Leader:
             return [self._local], [own]
         await self._await_machines(self._meeting, len(own), again=again)
         # This machine first: rank 0, which hosts the coordination service, is at the address that all know.
-        remote = [node for _, node in sorted(self._meeting.present.items()) if node.addresses]
-        return [self._local, *remote], [own, *(node.addresses for node in remote)]
+        remote = list(self._meeting.ready.values())
+        return [self._local, *remote], [own, *map(attrgetter("addresses"), remote)]
 
     async def _await_machines(self, meeting: Meeting, own: int, *, again: bool) -> None:
         start = spoken = time.monotonic()
         while self._asked is None:
-            ready = {number: node for number, node in meeting.present.items() if node.addresses}
-            missing = [number for number in range(1, self._options.nodes) if number not in ready]
+            ready = meeting.ready
+            missing = sorted(set(range(1, self._options.nodes)).difference(ready))
             if not missing:
                 return
             workers = own + sum(len(node.addresses) for node in ready.values())
@@ -155,7 +158,7 @@ class Leader:
             await _changed(meeting.changed, LOOK_EVERY_S)
 
     async def _attempt(self, nodes: Sequence[Node], addresses: Sequence[Sequence[str]], restart: int) -> Outcome:
-        everyone = [address for each in addresses for address in each]
+        everyone = list(chain.from_iterable(addresses))
         tasks: dict[asyncio.Task[Outcome], Node] = {}
         first, run = 0, secrets.token_hex(16)
         for node, own in zip(nodes, addresses, strict=True):
@@ -210,7 +213,7 @@ class Leader:
         """While machines are missing, lets the job start again as soon as one more is ready."""
         if self._meeting is None or present == self._options.nodes:
             return
-        while not any(node.addresses for node in self._meeting.present.values()):
+        while not self._meeting.ready:
             await _changed(self._meeting.changed, LOOK_EVERY_S)
         say("one more machine is there: the job saves and starts again with it")
         self.grow()

@@ -46,7 +46,7 @@ class ReservedPorts:
             for one in sockets:
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 one.bind((host, 0))
-            self.numbers: tuple[int, ...] = tuple(one.getsockname()[1] for one in sockets)
+            self.numbers: tuple[int, ...] = tuple([one.getsockname()[1] for one in sockets])
             self._stack = stack.pop_all()
 
     def close(self) -> None:

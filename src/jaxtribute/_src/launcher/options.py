@@ -92,6 +92,7 @@ def complete(
       ClusterSpecError: Slurm's variables are malformed.
     """
     environment = os.environ if environment is None else environment
+    # What the user says of the machines stands above what Slurm says.
     if nodes is None and environment.get(TASKS):
         return _in_slurm(options, environment)
     nodes = nodes or 1
@@ -106,6 +107,7 @@ def complete(
             raise ArgumentError(
                 f"--nodes {nodes} without --coordinator. HINT: give host:port of machine 0, the same on all machines."
             )
+        # A malformed address is an error here, and not only once machines wait for each other.
         Address.parse(options.coordinator)
     return replace(options, nodes=nodes, node_rank=node_rank)
 

@@ -109,6 +109,7 @@ class RankOutput:
         """Takes what was read."""
         if self._log is not None:
             self._log.write(data)
+            # For whoever follows the file, and for what is left of a launcher that is killed.
             self._log.flush()
         data = _NOISE.sub(b"", data)
         if self._prefix is None and self.shown:
@@ -138,7 +139,10 @@ class RankOutput:
             if not _joined(lines[index:last]):
                 break
             first = last = index
-        end = next((i for i in range(starts[-1] + 1, len(lines)) if not lines[i].startswith(b" ")), len(lines) - 1)
+        # The frames are indented; the line with the error, which ends the traceback, is not.
+        end = starts[-1] + 1
+        while end < len(lines) and lines[end].startswith(b" "):
+            end += 1
         return b"\n".join(lines[first : end + 1]).decode(errors="replace")
 
     def last_line(self) -> str:

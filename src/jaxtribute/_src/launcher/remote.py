@@ -36,6 +36,7 @@ class RemoteNode:
 
     async def run(self, start: Start) -> Outcome:
         """Lets it start its ranks; how that ended."""
+        # Those of this start: before the next one the machine reserves ports anew.
         self.addresses = []
         self._outcome = asyncio.get_running_loop().create_future()
         self.line.send({"start": start.as_json()})
@@ -54,7 +55,7 @@ class RemoteNode:
         try:
             while (message := await self.line.receive()) is not None:
                 if "ready" in message:
-                    self.addresses = [str(address) for address in message["ready"]]
+                    self.addresses = list(map(str, message["ready"]))
                     on_ready()
                 elif "ended" in message:
                     self._settle(Outcome.from_json(message["ended"]))
@@ -67,6 +68,7 @@ class RemoteNode:
         self._settle(Outcome(Kind.FAILED, ELSEWHERE, words=f"machine {self.number} was lost", killed=0))
 
     def _settle(self, outcome: Outcome) -> None:
+        # The first word counts: a machine that was given up may still say how it ended.
         if self._outcome is not None and not self._outcome.done():
             self._outcome.set_result(outcome)
 
@@ -109,6 +111,11 @@ class Meeting:
                 "HINT: --coordinator names an address of machine 0 and a port that is free there."
             ) from error
 
+    @property
+    def ready(self) -> dict[int, RemoteNode]:
+        """The machines that have told addresses for the next start, by number and in order."""
+        return {number: node for number, node in sorted(self.present.items()) if node.addresses}
+
     async def close(self, code: int) -> None:
         """Tells all machines how the job ended, and listens no more."""
         if self._server is not None:
@@ -125,6 +132,7 @@ class Meeting:
         node.give_up()
         if self.present.get(node.number) is node:
             del self.present[node.number]
+        # Beside the rest, as closing may take long where the network is cut; kept, as the loop holds no task fast.
         task = asyncio.ensure_future(node.line.close())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, TypedDict, Unpack
 
 import jax
@@ -208,6 +209,7 @@ def parse(text: str) -> list[Fault]:
 
 def _start(faults: Sequence[Fault]) -> ExitStack:
     rank, restart = rank_of_this_process(), int(os.environ.get(RESTART, "0"))
+    # A fault of the first start only, as by default, lets the restarted job go on: else it would never end.
     mine = [
         _Pending(fault, rank) for fault in faults if fault.rank in (None, rank) and fault.restart in (None, restart)
     ]
@@ -249,6 +251,7 @@ class _Silent:
         return getattr(self._store, name)
 
     def key_value_set(self, key: str, *args: str | bool) -> None:
+        # All else goes through: only the signs of life are missing, as from a worker that is stuck.
         if "/pulse/" not in key:
             self._store.key_value_set(key, *args)
 
@@ -266,6 +269,7 @@ def _fall_silent() -> None:
 def _corrupt(variable: Variable | str, by: float, replica: int) -> None:
     found = _variable(variable) if isinstance(variable, str) else variable
     array = found.peek()
+    # The order of the shards is JAX's affair; the ids of devices are the same in each run.
     shards = sorted(array.addressable_shards, key=lambda shard: shard.device.id)
     if not 0 <= replica < len(shards):
         raise ArgumentError(
@@ -288,5 +292,5 @@ def _variable(name: str) -> Variable:
             return one
     raise ArgumentError(
         f"corrupt_value finds no variable whose name begins with {name!r} among "
-        f"{sorted(one.name for one in alive)}. HINT: give one of these."
+        f"{sorted(map(attrgetter('name'), alive))}. HINT: give one of these."
     )

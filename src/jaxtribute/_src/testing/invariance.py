@@ -92,6 +92,7 @@ def _runs(
             yield f"{name}, on worker {rank}", found
 
 
+# At the top of the module, so that the processes find it by its name.
 def _in_worker(step_fn: Program) -> list[dict[str, np.ndarray]]:
     from jaxtribute._src.strategies.multi_worker import MultiWorkerMirroredStrategy
 
@@ -103,6 +104,7 @@ def _usual(counts: Sequence[int]) -> dict[str, Callable[[], Strategy]]:
     possible = sorted({count for count in counts if 0 < count <= len(present)})
     cases: dict[str, Callable[[], Strategy]] = {"OneDeviceStrategy": lambda: OneDeviceStrategy(present[0])}
     for count in possible:
+        # As a default of the lambda, which is called when the loop has gone on.
         chosen = present[:count]
         cases[f"MirroredStrategy, {count} device(s)"] = lambda chosen=chosen: MirroredStrategy(chosen)
     if possible and possible[-1] > 1:
@@ -117,7 +119,7 @@ def _values(step_fn: Program, strategy: Strategy) -> list[dict[str, np.ndarray]]
     result = step_fn(strategy)
     # The steps of a generator run as they are asked for, so each is compared by itself.
     steps = result if isinstance(result, Generator) else [result]
-    return [_leaves(step) for step in steps]
+    return list(map(_leaves, steps))
 
 
 def _leaves(tree: Nest) -> dict[str, np.ndarray]:
@@ -159,7 +161,7 @@ def _difference(expected: np.ndarray, found: np.ndarray, rtol: float, atol: floa
     same = np.isclose(_plain(found), _plain(expected), rtol=rtol, atol=atol, equal_nan=True)
     if same.all():
         return None
-    index = tuple(int(axis) for axis in np.argwhere(~same)[0])
+    index = tuple(np.argwhere(~same)[0].tolist())
     where = f" at {list(index)}, the first of {(~same).sum()} of {same.size} elements that differ" if index else ""
     if index and same.size <= _SHOWN:
         where += f":\n{found.tolist()}\n{expected.tolist()}"

@@ -103,6 +103,7 @@ def _dump_by_value(content: tuple[Function, tuple[Any, ...], dict[str, Any]]) ->
             "HINT: define it at the top of a module, or install cloudpickle (pip install 'jaxtribute[testing]')."
         ) from error
 
+    # Made here, as the library that it builds on may be missing.
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, obj: object) -> Any:
             if isinstance(obj, jax.Array):

@@ -37,6 +37,7 @@ class _Visits(Observer):
         self._visitor(event.name if event.kind == POINT.name else event.kind)
 
     def on_end(self, event: Event) -> None:
+        # A call that raises does not return.
         if event.error is None and event.kind != POINT.name:
             self._visitor(event.kind + END)
 
@@ -59,6 +60,7 @@ def watch(names: set[str], visitor: Visitor) -> ExitStack:
         names: The points that matter. Of the library's, only those with one of these names are told.
         visitor: Gets the name of the point; what it raises, the program sees.
     """
+    # An observer costs time at each event of its kinds.
     kinds = {name.removesuffix(END) for name in names} & set(_OF_THE_LIBRARY)
     with ExitStack() as stack:
         stack.callback(subscribe(_Visits(visitor), POINT.name, *sorted(kinds)))

@@ -87,7 +87,7 @@ def rehearse(
             report = Path(folder) / "report"
             code, output = _launch(script, arguments, workers, devices, report, faults, timeout_s)
             events = report.read_text().splitlines() if report.exists() else []
-        return code, output, [json.loads(line) for line in events]
+        return code, output, list(map(json.loads, events))
 
     code, output, events = run(at)
     saved = [event for event in events if event["event"] == "saved"]
@@ -121,6 +121,7 @@ def _launch(
     try:
         done = subprocess.run(
             [*command, str(script), *arguments],
+            # A program that asks something is told at once that there is no answer.
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -130,6 +131,7 @@ def _launch(
             check=False,
         )
     except subprocess.TimeoutExpired as error:
+        # Until here it may be bytes, though text was asked for.
         text = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
         raise DeadlineError(
             f"{script} had not ended {timeout_s:g} s after its start. HINT: give more time, or a smaller problem; it "
@@ -179,10 +181,10 @@ def _unreadable(path: str) -> str:
     """Reads the whole checkpoint; returns what is wrong with it."""
     try:
         description = Description.read(Path(path))
-        names = [name for name, spec in description.values.items() if spec.size]
         # One at a time: the values need not fit into this machine's memory together.
-        for name in names:
-            arrays.read(Path(path) / STATE, {name: None})
+        for name, spec in description.values.items():
+            if spec.size:
+                arrays.read(Path(path) / STATE, {name: None})
     except (JaxtributeError, OSError, ValueError) as error:
         return f"{path} cannot be read: {error}. HINT: see that the folder is on a file system that all workers see."
     return ""

@@ -149,6 +149,7 @@ class MultiProcessRunner:
         for rank in range(self.workers):
             here, there = Pipe()
             output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
+            # With faulthandler a SIGABRT makes it print the stacks of its threads.
             command = [sys.executable, "-X", "faulthandler", "-m", "jaxtribute._src.testing.child", str(there.fileno())]
             environment = {**rank_environment(addresses, rank, self.devices), **self._env}
             process = self._family.start(command, environment, output, pass_fds=[there.fileno()])
@@ -201,11 +202,12 @@ class MultiProcessRunner:
         except BaseException:
             self.kill()
             raise
-        self._outputs = [self._read(rank) for rank in self._ranks]
+        self._outputs = list(map(self._read, self._ranks))
         name = getattr(fn, "__qualname__", repr(fn))
         if len(answers) < self.workers:
             raise self._give_up(name, answers, lost, limit)
         failure = self._first_failure(name, answers, lost)
+        # A cluster without one of its ranks is of no use to the next call.
         if any(isinstance(answer, Exited) for answer in answers.values()):
             self.kill()
         if failure is not None:
@@ -228,6 +230,7 @@ class MultiProcessRunner:
 
     def close(self) -> None:
         """Lets the processes end, and kills those that do not within 10 seconds. Again is harmless."""
+        # A process ends where its connection does.
         for rank in self._ranks:
             rank.connection.close()
         if self._family is not None:
@@ -271,6 +274,7 @@ class MultiProcessRunner:
     def _receive(rank: _Rank) -> Answer | Exited:
         try:
             return pickle.loads(rank.connection.recv_bytes())
+        # The process alone holds the other end, so the end of the connection is its own.
         except (EOFError, ConnectionError):
             return Exited(rank.process.wait())
 
@@ -284,7 +288,7 @@ class MultiProcessRunner:
         """Ends the processes of a call that some rank does not finish; what is known of it."""
         missing = [rank for rank in range(self.workers) if rank not in answers]
         # What the others say when these end is no part of the story.
-        self._outputs = [self._read(rank) for rank in self._ranks]
+        self._outputs = list(map(self._read, self._ranks))
         for rank in missing:  # faulthandler prints the stacks
             self._ranks[rank].process.send_signal(signal.SIGABRT)
         end = time.monotonic() + STACKS_S
@@ -301,6 +305,7 @@ class MultiProcessRunner:
     def _first_failure(
         self, name: str, answers: Mapping[int, Answer | Exited], lost: Collection[int]
     ) -> ProcessFailedError | None:
+        # In the order of their coming: what failed first is likely the cause of the rest.
         for rank, answer in answers.items():
             if not _failed(answer, rank, lost):
                 continue
@@ -314,8 +319,9 @@ class MultiProcessRunner:
         return None
 
     def _all_outputs(self) -> str:
-        texts = [text.rstrip() or "(nothing)" for text in self._outputs]
-        return "\n".join(f"--- output of rank {rank}\n{text}" for rank, text in enumerate(texts))
+        return "\n".join(
+            f"--- output of rank {rank}\n{text.rstrip() or '(nothing)'}" for rank, text in enumerate(self._outputs)
+        )
 
 
 def _failed(answer: Answer | Exited, rank: int, lost: Collection[int]) -> bool:

@@ -41,7 +41,10 @@ class SharedRunners:
     @property
     def pids(self) -> frozenset[int]:
         """The ids of all processes that run now."""
-        return frozenset(pid for runner in self._runners.values() for pid in runner.pids)
+        found: set[int] = set()
+        for runner in self._runners.values():
+            found.update(runner.pids)
+        return frozenset(found)
 
     def close(self) -> None:
         """Ends all processes."""

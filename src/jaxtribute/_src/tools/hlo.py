@@ -93,7 +93,7 @@ def collectives(text: str, devices: int) -> tuple[Collective, ...]:
                 if (match["kind"], chain[1]) in chains:
                     continue
                 chains.add((match["kind"], chain[1]))
-            arrays = [_nbytes(one["dtype"], one["dims"]) for one in _ARRAY.finditer(shape)]
+            arrays = _sizes(shape)
             if "-start(" in line and len(arrays) > 1:
                 arrays = arrays[len(arrays) // 2 :]  # an asynchronous one lists its operands first
             # The text has the result, which is one part; what travels is the operand, as large as all parts.
@@ -124,14 +124,12 @@ def passes(text: str) -> tuple[int, ...]:
         match = _INSTRUCTION.match(line) if entry else None
         if match is None:
             continue
-        shapes[match["name"]] = sum(_nbytes(one["dtype"], one["dims"]) for one in _ARRAY.finditer(match["shape"]))
+        touched = _touched(match, shapes)
         called = _FUSED.search(match["rest"])
         # Computations that are called stand before those that call them: by now all fusions with a product are known.
         apart = _PRODUCT.search(line) or _OPERATION.search(line) or (called is not None and called[1] in products)
         if not apart and match["kind"] not in _FREE:
-            read = match["rest"].partition(")")[0]
-            operands = (shapes.get(name, 0) for name in _OPERAND.findall(read))
-            found.append(shapes[match["name"]] + sum(operands))
+            found.append(touched)
     return tuple(found)
 
 
@@ -145,13 +143,15 @@ def flops(text: str) -> float:
     found = 0.0
     for line in text.splitlines():
         if _COMPUTATION.match(line):
+            # Names are unique within a computation only.
             shapes = {}
         match = _INSTRUCTION.match(line)
         if match is None:
             continue
-        results = [_dims(one["dims"]) for one in _ARRAY.finditer(match["shape"])]
-        shapes[match["name"]] = results[0] if results else ()
-        operands = [shapes.get(name, ()) for name in _OPERAND.findall(match["rest"].partition(")")[0])]
+        # The first of several results: cuBLAS and cuDNN return their scratch memory behind it.
+        result = _ARRAY.search(match["shape"])
+        shapes[match["name"]] = _dims(result["dims"]) if result else ()
+        operands = [shapes.get(name, ()) for name in _operands(match)]
         found += _operations(match["kind"], line, [shapes[match["name"]], *operands])
     return found
 
@@ -161,13 +161,12 @@ def traffic(text: str) -> float:
 
     One inside a loop counts once.
     """
-    sizes: dict[str, float] = {}
+    sizes: dict[str, int] = {}
     found = 0.0
     for match in _entry(text):
-        sizes[match["name"]] = sum(_nbytes(one["dtype"], one["dims"]) for one in _ARRAY.finditer(match["shape"]))
+        touched = _touched(match, sizes)
         if _works(match["kind"]):
-            read = _OPERAND.findall(match["rest"].partition(")")[0])
-            found += sizes[match["name"]] + sum(sizes.get(name, 0.0) for name in read)
+            found += touched
     return found
 
 
@@ -202,12 +201,14 @@ def _operations(kind: str, line: str, arrays: list[Dims]) -> float:
         labels = _KERNEL.search(line)
         if labels is None or max(result, kernel) >= len(arrays):
             return 0.0
+        # Each element of the result takes a product with the whole kernel of its output feature.
         outputs = arrays[kernel][labels["labels"].index("o")]
         return 2.0 * math.prod(arrays[result]) * math.prod(arrays[kernel]) / max(outputs, 1)
     if kind == "dot" or name.startswith("__cublas$"):
         contracted = _CONTRACTED.search(line)
+        # The compiler of GPUs writes the axes as strings, in JSON.
         axes = _dims(contracted["dims"].replace('"', "")) if contracted is not None else ()
-        if len(arrays) < 2 or any(axis >= len(arrays[1]) for axis in axes):
+        if len(arrays) < 2 or max(axes, default=-1) >= len(arrays[1]):
             return 0.0
         return 2.0 * math.prod(arrays[0]) * math.prod(arrays[1][axis] for axis in axes)
     return 0.0
@@ -244,12 +245,13 @@ def bytes_moved(text: str, devices: int) -> float:
         trips = _TRIPS.search(line)
         names = _CALLED.findall(line)
         for branches in _BRANCHES.findall(line):
-            names += [name.strip() for name in branches.split(",")]
+            names += map(str.strip, branches.split(","))
         current.calls += [(name, int(trips[1]) if trips else 1) for name in names]
     known: dict[str, float] = {}
 
     def total(name: str) -> float:
         if name not in known:
+            # A computation that calls itself, in a text that is misread, must not go on for ever.
             known[name] = 0.0
             made = computations.get(name, _Computation())
             known[name] = made.own + sum(times * total(inner) for inner, times in made.calls)
@@ -268,6 +270,7 @@ def _sent(line: str, devices: int) -> float:
         if one.kind == "collective-permute":
             sent += one.nbytes
         else:
+            # A ring sums each part on one device, and then brings the sums to all.
             rounds = 2 if one.kind == "all-reduce" else 1
             sent += rounds * one.nbytes * (among - 1) / among
     return sent
@@ -277,14 +280,15 @@ def _groups(line: str) -> tuple[tuple[int, ...], ...]:
     """The devices among which a collective goes on: its first group, or all pairs; empty for all devices."""
     listed = _LISTED.search(line)
     if listed is not None:
-        found = tuple(tuple(int(one) for one in part.split(",")) for part in listed[1].strip("{}").split("},{") if part)
+        found = tuple(map(_dims, filter(None, listed[1].strip("{}").split("},{"))))
         return found if "source_target_pairs=" in line else found[:1]
     counted = _COUNTED.search(line)
     if counted is not None:
-        dims = [int(size) for size in counted["dims"].split(",")]
+        # All devices in an array, whose axes may be turned; the groups are runs of what that gives.
+        dims = _dims(counted["dims"])
         places = np.arange(math.prod(dims)).reshape(dims)
         if counted["order"]:
-            places = places.transpose([int(axis) for axis in counted["order"].split(",")])
+            places = places.transpose(_dims(counted["order"]))
         return (tuple(places.reshape(-1)[: int(counted["size"])].tolist()),)
     named = _NAMED.search(line)
     return () if named is None else (_along(named["axes"], named["names"]),)
@@ -300,19 +304,34 @@ def _along(axes: str, names: str) -> tuple[int, ...]:
         part = parts.get(axis)
         within = 1 if part is None else int(part["size"] or size)
         before = 1 if part is None else int(part["before"] or 1)
-        dims += [
-            before,
-            within,
-            size // before // within,
-        ]  # an axis is what comes before a part, the part, and the rest
+        # An axis is what comes before a part, the part, and the rest.
+        dims += [before, within, size // before // within]
         chosen += [0, slice(None), 0]
     return tuple(np.arange(math.prod(dims)).reshape(dims)[tuple(chosen)].reshape(-1).tolist())
 
 
 def _dims(text: str) -> Dims:
-    return tuple(int(size) for size in text.split(",") if size)
+    # A scalar has none, and its text is empty.
+    return tuple(map(int, filter(None, text.split(","))))
+
+
+def _sizes(shape: str) -> list[int]:
+    """Bytes of each array that a shape, or a tuple of shapes, is made of."""
+    return [_nbytes(one["dtype"], one["dims"]) for one in _ARRAY.finditer(shape)]
 
 
 def _nbytes(dtype: str, dims: str) -> int:
     bits = 8 if dtype == "pred" else int((_BITS.match(dtype) or ["", "32"])[1])
+    # Numbers of four bits are counted as whole bytes.
     return math.prod(_dims(dims)) * max(bits // 8, 1)
+
+
+def _touched(instruction: re.Match[str], sizes: dict[str, int]) -> int:
+    """The bytes that an instruction reads and writes; notes those of its result among `sizes`, for what reads it."""
+    sizes[instruction["name"]] = sum(_sizes(instruction["shape"]))
+    return sizes[instruction["name"]] + sum(sizes.get(name, 0) for name in _operands(instruction))
+
+
+def _operands(instruction: re.Match[str]) -> list[str]:
+    """Names of the values that an instruction takes; attributes behind the bracket name computations instead."""
+    return _OPERAND.findall(instruction["rest"].partition(")")[0])

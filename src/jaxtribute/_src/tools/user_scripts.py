@@ -77,12 +77,18 @@ def run_script(script: Path, arguments: Sequence[str]) -> bool:
         runpy.run_path(str(script), run_name="__main__")
     except Finished:
         return True
+    # A script may end by `sys.exit(0)` as well as by its last line.
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
     finally:
         sys.argv, sys.path[:] = argv, path
     return False
+
+
+def with_devices(arguments: Sequence[str], devices: int) -> list[str]:
+    """The script's arguments with the number of devices where `{devices}` stands."""
+    return [argument.replace("{devices}", str(devices)) for argument in arguments]
 
 
 def run_module(
@@ -125,6 +131,6 @@ def run_module(
             f"{module} on {devices} devices ended with {done.returncode}. HINT: run the script by itself first. It "
             f"printed:\n{done.stdout}{done.stderr}"
         )
-    # The script prints what it likes; the answer comes last.
-    lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines()]  # the launcher's mark of rank 0
+    # The script prints what it likes; the answer comes last. The launcher marks the lines of rank 0.
+    lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines()]
     return json.loads([line for line in lines if line.startswith("{")][-1])

@@ -51,7 +51,7 @@ def chosen(trackers: Sequence[str | Tracker]) -> list[str | Tracker]:
       ArgumentTypeError: an object is neither a name nor a tracker.
       MissingLibraryError: the library of one is not installed.
     """
-    asked = [name.strip() for name in os.environ.get(TRACK, "").split(",")]
+    asked = list(map(str.strip, os.environ.get(TRACK, "").split(",")))
     found: list[str | Tracker] = []
     for one in (*trackers, *filter(None, asked)):
         if isinstance(one, str):
@@ -61,6 +61,7 @@ def chosen(trackers: Sequence[str | Tracker]) -> list[str | Tracker]:
                 f"{one!r} of type {type(one).__name__} is no tracker. HINT: give a name ({', '.join(_LIBRARIES)}), or "
                 "an object with the methods of jd.summary.Tracker."
             )
+        # The program and the environment may name the same one.
         if one not in found:
             found.append(one)
     return found

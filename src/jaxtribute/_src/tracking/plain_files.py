@@ -25,12 +25,14 @@ class Table:
         # A text may hold halves of surrogates, as names of files do: UTF-8 has none.
         self._file = (directory / "metrics.csv").open("a", encoding="utf-8", errors="backslashreplace", newline="")
         self._rows = csv.writer(self._file)
+        # A run that goes on has the heading already.
         if not self._file.tell():
             self._rows.writerow(_COLUMNS)
 
     def scalars(self, values: Mapping[str, float], step: int, time_s: float) -> None:
         """Writes a row for each number."""
         for name, value in values.items():
+            # With all digits, so that whoever reads it gets the same number.
             self._rows.writerow((f"{time_s:.3f}", step, "scalar", name, repr(value)))
 
     def histogram(self, name: str, values: HostArray, step: int, time_s: float) -> None:

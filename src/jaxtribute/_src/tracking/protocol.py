@@ -71,6 +71,7 @@ class Tracker(Protocol):
 
 def counted(values: HostArray) -> dict[str, Json]:
     """Counts and edges of 30 equal bins of the finite ones among the values, and the number of all others."""
+    # NumPy finds no edges where one of the values is infinite or none.
     finite = values[np.isfinite(values)]
     counts, edges = np.histogram(finite, _BINS)
     found: dict[str, Json] = {"counts": counts.tolist(), "edges": edges.tolist()}

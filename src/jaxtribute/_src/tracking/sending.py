@@ -28,6 +28,7 @@ class Sender:
 
     def __init__(self, name: str, make: Callable[[], Tracker], patience_s: float = 30.0) -> None:
         self._name, self._make, self._patience_s = name, make, patience_s
+        # Bounded: a server that is down must not fill the memory of the training.
         self._calls: queue.Queue[tuple[str, tuple[Foreign, ...]]] = queue.Queue(_MOST_WAITING)
         self._lost = self._errors = 0
         self._abandoned = False
@@ -58,6 +59,7 @@ class Sender:
         try:
             self._calls.put(("close", ()), timeout=self._patience_s)
         except queue.Full:
+            # Nothing has been taken for so long that the rest is given up.
             deadline, self._abandoned = 0.0, True
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
@@ -73,17 +75,21 @@ class Sender:
         while method != "close" and not self._abandoned:
             method, arguments = self._calls.get()
             flushed = arguments[0] if method == "flush" else None
+            # What has failed so often would fail on, and each call may wait for a server.
             if self._errors < _MOST_ERRORS:
                 try:
+                    # Made anew after a failure: its server may answer later.
                     tracker = tracker or self._make()
                     getattr(tracker, method)(*(() if flushed else arguments))
                 except Exception as error:  # noqa: BLE001  # a tracker may raise anything, and the training goes on
                     self._note(error)
+            # After an error, too: somebody waits for it.
             if flushed is not None:
                 flushed.set()
 
     def _note(self, error: Exception) -> None:
         self._errors += 1
+        # A line for each call would hide what the training prints.
         if self._errors in (1, _MOST_ERRORS):
             _LOG.warning(
                 "%s failed%s: %s: %s. HINT: the training goes on without these figures.",

@@ -62,6 +62,7 @@ class EventFile:
     def configure(self, settings: Mapping[str, Json]) -> None:
         """Writes the settings as a text of JSON."""
         found = json.dumps(dict(settings), indent=1, default=str)
+        # The text tab shows Markdown, in which indented lines stand as they are.
         self.text("configuration", "\n".join(f"    {line}" for line in found.splitlines()), 0, time.time())
 
     def flush(self) -> None:

@@ -60,6 +60,7 @@ def measure(strategy: Strategy, sizes: Sequence[int], rounds: int) -> list[Colle
 
 def _measure(strategy: Strategy, kind: str, nbytes: int, rounds: int) -> CollectiveRate:
     mesh = strategy.extended.mesh
+    # At least one number for each replica.
     whole = max(nbytes // 4, mesh.size)
     each = whole // mesh.size if kind == "all-gather" else whole
     value = strategy.experimental_distribute_values_from_function(lambda _: jnp.ones(each, jnp.float32))
@@ -86,6 +87,7 @@ def _manual(local: Callable[[Any], Any], mesh: ReplicaMesh) -> Callable[..., Any
 def _by_library(strategy: Strategy, kind: str, size: int) -> Callable[[Any], Any]:
     """A replica function that makes the collective as a user would write it."""
     if kind == "broadcast":
+        # An assignment of which the first replica's value holds is a broadcast.
         with strategy.scope():
             variable = Variable(jnp.zeros(size), aggregation=VariableAggregation.ONLY_FIRST_REPLICA, name="broadcast")
         return lambda value: variable.assign(value).read_value()
@@ -103,4 +105,5 @@ def _by_hand(kind: str) -> Callable[[Any], Any]:
         return lambda value: lax.psum(value, AXIS)
     if kind == "all-gather":
         return lambda value: lax.all_gather(value, AXIS, tiled=True)
+    # All but the first give zeros, so the sum is the first one's value.
     return lambda value: lax.psum(jnp.where(lax.axis_index(AXIS) == 0, value, jnp.zeros_like(value)), AXIS)

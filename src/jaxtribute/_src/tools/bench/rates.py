@@ -55,6 +55,7 @@ def seconds_a_call(call: Callable[[], Any], count: int) -> float:
     """Seconds of one of `count` calls that return arrays, of which some are in flight at a time."""
     start = time.perf_counter()
     result = None
+    # Some are in flight, as in a training; waiting for each would measure the way to the device and back.
     for index in range(count):
         result = call()
         if index % _WAIT_EVERY == _WAIT_EVERY - 1:
@@ -147,6 +148,7 @@ class InputRate:
 def measure_input(strategy: Strategy, batch: int, batches: int, rounds: int) -> InputRate:
     """Measures passes over `batches` batches of `batch` examples, a multiple of the replicas."""
     mesh = strategy.extended.mesh
+    # Rounded up: `jax.device_put` divides an array into equal parts only.
     batch = -(-batch // mesh.size) * mesh.size
     data = np.ones((batch * batches, _FEATURES), np.float32)
     dataset = strategy.experimental_distribute_dataset(strategy.experimental_make_numpy_dataset(data).batch(batch))
@@ -171,7 +173,7 @@ def measure_input(strategy: Strategy, batch: int, batches: int, rounds: int) -> 
             # The first turn starts threads and fills caches.
             if turn:
                 taken[place].append(time.perf_counter() - start)
-    seconds = [statistics.median(one) for one in taken]
+    seconds = list(map(statistics.median, taken))
     return InputRate(batch, len(data), seconds[0], seconds[1] if alone else None)
 
 
@@ -220,7 +222,8 @@ def measure_checkpoint(strategy: Strategy, nbytes: int, directory: Path, rounds:
         checkpoint.wait()
         saved.append(time.perf_counter() - start)
         restored.append(_seconds(lambda: checkpoint.restore(path)))
-    return CheckpointRate(size * 4 * _PARTS, *(statistics.median(one[1:]) for one in (held, saved, restored)))
+    # Without the turn that goes before, which starts threads and makes the folder.
+    return CheckpointRate(size * 4 * _PARTS, *map(statistics.median, (held[1:], saved[1:], restored[1:])))
 
 
 def _seconds(call: Callable[[], Any]) -> float:

@@ -43,45 +43,30 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as values that JSON can hold; seconds and bytes."""
-        sums = [asdict(one) | {"rate": one.rate} for one in self.collectives]
-        reads = [asdict(one) | {"rate": one.rate} for one in self.input]
-        waits = [asdict(one) | {"overhead": one.overhead} for one in self.step]
-        saves = [asdict(one) for one in self.checkpoint]
         return {
             "where": self.where,
             "jax": jax.__version__,
-            "collectives": sums,
-            "step": waits,
-            "input": reads,
-            "checkpoint": saves,
+            "collectives": _figures(self.collectives, "rate"),
+            "step": _figures(self.step, "overhead"),
+            "input": _figures(self.input, "rate"),
+            "checkpoint": list(map(asdict, self.checkpoint)),
             "notes": self.notes,
         }
 
     def __rich__(self) -> RenderableType:
         blocks: list[RenderableType] = [Text(self.where, "bold")]
         if self.collectives:
-            rows = (
-                [one.kind, bytes_text(one.nbytes), _us(one.seconds), _us(one.bare), _ratio(one), _rate(one)]
-                for one in self.collectives
-            )
-            blocks.append(table("\nCollectives", "collective,size,time,bare,ratio,bandwidth".split(","), rows))
+            headings = "collective,size,time,bare,ratio,bandwidth"
+            blocks.append(table("\nCollectives", headings.split(","), map(_of_collective, self.collectives)))
         if self.step:
-            rows = ([f"{one.variables:,}", _us(one.seconds), _us(one.bare), _us(one.overhead)] for one in self.step)
-            blocks.append(
-                table("\nA step that computes nothing", "variables,time,bare jax.jit,the library's".split(","), rows)
-            )
+            headings = "variables,time,bare jax.jit,the library's"
+            blocks.append(table("\nA step that computes nothing", headings.split(","), map(_of_step, self.step)))
         if self.input:
-            rows = (
-                [f"{one.batch:,}", f"{one.rate:,.0f}", f"{one.bytes_rate / 1e9:.2f} GB/s", _bare_rate(one)]
-                for one in self.input
-            )
-            blocks.append(table("\nInput from host memory", "batch,examples/s,bytes,bare device_put".split(","), rows))
+            headings = "batch,examples/s,bytes,bare device_put"
+            blocks.append(table("\nInput from host memory", headings.split(","), map(_of_input, self.input)))
         if self.checkpoint:
-            saves = table("\nCheckpoint", "size,training held up,saved,restored".split(","))
-            for one in self.checkpoint:
-                saved, restored = bytes_text(one.nbytes / one.saved), bytes_text(one.nbytes / one.restored)
-                saves.add_row(bytes_text(one.nbytes), f"{one.held * 1e3:.1f} ms", f"{saved}/s", f"{restored}/s")
-            blocks.append(saves)
+            headings = "size,training held up,saved,restored"
+            blocks.append(table("\nCheckpoint", headings.split(","), map(_of_checkpoint, self.checkpoint)))
         return Group(*blocks, *(Text(note, "dim") for note in self.notes))
 
 
@@ -113,14 +98,13 @@ def run(
     if "step" in parts:
         report.step = rates.measure_step(strategy, (1, 10) if quick else (1, 10, 100, 1000), rounds)
     if "input" in parts:
-        batches = 4 if quick else 64
-        report.input = [
-            rates.measure_input(strategy, batch, batches, rounds) for batch in ((64,) if quick else (64, 1024))
-        ]
+        batches, sizes = (4, (64,)) if quick else (64, (64, 1024))
+        report.input = [rates.measure_input(strategy, batch, batches, rounds) for batch in sizes]
     if "checkpoint" in parts:
         nbytes = 1 << (16 if quick else 28)
         if directory is not None:
             report.checkpoint = [rates.measure_checkpoint(strategy, nbytes, directory, rounds)]
+        # Each process would write to a temporary folder of its own.
         elif processes > 1:
             report.notes.append(
                 "No checkpoint was tried: several processes need --directory, on a disk that they share."
@@ -131,17 +115,29 @@ def run(
     return report
 
 
+def _figures(ones: Sequence[CollectiveRate | StepRate | InputRate], derived: str) -> list[dict[str, Any]]:
+    """Figures as they were measured, and the one that follows from them."""
+    return [asdict(one) | {derived: getattr(one, derived)} for one in ones]
+
+
 def _us(seconds: float) -> str:
     return f"{seconds * 1e6:,.1f} us"
 
 
-def _ratio(one: CollectiveRate) -> str:
-    return f"{one.seconds / one.bare:.2f}"
+def _of_collective(one: CollectiveRate) -> list[str]:
+    ratio, rate = f"{one.seconds / one.bare:.2f}", f"{one.rate / 1e9:.3f} GB/s"
+    return [one.kind, bytes_text(one.nbytes), _us(one.seconds), _us(one.bare), ratio, rate]
 
 
-def _rate(one: CollectiveRate) -> str:
-    return f"{one.rate / 1e9:.3f} GB/s"
+def _of_step(one: StepRate) -> list[str]:
+    return [f"{one.variables:,}", _us(one.seconds), _us(one.bare), _us(one.overhead)]
 
 
-def _bare_rate(one: InputRate) -> str:
-    return "-" if one.bare is None else f"{one.examples / one.bare:,.0f}"
+def _of_input(one: InputRate) -> list[str]:
+    bare = "-" if one.bare is None else f"{one.examples / one.bare:,.0f}"
+    return [f"{one.batch:,}", f"{one.rate:,.0f}", f"{one.bytes_rate / 1e9:.2f} GB/s", bare]
+
+
+def _of_checkpoint(one: CheckpointRate) -> list[str]:
+    saved, restored = bytes_text(one.nbytes / one.saved), bytes_text(one.nbytes / one.restored)
+    return [bytes_text(one.nbytes), f"{one.held * 1e3:.1f} ms", f"{saved}/s", f"{restored}/s"]

@@ -28,9 +28,11 @@ class Command(Protocol):
 
 def find_commands() -> dict[str, Command]:
     """The commands by name, in the order of the alphabet."""
-    names = sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
-    modules = {name: importlib.import_module(f"{commands.__name__}.{name}") for name in names}
-    return {name.replace("_", "-"): cast("Command", module) for name, module in modules.items()}
+    found: dict[str, Command] = {}
+    for name in sorted(module.name for module in pkgutil.iter_modules(commands.__path__)):
+        module = importlib.import_module(f"{commands.__name__}.{name}")
+        found[name.replace("_", "-")] = cast("Command", module)
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="jaxtribute", description="The programming model of tf.distribute on JAX.")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     found = find_commands()
+    # All of them, whichever is asked for, so that `--help` lists them: they import what is heavy only as they run.
     for name, command in found.items():
         command.add_arguments(subparsers.add_parser(name, help=command.HELP, description=command.HELP))
     arguments = parser.parse_args(argv)

@@ -78,6 +78,7 @@ def described(name: str) -> Any:
             platform="cuda",
             topology_name=match["kind"],
             target_config=_text(FIGURES[match["kind"]]),
+            # Partitions, hosts of each, devices of each.
             topology=f"1x{match['hosts']}x{match['each']}",
         )
     except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as error:
@@ -98,7 +99,7 @@ def check_compiler(name: str) -> None:
     Raises:
       MissingLibraryError: JAX's plugin for CUDA is not installed.
     """
-    if not any(find_spec(plugin) for plugin in _PLUGINS):
+    if not any(map(find_spec, _PLUGINS)):
         raise MissingLibraryError(
             f"compiling for {name} needs JAX's plugin for CUDA, which is not installed; it needs neither GPU nor "
             "driver. HINT: pip install 'jaxtribute[gpu-compiler]', or pip install 'jax[cuda12]' (5 GB)."

@@ -36,6 +36,7 @@ def as_dict(step: CompiledStep) -> dict[str, Any]:
     exchanged: list[dict[str, Any]] = []
     for one in step.collectives:
         among = step.topology.among(one, step.devices)
+        # Between hosts it is as slow as their link.
         link = among.link if among.hosts > 1 else among.device.link
         exchanged.append(
             {
@@ -107,6 +108,7 @@ def text(one: dict[str, Any]) -> str:
 def _collectives(found: Sequence[dict[str, Any]]) -> str:
     if not found:
         return "none"
+    # A model of many layers has hundreds that differ in their bytes only.
     counts: Counter[tuple[str, bool, int, str]] = Counter()
     sums: Counter[tuple[str, bool, int, str]] = Counter()
     for each in found:

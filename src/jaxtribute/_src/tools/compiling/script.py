@@ -32,6 +32,7 @@ def main(settings: str, script: str, *arguments: str) -> None:
         """Examples on each replica."""
         if asked["batch"]:
             return -(-asked["batch"] // (1 if asked["weak"] else step.replicas))
+        # The size that was asked for is compiled first; what a replica gets there, it gets at all sizes.
         own = max(step.batch // step.replicas, 1)
         rows.append(own)
         return rows[0] if asked["weak"] else None
@@ -55,6 +56,7 @@ def main(settings: str, script: str, *arguments: str) -> None:
     curve = [found[name] for name in names if name in found]
     missing = [name for name in names if name not in found]
     answer = {"compiled": found[mine.name], "curve": curve, "left_out": missing}
+    # The script may have left a line without an end.
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
 
 

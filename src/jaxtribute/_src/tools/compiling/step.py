@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import jax
 
@@ -17,6 +16,7 @@ from jaxtribute._src.tools.hlo import Collective, collectives
 from jaxtribute._src.tools.planning.inspection import Step
 from jaxtribute._src.tools.planning.prediction import COMPUTE, MEMORY, collective_time
 from jaxtribute._src.types import Foreign, Leaf
+from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, JaxtributeError
 
 _ALIASES = re.compile(r"input_output_alias=\{ (?P<pairs>.*?) \}, ")
@@ -113,8 +113,11 @@ class CompiledStep:
         Args:
           hidden: whether those that run beside computing, or those that it waits for.
         """
-        each = [one for one in self.collectives if one.asynchronous is hidden]
-        return sum(collective_time(one, self.topology.among(one, self.devices)) for one in each)
+        return sum(
+            collective_time(one, self.topology.among(one, self.devices))
+            for one in self.collectives
+            if one.asynchronous is hidden
+        )
 
     @property
     def estimate(self) -> float:
@@ -146,6 +149,7 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
         )
     rows = max(step.batch // step.replicas, 1) if rows is None else rows
     start = time.perf_counter()
+    # Outside of what is caught: an error of the user's own function is theirs.
     lowered = step.lower(rows)
     try:
         compiled = lowered.compile(compiler_options=dict(topology.options))
@@ -167,7 +171,7 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
         replicas=step.replicas,
         batch=rows * step.replicas,
         held=held,
-        state=sum(_share(variable.stored) for variable in program.donated),
+        state=_shares(program.donated),
         donated=memory.alias_size_in_bytes,
         copied=tuple(v.name for place, v in enumerate(program.donated) if place not in aliased),
         collectives=collectives(text, len(devices)),
@@ -188,6 +192,7 @@ def costs(compiled: Foreign, text: str) -> tuple[float, float]:
       text: its text, in which they are counted where the compiler tells neither.
     """
     told = compiled.cost_analysis()
+    # The compiler of GPUs tells neither.
     if not told:
         return hlo.flops(text), hlo.traffic(text)
     return max(float(told.get("flops", 0.0)), 0.0), max(float(told.get("bytes accessed", 0.0)), 0.0)
@@ -200,15 +205,16 @@ def _share(array: Leaf) -> int:
     return math.prod(shape) * array.dtype.itemsize
 
 
+def _shares(variables: Iterable[Variable]) -> int:
+    """Bytes of variables on each device, as they are stored."""
+    return sum(_share(variable.stored) for variable in variables)
+
+
 def _held(step: Step, rows: int, memory: Foreign) -> Held:
     program = step.program
-
-    def shares(arrays: Iterable[Any]) -> int:
-        return sum(_share(array) for array in arrays)
-
-    variables = shares(v.stored for v in program.donated if v.trainable)
-    slots = shares(v.stored for v in program.donated if not v.trainable)
-    others = shares(v.stored for v in program.kept) + shares(step.resized(rows))
+    variables = _shares(variable for variable in program.donated if variable.trainable)
+    slots = _shares(program.donated) - variables
+    others = _shares(program.kept) + sum(map(_share, step.resized(rows)))
     return Held(
         variables=variables,
         slots=slots,

@@ -12,7 +12,7 @@ from jaxtribute._src.observers import observe
 from jaxtribute._src.tools.compiling.step import CompiledStep, compile_step
 from jaxtribute._src.tools.compiling.topologies import Topology, topology_named
 from jaxtribute._src.tools.planning.inspection import Looker, Step, look_at_script
-from jaxtribute._src.tools.user_scripts import STEPS_AND_INPUT, Finished
+from jaxtribute._src.tools.user_scripts import STEPS_AND_INPUT, Finished, with_devices
 from jaxtribute.errors import ArgumentError
 
 
@@ -39,6 +39,7 @@ def compile_for(topology: str, train: Callable[[], Any]) -> CompiledStep:
       DeviceError: `train` needs a value of what is compiled only.
     """
     target = topology_named(topology)
+    # Ended at its first step: what is compiled only has no results that the rest of `train` could go on with.
     looker = Looker(lambda step: compile_step(step, target), stop=True)
     with described_devices(target.devices), observe(looker, *STEPS_AND_INPUT), suppress(Finished):
         train()
@@ -61,7 +62,7 @@ def compile_script(
       target: the devices.
       batch: tells how many examples each replica gets in a step; None for those of the script's batch.
     """
-    given = [argument.replace("{devices}", str(len(target.devices))) for argument in arguments]
+    given = with_devices(arguments, len(target.devices))
 
     def look(step: Step) -> CompiledStep:
         return compile_step(step, target, batch(step))

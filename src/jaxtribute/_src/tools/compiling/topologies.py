@@ -7,6 +7,7 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -43,7 +44,7 @@ class Topology:
     @property
     def hosts(self) -> int:
         """The number of machines that the devices are attached to."""
-        return len({device.process_index for device in self.devices})
+        return len(set(map(attrgetter("process_index"), self.devices)))
 
     def among(self, collective: Collective, devices: Sequence[jax.Device]) -> Cluster:
         """The devices that exchange data in a collective, as a model of their links takes them.
@@ -56,7 +57,10 @@ class Topology:
         if self.link is self.chip.link:  # the same within hosts and between them
             return Cluster(self.chip, 1, size, self.link)
         groups = collective.groups or (tuple(range(len(devices))),)
-        hosts = max(len({devices[place].process_index for place in group}) for group in groups)
+        # The group over the most hosts is the slowest, and the others wait for it.
+        hosts = 0
+        for group in groups:
+            hosts = max(hosts, len({devices[place].process_index for place in group}))
         return Cluster(self.chip, hosts, -(-size // hosts), self.link)
 
 
@@ -74,6 +78,7 @@ def topology_named(name: str) -> Topology:
     kind = check_topology(name)
     name = name.strip().lower()
     family = _family(name)
+    # The compilers read it as they are loaded.
     with _environment(family.ENVIRONMENT):
         devices = tuple(family.described(name).devices)
     return Topology(name, kind, devices, family.LINK or kind.link, family.OPTIONS)
@@ -97,10 +102,14 @@ def ladder(topology: Topology, most: int) -> list[str]:
     Each has about four times as many as the one before it.
     """
     own = len(topology.devices)
-    counts = {name: _count(name) for name in _family(topology.name).sizes(topology.name)}
+    counts: dict[str, int] = {}
+    for name in _family(topology.name).sizes(topology.name):
+        count = _count(name)
+        if count <= max(most, own):
+            counts[name] = count
+    # The one that was asked for need not be one of the usual sizes.
     counts[topology.name] = own
-    chosen = [name for name, count in counts.items() if count <= max(most, own)]
-    return sorted(chosen, key=lambda name: counts[name])
+    return sorted(counts, key=counts.__getitem__)
 
 
 def _family(name: str) -> ModuleType:
@@ -115,7 +124,7 @@ def _family(name: str) -> ModuleType:
 
 
 def _count(name: str) -> int:
-    return math.prod(int(size) for size in name.partition(":")[2].split("x"))
+    return math.prod(map(int, name.partition(":")[2].split("x")))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
 
 import jax
 
@@ -30,8 +31,12 @@ def check_versions(_: Situation) -> Iterator[Finding]:
     """Lists them."""
     system = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     yield Finding(Level.FACT, "system", system)
-    found = {name: _version(name) for name in (*_NEEDED, *_OPTIONAL)}
-    yield Finding(Level.FACT, "versions", ", ".join(f"{name} {number}" for name, number in found.items() if number))
+    found: list[str] = []
+    for name in (*_NEEDED, *_OPTIONAL):
+        number = _version(name)
+        if number:
+            found.append(f"{name} {number}")
+    yield Finding(Level.FACT, "versions", ", ".join(found))
 
 
 def _version(name: str) -> str:
@@ -57,7 +62,7 @@ def check_cluster(situation: Situation) -> Iterator[Finding]:
     if situation.spec is None:
         return
     for job in situation.spec.jobs:
-        addresses = [str(address) for address in situation.spec.job_tasks(job)]
+        addresses = list(map(str, situation.spec.job_tasks(job)))
         more = f" and {len(addresses) - _SHOWN} more" if len(addresses) > _SHOWN else ""
         yield Finding(Level.FACT, f"job {job}", f"{len(addresses)}: {', '.join(addresses[:_SHOWN])}{more}")
     if situation.roster is not None:
@@ -84,6 +89,7 @@ def _loopback(situation: Situation) -> Iterator[Finding]:
     assert situation.roster is not None
     members = situation.roster.members
     local = [member for member in members if Address.parse(member.address).is_loopback()]
+    # On one machine all addresses may be of that kind.
     if local and len(local) < len(members):
         yield Finding(
             Level.ERROR,
@@ -99,6 +105,7 @@ def check_network(situation: Situation) -> Iterator[Finding]:
     if roster is None or len(roster.members) < 2:
         return
     own, leader = Address.parse(roster.own.address), Address.parse(roster.members[0].address)
+    # The first worker is where the coordination service listens; the others only need to get there.
     if roster.rank == 0:
         yield _can_listen(situation, leader)
     else:
@@ -158,6 +165,7 @@ def _is_own(address: Address) -> Iterator[Finding]:
 
 
 def _proxies(situation: Situation) -> Iterator[Finding]:
+    # Programs read these names in small letters and in capitals.
     found = [name for name in situation.environ if name.lower() in _PROXIES and situation.environ[name]]
     if found:
         yield Finding(
@@ -184,16 +192,17 @@ def check_devices(situation: Situation) -> Iterator[Finding]:
         return
     kinds = Counter(f"{device.platform.upper()} ({device.device_kind})" for device in devices)
     yield Finding(Level.FACT, "devices", ", ".join(f"{count} x {kind}" for kind, count in kinds.items()))
-    yield from _gpus(situation, sum(device.platform in ("gpu", "cuda", "rocm") for device in devices))
-    cpus = sum(device.platform == "cpu" for device in devices)
-    if cpus > 1:
-        yield from _pool(situation, cpus)
+    platforms = Counter(map(attrgetter("platform"), devices))
+    yield from _gpus(situation, platforms["gpu"] + platforms["cuda"] + platforms["rocm"])
+    if platforms["cpu"] > 1:
+        yield from _pool(situation, platforms["cpu"])
 
 
 def _gpus(situation: Situation, found: int) -> Iterator[Finding]:
     promised = len(visible_gpus(situation.environ))
     if promised == found:
         return
+    # Where GPUs are named, the fault may be in that list; else it is in the driver or in JAX.
     listed = situation.environ.get(VISIBLE)
     source = f"{VISIBLE}={listed!r} names" if listed is not None else "this machine has"
     platforms = situation.environ.get(_PLATFORMS, "")

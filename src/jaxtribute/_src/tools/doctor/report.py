@@ -73,7 +73,9 @@ def look(environ: Mapping[str, str]) -> Situation:
         spec = detection.resolver.cluster_spec()
         task_type, task_id = detection.resolver.own_task()
         outside = task_type not in ("chief", "worker")
+        # A parameter server or an evaluator has no place among the workers.
         roster = None if outside else Roster.of(spec.as_dict(), task_type, task_id)
         return Situation(environ, detection, spec, roster)
     except JaxtributeError as error:
+        # What was found until then belongs to the report.
         return Situation(environ, detection, spec, problem=str(error))

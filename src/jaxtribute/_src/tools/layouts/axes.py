@@ -29,6 +29,10 @@ class Traced(NamedTuple):
     axes: tuple[int, ...]
     source: int | None = None
 
+    def members(self, places: Sequence[int]) -> list[int]:
+        """Members of the classes of some axes."""
+        return [self.axes[place] for place in places]
+
 
 class Use(NamedTuple):
     """A use of a variable in a product or a look-up.
@@ -57,8 +61,11 @@ class AxisClasses:
         self._parents: list[int] = []
         self._units: list[int] = []
         self._batches: list[int] = []
-        self.inputs = [self._fresh(atom, number) for number, atom in enumerate(program.invars)]
-        self.uses: dict[int, list[Use]] = {number: [] for number in range(len(self.inputs))}
+        self.inputs: list[Traced] = []
+        self.uses: dict[int, list[Use]] = {}
+        for number, atom in enumerate(program.invars):
+            self.inputs.append(self._fresh(atom, number))
+            self.uses[number] = []
         self._run(program, self.inputs)
 
     def find(self, axis: int) -> int:
@@ -74,7 +81,7 @@ class AxisClasses:
 
     def batches(self) -> frozenset[int]:
         """Classes that are batches of products of activations, as the heads of attention are."""
-        return frozenset(self.find(axis) for axis in self._batches)
+        return frozenset(map(self.find, self._batches))
 
     def _axis(self, size: int) -> int:
         self._parents.append(len(self._parents))
@@ -83,7 +90,7 @@ class AxisClasses:
 
     def _fresh(self, atom: Any, source: int | None = None) -> Traced:
         shape = _shape(atom)
-        return Traced(shape, tuple([self._axis(size) for size in shape]), source)
+        return Traced(shape, tuple(map(self._axis, shape)), source)
 
     def _join(self, one: int, other: int) -> None:
         one, other = self.find(one), self.find(other)
@@ -101,10 +108,12 @@ class AxisClasses:
 
     def _run(self, jaxpr: Jaxpr, given: Sequence[Traced]) -> list[Traced]:
         """Goes through a program; returns its outputs."""
-        # Where a program is one replica's, arrays that are cut among the replicas are shorter than outside.
-        known: dict[Any, Traced] = {
-            atom: one._replace(shape=_shape(atom)) for atom, one in zip(jaxpr.invars, given, strict=True)
-        }
+        known: dict[Any, Traced] = {}
+
+        def write(atoms: Sequence[Any], values: Sequence[Traced]) -> None:
+            for atom, one in zip(atoms, values, strict=True):
+                # Where a program is one replica's, arrays that are cut among the replicas are shorter than outside.
+                known[atom] = one._replace(shape=_shape(atom))
 
         def read(atom: Any) -> Traced:
             # Constants have no axes that anybody could split: each time they are others.
@@ -112,11 +121,10 @@ class AxisClasses:
                 return self._fresh(atom)
             return known[atom]
 
+        write(jaxpr.invars, given)
         for eqn in jaxpr.eqns:
-            results = self._through(eqn, [read(atom) for atom in eqn.invars])
-            for atom, result in zip(eqn.outvars, results, strict=True):
-                known[atom] = result._replace(shape=_shape(atom))
-        return [read(atom) for atom in jaxpr.outvars]
+            write(eqn.outvars, self._through(eqn, list(map(read, eqn.invars))))
+        return list(map(read, jaxpr.outvars))
 
     def _through(self, eqn: JaxprEqn, given: list[Traced]) -> list[Traced]:
         name = eqn.primitive.name
@@ -126,6 +134,7 @@ class AxisClasses:
             tests = eqn.params["cond_nconsts"]
             return self._turned(opened(eqn.params["body_jaxpr"]), given[tests:], eqn.params["body_nconsts"])
         if name == "cond":
+            # The first operand says which branch runs; the branches do not get it.
             branches = [self._run(opened(branch), given[1:]) for branch in eqn.params["branches"]]
             # Whichever branch runs, the result is laid out alike.
             for others in branches[1:]:
@@ -138,6 +147,7 @@ class AxisClasses:
     def _turned(self, body: Jaxpr, given: list[Traced], consts: int) -> list[Traced]:
         """The values that a loop carries, which go out of its body as they go in."""
         carry = given[consts:]
+        # What comes out of one turn goes into the next, so both lie alike.
         for one, other in zip(carry, self._run(body, given), strict=False):
             self._join_alike(one, other)
         return carry
@@ -180,7 +190,7 @@ class AxisClasses:
 
     def _dropped(self, given: Traced, results: Sequence[Traced], dropped: Sequence[int]) -> None:
         """Results without some axes of an operand."""
-        kept = [axis for place, axis in enumerate(given.axes) if place not in dropped]
+        kept = given.members(_others(given.axes, dropped))
         for result in results:
             for axis, its in zip(kept, result.axes, strict=False):
                 self._join(axis, its)
@@ -203,11 +213,11 @@ class AxisClasses:
     def _of_reshape(self, eqn: JaxprEqn, given: list[Traced], result: Traced) -> None:
         """Joins the longest strides: an axis split into equal runs is split there when it is cut or merged."""
         del eqn
-        old = [place for place, size in enumerate(given[0].shape) if size != 1]
-        new = [place for place, size in enumerate(result.shape) if size != 1]
+        old, new = _long(given[0].shape), _long(result.shape)
         while old and new:
             self._join(given[0].axes[old[0]], result.axes[new[0]])
             before, after = given[0].shape[old.pop(0)], result.shape[new.pop(0)]
+            # The side with fewer elements takes further axes until both have gone through equally many.
             while before != after and (old if before < after else new):
                 if before < after:
                     before *= given[0].shape[old.pop(0)]
@@ -235,7 +245,8 @@ class AxisClasses:
 
     def _note(self, operand: Traced, kind: str, places: Sequence[int]) -> None:
         if operand.source is not None:
-            self.uses[operand.source].extend(Use(kind, operand.axes[place]) for place in places)
+            for axis in operand.members(places):
+                self.uses[operand.source].append(Use(kind, axis))
 
     def _of_dot_general(self, eqn: JaxprEqn, given: list[Traced], result: Traced) -> None:
         contracted, batched = eqn.params["dimension_numbers"]
@@ -243,11 +254,10 @@ class AxisClasses:
             for one, other in zip(*pairs, strict=True):
                 self._join(given[0].axes[one], given[1].axes[other])
         # The result's axes: the batch, then what is free in the left and in the right operand.
-        axes = [given[0].axes[place] for place in batched[0]]
+        axes = given[0].members(batched[0])
         for side, operand in enumerate(given):
-            fixed = (*contracted[side], *batched[side])
-            free = [place for place in range(len(operand.axes)) if place not in fixed]
-            axes += [operand.axes[place] for place in free]
+            free = _others(operand.axes, (*contracted[side], *batched[side]))
+            axes += operand.members(free)
             self._note(operand, "columns", free)
             self._note(operand, "rows", contracted[side])
             self._note(operand, "batch", batched[side])
@@ -260,12 +270,14 @@ class AxisClasses:
     def _of_conv_general_dilated(self, eqn: JaxprEqn, given: list[Traced], result: Traced) -> None:
         numbers = eqn.params["dimension_numbers"]
         left, right, out = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+        # A spec has the batch and the features, of a kernel the outputs and the inputs, before the axes of space.
         pairs = [
             (given[0], left[0], result, out[0]),
             (given[0], left[1], given[1], right[1]),
             (given[1], right[0], result, out[1]),
         ]
         for one, place, other, to in pairs:
+            # Groups of features or of the batch make one of the two longer than the other.
             if one.shape[place] == other.shape[to]:
                 self._join(one.axes[place], other.axes[to])
         self._note(given[1], "outputs", right[:1])
@@ -274,13 +286,11 @@ class AxisClasses:
     def _of_gather(self, eqn: JaxprEqn, given: list[Traced], result: Traced) -> None:
         numbers = eqn.params["dimension_numbers"]
         gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-        kept = [place for place in range(len(given[0].axes)) if place not in gone]
-        for place, to in zip(kept, numbers.offset_dims, strict=True):
+        for place, to in zip(_others(given[0].axes, gone), numbers.offset_dims, strict=True):
             # Only an axis that is taken whole stays what it was.
             if eqn.params["slice_sizes"][place] == given[0].shape[place]:
                 self._join(given[0].axes[place], result.axes[to])
-        rows = [place for place in range(len(result.axes)) if place not in numbers.offset_dims]
-        for place, to in enumerate(rows):
+        for place, to in enumerate(_others(result.axes, numbers.offset_dims)):
             self._join(given[1].axes[place], result.axes[to])
         self._note(given[0], "lookup", numbers.collapsed_slice_dims)
 
@@ -288,8 +298,7 @@ class AxisClasses:
         numbers = eqn.params["dimension_numbers"]
         self._join_alike(given[0], result)
         gone = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-        kept = [place for place in range(len(given[0].axes)) if place not in gone]
-        for place, to in zip(kept, numbers.update_window_dims, strict=True):
+        for place, to in zip(_others(given[0].axes, gone), numbers.update_window_dims, strict=True):
             if given[0].shape[place] == given[2].shape[to]:
                 self._join(given[0].axes[place], given[2].axes[to])
 
@@ -299,3 +308,13 @@ class AxisClasses:
 def _shape(atom: Any) -> tuple[int, ...]:
     """The shape of a variable or literal of a program; that of a scalar for what is no array."""
     return tuple(getattr(aval(atom), "shape", ()))
+
+
+def _others(axes: Sequence[int], places: Sequence[int]) -> list[int]:
+    """The places of an array's axes without some of them."""
+    return [place for place in range(len(axes)) if place not in places]
+
+
+def _long(shape: tuple[int, ...]) -> list[int]:
+    """The places of the axes that have more than one element, or none at all."""
+    return [place for place, size in enumerate(shape) if size != 1]

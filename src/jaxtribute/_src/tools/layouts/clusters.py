@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from jaxtribute._src.tools.layouts.axes import AxisClasses, Use
 from jaxtribute._src.values.layouts import names_of
@@ -37,14 +37,15 @@ class Cluster:
     uses: tuple[Use, ...]
     nbytes: int
 
-    def kinds(self, axis: int) -> list[str]:
-        """The uses of an axis, in the order of the program."""
-        return [use.kind for use in self.uses if use.axis == self.axes[axis]]
+    def kinds(self, member: int) -> list[str]:
+        """The uses of the axis of a class, in the order of the program."""
+        return [use.kind for use in self.uses if use.axis == member]
 
     @property
     def likeness(self) -> tuple[object, ...]:
         """Equal for clusters that repeat each other, such as the kernels of a model's layers."""
-        kinds = tuple([tuple(dict.fromkeys(self.kinds(axis))) for axis in range(len(self.shape))])
+        # Classes have other numbers in each layer, so what is compared is how the axes are used.
+        kinds = tuple([tuple(dict.fromkeys(self.kinds(member))) for member in self.axes])
         return self.shape, len(self.variables), self.splits, self.even, kinds
 
 
@@ -64,21 +65,34 @@ def clusters_of(
         traced = classes.inputs[number]
         if traced.shape and traced.shape == variable.shape and variable.policy.form != "rows":
             groups.setdefault((traced.shape, *map(classes.find, traced.axes)), []).append(number)
-    together = [numbers for numbers in groups.values() if all(variables[number] in movable for number in numbers)]
-    return [_cluster(classes, variables, numbers, parts) for numbers in together]
+    found: list[Cluster] = []
+    for numbers in groups.values():
+        members = [variables[number] for number in numbers]
+        # A layout is for the whole cluster, so one variable that must stay as it is keeps the others too.
+        if movable.issuperset(members):
+            found.append(_cluster(classes, members, numbers, parts))
+    return found
 
 
-def _cluster(classes: AxisClasses, variables: Mapping[int, Variable], numbers: Sequence[int], parts: int) -> Cluster:
+def _cluster(classes: AxisClasses, members: Sequence[Variable], numbers: Sequence[int], parts: int) -> Cluster:
     traced = classes.inputs[numbers[0]]
-    members = sorted([variables[number] for number in numbers], key=lambda variable: variable.derived)
-    splits = [axis for axis in range(len(traced.shape)) if all(can_split(one, axis, parts) for one in members)]
+    members = sorted(members, key=lambda variable: variable.derived)
+    splits: list[int] = []
+    even: list[int] = []
+    for axis, member in enumerate(traced.axes):
+        if all(can_split(one, axis, parts) for one in members):
+            splits.append(axis)
+            # Where others of the class cannot be split, the program has to communicate between them and this one.
+            if classes.unit(member) % parts == 0:
+                even.append(axis)
+    # Slots come into no product; the cluster is used as the first of its variables that does.
     uses = next((classes.uses[number] for number in numbers if classes.uses[number]), [])
     return Cluster(
         variables=tuple(members),
         shape=traced.shape,
         axes=tuple(map(classes.find, traced.axes)),
         splits=tuple(splits),
-        even=tuple([axis for axis in splits if classes.unit(traced.axes[axis]) % parts == 0]),
+        even=tuple(even),
         uses=tuple([Use(use.kind, classes.find(use.axis)) for use in uses]),
         nbytes=sum(one.size * one.dtype.itemsize for one in members),
     )
@@ -121,12 +135,11 @@ def guesses(clusters: Sequence[Cluster], now: Plan) -> dict[str, Plan]:
                 members.setdefault(cluster.axes[axis], []).append(cluster)
     # The classes that touch few variables come first: those between two kernels, not the one along all layers.
     narrow = sorted(members, key=lambda axis: len(members[axis]))
-    paired = [axis for axis in narrow if _is_pair(axis, members[axis])]
     looked_up = [axis for axis in narrow if "lookup" in _first_uses(axis, members[axis])]
-    pairs = _apart(clusters, [axis for axis in paired if axis not in looked_up])
+    pairs = _apart(clusters, [axis for axis in narrow if axis not in looked_up and _is_pair(axis, members[axis])])
     both = _apart(clusters, [*pairs, *looked_up])
     everything = _apart(clusters, [*both, *narrow])
-    wide = sorted(members, key=lambda axis: -sum(one.nbytes for one in members[axis]))
+    wide = sorted(members, key=lambda axis: -sum(map(attrgetter("nbytes"), members[axis])))
     return {
         "pairs and embeddings": by_classes(clusters, both),
         "pairs": by_classes(clusters, pairs),
@@ -138,15 +151,11 @@ def guesses(clusters: Sequence[Cluster], now: Plan) -> dict[str, Plan]:
     }
 
 
-def _kinds(cluster: Cluster, axis: int) -> list[str]:
-    return [use.kind for use in cluster.uses if use.axis == axis]
-
-
 def _first_uses(axis: int, members: Sequence[Cluster]) -> set[str]:
     """The first use of the axis in each cluster that a product or a look-up uses."""
     found: set[str] = set()
     for one in members:
-        found.update(_kinds(one, axis)[:1])
+        found.update(one.kinds(axis)[:1])
     return found
 
 
@@ -162,8 +171,9 @@ def _apart(clusters: Sequence[Cluster], order: Sequence[int]) -> list[int]:
     """The classes, in this order, of which no variable has two."""
     chosen: list[int] = []
     for axis in dict.fromkeys(order):
+        taken = set(chosen)
         among = [cluster for cluster in clusters if axis in cluster.axes and len(cluster.shape) > 1]
-        if not any(set(chosen) & set(cluster.axes) for cluster in among):
+        if all(taken.isdisjoint(cluster.axes) for cluster in among):
             chosen.append(axis)
     return chosen
 
@@ -176,9 +186,3 @@ def _filled(clusters: Sequence[Cluster], plan: Plan) -> Plan:
             axis = max(cluster.splits, key=lambda axis: (axis in cluster.even, cluster.shape[axis]))
         filled.append(axis)
     return tuple(filled)
-
-
-def waste(clusters: Sequence[Cluster], plan: Plan, parts: int) -> int:
-    """Bytes on each device of what a plan leaves whole and could be split."""
-    left = [one.nbytes for one, axis in zip(clusters, plan, strict=True) if axis is None and one.splits]
-    return math.ceil(sum(left) * (parts - 1) / parts)

@@ -24,6 +24,7 @@ _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passe
 
 def laid_out(policy: Policy, layout: Layout) -> Policy:
     """The policy with another layout, and cut among the replicas as it is."""
+    # A copy, as the candidate is only tried, and the variable keeps its policy meanwhile.
     made = copy.copy(policy)
     made.layout = layout
     return made
@@ -60,13 +61,12 @@ class Judge:
         variables: list[Variable] = list(executor.inputs)
 
         def where(variable: Variable) -> Sharding:
+            policy = variable.policy
             if variable in layouts:
-                variable_policy = laid_out(variable.policy, layouts[variable])
-                return variable_policy.where or self._mesh.replicated
-            return variable.policy.where or self._mesh.replicated
+                policy = laid_out(policy, layouts[variable])
+            return policy.where or self._mesh.replicated
 
-        places = [self._place_of_argument(leaf) for leaf in self._leaves]
-        places += [where(variable) for variable in variables]
+        places = [*map(self._place_of_argument, self._leaves), *map(where, variables)]
         atoms = opened(program).invars
         # Behind arguments and variables come the batches that the function draws by itself.
         places += [self._place_of_batch(aval(atom).shape) for atom in atoms[len(places) :]]
@@ -76,7 +76,8 @@ class Judge:
         ]
         written: list[Variable] = list(executor.written)
         results = len(opened(program).outvars) - len(written)
-        outputs = [*[None] * results, *(where(variable) for variable in written)]
+        # Results may lie as the compiler likes; new values of variables must lie as the old ones.
+        outputs = [*[None] * results, *map(where, written)]
         first = len(self._leaves)
         # As the real step donates, else the old values would count beside the new ones.
         donated = [first + place for place, variable in enumerate(variables) if variable in executor.written]
@@ -89,6 +90,7 @@ class Judge:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             return Candidate(name, math.inf, math.inf)
+        # Of a program that the compiler does not show nobody knows what it moves, which counts as the worst.
         text = compiled.as_text()
         sent = math.inf if text is None else bytes_moved(text, len(self._mesh.devices))
         return Candidate(name, sent, _memory(compiled))
@@ -99,6 +101,7 @@ class Judge:
         return sharding if sharding is not None and sharding.device_set == whole.device_set else whole
 
     def _place_of_batch(self, shape: tuple[int, ...]) -> Sharding:
+        # Only what divides evenly can be placed so: another batch is the same on all devices here.
         divided = shape and shape[0] % self._mesh.size == 0
         return self._mesh.split if divided else self._mesh.replicated
 

@@ -36,7 +36,8 @@ def reason(clusters: Sequence[Cluster], plan: Plan, place: int, parts: int, clas
     partners = _partners(clusters, plan, place)
     if axis is None:
         return "whole: splitting it would move more bytes or save too little"
-    kinds = cluster.kinds(axis)
+    # The first kind is that of the forward pass, in which a reader thinks of the model.
+    kinds = cluster.kinds(cluster.axes[axis])
     if not kinds:
         return f"lies as {_names(partners)}, with which it goes" if partners else "split to save memory"
     text = _OF_KINDS[kinds[0]]
@@ -44,6 +45,7 @@ def reason(clusters: Sequence[Cluster], plan: Plan, place: int, parts: int, clas
         text = f"split by heads ({text.removeprefix('split ')})"
     elif kinds[0] == "lookup" and {"rows", "columns"} & set(kinds):
         text += ", as a product uses it as well (tied)"
+    # Vectors, such as a bias, only go along.
     products = [one for one in partners if len(one.shape) > 1]
     if not products:
         return f"{text}: to save memory" if kinds[0] != "lookup" else text
@@ -66,5 +68,5 @@ def _partners(clusters: Sequence[Cluster], plan: Plan, place: int) -> list[Clust
 
 
 def _names(clusters: Sequence[Cluster]) -> str:
-    names = [cluster.variables[0].name.removesuffix(":0") for cluster in clusters]
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    first = clusters[0].variables[0].name.removesuffix(":0")
+    return first if len(clusters) == 1 else f"{first} and {len(clusters) - 1} more"

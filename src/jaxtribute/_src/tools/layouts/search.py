@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Sequence
+from operator import attrgetter
 
 from jaxtribute._src.tools.layouts.clusters import Cluster, Plan, guesses
 from jaxtribute._src.values.automatic import Candidate
@@ -37,7 +38,7 @@ class Search:
         """The best plan that is found; `now` is how the variables lie."""
         for name, plan in guesses(self._clusters, now).items():
             self._try(name, plan)
-        least = min(candidate.memory for candidate in self.tried.values())
+        least = min(map(attrgetter("memory"), self.tried.values()))
         limit = least * _ROOM if self._limit is None else self._limit
         if self._limit is None and self._device is not None:
             limit = min(limit, self._device)
@@ -75,9 +76,11 @@ class Search:
         for place, cluster in enumerate(self._clusters):
             alike.setdefault((cluster.likeness, plan[place]), []).append(place)
         groups = sorted(alike.values(), key=lambda places: -sum(self._clusters[one].nbytes for one in places))
-        several = [places for places in groups if len(places) > 1]
-        single = [[place] for places in several for place in places]
-        for places in [*groups, *single]:
+        changes = list(groups)
+        for places in groups:
+            if len(places) > 1:
+                changes += [[place] for place in places]
+        for places in changes:
             for axis in (*self._clusters[places[0]].splits, None):
                 # With its class first: an axis that is split alone mostly makes the program communicate.
                 for follow in (True, False):

@@ -45,6 +45,7 @@ class Choice:
         self._mesh, self.judge = mesh, Judge(traced, leaves, mesh)
         self._movable, self._parts = movable, axis_to_split_over(mesh)[1]
         self._classes = AxisClasses(opened(traced.closed))
+        # The program's inputs are its arguments, and then these.
         self._inputs: list[Variable] = list(traced.executor.inputs)
         inputs = dict(enumerate(self._inputs, len(leaves)))
         self.clusters: list[Cluster] = clusters_of(self._classes, inputs, movable, self._parts)
@@ -54,6 +55,7 @@ class Choice:
     @property
     def is_about_something(self) -> bool:
         """True if a product or a look-up of the program uses a variable that can be split."""
+        # Other programs, such as one that makes or resets variables, show nothing to choose by.
         return any(cluster.uses and cluster.splits for cluster in self.clusters)
 
     def layouts(self, plan: Plan) -> dict[Variable, Layout]:
@@ -83,6 +85,7 @@ class Choice:
         made = LayoutMap()
 
         def add(variable: Variable, layout: Layout, why: str) -> None:
+            # A layout map looks for its keys anywhere in a name: this one is to fit that name alone.
             key = f"^{re.escape(variable.name.removesuffix(':0'))}$"
             if not variable.derived and key not in made:
                 made[key] = layout
@@ -109,17 +112,19 @@ def settle(chosen: AutomaticLayout, mesh: ReplicaMesh, traced: Capture, leaves: 
       leaves: the arrays of its arguments.
     """
     touched = [v for v in (*traced.executor.inputs, *traced.executor.written) if isinstance(v, Variable)]
-    pending = {variable for variable in touched if chosen.is_pending(variable)}
+    pending = set(filter(chosen.is_pending, touched))
     if not pending:
         return
     # The library's own variables, such as slots, go with what is pending: nobody asked for a layout of theirs.
     own = {variable for variable in touched if variable.derived and variable.policy.mesh == mesh}
     choice = Choice(traced, leaves, mesh, pending | own)
     if not choice.is_about_something:
+        # What it writes keeps its layout; what it only reads waits for a program that uses it in a product.
         for variable in pending & set(traced.executor.written):
             chosen.settle(variable)
         return
     choice.make(chosen.memory_limit, chosen.tries)
+    # Nobody may give up the arrays of a variable while they are moved.
     with updating:
         for variable, layout in choice.layouts(choice.plan).items():
             if layout != variable.policy.layout:
@@ -157,7 +162,12 @@ def automatic_layout(
     """
     function = step.python_function if isinstance(step, Function) else step
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_whole_variable)
-    places = [place for place, leaf in enumerate(leaves) if is_array(leaf) and not isinstance(leaf, Variable)]
+    places: list[int] = []
+    arrays: list[Any] = []
+    for place, leaf in enumerate(leaves):
+        if is_array(leaf) and not isinstance(leaf, Variable):
+            places.append(place)
+            arrays.append(leaf)
 
     def call(given: Sequence[Any]) -> Any:
         whole = list(leaves)
@@ -166,7 +176,6 @@ def automatic_layout(
         positional, named = tree.unflatten(whole)
         return function(*positional, **named)
 
-    arrays = [leaves[place] for place in places]
     traced = capture(call, contexts.current(), arrays)
     variables = {variable for variable in traced.executor.inputs if isinstance(variable, Variable)}
     meshes = {variable.policy.mesh for variable in variables}

@@ -90,9 +90,12 @@ def attempts_of(job: Job, workers: Sequence[Worker], now: float) -> list[Attempt
     """The starts of a run in order, each with its end if it has ended."""
     if job.attempts:
         return job.attempts
-    starts = sorted(start for worker in workers for start in worker.starts)
+    starts: list[float] = []
+    for worker in workers:
+        starts += worker.starts
     found: list[Attempt] = []
-    for start in starts:
+    for start in sorted(starts):
+        # Workers of one start begin within seconds of each other; a worker that begins again makes it another start.
         if not found or start - found[-1].start > _APART_S or _again(workers, found[-1].start, start):
             found.append(Attempt(start))
     following: list[Attempt | None] = [*found[1:], None]
@@ -115,12 +118,15 @@ def _last_seen(workers: Sequence[Worker], start: float, until: float) -> float:
         later = (first for first, began in zip(worker.firsts, worker.starts, strict=True) if began >= until)
         before = worker.table()[: next(later, None)]
         covered = float(before[-1, 0] + before[-1, 2 : 2 + len(BUCKETS)].sum()) if len(before) else start
-        last = max([last, *(moment for moment in (covered, *worker.ends) if start <= moment < until)])
+        for moment in (covered, *worker.ends):
+            if start <= moment < until:
+                last = max(last, moment)
     return last
 
 
 def _ended(workers: Sequence[Worker], start: float, now: float) -> float | None:
     """The end of the last start; None while a worker runs."""
-    seen = max((worker.last_seen() for worker in workers), default=start)
+    seen = max(map(Worker.last_seen, workers), default=start)
+    # An end before the last start is that of an earlier process.
     over = all(worker.ends and worker.ends[-1] >= max(worker.starts, default=0.0) for worker in workers)
     return seen if over or now - seen > _SILENT_S else None

@@ -10,7 +10,6 @@ from jaxtribute._src.types import Json
 
 _SILENT_S = 3.0
 _LOST_S = 10.0
-_LONG_S = 1.0
 _WORDS = {
     "step": "in a step",
     "input": "waits for input",
@@ -71,9 +70,10 @@ def _state(event: str, seconds: float | None, where: str = "") -> dict[str, Json
 def note_waits(workers: Sequence[Worker], states: Mapping[int, dict[str, Json]]) -> None:
     """Adds for whom workers in a step wait: one that has not come to that step, and is at something else."""
     running = [one for one in workers if states[one.rank]["event"] not in ("ended", "failed", "starting")]
+    # One alone waits for nobody.
     if len(running) < 2:
         return
-    least = min(one.steps() for one in running)
+    least = min(map(Worker.steps, running))
     behind = [one for one in running if one.steps() == least and states[one.rank]["event"] != "step"]
     for worker in running:
         state = states[worker.rank]

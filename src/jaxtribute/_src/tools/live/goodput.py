@@ -7,7 +7,7 @@ and the others wait for it in the rest of theirs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,7 @@ _STEP = BUCKETS.index("step")
 _COLLECTIVE = BUCKETS.index("collective")
 _LOST = BUCKETS.index("lost")
 _STEPS = COLUMNS.index("steps")
-_MAY_BE_LOST = [BUCKETS.index(name) for name in ("step", "input", "collective", "compile", "other")]
+_MAY_BE_LOST = list(map(BUCKETS.index, ("step", "input", "collective", "compile", "other")))
 _PARTS = slice(2, 2 + len(BUCKETS))
 _SILENT_S = 3.0
 _UNHEARD_S = 0.6
@@ -54,7 +54,10 @@ class Goodput:
     def job(self) -> Bar:
         """Mean of the workers' parts."""
         count = max(len(self.workers), 1)
-        return {name: sum(bar.get(name, 0.0) for bar in self.workers.values()) / count for name in BUCKETS}
+        mean: Bar = {}
+        for name in BUCKETS:
+            mean[name] = sum(bar.get(name, 0.0) for bar in self.workers.values()) / count
+        return mean
 
 
 def goodput(
@@ -93,17 +96,16 @@ def _add_attempt(
 ) -> None:
     """Adds the parts of one start of the job to those of its workers."""
     tables = [_rows_of(worker, attempt.start, ended) for worker in workers]
-    present = [place for place, table in enumerate(tables) if len(table)]
+    present = {worker.rank: table for worker, table in zip(workers, tables, strict=True) if len(table)}
+    # Before anything is summed: it moves seconds of a step to the waits, in the tables themselves.
     if len(present) > 1:
-        _separate_waits(found, [workers[i].rank for i in present], [tables[i] for i in present], ended)
+        _separate_waits(found, present, ended)
     saved = [moment for moment in workers[0].saved if attempt.start <= moment <= ended] if workers else []
     pause = "other" if number == 0 else "recovery"
     for worker, table in zip(workers, tables, strict=True):
         lost = again and len(table) > 0 and _move_lost(table, max(saved, default=None))
-        bar, parts = found.workers[worker.rank], table[:, _PARTS]
-        for place, name in enumerate(BUCKETS):
-            bar[name] += float(parts[:, place].sum())
-        missing = max(0.0, ended - attempt.start - float(parts.sum()))
+        bar = found.workers[worker.rank]
+        missing = max(0.0, ended - attempt.start - _add_told(bar, table))
         before = max(0.0, float(table[0, 0]) - attempt.start) if len(table) else missing
         bar[pause] += min(missing, before)
         rest = max(0.0, missing - before)
@@ -120,14 +122,21 @@ def _add_apart(found: Goodput, workers: Sequence[Worker], attempt: Attempt, ende
     for worker in workers:
         table = worker.table()
         table = table[(table[:, 0] + table[:, 1] > attempt.start) & (table[:, 0] < ended)]
-        bar, parts = found.workers[worker.rank], table[:, _PARTS]
-        for place, name in enumerate(BUCKETS):
-            bar[name] += float(parts[:, place].sum())
+        bar = found.workers[worker.rank]
+        told = _add_told(bar, table)
         # Before its first start the process was being made; the gaps after that are those between two processes.
         first = max(float(table[0, 0]), attempt.start) if len(table) else ended
-        missing = max(0.0, ended - attempt.start - float(parts.sum()))
+        missing = max(0.0, ended - attempt.start - told)
         bar["other"] += min(missing, first - attempt.start)
         bar["recovery"] += max(0.0, missing - (first - attempt.start))
+
+
+def _add_told(bar: Bar, table: HostArray) -> float:
+    """Adds the parts of a worker's windows to its bar; returns the seconds of them all."""
+    parts = table[:, _PARTS]
+    for place, name in enumerate(BUCKETS):
+        bar[name] += float(parts[:, place].sum())
+    return float(parts.sum())
 
 
 def _rows_of(worker: Worker, start: float, end: float) -> HostArray:
@@ -150,10 +159,12 @@ def _move_lost(table: HostArray, saved: float | None) -> bool:
     parts = table[:, _PARTS]
     covered = parts.sum(axis=1)
     ends = table[:, 0] + table[:, 1]
+    # The last window may not be full: it ends where what is told of it ends.
     ends[-1] = table[-1, 0] + covered[-1]
     stepped = np.flatnonzero(table[:, _STEPS])
     if saved is None and not len(stepped):
         return False
+    # A window within which the save was is lost in part.
     since = float(table[stepped[0], 0]) if saved is None else saved
     share = np.clip((ends - since) / np.maximum(covered, 1e-9), 0.0, 1.0)
     parts[:, _LOST] += share * parts[:, _MAY_BE_LOST].sum(axis=1)
@@ -161,12 +172,19 @@ def _move_lost(table: HostArray, saved: float | None) -> bool:
     return True
 
 
-def _separate_waits(found: Goodput, ranks: Sequence[int], tables: Sequence[HostArray], ended: float) -> None:
-    """Makes a wait of that part of each worker's steps for which another one was not computing."""
+def _separate_waits(found: Goodput, present: Mapping[int, HostArray], ended: float) -> None:
+    """Makes a wait of that part of each worker's steps for which another one was not computing.
+
+    Args:
+      found: where the workers that others waited for are noted.
+      present: windows of the workers that take part, by rank.
+      ended: end of this start of the job.
+    """
+    ranks, tables = list(present), list(present.values())
     # In windows as long as the longest, which are made of whole shorter ones.
-    length = max(float(table[:, 1].max()) for table in tables)
-    first = min(float(table[0, 0]) for table in tables) // length
-    last = max(float(table[-1, 0]) for table in tables) // length
+    everything = np.concatenate(tables)
+    length = float(everything[:, 1].max())
+    first, last = float(everything[:, 0].min()) // length, float(everything[:, 0].max()) // length
     bins = int(last - first) + 1
     # A clock that is far off, or a damaged file: rather no waits told than no memory left.
     if bins * len(tables) > _MOST_BINS:

@@ -59,10 +59,12 @@ class JobRecorder(Observer):
             with observe(self, ATTEMPT.name):
                 done = code = launch()
         finally:
+            # A run without an end would look as if it went on.
             self.close(code)
         return done
 
     def _write(self, kind: str, facts: dict[str, Json]) -> None:
+        # Of a traceback the end tells most.
         cut = {name: value[-_MOST_TEXT:] if isinstance(value, str) else value for name, value in facts.items()}
         try:
             self._lines.write({"k": kind, "t": round(time.time(), 3)} | cut)

@@ -34,6 +34,7 @@ def usage(devices: Sequence[jax.Device]) -> dict[str, Json]:
     """Memory of the process and of each device in bytes, and seconds of all its cores."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     found: dict[str, Json] = {"rss": _resident(used.ru_maxrss), "cpu": round(used.ru_utime + used.ru_stime, 2)}
+    # Devices of the CPU do not tell: their memory is that of the process.
     memory = [stats for stats in map(_memory, devices) if stats is not None]
     if memory:
         found["mem"] = memory

@@ -59,12 +59,14 @@ def progress(
 
 def _shown(dataset: Iterable[T], total: int | None, description: str, console: Console | None) -> Iterator[T]:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn()
+    # Workers write to one terminal, where one bar is enough.
     hidden = jax.process_index() > 0
     with Progress(*columns, console=console or Console(stderr=True), disable=hidden) as bar:
         task = bar.add_task(description, total=total, examples=0)
         seen = 0
         for element in dataset:
             yield element
+            # Behind the yield: the element has been used, and counts as done.
             seen += examples_in(element)
             bar.update(task, advance=1, examples=seen)
 
@@ -73,6 +75,7 @@ def _length(dataset: Iterable[object]) -> int | None:
     """Number of batches, where the dataset knows it without reading any."""
     if isinstance(dataset, DistributedDataset):
         return _batches(dataset)
+    # Many have no length; of others it raises where it is not known.
     try:
         return len(dataset)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError, NotImplementedError, AttributeError):

@@ -374,7 +374,7 @@ class Recorder(Observer):
     def _usage(self) -> dict[str, Json]:
         if not self._devices and self._steps:
             self._devices = jax.local_devices()  # a step has run, so this starts no backend
-            self._lines.write({"k": "devices", "devices": [str(device) for device in self._devices]})
+            self._lines.write({"k": "devices", "devices": list(map(str, self._devices))})
         now = time.monotonic()
         if now - self._used_at >= _USE_S:
             self._used_at, self._used = now, machine.usage(self._devices)

@@ -60,6 +60,7 @@ class Cached:
 
     def text(self) -> bytes:
         """The state as JSON."""
+        # One visitor's request reads; others meanwhile wait and get the same.
         with self._lock:
             if time.monotonic() - self._read > _FRESH_S:
                 self._text = _as_json(self._run.state())

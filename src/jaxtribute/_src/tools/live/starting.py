@@ -31,6 +31,7 @@ def record_run(directory: str | os.PathLike[str]) -> None:
 
 
 def _record(directory: str | os.PathLike[str], rank: int, role: str) -> None:
+    # Most programs record nothing, and load none of it.
     from jaxtribute._src.tools.live.recorder import Recorder
 
     if any(isinstance(one, Recorder) for one in DISPATCH.observers):

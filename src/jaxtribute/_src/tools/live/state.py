@@ -57,8 +57,8 @@ class Run:
 
     def _problems(self) -> list[str]:
         """Files that cannot be read, and why."""
-        tails = [self._job.tail, *(process.tail for process in self._processes.values())]
-        return [tail.problem for tail in tails if tail.problem]
+        problems = [self._job.tail.problem, *(process.tail.problem for process in self._processes.values())]
+        return list(filter(None, problems))
 
     def _read(self) -> None:
         self._job.update()
@@ -126,7 +126,7 @@ class Run:
             "parts": list(BUCKETS),
             "step": _step_times(workers) | {"predicted": self._predicted()},
             "rates": {} if lead is None else _rates(tables[lead.rank], now if end is None else end),
-            "steps": max((one.steps() for one in workers), default=0),
+            "steps": max(map(Worker.steps, workers), default=0),
             "speed": [] if lead is None else _speed(tables[lead.rank], over=end is not None),
             "held": _held(parts),
             "notices": [*self._problems(), *_newer(self._processes.values()), *_notices(workers, states, parts, bar)],
@@ -143,7 +143,7 @@ class Run:
                 return self._job.over
             # A launcher that was killed writes no end. An hour without a sign of anybody counts as one: a long
             # compilation gives none either.
-            seen = max((one.last_seen() for one in workers), default=self._job.started)
+            seen = max(map(Worker.last_seen, workers), default=self._job.started)
             return None if now - max(seen, attempts[-1].start if attempts else 0.0) < 3600.0 else seen
         return attempts[-1].end if attempts else None
 
@@ -155,13 +155,19 @@ class Run:
         return "failed" if any(one.kind == "failure" for one in self._all_events()) else "ended"
 
     def _all_events(self) -> list[Event]:
-        return [*self._job.events, *(event for one in self._processes.values() for event in one.events)]
+        events = list(self._job.events)
+        for process in self._processes.values():
+            events += process.events
+        return events
 
     def _events(self, workers: Sequence[Worker]) -> list[dict[str, Json]]:
         events = list(self._job.events)
         for worker in workers:
-            mine = [one for one in worker.events if one.kind == "failure" or worker is workers[0]]
-            events += [one for one in mine if not self._told(one)]
+            for one in worker.events:
+                # What is no failure, such as a save, all of them record: one line of it is enough.
+                notable = one.kind == "failure" or worker is workers[0]
+                if notable and not self._told(one):
+                    events.append(one)
         for process in self._processes.values():
             if process.role != "worker":
                 events += process.events
@@ -174,12 +180,16 @@ class Run:
 
     def _told(self, event: Event) -> bool:
         """True if the launcher has told of a worker's failure too."""
-        alike = (one for one in self._job.events if one.kind == event.kind and one.rank == event.rank)
-        return any(abs(one.time - event.time) < 30.0 for one in alike)
+        for one in self._job.events:
+            # The launcher sees the end of a process some time after the worker has written down its error.
+            if one.kind == event.kind and one.rank == event.rank and abs(one.time - event.time) < 30.0:
+                return True
+        return False
 
     def _predicted(self) -> float | None:
         """Seconds of a step as `jaxtribute plan --json` predicted them, if its answer lies in the folder."""
         plan = read_json(self.directory / PLAN)
+        # The file may be a user's own, so every part of it is looked at before it is used.
         curve = (plan or {}).get("curve")
         devices = sum(max(len(one.devices), 1) for one in self._of("worker"))
         for one in curve if isinstance(curve, list) else ():
@@ -199,6 +209,7 @@ def _step_times(workers: Sequence[Worker]) -> dict[str, Json]:
 
 def _rates(table: HostArray, end: float) -> dict[str, Json]:
     """Steps and examples per second: lately, and over the time from the first step on."""
+    # From the first step on: starting and compiling before it are no part of the speed.
     rows = table[table[:, _STEPS].cumsum() > 0] if len(table) else table
     if not len(rows):
         return {}
@@ -221,6 +232,7 @@ def _speed(table: HostArray, *, over: bool) -> list[list[float]]:
         table = table[stepped[0] : stepped[-1] + 1]
     if len(table) < 2:
         return []
+    # Neighbouring windows become one point, so that a long run's curve is no larger than a short one's.
     group = np.arange(len(table)) * min(_POINTS, len(table)) // len(table)
     edges = np.flatnonzero(np.diff(group, prepend=-1))
     seconds = np.maximum(np.add.reduceat(table[:, 2 : 2 + len(BUCKETS)].sum(axis=1), edges), 1e-3)
@@ -255,8 +267,12 @@ def _held(parts: Goodput) -> list[dict[str, Json]]:
 def _newer(processes: Iterable[Worker]) -> list[str]:
     """A line if the records are of a later version, which may tell more than this one understands."""
     own = version("jaxtribute")
-    told = {str(process.about.get("jaxtribute", ""))[:50] for process in processes}
-    newer = [one for one in told if _numbers(one) > _numbers(own)]
+    newer: set[str] = set()
+    for process in processes:
+        # The record may hold anything in that place, and a text of any length.
+        told = str(process.about.get("jaxtribute", ""))[:50]
+        if _numbers(told) > _numbers(own):
+            newer.add(told)
     if not newer:
         return []
     return [
@@ -267,7 +283,7 @@ def _newer(processes: Iterable[Worker]) -> list[str]:
 def _numbers(name: str) -> list[int]:
     """The numbers that a version begins with."""
     found = re.match(r"\d{1,9}(\.\d{1,9})*", name, re.ASCII)
-    return [int(one) for one in found[0].split(".")] if found else []
+    return list(map(int, found[0].split("."))) if found else []
 
 
 _CAUSES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from jaxtribute._src.tools.live.attempts import Attempt
 from jaxtribute._src.tools.live.doing import doing
@@ -65,6 +66,7 @@ def _task(name: str, figures: dict[str, Json], process: Worker, now: float) -> d
     before, seconds = earlier.get(name, {}), process.figures_at - since
     for figure in counted:
         more = task[figure] - number(before.get(figure))
+        # A count that has become smaller is one of a process that was started anew.
         fresh = before and seconds > 0 and more >= 0 and now - process.figures_at < _FRESH_S
         task[f"{figure}_rate"] = more / seconds if fresh else None
     task["stale"] = task["behind"] / task["pulls"] if role == "worker" and task["pulls"] else None
@@ -84,6 +86,8 @@ def _state(name: str, process: Worker, attempt: Attempt | None, now: float) -> d
 
 def _queue(processes: Sequence[Worker]) -> list[list[float]]:
     """Moments, with numbers of functions that waited for a worker then, of which some stand for all."""
-    points = next((process.queue for process in processes if process.queue), [])
+    # One process has the coordinator, and it alone counts what waits.
+    points = next(filter(None, map(attrgetter("queue"), processes)), [])
     stride = max(1, -(-len(points) // _POINTS))
-    return [[moment, waiting] for moment, waiting in points[::-stride][::-1]]
+    # Counted from the end, so that the last moment is always among those shown.
+    return list(map(list, points[::-stride][::-1]))

@@ -180,6 +180,7 @@ def show(run: Run, console: Console, *, once: bool, pause: Callable[[float], Non
     if once:
         console.print(view(run.state(), console.width))
         return
+    # Drawn once for each state: there is nothing new in between.
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
             live.update(view(run.state(), console.width), refresh=True)

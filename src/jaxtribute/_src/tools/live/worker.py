@@ -172,7 +172,7 @@ class Worker:
         elif kind == "end":
             self.ends.append(moment)
         elif kind == "devices":
-            self.devices = [str(one) for one in record["devices"]][:1024]
+            self.devices = list(map(str, record["devices"]))[:1024]
         elif kind == "fail":
             trace = str(record["trace"])
             self._event(Event(moment, "failure", self.rank, trace.strip().rpartition("\n")[2], trace))
@@ -221,6 +221,7 @@ class Worker:
 
     def _event(self, event: Event) -> None:
         self.events.append(event)
+        # Of a job that fails over and over the last ones only.
         del self.events[:-_MOST_EVENTS]
 
     def _note_usage(self, record: dict[str, Json]) -> None:
@@ -252,6 +253,7 @@ def _window(record: dict[str, Json]) -> Window:
     window.examples = int(number(record.get("x")))
     bins = window.bins
     for name, count in record.get("h", _NOTHING).items():
+        # A damaged file may hold any number.
         place = int(name)
         bins[place if 0 <= place <= _MOST_BINS else 0 if place < 0 else _MOST_BINS] = int(number(count))
     for name, value in record.get("m", _NOTHING).items():

@@ -18,7 +18,7 @@ from jaxtribute._src.tools.planning.cost import StepCost
 from jaxtribute._src.tools.planning.kinds import Device
 from jaxtribute._src.tools.planning.prediction import Measured
 from jaxtribute._src.tools.planning.probes import Parts
-from jaxtribute._src.tools.user_scripts import run_module
+from jaxtribute._src.tools.user_scripts import run_module, with_devices
 from jaxtribute.errors import ArgumentError
 
 _SCRIPT = "jaxtribute._src.tools.planning.script"
@@ -58,11 +58,6 @@ class Comparison:
         return found | found.pop("parts") | {"predicted": self.predicted, "error": self.error}
 
 
-def with_devices(arguments: Sequence[str], devices: int) -> list[str]:
-    """The script's arguments with the number of devices where `{devices}` stands."""
-    return [argument.replace("{devices}", str(devices)) for argument in arguments]
-
-
 def script_cost(script: Path, arguments: Sequence[str], devices: int = 2) -> StepCost:
     """Measures a script's step in a process of its own with so many devices.
 
@@ -96,10 +91,13 @@ def calibrate(script: Path, arguments: Sequence[str], counts: Sequence[int]) -> 
     """
     _check(script)
     with tempfile.TemporaryDirectory() as directory:
-        # Of the largest number only: a program on one device has no collectives to look at.
-        costs = {count: str(Path(directory, "cost.json")) if count == max(counts) else "-" for count in counts}
-        found = [_compare(script, arguments, count, 1, cost) for count, cost in costs.items()]
-        return StepCost.load(Path(costs[max(counts)])), found
+        # The cost of the largest number only: a program on one device has no collectives to look at.
+        largest, out = max(counts), Path(directory, "cost.json")
+        found: list[Comparison] = []
+        for count in dict.fromkeys(counts):
+            cost = str(out) if count == largest else "-"
+            found.append(_compare(script, arguments, count, 1, cost))
+        return StepCost.load(out), found
 
 
 def calibrate_processes(script: Path, arguments: Sequence[str], workers: int) -> Comparison:
@@ -114,7 +112,9 @@ def calibrate_processes(script: Path, arguments: Sequence[str], workers: int) ->
 
 def _compare(script: Path, arguments: Sequence[str], each: int, workers: int, cost: str) -> Comparison:
     given, devices = with_devices(arguments, each), each * workers
+    # In processes of their own: the number of logical devices is fixed once JAX has started.
     answer = run_module(_SCRIPT, ["measure", cost, str(script), *given], each, workers)
+    # The measurement ends the script; one that ends before has not been measured.
     if not answer:
         raise ArgumentError(f"{script} ended within two steps. HINT: let it train for longer; it is stopped.")
     if answer["replicas"] != devices:
@@ -132,8 +132,9 @@ def interpolated(comparisons: Sequence[Comparison]) -> Measured:
 
     Only those of devices that share nothing are to be used: accelerators, not logical CPU devices.
     """
-    points = sorted((one.rows, one.parts.compute) for one in comparisons)
-    rows, seconds = [float(row) for row, _ in points], [second for _, second in points]
+    # By rising numbers of examples, as `np.interp` needs them.
+    points = np.array(sorted((one.rows, one.parts.compute) for one in comparisons), float)
+    rows, seconds = points.T.tolist()
 
     def measured(wanted: int) -> float:
         # Beyond what was measured the time grows with the examples; below, the smallest measurement stands for what any

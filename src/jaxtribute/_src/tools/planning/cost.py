@@ -82,6 +82,7 @@ class StepCost:
         """
         try:
             data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            # In a file of another format the same names may mean something else.
             if data.pop("format") != _FORMAT:
                 raise ValueError("another format")
             for name in ("flops", "traffic", "memory"):

@@ -64,9 +64,13 @@ class Step:
     def layout(self) -> str:
         """The table of the layouts that were chosen from the program, with reasons; empty without an automatic one."""
         variables = (*self.program.donated, *self.program.kept)
-        strategies = dict.fromkeys(variable.distribute_strategy for variable in variables)
-        chosen = (strategy.extended.layouts for strategy in strategies)
-        return "\n".join(str(one) for one in chosen if isinstance(one, AutomaticLayout) and one)
+        tables: list[str] = []
+        # Each strategy once, in the order of the variables.
+        for strategy in dict.fromkeys(variable.distribute_strategy for variable in variables):
+            chosen = strategy.extended.layouts
+            if isinstance(chosen, AutomaticLayout) and chosen:
+                tables.append(str(chosen))
+        return "\n".join(tables)
 
     def lower(self, rows: int) -> Any:
         """The program lowered for `rows` examples on each replica.
@@ -99,7 +103,6 @@ class Step:
                 exact = False
         low = seen[1] if exact else (0.0, 0.0, 0.0)
         lines = [Line.through(fewer if exact else 0, a, rows, b) for a, b in zip(low, seen[0], strict=True)]
-        trained = (v for v in self.program.donated if v.trainable)
         return StepCost(
             name=name,
             batch=self.batch or self.replicas,
@@ -108,7 +111,8 @@ class Step:
             traffic=lines[1],
             memory=lines[2],
             collectives=collectives(compiled.as_text(), self.replicas),
-            parameters=sum(v.size * v.dtype.itemsize for v in trained),
+            parameters=sum(v.size * v.dtype.itemsize for v in self.program.donated if v.trainable),
+            # Before XLA has compiled it: on CPU that computes 16-bit products in 32 bits.
             half=_HALF.search(lowered.as_text()) is not None,
             exact=exact,
             layout=self.layout,
@@ -130,16 +134,23 @@ class Step:
 
 def _rows(leaves: Sequence[Any], drawn: Sequence[Any]) -> dict[int, int]:
     """The leaves that hold examples, with their numbers of rows: those drawn from a dataset, or split, or alike."""
-    shaped = {place: leaf for place, leaf in enumerate(leaves) if getattr(leaf, "ndim", 0)}
     # An example is where a batch is, so arrays are compared by identity: two may hold the same numbers.
-    ids = {id(one) for one in drawn}
-    found = {place: leaf.shape[0] for place, leaf in shaped.items() if id(leaf) in ids}
-    split = {place: leaf.shape[0] for place, leaf in shaped.items() if not _replicated(leaf)}
+    ids = set(map(id, drawn))
+    counts: dict[int, int] = {}
+    found: dict[int, int] = {}
+    split: dict[int, int] = {}
+    for place, leaf in enumerate(leaves):
+        if getattr(leaf, "ndim", 0):
+            counts[place] = leaf.shape[0]
+            if id(leaf) in ids:
+                found[place] = leaf.shape[0]
+            if not _replicated(leaf):
+                split[place] = leaf.shape[0]
     # Best evidence first: drawn from a dataset, split over the replicas, as many rows as the first argument.
-    if not found and not split and shaped:
-        first = next(iter(shaped.values())).shape[0]
-        found = {place: first for place, leaf in shaped.items() if leaf.shape[0] == first}
-    return found or split
+    if found or split or not counts:
+        return found or split
+    first = next(iter(counts.values()))
+    return {place: count for place, count in counts.items() if count == first}
 
 
 def _replicated(leaf: Leaf) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TypeVar
 
 from jaxtribute.errors import ArgumentError
 
@@ -55,6 +56,9 @@ class Device:
     launch: float = 50e-6
 
 
+Kind = TypeVar("Kind", Device, Link)
+
+
 def _nvlink(rate: float) -> Link:
     return Link("nvlink", rate, 5e-6)
 
@@ -63,34 +67,34 @@ def _ici(rate: float) -> Link:
     return Link("ici", rate, 2e-6)
 
 
-DEVICES = {
-    device.name: device
-    for device in (
-        Device("a100", 312e12, 156e12, 2.039e12, 80e9, _nvlink(300e9)),
-        Device("h100", 989e12, 494e12, 3.35e12, 80e9, _nvlink(450e9)),
-        Device("h200", 989e12, 494e12, 4.8e12, 141e9, _nvlink(450e9)),
-        Device("b200", 2250e12, 1125e12, 8e12, 180e9, _nvlink(900e9)),
-        Device("tpu-v4", 275e12, 137e12, 1.228e12, 32e9, _ici(150e9)),
-        Device("tpu-v5e", 197e12, 98e12, 0.819e12, 16e9, _ici(100e9)),
-        Device("tpu-v5p", 459e12, 229e12, 2.765e12, 95e9, _ici(300e9)),
-        Device("tpu-v6e", 918e12, 459e12, 1.64e12, 32e9, _ici(200e9)),
-    )
-}
+def _by_name(*kinds: Kind) -> dict[str, Kind]:
+    return {kind.name: kind for kind in kinds}
+
+
+DEVICES = _by_name(
+    Device("a100", 312e12, 156e12, 2.039e12, 80e9, _nvlink(300e9)),
+    Device("h100", 989e12, 494e12, 3.35e12, 80e9, _nvlink(450e9)),
+    Device("h200", 989e12, 494e12, 4.8e12, 141e9, _nvlink(450e9)),
+    Device("b200", 2250e12, 1125e12, 8e12, 180e9, _nvlink(900e9)),
+    Device("tpu-v4", 275e12, 137e12, 1.228e12, 32e9, _ici(150e9)),
+    Device("tpu-v5e", 197e12, 98e12, 0.819e12, 16e9, _ici(100e9)),
+    Device("tpu-v5p", 459e12, 229e12, 2.765e12, 95e9, _ici(300e9)),
+    Device("tpu-v6e", 918e12, 459e12, 1.64e12, 32e9, _ici(200e9)),
+)
 """Devices by the name that `--device-kind` takes."""
 
-LINKS = {
-    link.name: link
-    for link in (
-        Link("infiniband-ndr", 50e9, 8e-6),
-        Link("infiniband-hdr", 25e9, 8e-6),
-        Link("ethernet-10g", 1.25e9, 30e-6, shared=True),
-        Link("ethernet-25g", 3.125e9, 30e-6, shared=True),
-        Link("ethernet-100g", 12.5e9, 20e-6, shared=True),
-        Link("ethernet-400g", 50e9, 15e-6, shared=True),
-        _ici(100e9),
-        _nvlink(450e9),
-    )
-}
+LINKS = _by_name(
+    Link("infiniband-ndr", 50e9, 8e-6),
+    Link("infiniband-hdr", 25e9, 8e-6),
+    # One port of a host, which all of its devices share.
+    Link("ethernet-10g", 1.25e9, 30e-6, shared=True),
+    Link("ethernet-25g", 3.125e9, 30e-6, shared=True),
+    Link("ethernet-100g", 12.5e9, 20e-6, shared=True),
+    Link("ethernet-400g", 50e9, 15e-6, shared=True),
+    # For hosts whose devices are linked by the chips' own network throughout.
+    _ici(100e9),
+    _nvlink(450e9),
+)
 """Links between hosts by the name that `--link` takes."""
 
 

@@ -94,9 +94,11 @@ def measure(wanted: Wanted, step: Callable[[], Any], devices: Sequence[Any]) -> 
     for call in calls.values():
         seconds_a_call(call, 2)
     if jax.process_count() == 1:
-        first = {name: seconds_a_call(call, 2) for name, call in calls.items()}
-        counts = {name: min(max(int(_TURN_S / one), 1), _AT_MOST) for name, one in first.items()}
-        whole = sum(first[name] * count for name, count in counts.items())
+        whole = 0.0
+        for name, call in calls.items():
+            one = seconds_a_call(call, 2)
+            counts[name] = min(max(int(_TURN_S / one), 1), _AT_MOST)
+            whole += one * counts[name]
         rounds = min(max(int(_ROUNDS_S / whole), FEWEST), MOST)
     taken = {name: min(turns) for name, turns in in_turns(calls, counts, rounds).items()}
     return parts(wanted, taken, found), taken[_STEP]
@@ -156,9 +158,13 @@ def probes(wanted: Wanted, devices: Sequence[Any]) -> Probes:
     besides: Sequence[int] = ()
     if wanted.products:
         make, times["products"], besides = all_made(wanted.products)
-        calls["products"] = everywhere.call(make, [shape for one in wanted.products for shape in one.shapes], meet=meet)
+        operands: list[jax.ShapeDtypeStruct] = []
+        for one in wanted.products:
+            operands += one.shapes
+        calls["products"] = everywhere.call(make, operands, meet=meet)
     largest = max((*wanted.passes, *besides), default=0)
     for place, (size, count) in enumerate(zip(_SIZES, _TIMES, strict=True)):
+        # Up to the first size that is large enough for all passes; two at least, between which others are placed.
         if place < 2 or _SIZES[place - 1] < largest:
             name = f"pass {size}"
             times[name] = count + (count > 1)  # one before the loop
@@ -189,7 +195,7 @@ class _Everywhere:
 
         The carry makes a call wait for the one before, as steps of a training do; of all devices, where they `meet`.
         """
-        arrays = [self._ones(shape) for shape in shapes]
+        arrays = list(map(self._ones, shapes))
 
         def local(carry: Array, *values: Array) -> Any:
             carry, rest = function(carry, *values)
@@ -211,9 +217,10 @@ class _Everywhere:
         whole = (first * self._mesh.size, *rest)
         sharding = jax.NamedSharding(self._mesh, self._split)
 
+        # Each process makes the parts of its own devices.
         def part(index: tuple[slice, ...] | None) -> HostArray:
-            sizes = (len(range(*one.indices(size))) for one, size in zip(index or (), whole, strict=True))
-            return np.ones(tuple(sizes), shape.dtype)
+            sizes = [len(range(*one.indices(size))) for one, size in zip(index or (), whole, strict=True)]
+            return np.ones(sizes, shape.dtype)
 
         return jax.make_array_from_callback(whole, sharding, part)
 
@@ -237,7 +244,8 @@ def _exchanges(wanted: Sequence[Collective]) -> Callable[..., Any]:
     def run(carry: Array, *values: Array) -> Any:
         # One operand of the first collective depends on the carry, the smallest, whose change costs least.
         first = min(range(len(wanted[0].parts)), key=lambda place: values[place].size)
-        rest = [value + carry if place == first else value for place, value in enumerate(values)]
+        rest = list(values)
+        rest[first] = values[first] + carry
         results: list[Any] = []
         for one in wanted:
             mine, rest = rest[: len(one.parts)], rest[len(one.parts) :]
@@ -250,11 +258,13 @@ def _exchanges(wanted: Sequence[Collective]) -> Callable[..., Any]:
 def _exchanged(kind: str, values: list[Any]) -> list[Any]:
     """One collective of several arrays. Rare kinds cost at most what an all-reduce of as many bytes does."""
     size = jax.lax.axis_size("replica")
+    # An array with fewer elements than there are devices cannot be cut for them.
     if kind == "reduce-scatter" and all(value.size >= size for value in values):
         return [Cut(value.shape, size).scattered(value) for value in values]
     if kind == "collective-permute":
         pairs = [(place, (place + 1) % size) for place in range(size)]
         return [jax.lax.ppermute(value, "replica", pairs) for value in values]
     if kind == "all-gather":
+        # The bytes of a collective are those of its results, so each device gives its share of them.
         return [jax.lax.all_gather(value[: max(value.size // size, 1)], "replica", tiled=True) for value in values]
     return list(jax.lax.psum(tuple(values), "replica"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -39,20 +40,22 @@ def products(jaxpr: Jaxpr) -> list[Product]:
     first: dict[Any, Any] = {}
     for equation, times in _equations(jaxpr, 1):
         if equation.primitive.name in _PRODUCTS:
-            shapes = tuple((aval(one).shape, aval(one).dtype) for one in equation.invars)
             # Equal products take equal time: one of each is made, as often as it occurs.
-            key = (equation.primitive.name, shapes, str(equation.params))
+            key = (equation.primitive.name, _operands(equation), str(equation.params))
             first.setdefault(key, equation)
             counted[key] += times
     return [_product(first[key], times) for key, times in counted.items()]
 
 
+def _operands(equation: JaxprEqn) -> tuple[jax.ShapeDtypeStruct, ...]:
+    return tuple([jax.ShapeDtypeStruct(aval(one).shape, aval(one).dtype) for one in equation.invars])
+
+
 def _product(equation: JaxprEqn, times: int) -> Product:
-    shapes = tuple(jax.ShapeDtypeStruct(aval(one).shape, aval(one).dtype) for one in equation.invars)
     parameters = dict(equation.params)
     if "out_sharding" in parameters:
         parameters["out_sharding"] = None  # each device makes it by itself
-    return Product(shapes, lambda *operands: equation.primitive.bind(*operands, **parameters), times)
+    return Product(_operands(equation), lambda *operands: equation.primitive.bind(*operands, **parameters), times)
 
 
 def _equations(jaxpr: Jaxpr, times: int) -> Generator[tuple[JaxprEqn, int]]:
@@ -72,10 +75,10 @@ def all_made(found: Sequence[Product]) -> tuple[Callable[..., Any], float, list[
       the passes that it makes besides: each product is made to depend on the one before by a change of its smaller
       operand, or they would be made at once.
     """
-    most = max(one.times for one in found)
-    share = min(_MOST / most, 1.0)
+    times = list(map(attrgetter("times"), found))
+    share = min(_MOST / max(times), 1.0)
     # A deep model has thousands; a part of them in the right proportion tells the same.
-    counts = [max(round(one.times * share), 1) for one in found]
+    counts = [max(round(one * share), 1) for one in times]
     smaller = [min(range(len(one.shapes)), key=lambda place: one.shapes[place].size) for one in found]
 
     def make(carry: Array, *given: Array) -> Any:
@@ -94,4 +97,4 @@ def all_made(found: Sequence[Product]) -> tuple[Callable[..., Any], float, list[
     for one, count, place in zip(found, counts, smaller, strict=True):
         changed = one.shapes[place]
         besides += [2 * changed.size * changed.dtype.itemsize] * count
-    return make, sum(counts) / sum(one.times for one in found), besides
+    return make, sum(counts) / sum(times), besides

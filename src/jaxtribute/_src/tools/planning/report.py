@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def table(cluster: Cluster, curve: Sequence[Prediction]) -> Table:
     for one in curve:
         notes = [] if one.fits else ["does not fit"]
         notes += [f"{one.idle:,} idle"] if one.idle else []
+        # Idle replicas are the reason for empty places, and told already.
         notes += [f"{1 - one.filled:.0%} of the places empty"] if one.filled < 0.995 and not one.idle else []
         mine = one.devices == cluster.size
         result.add_row(
@@ -113,12 +115,13 @@ def plot(curve: Sequence[Prediction], cluster: Cluster, path: Path) -> None:
         raise MissingLibraryError(
             "drawing the scaling curve needs matplotlib, which is not installed. HINT: pip install 'jaxtribute[plot]'."
         ) from error
+    # Without pyplot, which may want a display, and keeps every figure.
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     rates, shares = figure.subplots(1, 2)
-    devices = [one.devices for one in curve]
+    devices = list(map(attrgetter("devices"), curve))
     first = curve[0]
     rates.plot(devices, [first.rate / first.devices * count for count in devices], "--", color="0.6", label="ideal")
-    rates.plot(devices, [one.rate for one in curve], "o-", markersize=3, label="predicted")
+    rates.plot(devices, list(map(attrgetter("rate"), curve)), "o-", markersize=3, label="predicted")
     rates.set(xscale="log", yscale="log", xlabel="devices", ylabel="examples a second")
     rates.legend(frameon=False)
     shares.plot(devices, [100 * one.efficiency for one in curve], "o-", markersize=3, label="efficiency")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,11 @@ class Measurer(Observer):
         if self._cost is not None:
             step.cost(self._name).save(self._cost)
         devices = program.mesh.devices if program.mesh is not None else jax.devices()[:1]
-        parts, whole = measure(step.wanted(), lambda: (begun.call(), [v.stored for v in program.donated]), devices)
+
+        def call() -> Any:
+            return begun.call(), list(map(attrgetter("stored"), program.donated))
+
+        parts, whole = measure(step.wanted(), call, devices)
         self.answer = {"parts": asdict(parts), "step": whole, "batch": step.batch, "replicas": step.replicas}
         raise Finished
 
@@ -59,6 +64,7 @@ def main(what: str, file: str, script: str, *arguments: str) -> None:
     answer: dict[str, Any] = {}
     if what == "cost":
         cost = look_at_script(Path(script), arguments, lambda step: step.cost(Path(script).name))
+        # All processes have seen the same step, and one of them writes.
         if jax.process_index() == 0:
             cost.save(Path(file))
     else:
@@ -66,6 +72,7 @@ def main(what: str, file: str, script: str, *arguments: str) -> None:
         with observe(measurer, DISPATCH.name):
             run_script(Path(script), arguments)
         answer = measurer.answer
+    # The script may have left a line without an end.
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
 
 

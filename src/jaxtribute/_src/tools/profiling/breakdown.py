@@ -84,10 +84,11 @@ class Breakdown:
 def break_down(timeline: Timeline, steps: int) -> Breakdown:
     """Works out the shares of each device over the window of a timeline."""
     devices = {name: _device(operations, timeline, steps) for name, operations in timeline.devices.items()}
+    # Steps that compute nothing have no device in the profile; all of their time is the host's.
     if not devices:
         devices = {"no device": _device([], timeline, steps)}
     # Devices wait for each other, so the mean of their shares adds up to the step as each one's do.
-    columns = zip(*((one.compute, one.collectives, one.input, one.host) for one in devices.values()), strict=True)
+    columns = zip(*map(_parts, devices.values()), strict=True)
     mean = Shares(*(sum(column) / len(devices) for column in columns))
     return Breakdown(steps, mean, devices, _longest(timeline, steps))
 
@@ -114,6 +115,7 @@ def _longest(timeline: Timeline, steps: int) -> tuple[tuple[str, float, bool], .
     for operations in timeline.devices.values():
         for one in operations:
             sums[one.name, one.collective] += total(clip(one.spans, timeline.window))
+    # By name over all devices: they run the same program, and the same operation takes its turn on each.
     ordered = sorted(sums.items(), key=lambda item: -item[1])[:_TOP]
     scale = 1e9 * steps * max(len(timeline.devices), 1)
     return tuple((name, nanoseconds / scale, collective) for (name, collective), nanoseconds in ordered)
@@ -123,6 +125,9 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3f} ms"
 
 
+def _parts(shares: Shares) -> tuple[float, ...]:
+    return shares.compute, shares.collectives, shares.input, shares.host
+
+
 def _shares(shares: Shares) -> list[str]:
-    parts = (shares.compute, shares.collectives, shares.input, shares.host)
-    return [f"{_ms(part)} {part / shares.step if shares.step else 0:4.0%}" for part in parts]
+    return [f"{_ms(part)} {part / shares.step if shares.step else 0:4.0%}" for part in _parts(shares)]

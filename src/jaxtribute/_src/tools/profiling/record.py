@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import jax
@@ -126,4 +127,5 @@ def record(
 
 
 def _wait(program: Program, result: object) -> None:
-    jax.block_until_ready((result, [variable.stored for variable in program.donated]))
+    # A step may return nothing, and change variables only.
+    jax.block_until_ready((result, list(map(attrgetter("stored"), program.donated))))

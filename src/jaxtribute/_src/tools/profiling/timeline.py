@@ -137,6 +137,7 @@ def subtract(spans: Iterable[Span], without: Iterable[Span]) -> list[Span]:
     for start, stop in union(spans):
         while place < len(holes) and holes[place][1] <= start:
             place += 1
+        # From `place` again for each span: a hole may reach over several of them.
         at = place
         while at < len(holes) and holes[at][0] < stop:
             if holes[at][0] > start:

@@ -74,12 +74,14 @@ def _cut(text: str) -> str:
     return one if len(one) <= _MOST_LETTERS else one[: _MOST_LETTERS - 1] + "…"
 
 
+def _row(cell: str, texts: Iterable[str]) -> str:
+    # Notebooks push cells to the right, unless each says otherwise.
+    return "<tr>" + "".join(f"<{cell} {_CELL}>{escape(one)}</{cell}>" for one in texts) + "</tr>"
+
+
 def _table(title: str, heads: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th {_CELL}>{escape(one)}</th>" for one in heads)
-    lines = [f"<b>{escape(title)}</b>", f"<table><tr>{head}</tr>"]
-    for row in rows[:_MOST_ROWS]:
-        cells = "".join(f"<td {_CELL}>{escape(one)}</td>" for one in row)
-        lines.append(f"<tr>{cells}</tr>")
+    lines = [f"<b>{escape(title)}</b>", f"<table>{_row('th', heads)}"]
+    lines += [_row("td", row) for row in rows[:_MOST_ROWS]]
     lines.append("</table>")
     if len(rows) > _MOST_ROWS:
         lines.append(f"and {len(rows) - _MOST_ROWS} more")

@@ -48,7 +48,7 @@ class Picture:
         console.print(self)
         file = console.file
         assert isinstance(file, io.StringIO)
-        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+        return "\n".join(map(str.rstrip, file.getvalue().splitlines()))
 
     __repr__ = __str__
 

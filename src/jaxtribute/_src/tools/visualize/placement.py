@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import starmap
 from typing import Any, cast
 
 import jax
@@ -118,13 +119,18 @@ def placement(title: str, mesh: ReplicaMesh, nest: Nest) -> Placement:
     Raises:
       ArgumentTypeError: a leaf that holds no array.
     """
-    found = [_find(name, leaf) for name, leaf in _leaves(nest, "")]
-    others = {device: None for one in found for device in one.parts if device not in mesh.devices}
+    found = list(starmap(_find, _leaves(nest, "")))
+    others: set[jax.Device] = set()
+    for one in found:
+        others.update(one.parts)
+    others.difference_update(mesh.devices)
+    # Those of the replicas first, in their order, which is that of the batch's parts.
     devices = (*mesh.devices, *sorted(others, key=lambda device: (device.platform, device.id)))
-    rows = tuple(
-        Row(one.name, one.shape, one.dtype, one.how, tuple(map(one.parts.get, devices)), one.flat) for one in found
-    )
-    return Placement(title, tuple(map(short_name, devices)), rows)
+    rows: list[Row] = []
+    for one in found:
+        cells = tuple(map(one.parts.get, devices))
+        rows.append(Row(one.name, one.shape, one.dtype, one.how, cells, one.flat))
+    return Placement(title, tuple(map(short_name, devices)), tuple(rows))
 
 
 def short_name(device: jax.Device) -> str:
@@ -171,9 +177,11 @@ def _variable(name: str, variable: Variable) -> _Found:
         return _array(name, variable.stored)
     mesh, nbytes = variable.policy.mesh, _size(variable.policy.local_shape(variable)) * variable.dtype.itemsize
     if variable.synchronization is VariableSynchronization.ON_READ:
-        whole = tuple((0, size) for size in variable.shape)
+        whole = _all_of(variable.shape)
+        # The devices of one replica hold its value together, so their cells have one colour.
         parts = {device: Cell(whole, i // mesh.group_size, nbytes) for i, device in enumerate(mesh.devices)}
         return _Found(name, variable.shape, variable.dtype.name, How.OWN, parts)
+    # Variables that no axis of theirs divides are stored as one line of numbers, in equal pieces.
     stored = _array(name, variable.stored)
     flat = variable.shape if stored.shape != variable.shape else None
     return _Found(name, stored.shape, stored.dtype, How.SPLIT, stored.parts, flat)
@@ -209,11 +217,16 @@ def _per_replica(name: str, value: PerReplica) -> _Found:
     parts: dict[jax.Device, Cell] = {}
     start = 0
     for replica, shape in enumerate(shapes):
-        bounds = ((start, start + shape[0]), *((0, size) for size in shape[1:]))
+        bounds = ((start, start + shape[0]), *_all_of(shape[1:]))
         cell = Cell(bounds, replica, _size(shape) * value.data.dtype.itemsize)
         parts.update(dict.fromkeys(mesh.devices_of(replica), cell))
         start += shape[0]
     return _Found(name, (start, *value.data.shape[1:]), value.data.dtype.name, How.SPLIT, parts)
+
+
+def _all_of(shape: Iterable[int]) -> Bounds:
+    """The bounds of all elements."""
+    return tuple([(0, size) for size in shape])
 
 
 def _nbytes(value: object) -> int:

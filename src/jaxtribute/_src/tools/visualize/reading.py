@@ -32,6 +32,11 @@ class Bar:
     rows: int
     parts: tuple[Part, ...]
 
+    @property
+    def sizes(self) -> list[int]:
+        """Examples of each part."""
+        return [part.stop - part.start for part in self.parts]
+
     def caption(self) -> str:
         """Numbers of the batches, and their sizes."""
         return f"{self.label}: {self.rows:,} examples" + (" each" if self.label.startswith("batches") else "")
@@ -51,13 +56,21 @@ class Reading:
     explanation: Explanation
     bars: tuple[Bar, ...]
 
+    @property
+    def longest(self) -> int:
+        """Examples in the largest batch, to whose length the others are drawn."""
+        return max((bar.rows for bar in self.bars), default=1)
+
 
 def reading(explanation: Explanation) -> Reading:
     """Works out the parts of every replica from what is known of the workers."""
+    # Where each worker has batches of its own, no batch is cut for the replicas of all.
     shared = all(worker.rows is not None for worker in explanation.workers)
     bars: list[Bar] = []
     if shared and explanation.batches and explanation.examples is not None:
-        workers = {replica: one.worker for one in explanation.workers for replica in one.replicas}
+        workers: dict[int, int] = {}
+        for one in explanation.workers:
+            workers.update(dict.fromkeys(one.replicas, one.worker))
         full = max(worker.rows[1] for worker in explanation.workers if worker.rows is not None)
         last = explanation.examples - full * (explanation.batches - 1)
         even = explanation.batches - (last != full)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
+from operator import attrgetter
 
 from jaxtribute._src.tools.tables import bytes_text
 from jaxtribute._src.tools.visualize.placement import Cell, How, Placement, Row
@@ -82,16 +84,21 @@ def text_width(text: str, size: int) -> float:
     return len(text) * size * 0.58
 
 
+def _widest(texts: Iterable[str], size: int) -> float:
+    return max((text_width(text, size) for text in texts), default=0.0)
+
+
 def placement_svg(placement: Placement, limit: int) -> str:
     """A grid: a row for each array, a column for each device."""
     canvas = Canvas(f"Which device holds which part: {placement.title}")
     rows = placement.rows[:limit]
-    left = 16 + max((text_width(row.name, 13) for row in rows), default=0) + 14
-    kinds = left + max((text_width(row.kind(), 12) for row in rows), default=0) + 14
+    left = 16 + _widest(map(attrgetter("name"), rows), 13) + 14
+    kinds = left + _widest(map(Row.kind, rows), 12) + 14
     places = shown(len(placement.columns), _MOST)
     names = [placement.columns[place] for place in places if place is not None]
     labels = [part_text(row, cell) for row in rows for cell in row.cells if cell is not None]
-    wide = max([84.0, *(text_width(text, 12) + 10 for text in (*names, *labels))])
+    # All columns are equally wide, so that the same part of an array is as wide on each device.
+    wide = max(84.0, _widest([*names, *labels], 12) + 10)
     xs = [kinds + i * (wide + 10) for i in range(len(places))]
     end = xs[-1] + wide + 14
     canvas.text(16, 28, placement.title, size=15, bold=True)
@@ -146,9 +153,8 @@ def reading_svg(reading: Reading) -> str:
     canvas = Canvas(f"Which replica reads which examples: {reading.title}")
     canvas.text(16, 28, reading.title, size=15, bold=True)
     y = 40.0
-    longest = max((bar.rows for bar in reading.bars), default=1)
     for bar in reading.bars:
-        y = _draw_bar(canvas, bar, longest, y)
+        y = _draw_bar(canvas, bar, reading.longest, y)
     explanation = reading.explanation
     for worker in explanation.workers[:_MOST]:
         first, last = worker.replicas[0], worker.replicas[-1]
@@ -175,12 +181,14 @@ def _draw_bar(canvas: Canvas, bar: Bar, longest: int, y: float) -> float:
     canvas.text(16, y + 20, bar.caption())
     canvas.box(16, y + 28, _BAR, 30, _EMPTY, edge=_LINE)
     for part in bar.parts:
+        # A replica without an example would be a line between two others.
         if part.stop == part.start:
             continue
         x, width = 16 + part.start / longest * _BAR, (part.stop - part.start) / longest * _BAR
+        # Of a very narrow part the edge would hide the colour.
         canvas.box(x, y + 28, width, 30, COLOURS[part.replica % len(COLOURS)], edge=_LINE if width > 4 else "none")
         label = f"{part.start}:{part.stop}"
         if text_width(label, 12) < width:
             canvas.text(x + width / 2, y + 47, label, size=12, middle=True)
-    canvas.text(16, y + 76, sizes_text([part.stop - part.start for part in bar.parts]), size=12, colour=_FAINT)
+    canvas.text(16, y + 76, sizes_text(bar.sizes), size=12, colour=_FAINT)
     return y + 86

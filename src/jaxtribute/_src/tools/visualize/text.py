@@ -59,6 +59,7 @@ def _cell(row: Row, cell: Cell | None) -> Text:
     if cell is None:
         return Text("─" * _WIDTH, "dim")
     start, stop = extent(row, cell)
+    # A small part takes one letter at least, or it could not be seen.
     first, last = round(start * _WIDTH), max(round(stop * _WIDTH), round(start * _WIDTH) + (stop > start))
     colour = COLOURS[cell.content % len(COLOURS)]
     label = part_text(row, cell)
@@ -81,9 +82,8 @@ def extent(row: Row, cell: Cell) -> tuple[float, float]:
 def reading_text(reading: Reading) -> RenderableType:
     """Bars of batches, and a table of the workers."""
     blocks: list[RenderableType] = [Text(reading.title, "bold")]
-    longest = max((bar.rows for bar in reading.bars), default=1)
     for bar in reading.bars:
-        blocks += [Text(f"\n{bar.caption()}"), _bar(bar, longest)]
+        blocks += [Text(f"\n{bar.caption()}"), _bar(bar, reading.longest)]
     workers = reading.explanation.table()
     workers.title = None
     return Group(*blocks, Text(), workers)
@@ -93,11 +93,12 @@ def _bar(bar: Bar, longest: int) -> Text:
     line = Text("  ")
     drawn = 0
     for part in bar.parts:
+        # Ends are rounded, not widths, so that the bar is as long as the batch.
         end = round(part.stop / longest * _BAR)
         line += Text("█▓"[part.replica % 2] * (end - drawn), COLOURS[part.replica % len(COLOURS)])
         drawn = end
     line += Text("░" * (_BAR - drawn), "dim")
-    return line + Text("\n  " + sizes_text([part.stop - part.start for part in bar.parts]), "dim")
+    return line + Text("\n  " + sizes_text(bar.sizes), "dim")
 
 
 def sizes_text(sizes: Sequence[int]) -> str:

@@ -68,6 +68,7 @@ def _strategy(devices: int | None) -> Strategy:
     from jaxtribute._src.strategies.mirrored import MirroredStrategy
     from jaxtribute._src.strategies.multi_worker import MultiWorkerMirroredStrategy
 
+    # Their number is fixed once JAX has started, as strategies start it.
     if devices is not None:
         config.set_logical_cpu_devices(devices)
     return MultiWorkerMirroredStrategy() if "TF_CONFIG" in os.environ else MirroredStrategy()

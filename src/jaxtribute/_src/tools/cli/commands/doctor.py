@@ -47,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         worst = max(worst, finding.level)
         fix = f"\n{'':8}fix: {finding.fix}" if finding.fix else ""
         sys.stdout.write(f"{_MARKS[finding.level]}{finding.title}: {finding.text}{fix}\n")
+        # A check may take long or hang: what came before it is seen by then.
         sys.stdout.flush()
     return SICK if worst is Level.ERROR else 0
 

@@ -75,10 +75,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         options = _options(arguments)
+        # srun has started each worker already: this process becomes one, and supervises none.
         if arguments.nodes is None and rank_set_by_slurm():
             _refuse_for_slurm(arguments)
             become(options.command, slurm_environment() | dict(options.variables))
         complete_options = complete(options, arguments.nodes, arguments.node_rank)
+        # Machine 0 starts the job and starts it again, so its launcher keeps the record.
         if arguments.run is None or complete_options.node_rank:
             return launch(complete_options)
         return JobRecorder(arguments.run, options.command).run(lambda: launch(complete_options))
@@ -115,7 +117,9 @@ def _variables(run: Path | None, trackers: Sequence[str]) -> dict[str, str]:
     from jaxtribute._src.tools.live.starting import RUN
     from jaxtribute._src.tracking.choosing import TRACK, check_name
 
+    # Absolute, as a program may change its directory.
     found = {} if run is None else {RUN: str(run.absolute())}
+    # A name that is wrong is told before anything starts.
     for name in trackers:
         check_name(name)
     return found | {TRACK: ",".join(trackers)} if trackers else found
@@ -127,6 +131,7 @@ def _read_key(path: Path) -> bytes:
 
     hint = f"HINT: make it once with `head -c 32 /dev/urandom | base64 > {path}`, and copy it to every machine."
     try:
+        # An end of line that an editor adds must not make two keys of one.
         key = path.read_bytes().strip()
     except OSError as error:
         raise ArgumentError(f"--key {path} cannot be read: {error}. {hint}") from error

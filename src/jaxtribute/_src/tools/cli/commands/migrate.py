@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Lists the uses of TensorFlow in each file; with `--write` changes the files."""
+    # All files, also behind one that cannot be read; the worst decides.
     statuses = [_migrate(path, write=arguments.write) for path in arguments.files]
     return max(statuses)
 
@@ -46,7 +48,7 @@ def _migrate(path: Path, *, write: bool) -> int:
         reports = [scan(program.text) for program in programs]
         changes: list[Finding] = []
         for report in reports:
-            changes += [finding for finding in report.findings if finding.edits]
+            changes += filter(attrgetter("edits"), report.findings)
         changed = document.rewritten(*[report.rewritten() for report in reports]) if write and changes else None
     except (OSError, ValueError, SyntaxError) as error:
         sys.stderr.write(f"{path}: cannot be read: {error}\n")
@@ -69,12 +71,15 @@ def _line(place: str, finding: Finding, *, written: bool) -> str:
     done = " (written)" if written else ""
     if not finding.advice:
         return f"{head}{done}\n"
-    first, *more = finding.advice.split("\n")
-    return "\n".join([f"{head}{done}: {first}", *(f"    {line}" for line in more)]) + "\n"
+    # What follows the first line belongs to it.
+    advice = finding.advice.replace("\n", "\n    ")
+    return f"{head}{done}: {advice}\n"
 
 
 def _summary(reports: Sequence[Report]) -> str:
     from jaxtribute._src.compat.catalog.lookup import Kind
 
-    counts = Counter(finding.kind for report in reports for finding in report.findings)
+    counts: Counter[Kind] = Counter()
+    for report in reports:
+        counts.update(map(attrgetter("kind"), report.findings))
     return ", ".join(f"{counts[kind]} {kind.value}" for kind in Kind)

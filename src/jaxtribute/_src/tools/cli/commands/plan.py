@@ -102,6 +102,7 @@ def _compile(arguments: argparse.Namespace) -> int:
         "jaxtribute._src.tools.compiling.script", given, 1, settings=environment, deadline_s=COMPILING_S
     )
     mine = answer["compiled"]
+    # The table also where the step does not fit: other sizes may.
     if arguments.json:
         sys.stdout.write(json.dumps(answer) + "\n")
     else:
@@ -128,6 +129,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.save is not None:
         cost.save(arguments.save)
     answer: dict[str, Any] = {"local": [one.as_dict() for one in comparisons]}
+    # JSON is all of the output then; tables would stand in the middle of it.
     console = Console(quiet=arguments.json)
     if not console.is_terminal:
         console.width = _WIDE
@@ -157,9 +159,9 @@ def _known(arguments: argparse.Namespace) -> tuple[StepCost, list[Comparison]]:
         if saved:
             raise ArgumentError(f"--calibrate runs a script, which {arguments.step} is none. HINT: give the script.")
         try:
-            counts = sorted({int(count) for count in arguments.local.split(",")})
+            counts = sorted(set(map(int, arguments.local.split(","))))
         except ValueError:
-            counts = [0]
+            counts = [0]  # refused below
         if counts[0] < 1:
             raise ArgumentError(f"--local {arguments.local!r} is no list of numbers. HINT: --local 1,2,4,8.")
         cost, found = calibrate(arguments.step, arguments.arguments, counts)
@@ -180,20 +182,23 @@ def _predict(
     from jaxtribute._src.tools.planning import report
     from jaxtribute._src.tools.planning.calibration import interpolated, is_here
     from jaxtribute._src.tools.planning.kinds import device_named, link_named
-    from jaxtribute._src.tools.planning.prediction import Cluster, epoch, predict, sizes
+    from jaxtribute._src.tools.planning.prediction import Cluster, Prediction, epoch, predict, sizes
     from jaxtribute.errors import ArgumentError
 
     device = device_named(arguments.device_kind)
     cluster = Cluster(device, arguments.hosts, arguments.devices, link_named(arguments.link))
     measured = interpolated(comparisons) if comparisons and is_here(device) else None
     batch = arguments.batch or cost.batch
+
+    def on(devices: Cluster) -> Prediction:
+        return predict(cost, devices, batch=batch, weak=arguments.weak, measured=measured)
+
+    # The cluster itself has a line, though its size may be none of the usual ones.
     counts = sorted({*sizes(max(arguments.most, cluster.size), cluster.devices), cluster.size})
-    curve = [
-        predict(cost, cluster.with_size(count), batch=batch, weak=arguments.weak, measured=measured) for count in counts
-    ]
-    mine = predict(cost, cluster, batch=batch, weak=arguments.weak, measured=measured)
+    curve = list(map(on, map(cluster.with_size, counts)))
+    mine = on(cluster)
     console.print("", report.table(cluster, curve))
-    answer |= {"prediction": report.as_dict(mine), "curve": [report.as_dict(one) for one in curve]}
+    answer |= {"prediction": report.as_dict(mine), "curve": list(map(report.as_dict, curve))}
     if arguments.examples:
         whole = epoch(cost, cluster, mine, arguments.examples, measured)
         console.print(f"\n{report.epoch_text(whole, arguments.examples)}", highlight=False)

@@ -31,6 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             sys.stdout.write(json.dumps(found.state()) + "\n")
             return 0
+        # Ctrl-C is how the view is left.
         with suppress(KeyboardInterrupt):
             show(found, Console(highlight=False), once=arguments.once)
     except ArgumentError as error:

@@ -44,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     console = Console()
     console.print(breakdown)
+    # Not broken over lines, so that paths can be copied.
     console.print(
         f"\nFor Perfetto (ui.perfetto.dev): {files / 'perfetto_trace.json.gz'}", soft_wrap=True, highlight=False
     )
