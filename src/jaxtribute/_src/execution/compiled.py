@@ -200,7 +200,7 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
 
 
 def _specs(splits: Sequence[bool]) -> list[PartitionSpec]:
-    """How arrays lie over the replicas, of which is told whether they are split."""
+    """The placements of arrays over the replicas, in order: those that are split, and those that are whole."""
     return [_SPLIT if split else _WHOLE for split in splits]
 
 

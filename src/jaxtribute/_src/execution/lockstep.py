@@ -478,7 +478,7 @@ def _gathered(values: list[Any], gather: Callable[..., list[Any]], scatter: Call
 
 
 def _called_at(call: Callable[[list[Any]], list[Any]], values: list[Any], places: list[int]) -> list[Any]:
-    """What `call` gives for the values in some places, in these places; None in the others, which have no gradient."""
+    """Results of `call` for the values in some places, in these places; None in the others, which have no gradient."""
     results: list[Any] = [None] * len(values)
     for place, result in zip(places, call(at(values, places)), strict=True):
         results[place] = result

@@ -330,7 +330,7 @@ class TracedReplica(TracedProgram):
 
 
 def _part(value: Leaf) -> Any:
-    """What one replica has of a value; all else as it is."""
+    """The part of a distributed value that one replica has; all else as it is."""
     return value.data if isinstance(value, (PerReplica, Mirrored)) else value
 
 
