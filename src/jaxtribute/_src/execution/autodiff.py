@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -60,13 +61,13 @@ def _differentiated(fn: Function, variables: Any, has_aux: bool) -> Function:
         context = contexts.current()
         executor = context.executor
         seen, as_replica = executor.standpoint, context.replica is not None
-        pairs = [seen.derivable(executor, leaf, as_replica) for leaf in leaves]
-        regathers = executor.local and executor.traced and any(leaf.policy.regathers for leaf in leaves)
+        values, makes = zip(*[seen.derivable(executor, leaf, as_replica) for leaf in leaves], strict=True)
+        regathers = executor.local and executor.traced and any(map(attrgetter("policy.regathers"), leaves))
         written: list[Variable] = []
         outline: list[Any] = []
 
         def loss(values: Sequence[Any]) -> Any:
-            given = {leaf: make(value) for leaf, (_, make), value in zip(leaves, pairs, values, strict=True)}
+            given = {leaf: make(value) for leaf, make, value in zip(leaves, makes, values, strict=True)}
             return under(Overlay(executor, given))
 
         def under(overlay: Overlay) -> Any:
@@ -80,12 +81,12 @@ def _differentiated(fn: Function, variables: Any, has_aux: bool) -> Function:
 
         differentiate = value_and_grad_regathering if regathers else _value_and_grad
         try:
-            (value, (aux, writes)), grads = differentiate(loss, [value for value, _ in pairs])
+            (value, (aux, writes)), grads = differentiate(loss, list(values))
         except RowsNeeded:
             (value, (aux, writes)), grads = differentiate_by_rows(under, executor, leaves)
         for variable, new in zip(written, writes, strict=True):
             executor.set(variable, new)
-        whole = [seen.gradient(grad, leaf) for leaf, grad in zip(leaves, grads, strict=True)]
+        whole = list(map(seen.gradient, grads, leaves))
         aux = _filled(aux, outline) if regathers else aux
         return ((value, aux) if has_aux else value), tree.unflatten(whole)
 
@@ -118,8 +119,10 @@ def _checked(variables: Any) -> tuple[list[Variable], Any]:
             "with a keras.Input, or call model.build(shape) first."
         )
     contexts.announce()
-    leaves = [leaf if isinstance(leaf, Variable) else getattr(leaf, "__jd_variable__", leaf) for leaf in leaves]
-    for leaf in leaves:
+    for place, leaf in enumerate(leaves):
+        if not isinstance(leaf, Variable):
+            # A variable of Keras knows the one that it stands for.
+            leaf = leaves[place] = getattr(leaf, "__jd_variable__", leaf)
         if not isinstance(leaf, Variable):
             raise ArgumentTypeError(
                 f"variables holds a {type(leaf).__name__}, not a jd.Variable. "
@@ -135,8 +138,12 @@ def _value_and_grad(loss: Function, values: Sequence[Any]) -> Any:
 def _arrays(nest: Nest) -> tuple[list[Any], list[Any]]:
     """The arrays of a nest, and the nest with None in their places, to be filled in by `_filled`."""
     leaves, tree = flatten(nest)
-    kept = [None if is_array(leaf) else leaf for leaf in leaves]
-    return [leaf for leaf in leaves if is_array(leaf)], [kept, tree]
+    arrays: list[Any] = []
+    for place, leaf in enumerate(leaves):
+        if is_array(leaf):
+            arrays.append(leaf)
+            leaves[place] = None
+    return arrays, [leaves, tree]
 
 
 def _filled(arrays: Sequence[Any], outline: Sequence[Any]) -> Any:

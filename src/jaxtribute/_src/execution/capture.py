@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import repeat
+from operator import is_
 from typing import Any, NamedTuple
 
 import jax
@@ -15,15 +17,13 @@ from jax import lax
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.context import Context, entered
-from jaxtribute._src.execution.nests import is_array, map_leaves
+from jaxtribute._src.execution.nests import is_array, is_number, map_leaves
 from jaxtribute._src.execution.traced import TracedFunction, lift
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, Tracer
 from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import VariableError
-
-_NUMBERS = (bool, int, float, complex)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -68,16 +68,16 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
         with entered(Context(context.strategy, context.replica, executor)):
             result = call(leaves)
         outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result), is_leaf=is_constant)
-        outputs: list[Any] = [
-            leaf if is_array(leaf) or isinstance(leaf, (*_NUMBERS, Constant)) else Constant(leaf) for leaf in outputs
-        ]
-        constants = any(isinstance(leaf, Constant) for leaf in outputs)
-        # A result must not share its buffer with a variable, which a later step gives up.
-        owned = {id(value) for value in executor.values.values()}
-        outputs = [jnp.copy(leaf) if id(leaf) in owned else leaf for leaf in outputs]
+        owned = set(map(id, executor.values.values()))
+        for place, leaf in enumerate(outputs):
+            if not (is_array(leaf) or is_number(leaf) or is_constant(leaf)):
+                outputs[place] = Constant(leaf)
+            elif id(leaf) in owned:
+                # A result must not share its buffer with a variable, which a later step gives up.
+                outputs[place] = jnp.copy(leaf)
         arrays, tree = jax.tree.flatten(tree.unflatten(outputs))
-        seen.extend((executor, tree, constants))
-        return [*arrays, *(executor.values[variable] for variable in executor.written)]
+        seen.extend((executor, tree, any(map(is_constant, outputs))))
+        return [*arrays, *executor.new_values()]
 
     # The variables keep their values: what the function wrote is in the executor, and comes out as further outputs.
     closed = jax.make_jaxpr(program)(*leaves)
@@ -129,8 +129,11 @@ def check_captured(program: Any, name: str) -> None:
     Raises:
       VariableError: a module of Flax NNX or Equinox holds one, so that what training changes would not be seen.
     """
-    arrays = [constant for constant in _constants(program) if isinstance(constant, jax.Array)]
-    for array in arrays:
+    arrays: list[jax.Array] = []
+    for array in _constants(program):
+        if not isinstance(array, jax.Array):
+            continue
+        arrays.append(array)
         if array.nbytes >= _LARGE:
             _LOG.debug(
                 "%s takes an array of shape %s and dtype %s from around it (%.1f MB), as a constant of its program. "
@@ -176,10 +179,8 @@ def _held(arrays: Sequence[jax.Array], kind: type[Any]) -> Iterator[tuple[Any, j
         if not issubclass(type(holder), kind):
             continue
         attributes = [*gc.get_referents(holder), *getattr(holder, "__dict__", {}).values()]
-        found = next((array for array in arrays if _is_among(array, attributes)), None)
-        if found is not None:
-            yield holder, found
-
-
-def _is_among(array: Numeric, values: Iterable[Any]) -> bool:
-    return any(value is array for value in values)
+        for array in arrays:
+            # By identity: to compare arrays would compute.
+            if any(map(is_, attributes, repeat(array))):
+                yield holder, array
+                break

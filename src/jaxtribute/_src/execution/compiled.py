@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,10 +17,10 @@ from jaxtribute._src.context import Context, entered
 from jaxtribute._src.execution.eager import NotSplittable
 from jaxtribute._src.execution.executor import Executor
 from jaxtribute._src.execution.inference import varying_outputs
-from jaxtribute._src.execution.nests import flatten, is_array
+from jaxtribute._src.execution.nests import at, flatten, is_array, is_number
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.execution.traced import TracedReplica, lift
-from jaxtribute._src.jaxprs.core import ClosedJaxpr, Tracer, as_function, aval, closed, constants, opened
+from jaxtribute._src.jaxprs.core import ClosedJaxpr, Tracer, as_function, closed, constants, opened
 from jaxtribute._src.jaxprs.placements import Known, unplaced
 from jaxtribute._src.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, idle_replicas
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from jaxtribute._src.strategies.base import Strategy
 
 _SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
+_spec_of = attrgetter("policy.spec")
+"""The axis of a variable's array that lies over the replicas."""
+_is_split = attrgetter("policy.split")
+"""True if each replica has a part of a variable's array."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,11 @@ class _Input:
             return shape
         return () if self.scalar else (shape[0] // mesh.size, *shape[1:])
 
+    def local_aval(self, mesh: ReplicaMesh, replica: int) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of the array in one replica."""
+        weak = getattr(self.value, "weak_type", False)
+        return jax.ShapeDtypeStruct(self.local_shape(mesh, replica), self.value.dtype, weak_type=weak)
+
 
 class _Arguments:
     """The flattened arguments of a replica function, split into inputs of the program and all else."""
@@ -65,14 +75,17 @@ class _Arguments:
         self.inputs: list[_Input] = []
         for place, leaf in enumerate(self._leaves):
             self._add(place, leaf)
-        ragged = [one.shapes for one in self.inputs if one.shapes is not None]
-        signatures = list(zip(*ragged, strict=True)) if ragged else [()] * mesh.size
+        self.values = list(map(attrgetter("value"), self.inputs))
+        self.splits = list(map(attrgetter("split"), self.inputs))
+        """For each input whether it is split over the replicas."""
+        self._ragged = {number: one.shapes for number, one in enumerate(self.inputs) if one.shapes is not None}
+        signatures = list(zip(*self._ragged.values(), strict=True)) if self._ragged else [()] * mesh.size
         distinct = list(dict.fromkeys(signatures))
         # Replicas that see the same shapes run the same program. A program is traced for each distinct set of shapes,
         # not for each replica: mostly there is one, and two in an epoch's last step.
-        self.table = [distinct.index(signature) for signature in signatures]
+        self.table = list(map(distinct.index, signatures))
         """The class of each replica: those of one class see the same shapes."""
-        self.samples = [signatures.index(signature) for signature in distinct]
+        self.samples = list(map(signatures.index, distinct))
         """One replica of each class."""
 
     def _add(self, place: int, leaf: Leaf) -> None:
@@ -87,12 +100,11 @@ class _Arguments:
 
     def local_avals(self, replica: int) -> list[jax.ShapeDtypeStruct]:
         """Shapes and dtypes of the inputs in one replica."""
-        return [
-            jax.ShapeDtypeStruct(
-                one.local_shape(self._mesh, replica), one.value.dtype, weak_type=getattr(one.value, "weak_type", False)
-            )
-            for one in self.inputs
-        ]
+        return [one.local_aval(self._mesh, replica) for one in self.inputs]
+
+    def true_shapes(self, replica: int) -> dict[Any, tuple[int, ...]]:
+        """By their numbers among the inputs, the shapes in one replica of those whose shapes differ."""
+        return {number: shapes[replica] for number, shapes in self._ragged.items()}
 
     def fill(self, local: tuple[Any, ...]) -> Any:
         """The arguments with one replica's values in place of the inputs."""
@@ -107,11 +119,11 @@ def stacked(value: PerReplica, mesh: ReplicaMesh) -> Any:
     values = value.data
     if all(type(x) is type(values[0]) and not is_array(x) and x == values[0] for x in values):
         return values[0]
-    if any(is_array(x) for x in values):
+    if any(map(is_array, values)):
         whole = PerReplica.from_parts(values, mesh)
         if not whole.is_tuple:
             return whole
-    if not all(isinstance(x, (bool, int, float, complex)) for x in values):
+    if not all(map(is_number, values)):
         raise TraceError(
             f"the replicas' values {values!r} cannot be one array of a compiled program. "
             "HINT: pass numbers or arrays of one shape and dtype, or call strategy.run outside jd.function."
@@ -161,41 +173,35 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
                 f"{variable.name} would get a different value on each of {mesh.size} replicas. HINT: reduce the value "
                 "before it is assigned (strategy.reduce, ctx.all_reduce), or create the variable with an aggregation."
             )
-    split = [
-        *plan.varying[:results],
-        *(variable.policy.split for variable in plan.written),
-        *(False for _ in traces[0].summed),
-    ]
+    taken = [*[False] * len(plan.consts), *arguments.splits]
+    totals = len(traces[0].summed)
+    given = [*plan.varying[:results], *map(_is_split, plan.written), *[False] * totals]
     # A result that varies is split over the replicas; one that does not is the same on all, and any replica's copy is
     # it. `shard_map` does not check that: the inference behind `varying` has.
     mapped = mesh.map_replicas(
-        _with_vectors(plan, arguments, split),
-        in_specs=(
-            *(_WHOLE for _ in plan.consts),
-            *(_SPLIT if one.split else _WHOLE for one in arguments.inputs),
-            *(variable.policy.spec for variable in plan.variables),
-        ),
-        out_specs=(
-            *(_SPLIT if varies else _WHOLE for varies in plan.varying[:results]),
-            *(variable.policy.spec for variable in plan.written),
-            *(_WHOLE for _ in traces[0].summed),
-        ),
+        _with_vectors(plan, arguments, given),
+        in_specs=(*_specs(taken), *map(_spec_of, plan.variables)),
+        out_specs=(*_specs(plan.varying[:results]), *map(_spec_of, plan.written), *[_WHOLE] * totals),
     )
-    inputs = [*plan.consts, *(one.value for one in arguments.inputs)]
+    inputs = [*plan.consts, *arguments.values]
     if outer.traced:
-        outputs = mapped(*inputs, *(outer.get(variable) for variable in plan.variables))
+        outputs = mapped(*inputs, *map(outer.get, plan.variables))
     else:
-        places = [*(False for _ in plan.consts), *(one.split for one in arguments.inputs)]
         # `jax.jit` refuses arrays of different devices, and what eager code gives may lie anywhere.
-        wheres = [mesh.split if split else mesh.replicated for split in places]
-        inputs = [_put(value, where) for value, where in zip(inputs, wheres, strict=True)]
+        wheres = [mesh.split if split else mesh.replicated for split in taken]
+        inputs = list(map(_put, inputs, wheres))
         # Not traced, but differentiated or transformed around: the program is called at once, on the variables' values.
         held = [_put(outer.get(variable), variable.policy.where or mesh.replicated) for variable in plan.variables]
         outputs = jax.jit(mapped)(*inputs, *held)
     for variable, value in zip(plan.written, outputs[results : results + written], strict=True):
         outer.set(variable, value)
-    totals = dict(zip(traces[0].summed, outputs[results + written :], strict=True))
-    return _wrap(traces, plan, outputs, totals, arguments, mesh)
+    summed = dict(zip(traces[0].summed, outputs[results + written :], strict=True))
+    return _wrap(traces, plan, outputs, summed, arguments, mesh)
+
+
+def _specs(splits: Sequence[bool]) -> list[PartitionSpec]:
+    """The placements of arrays over the replicas, in order: those that are split, and those that are whole."""
+    return [_SPLIT if split else _WHOLE for split in splits]
 
 
 def run_transformed(
@@ -244,16 +250,19 @@ def _trace(
                 raise NotSplittable("an array gathered from replicas of different shapes") from error
             raise
         leaves, tree = flatten(result)
-        leaves = [leaf.data if isinstance(leaf, Mirrored) else leaf for leaf in leaves]
-        places = [place for place, leaf in enumerate(leaves) if is_array(leaf)]
-        arrays = [leaves[place] for place in places]
-        alike = len(arguments.samples) == 1
+        arrays: dict[int, Any] = {}
+        for place, leaf in enumerate(leaves):
+            # Inside the program a mirrored value is its array: what comes out is wrapped anew, as the inference says.
+            if isinstance(leaf, Mirrored):
+                leaf = leaves[place] = leaf.data
+            if is_array(leaf):
+                arrays[place] = leaf
         # Replicas of several shapes are several programs, whose totals would be outputs of one of them alone.
-        found = {result: executor.losses.total_of(array) for result, array in enumerate(arrays) if alike}
-        totals = {result: total for result, total in found.items() if total is not None}
+        alike = len(arguments.samples) == 1
+        totals = executor.losses.totals_of(arrays.values()) if alike else {}
         # `make_jaxpr` gives the arrays alone; the rest gets out beside it.
-        seen.extend((executor, leaves, tree, places, list(totals)))
-        return [*arrays, *(executor.values[variable] for variable in executor.written), *totals.values()]
+        seen.extend((executor, leaves, tree, list(arrays), list(totals)))
+        return [*arrays.values(), *executor.new_values(), *totals.values()]
 
     with mesh.within():
         # The axis is named without `shard_map`: variables and results are not known yet, which its specs would have to
@@ -286,7 +295,7 @@ class _Plan:
 def _plan_one(arguments: _Arguments, traced: _Traced) -> _Plan:
     """All replicas see the same shapes: the traced program as it is."""
     variables = traced.executor.inputs
-    flags = [*(one.split for one in arguments.inputs), *(variable.policy.split for variable in variables)]
+    flags = [*arguments.splits, *map(_is_split, variables)]
     consts = list(constants(traced.closed))
 
     def program(*inputs: Nest) -> Sequence[Any]:
@@ -308,42 +317,39 @@ def _plan_classes(arguments: _Arguments, traces: Sequence[_Traced], mesh: Replic
         if list(other.executor.written) != list(first.executor.written):
             raise NotSplittable("the replicas write different variables")
     # A class may read variables that another does not: without rows to look up, a table is not read.
-    variables = list(dict.fromkeys(variable for traced in traces for variable in traced.executor.inputs))
-    programs = [
-        cutting.Program(cutting.inlined(traced.closed, mesh), [*range(len(arguments.inputs)), *traced.executor.inputs])
-        for traced in traces
-    ]
-    classes = [
-        ragged.ReplicaClass(
-            *one, {i: given.shapes[replica] for i, given in enumerate(arguments.inputs) if given.shapes is not None}
-        )
-        for one, replica in zip(cutting.completed(programs, mesh), arguments.samples, strict=True)
-    ]
+    variables: dict[Variable, None] = {}
+    numbers = range(len(arguments.inputs))
+    programs: list[cutting.Program] = []
+    for traced in traces:
+        read = traced.executor.inputs
+        variables.update(dict.fromkeys(read))
+        programs.append(cutting.Program(cutting.inlined(traced.closed, mesh), [*numbers, *read]))
+    classes: list[ragged.ReplicaClass] = []
+    for one, replica in zip(cutting.completed(programs, mesh), arguments.samples, strict=True):
+        classes.append(ragged.ReplicaClass(*one, arguments.true_shapes(replica)))
     common = ragged.prepare(classes)
-    locals_ = [[tuple(aval(atom).shape) for atom in one.jaxpr.outvars] for one in classes]
-    ranks_differ = any(len({len(shape) for shape in column}) > 1 for column in zip(*locals_, strict=True))
-    if ranks_differ:
-        raise NotSplittable("the results differ in rank")
-    # One program has one shape for each result: the largest in every axis. `PerReplica` remembers the true ones.
-    largest = [tuple(max(sizes) for sizes in zip(*column, strict=True)) for column in zip(*locals_, strict=True)]
-    every = [tuple(column[kind] for kind in arguments.table) for column in zip(*locals_, strict=True)]
-    flags = [
-        *(one.split for one in arguments.inputs),
-        *(variable.policy.split for variable in classes[0].sources[len(arguments.inputs) :]),
-    ]
+    largest: list[tuple[int, ...]] = []
+    shapes: list[tuple[tuple[int, ...], ...] | None] = []
+    for column in zip(*map(ragged.ReplicaClass.out_shapes, classes), strict=True):
+        if len(set(map(len, column))) > 1:
+            raise NotSplittable("the results differ in rank")
+        # One program has one shape for each result: the largest in every axis. `PerReplica` remembers the true ones.
+        largest.append(tuple(map(max, zip(*column, strict=True))))
+        every = tuple(at(column, arguments.table))
+        shapes.append(None if len(set(every)) == 1 else every)
+    flags = [*arguments.splits, *map(_is_split, classes[0].sources[len(numbers) :])]
     varying = varying_outputs(classes[0].jaxpr, flags)
-    for place, atoms in enumerate(zip(*(one.jaxpr.outvars for one in classes), strict=True)):
+    for place, atoms in enumerate(zip(*map(attrgetter("jaxpr.outvars"), classes), strict=True)):
         # The inference has looked at the first class alone: a result is the same everywhere only if all classes compute
         # the same value of it.
-        numbers = {one.number(atom) for one, atom in zip(classes, atoms, strict=True)}
-        varying[place] = varying[place] or len(numbers) > 1 or not numbers <= common
+        found = ragged.numbers_of(classes, atoms)
+        varying[place] = varying[place] or len(found) > 1 or not found <= common
 
     def program(*inputs: Nest) -> Sequence[Any]:
-        keys = [*range(len(arguments.inputs)), *variables]
-        return ragged.Merged(classes, common, arguments.table)(dict(zip(keys, inputs, strict=True)), largest)
+        given = dict(zip([*numbers, *variables], inputs, strict=True))
+        return ragged.Merged(classes, common, arguments.table)(given, largest)
 
-    shapes = [None if len(set(column)) == 1 else column for column in every]
-    return _Plan(program, [], variables, list(first.executor.written), varying, shapes)
+    return _Plan(program, [], list(variables), list(first.executor.written), varying, shapes)
 
 
 def _with_vectors(plan: _Plan, arguments: _Arguments, split: Sequence[bool]) -> Function:
@@ -375,12 +381,12 @@ def _wrap(
     """The results as distributed values; of losses that have travelled with gradients the totals are known."""
     traced = traces[0]
     leaves = list(traced.results)
-    for place, column in enumerate(zip(*(one.results for one in traces), strict=True)):
+    for place, column in enumerate(zip(*map(attrgetter("results"), traces), strict=True)):
         if place not in traced.places and any(leaf is not column[0] and leaf != column[0] for leaf in column):
             # Not an array, and different in different classes: a Python value that depends on the shapes, such as a
             # length.
-            each = [column[kind] for kind in arguments.table]
-            leaves[place] = PerReplica(tuple(each[i] for i in mesh.local_ids), mesh)
+            kinds = at(arguments.table, mesh.local_ids)
+            leaves[place] = PerReplica(tuple(at(column, kinds)), mesh)
     results = zip(traced.places, outputs, plan.varying, plan.shapes, strict=False)
     for result, (place, output, varies, shapes) in enumerate(results):
         if varies:

@@ -90,21 +90,20 @@ def completed(programs: Sequence[Program], mesh: ReplicaMesh) -> list[Program]:
     All replicas must come to a gather, and one without examples may have no use for it: to look up no rows JAX does
     not read the table. Programs that differ in other collectives are left as they are.
     """
-    meetings = [_meetings(program) for program in programs]
+    meetings = list(map(_meetings, programs))
+    # What only a shorter one gathers is not looked for: such programs are left to differ, and the caller refuses them.
     longest = max(meetings, key=len)
     return [_with_gathers(one, _missing(own, longest), mesh) for one, own in zip(programs, meetings, strict=True)]
 
 
 def _meetings(program: Program) -> list[_Meeting]:
     jaxpr = opened(program.closed)
-    variables: dict[Any, Any] = {
-        var: source for var, source in zip(jaxpr.invars, program.sources, strict=True) if not isinstance(source, int)
-    }
-    return [
-        _Meeting(eqn, variables.get(eqn.invars[0]) if eqn.primitive is whole_p else None)
-        for eqn in jaxpr.eqns
-        if is_cut(eqn)
-    ]
+    sources: dict[Any, Any] = dict(zip(jaxpr.invars, program.sources, strict=True))
+    meetings: list[_Meeting] = []
+    for eqn in filter(is_cut, jaxpr.eqns):
+        source = sources.get(eqn.invars[0]) if eqn.primitive is whole_p else None
+        meetings.append(_Meeting(eqn, None if isinstance(source, int) else source))
+    return meetings
 
 
 def _missing(own: Sequence[_Meeting], others: Sequence[_Meeting]) -> list[tuple[int, _Meeting]]:
@@ -126,10 +125,12 @@ def _missing(own: Sequence[_Meeting], others: Sequence[_Meeting]) -> list[tuple[
 def _with_gathers(program: Program, missing: Sequence[tuple[int, _Meeting]], mesh: ReplicaMesh) -> Program:
     if not missing:
         return program
-    pieces = {meeting.variable: meeting.eqn.invars[0] for _, meeting in missing}
-    for source in program.sources:
+    known = set(program.sources)
+    pieces: dict[Any, Any] = {}
+    for _, meeting in missing:
         # A program that lacks a gather may lack the variable too, which then becomes a further input.
-        pieces.pop(source, None)
+        if meeting.variable not in known:
+            pieces[meeting.variable] = meeting.eqn.invars[0]
     sources = [*program.sources, *pieces]
 
     def run(*inputs: Any) -> list[Any]:

@@ -158,6 +158,7 @@ class Executor(ABC):
         mesh = strategy.extended.mesh
         if axis is not None:
             return [reduce_value(value, op, axis, mesh) for value in values]
+        # A loss that went along with gradients is reduced already: only the rest costs a collective.
         totals = [_known_total(value, op) for value in values]
         rest = [value for value, total in zip(values, totals, strict=True) if total is None]
         others = iter(reduce_leaves(rest, op, mesh, strategy.extended.summation(None)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -163,9 +164,7 @@ class Proxy(Iterator[Any]):
                 "next(iterator) was called inside a replica function or a transformed one, which all share one batch. "
                 "HINT: call it in the jd.function itself: strategy.run(step, (next(iterator),))."
             )
-        batch = self._draws.take(self._place)
-        leaves, tree = jax.tree.flatten(batch)
-        return tree.unflatten([_placeholder(executor, leaf) for leaf in leaves])
+        return jax.tree.map(partial(_placeholder, executor), self._draws.take(self._place))
 
     def get_next(self) -> Any:
         """Returns the next batch.

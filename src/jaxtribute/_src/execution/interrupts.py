@@ -23,7 +23,7 @@ _Handler = Callable[[int, FrameType | None], Any]
 # What `signal` wraps makes an enum of every answer, which takes longer than the question.
 _handler_of: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 _set_handler: Callable[[int, Any], Any] = getattr(signal.signal, "__wrapped__", signal.signal)
-_SIGNALS = tuple(int(number) for number in signal.valid_signals())
+_SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
 class Deferral:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import accumulate, repeat
+from operator import add, is_, itemgetter, mul
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
@@ -17,7 +19,7 @@ from jaxtribute._src.context import Context
 from jaxtribute._src.execution import standpoints
 from jaxtribute._src.execution.eager import EagerStep, stepping
 from jaxtribute._src.execution.executor import Executor
-from jaxtribute._src.execution.nests import flatten, is_whole, map_leaves
+from jaxtribute._src.execution.nests import at, flatten, is_whole, map_leaves
 from jaxtribute._src.execution.rendezvous import Rendezvous
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.execution.traced import check_untraced
@@ -111,7 +113,7 @@ class LockstepReplica(Executor):
 
         def merge(payloads: list[Any]) -> list[Any]:
             if run.mesh.peers is not None:
-                return run.components(pick_value(run.joined([[payload] for payload in payloads])[0], replica))
+                return run.components(pick_value(join([tuple(payloads)], run.mesh, run.idle)[0], replica))
             return [run.near(payloads[replica], index) for index in range(len(payloads))]
 
         return run.meet(self._index, f"a read of replica {replica}", value, merge)
@@ -138,11 +140,11 @@ class LockstepReplica(Executor):
         payload = [jax.device_put(value, place) for value in cotangents], sizes
 
         def merge(payloads: list[tuple[list[Any], list[int]]]) -> Sequence[Any]:
-            totals = reduce_many(run.joined([p[0] for p in payloads]), ReduceOp.SUM)
-            columns = [
-                _cut_out(total, [p[1][place] for p in payloads], axis, run.mesh) for place, total in enumerate(totals)
-            ]
-            return [list(row) for row in zip(*columns, strict=True)]
+            parts, wanted = zip(*payloads, strict=True)
+            totals = reduce_many(run.joined(parts), ReduceOp.SUM)
+            # For each array a column with what the replicas get of it; a replica takes its place in every column.
+            columns = map(partial(_cut_out, axis=axis, mesh=run.mesh), totals, zip(*wanted, strict=True))
+            return list(map(list, zip(*columns, strict=True)))
 
         return run.meet(self._index, "all_gather's gradient", payload, merge)
 
@@ -159,8 +161,12 @@ class LockstepReplica(Executor):
         return call
 
 
+def _is_tracer(value: Numeric) -> bool:
+    return isinstance(value, Tracer)
+
+
 def _check_eager(name: str, values: list[Any]) -> None:
-    if any(isinstance(value, Tracer) for value in values):
+    if any(map(_is_tracer, values)):
         raise ContextError(
             f"{name} was called inside jax.jit, jax.grad, jax.vmap or the like by a replica function that runs eagerly."
             " HINT: wrap the step in jd.function, or call it outside the transformed function."
@@ -222,11 +228,7 @@ class LockstepRun:
 
     def components(self, nest: Nest) -> list[Any]:
         """One nest a local replica; remembers the copies of mirrored values, which `regroup` finds again."""
-        calls = components(nest, self.mesh)
-        for place, leaf in enumerate(flatten(nest)[0]):
-            if isinstance(leaf, Mirrored):
-                self._remember([flatten(call)[0][place] for call in calls], leaf)
-        return calls
+        return components(nest, self.mesh, self._remember)
 
     def _localised(self, leaf: Leaf) -> Any:
         return self.mirrored(leaf) if isinstance(leaf, jax.Array) and leaf.committed else leaf
@@ -247,7 +249,8 @@ class LockstepRun:
 
     def _remember(self, copies: Sequence[Any], whole: Mirrored) -> None:
         # The copies are kept with their ids, so that no other array takes the id of one that is gone.
-        self._copies.update({id(copy): (copy, whole) for copy in copies})
+        for copy in copies:
+            self._copies[id(copy)] = copy, whole
 
     def wrote(self, variable: Variable) -> bool:
         """True if the step, or one of the replicas, has written the variable."""
@@ -307,7 +310,7 @@ class LockstepRun:
         self.step.changed(variable)
         if len(pending) == len(parts):
             del self._writes[variable]
-            copies = [pending[i] for i in range(len(parts))]
+            copies = at(pending, range(len(parts)))
             self.step.bind(variable, variable.policy.collected(self.mesh.join_copies(copies)))
             self.step.get(variable)  # the replicas may hold what they wrote, so the array counts as lent
 
@@ -317,16 +320,21 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
     return stepping(lambda step: LockstepRun(strategy, mesh, step)(fn, args, kwargs))
 
 
-def components(nest: Nest, mesh: ReplicaMesh) -> list[Any]:
-    """One nest a local replica, with its component of every distributed value."""
+def components(
+    nest: Nest, mesh: ReplicaMesh, remember: Callable[[Sequence[Any], Mirrored], None] | None = None
+) -> list[Any]:
+    """One nest a local replica, with its component of every value; `remember` is told the copies of mirrored ones."""
     leaves, tree = flatten(nest)
-    columns = [
-        [_movable(part, mesh) for part in leaf.values] if isinstance(leaf, ReplicaValues) else None for leaf in leaves
-    ]
-    return [
-        tree.unflatten([leaf if column is None else column[i] for leaf, column in zip(leaves, columns, strict=True)])
-        for i in range(len(mesh.local_ids))
-    ]
+    replicas = range(len(mesh.local_ids))
+    columns: list[Sequence[Any]] = []
+    for leaf in leaves:
+        if not isinstance(leaf, ReplicaValues):
+            columns.append([leaf] * len(replicas))
+            continue
+        columns.append([_movable(part, mesh) for part in leaf.values])
+        if remember is not None and isinstance(leaf, Mirrored):
+            remember(columns[-1], leaf)
+    return [tree.unflatten(map(itemgetter(i), columns)) for i in replicas]
 
 
 def _movable(part: Numeric, mesh: ReplicaMesh) -> Any:
@@ -353,27 +361,33 @@ def regroup(
     Raises:
       ContextError: the replicas' nests differ in structure.
     """
-    flat = [flatten(result) for result in results]
-    tree = flat[0][1]
-    if any(other != tree for _, other in flat):  # None on one replica, and a value on another, are values as others
-        flat = [jax.tree.flatten(result, is_leaf=_is_whole_or_none) for result in results]
-        tree = flat[0][1]
-    for index, (_, other) in enumerate(flat):
-        if other != tree:
-            raise ContextError(
-                f"replica 0 returned {tree}, replica {index} {other}. "
-                "HINT: the function must return the same structure on every replica."
-            )
-    columns = list(zip(*(leaves for leaves, _ in flat), strict=True))
-    leaves = [_shared_leaf(column, always, known or {}) for column in columns]
-    apart = [place for place, leaf in enumerate(leaves) if leaf is _APART]
-    for place, value in zip(apart, join([columns[place] for place in apart], mesh, idle), strict=True):
+    rows, trees = zip(*map(flatten, results), strict=True)
+    if _odd_one(trees):  # None on one replica, and a value on another, are values as others
+        as_values = partial(jax.tree.flatten, is_leaf=lambda node: node is None or is_whole(node))
+        rows, trees = zip(*map(as_values, results), strict=True)
+    if odd := _odd_one(trees):
+        raise ContextError(
+            f"replica 0 returned {trees[0]}, replica {odd} {trees[odd]}. "
+            "HINT: the function must return the same structure on every replica."
+        )
+    leaves: list[Any] = []
+    apart: dict[int, tuple[Any, ...]] = {}
+    for place, column in enumerate(zip(*rows, strict=True)):
+        leaf = _shared_leaf(column, always, known or {})
+        leaves.append(leaf)
+        if leaf is _APART:
+            apart[place] = column
+    for place, value in zip(apart, join(list(apart.values()), mesh, idle), strict=True):
         leaves[place] = value
-    return tree.unflatten(leaves)
+    return trees[0].unflatten(leaves)
 
 
-def _is_whole_or_none(value: Numeric) -> bool:
-    return value is None or is_whole(value)
+def _odd_one(trees: Sequence[Any]) -> int:
+    """The first replica whose result is structured otherwise than replica 0's; 0 if there is none."""
+    for index, tree in enumerate(trees):
+        if tree != trees[0]:
+            return index
+    return 0
 
 
 _APART = object()
@@ -382,7 +396,7 @@ _APART = object()
 
 def _shared_leaf(column: tuple[Any, ...], always: bool, known: Copies) -> Any:
     first = column[0]
-    if not always and all(value is first for value in column):
+    if not always and all(map(is_, column, repeat(first))):
         return first
     if isinstance(first, ReplicaValues):
         raise ContextError(
@@ -390,9 +404,7 @@ def _shared_leaf(column: tuple[Any, ...], always: bool, known: Copies) -> Any:
             "HINT: return the replica's own arrays."
         )
     wholes = [known.get(id(value), (None, None))[1] for value in column]
-    if wholes[0] is not None and all(whole is wholes[0] for whole in wholes):
-        return wholes[0]
-    return _APART
+    return wholes[0] if wholes[0] is not None and all(map(is_, wholes, repeat(wholes[0]))) else _APART
 
 
 def join(columns: Sequence[Sequence[Any]], mesh: ReplicaMesh, idle: tuple[int, ...]) -> list[PerReplica]:
@@ -431,40 +443,46 @@ def _reduced(values: list[Any], call: Callable[[list[Any]], list[Any]], op: Redu
     Nothing comes back for what an idle replica did not contribute.
     """
     arrays = [value if isinstance(value, jax.Array) else jnp.asarray(value) for value in values]
-    if not any(isinstance(array, Tracer) for array in arrays):
+    if not any(map(_is_tracer, arrays)):
         return call(arrays)
     places = _inexact(arrays)
 
     def backward(missing: list[Any], cotangents: list[Any]) -> tuple[list[Any]]:
-        totals: list[Any] = [None] * len(arrays)
-        for place, total in zip(places, call([cotangents[place] for place in places]), strict=True):
-            totals[place] = jnp.where(missing[place], jnp.zeros_like(total), total) if is_idle else total
+        totals = _called_at(call, cotangents, places)
+        if is_idle:
+            for place in places:
+                totals[place] = jnp.where(missing[place], jnp.zeros_like(totals[place]), totals[place])
         return (totals,)
 
     def missing(value: Numeric) -> Any:
         return jnp.asarray(True) if op is ReduceOp.MEAN else jnp.isnan(value)
 
     reduce = jax.custom_vjp(call)
-    reduce.defvjp(lambda values: (call(values), [missing(x) for x in values] if is_idle else []), backward)
+    reduce.defvjp(lambda values: (call(values), list(map(missing, values)) if is_idle else []), backward)
     return reduce(arrays)
 
 
 def _gathered(values: list[Any], gather: Callable[..., list[Any]], scatter: Callable[..., list[Any]], axis: int) -> Any:
     """`gather(values)`, its gradient being this replica's part of the summed cotangents."""
-    if not any(isinstance(value, Tracer) for value in values):
+    if not any(map(_is_tracer, values)):
         return gather(values)
     places = _inexact(values)
     sizes = [values[place].shape[axis] for place in places]
 
     def backward(_: Any, cotangents: list[Any]) -> tuple[list[Any]]:
-        parts: list[Any] = [None] * len(values)
-        for place, part in zip(places, scatter([cotangents[place] for place in places], sizes), strict=True):
-            parts[place] = part
-        return (parts,)
+        return (_called_at(lambda chosen: scatter(chosen, sizes), cotangents, places),)
 
     call = jax.custom_vjp(gather)
     call.defvjp(lambda values: (gather(values), None), backward)
     return call(values)
+
+
+def _called_at(call: Callable[[list[Any]], list[Any]], values: list[Any], places: list[int]) -> list[Any]:
+    """Results of `call` for the values in some places, in these places; None in the others, which have no gradient."""
+    results: list[Any] = [None] * len(values)
+    for place, result in zip(places, call(at(values, places)), strict=True):
+        results[place] = result
+    return results
 
 
 def _inexact(arrays: list[Any]) -> list[int]:
@@ -474,10 +492,8 @@ def _inexact(arrays: list[Any]) -> list[int]:
 
 def _cut_out(total: Mirrored, sizes: Sequence[int], axis: int, mesh: ReplicaMesh) -> list[Any]:
     """Each local replica's part of a sum over the replicas, of the local replicas' `sizes` along `axis`."""
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    starts = [0, *accumulate(sizes[:-1])]
     if len(sizes) < mesh.size:  # other workers' replicas are as large, or they could not have been gathered
-        starts = [replica * size for replica, size in zip(mesh.local_ids, sizes, strict=True)]
-    return [
-        jax.lax.slice_in_dim(part, start, start + size, axis=axis)
-        for part, start, size in zip(total.values, starts, sizes, strict=True)
-    ]
+        starts = list(map(mul, mesh.local_ids, sizes))
+    ends = map(add, starts, sizes)
+    return list(map(partial(jax.lax.slice_in_dim, axis=axis), total.values, starts, ends))

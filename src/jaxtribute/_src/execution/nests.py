@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import jax
@@ -31,6 +31,11 @@ def is_whole(value: Numeric) -> bool:
 def is_array(value: Numeric) -> bool:
     """True if `value` is an array on a device, in a trace or in NumPy."""
     return isinstance(value, (jax.Array, np.ndarray, np.generic))
+
+
+def is_number(value: Numeric) -> bool:
+    """True if `value` is a number of Python."""
+    return isinstance(value, (bool, int, float, complex))
 
 
 def opened(nest: Nest) -> Any:
@@ -69,7 +74,7 @@ def is_plain(tree: Nest) -> bool:
     node = tree.node_data()
     if node is None or node[0] is type(None):
         return True
-    return node[0] in (tuple, list, dict) and all(is_plain(child) for child in tree.children())
+    return node[0] in (tuple, list, dict) and all(map(is_plain, tree.children()))
 
 
 def flatten_dense(nest: Nest, what: str) -> tuple[list[Any], Any]:
@@ -86,6 +91,11 @@ def flatten_dense(nest: Nest, what: str) -> tuple[list[Any], Any]:
     for leaf in leaves:
         refuse_sparse(leaf, what)
     return leaves, tree
+
+
+def at(values: Any, places: Iterable[Any]) -> list[Any]:
+    """The values of a sequence, or of a dictionary, in some places."""
+    return list(map(values.__getitem__, places))
 
 
 def map_leaves(function: Any, *nests: Nest) -> Any:
@@ -127,7 +137,7 @@ class InputSignature:
                 f"the arguments of {self._name} are not structured as its input_signature: {error}. "
                 "HINT: pass what the signature describes, e.g. an element of the dataset whose element_spec it is."
             ) from None
-        return tree.unflatten([self._fit(value, spec) for value, spec in zip(values, leaves, strict=True)])
+        return tree.unflatten(map(self._fit, values, leaves))
 
     def _fit(self, value: Numeric, spec: Any) -> Any:
         from jaxtribute._src.values.spec import PerReplicaSpec  # here, as few programs need it
@@ -135,10 +145,11 @@ class InputSignature:
         if isinstance(spec, PerReplicaSpec):
             if not isinstance(value, PerReplica):
                 raise self._misfit(value, spec)
-            parts = value.shapes or [part.shape for part in value.values]
-            sizes = [spec.components[min(i, len(spec.components) - 1)].shape for i in range(len(parts))]
-            if not all(_fits(shape, size) for shape, size in zip(parts, sizes, strict=True)):
-                raise self._misfit(value, spec)
+            for replica, shape in enumerate(value.shapes or _shapes(value)):
+                # The last component stands for all replicas behind it: a spec of one is for every one of them.
+                promised = spec.components[min(replica, len(spec.components) - 1)]
+                if not _fits(shape, promised.shape):
+                    raise self._misfit(value, spec)
             return value
         if is_distributed(value) or not hasattr(spec, "shape"):
             return value
@@ -156,7 +167,7 @@ class InputSignature:
         if isinstance(value, (jax.Array, np.ndarray)):
             shown += f" of shape {value.shape} and dtype {value.dtype}"
         elif isinstance(value, PerReplica):
-            shown += f" with components of shapes {[part.shape for part in value.values]}"
+            shown += f" with components of shapes {_shapes(value)}"
         return ArgumentError(
             f"an argument of {self._name} is a {shown}, where its input_signature has {spec}. "
             "HINT: pass arrays of that form; None in a spec's shape stands for any size."
@@ -167,6 +178,10 @@ def _is_spec(value: Numeric) -> bool:
     from jaxtribute._src.values.spec import ArraySpec, PerReplicaSpec
 
     return isinstance(value, (PerReplicaSpec, ArraySpec, jax.ShapeDtypeStruct))
+
+
+def _shapes(value: PerReplica) -> list[tuple[int, ...]]:
+    return [part.shape for part in value.values]
 
 
 def _fits(shape: Sequence[int], promised: Sequence[int | None]) -> bool:

@@ -43,6 +43,7 @@ class Numbering:
 
     def equation(self, eqn: JaxprEqn, inputs: Sequence[Any]) -> Any:
         """A key for what an equation computes of operands with the numbers `inputs`."""
+        # Settings count too: with another one for threefry, the same operation draws other random numbers.
         ctx = eqn.ctx
         how = ctx.compute_type, ctx.threefry_partitionable, str(ctx.xla_metadata)
         return eqn.primitive, self._params(eqn), tuple(inputs), how
@@ -64,9 +65,9 @@ class Numbering:
         """A key that is equal for equal values only."""
         kind = type(value)
         if is_program(value):
-            return self._jaxpr(opened(value)), tuple(self._value(const) for const in constants(value))
+            return self._jaxpr(opened(value)), tuple(map(self._value, constants(value)))
         if isinstance(value, (tuple, list)):
-            return kind, tuple(self._value(item) for item in cast("Sequence[Any]", value))
+            return kind, tuple(map(self._value, cast("Sequence[Any]", value)))
         if isinstance(value, dict):
             items = cast("dict[Any, Any]", value).items()
             return kind, tuple((self._value(key), self._value(item)) for key, item in items)
@@ -87,7 +88,9 @@ class Numbering:
         return "literal", str(literal.aval), self._value(np.asarray(value) if np.isscalar(value) else value)
 
     def _jaxpr(self, jaxpr: Jaxpr) -> Any:
-        places: dict[Any, int] = {var: place for place, var in enumerate((*jaxpr.constvars, *jaxpr.invars))}
+        # Variables by their places, as two traces of one function have other variables.
+        inputs = (*jaxpr.constvars, *jaxpr.invars)
+        places: dict[Any, int] = dict(zip(inputs, range(len(inputs)), strict=True))
 
         def read(atom: Any) -> Any:
             return self._literal(atom) if isinstance(atom, Literal) else places[atom]
@@ -95,10 +98,10 @@ class Numbering:
         avals = tuple(str(var.aval) for var in places)
         equations: list[Any] = []
         for eqn in jaxpr.eqns:
-            equations.append(self.equation(eqn, [read(atom) for atom in eqn.invars]))
+            equations.append(self.equation(eqn, list(map(read, eqn.invars))))
             for var in eqn.outvars:
                 places[var] = len(places)
-        return "jaxpr", avals, tuple(equations), tuple(read(atom) for atom in jaxpr.outvars)
+        return "jaxpr", avals, tuple(equations), tuple(map(read, jaxpr.outvars))
 
 
 def _rule(eqn: JaxprEqn, rule: Any) -> Any:

@@ -36,10 +36,15 @@ class Overlay(InTrace):
         self.local, self.traced, self.standpoint = below.local, below.traced, below.standpoint
         self.trace = current_trace()
         self.below = below
-        self._values = {variable: array for variable, (array, _) in values.items()}
-        self._derived.update({variable: pair for variable, pair in values.items() if pair[1] is not None})
+        self._values: dict[Variable, Any] = {}
         self.written: dict[Variable, Any] = {}
-        seen = [variable for variable in values if id(variable) in traced_reads.read]
+        seen: list[Variable] = []
+        for variable, pair in values.items():
+            self._values[variable] = pair[0]
+            if pair[1] is not None:
+                self._derived[variable] = pair
+            if id(variable) in traced_reads.read:
+                seen.append(variable)
         # A function that JAX keeps has read one of these variables: it must not be used again with the values of this
         # overlay.
         if seen or (self.traced and traced_reads.read):
@@ -63,6 +68,7 @@ class Overlay(InTrace):
 
     def set(self, variable: Variable, value: Numeric) -> None:
         """Keeps `value` for what follows; the differentiated function hands it out at its end."""
+        # As in `TracedProgram.set`: a value of an inner trace is dead once that trace ends.
         if current_trace() is not self.trace:
             raise escape_error(variable)
         self._values[variable] = value

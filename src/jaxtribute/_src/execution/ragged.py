@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -20,10 +22,11 @@ from jax import lax
 
 from jaxtribute._src.execution.cutting import is_cut
 from jaxtribute._src.execution.eager import InnerCollective, NotSplittable
+from jaxtribute._src.execution.nests import at
 from jaxtribute._src.execution.numbering import Number, Numbering, same_type
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, aval, bind, is_ref, opened
 from jaxtribute._src.jaxprs.kinds import repeatable
-from jaxtribute._src.jaxprs.walking import variables
+from jaxtribute._src.jaxprs.walking import used_by, variables
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.mesh import AXIS
 
@@ -58,7 +61,20 @@ class ReplicaClass:
 
     def own(self, eqn: JaxprEqn, common: set[Number]) -> bool:
         """True if an equation belongs to this class alone."""
-        return any(self.numbers[var] not in common for var in eqn.outvars) or bool(eqn.effects)
+        return not common.issuperset(at(self.numbers, eqn.outvars)) or bool(eqn.effects)
+
+    def all_numbers(self) -> set[Number]:
+        """The numbers of all that the program has or makes."""
+        return {*self.numbers.values(), *self.literals.values()}
+
+    def out_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the program's outputs."""
+        return _shapes(self.jaxpr.outvars)
+
+
+def numbers_of(classes: Sequence[ReplicaClass], atoms: Sequence[Any]) -> set[Number]:
+    """The numbers of one atom in each class: one number, if all classes compute the same value."""
+    return set(map(ReplicaClass.number, classes, atoms))
 
 
 def prepare(classes: Sequence[ReplicaClass]) -> set[Number]:
@@ -72,20 +88,31 @@ def prepare(classes: Sequence[ReplicaClass]) -> set[Number]:
         _number(one, index, numbering)
     first = classes[0]
     for one in classes[1:]:
-        same = len(one.collectives) == len(first.collectives) and all(
-            numbering.equation(a, ()) == numbering.equation(b, ()) and all(map(same_type, a.invars, b.invars))
-            for a, b in zip(first.collectives, one.collectives, strict=True)
-        )
-        if not same:
-            if any(eqn.primitive.name == "cond" for eqn in (*first.collectives, *one.collectives)):
+        if not _meet_alike(first, one, numbering):
+            if any(map(_is_cond, (*first.collectives, *one.collectives))):
                 raise InnerCollective("a collective inside cond")
             raise NotSplittable("the classes of replicas make different collectives")
-        pairs = zip(first.collectives, one.collectives, strict=True)
-        if any(a.primitive.name == "cond" and first.number(a.invars[0]) != one.number(b.invars[0]) for a, b in pairs):
-            raise InnerCollective("a collective inside cond, on a condition that differs between replicas")
+        for a, b in zip(first.collectives, one.collectives, strict=True):
+            # Only in lockstep may replicas take different branches: there the condition runs as Python.
+            if _is_cond(a) and first.number(a.invars[0]) != one.number(b.invars[0]):
+                raise InnerCollective("a collective inside cond, on a condition that differs between replicas")
     for one in classes:
         _mark_live(one)
-    return set[Number].intersection(*({*one.numbers.values(), *one.literals.values()} for one in classes))
+    return set[Number].intersection(*map(ReplicaClass.all_numbers, classes))
+
+
+def _is_cond(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "cond"
+
+
+def _meet_alike(first: ReplicaClass, other: ReplicaClass, numbering: Numbering) -> bool:
+    """True if two classes make the same collectives, of operands of the same types."""
+    if len(other.collectives) != len(first.collectives):
+        return False
+    for a, b in zip(first.collectives, other.collectives, strict=True):
+        if numbering.equation(a, ()) != numbering.equation(b, ()) or not all(map(same_type, a.invars, b.invars)):
+            return False
+    return True
 
 
 def _number(one: ReplicaClass, index: int, numbering: Numbering) -> None:
@@ -110,17 +137,18 @@ def _number(one: ReplicaClass, index: int, numbering: Numbering) -> None:
             key = ("effect", index, id(eqn))
             segment.append(eqn)
         else:
-            inputs = tuple(numbering.atom(atom, numbers) for atom in eqn.invars)
-            key = numbering.equation(eqn, inputs)
+            key = numbering.equation(eqn, [numbering.atom(atom, numbers) for atom in eqn.invars])
             segment.append(eqn)
         for place, var in enumerate(eqn.outvars):
             if is_ref(var):
                 raise NotSplittable("a mutable jax.Ref")
             numbers[var] = numbering.of((key, place))
     one.segments.append(segment)
-    for atom in (*jaxpr.outvars, *(atom for eqn in one.collectives for atom in eqn.invars)):
-        if isinstance(atom, Literal):
-            one.literals[id(atom)] = numbering.atom(atom, numbers)
+    for atoms in (jaxpr.outvars, *map(attrgetter("invars"), one.collectives)):
+        for atom in atoms:
+            # By its id, as literals cannot be keys.
+            if isinstance(atom, Literal):
+                one.literals[id(atom)] = numbering.atom(atom, numbers)
 
 
 def _mark_live(one: ReplicaClass) -> None:
@@ -133,7 +161,7 @@ def _mark_live(one: ReplicaClass) -> None:
             needed.update(variables(one.collectives[place].invars))
         live.append(set(needed))
         for eqn in reversed(one.segments[place]):
-            if eqn.effects or any(var in needed for var in eqn.outvars):
+            if eqn.effects or not needed.isdisjoint(eqn.outvars):
                 needed.update(variables(eqn.invars))
     one.live = live[::-1]
 
@@ -153,7 +181,8 @@ class Merged:
         self._own: list[dict[Any, Any]] = [{} for _ in classes]
         # Common operations are in every class's program, with other variables but equal numbers. Those of the first
         # class stand for all.
-        self._pending = [eqn for segment in classes[0].segments for eqn in segment if not classes[0].own(eqn, common)]
+        first = classes[0]
+        self._pending = [eqn for eqn in chain.from_iterable(first.segments) if not first.own(eqn, common)]
 
     def __call__(self, inputs: dict[Any, Any], out_shapes: Sequence[tuple[int, ...]]) -> list[Any]:
         """Runs the program.
@@ -170,7 +199,7 @@ class Merged:
                 if source in one.shapes:
                     # Ragged inputs come padded to the largest shape. A class cuts off the padding here, in every
                     # replica; only its own replicas run the branch that uses what is cut.
-                    value = value[tuple(slice(0, size) for size in one.shapes[source])]
+                    value = value[_corner(one.shapes[source])]
                 self._bind(one, own, var, value)
         count = len(self._classes[0].segments)
         # All replicas come to a collective together, whichever their class: so segments are run one by one, each
@@ -179,7 +208,7 @@ class Merged:
             self._advance()
             last = place == count - 1
             wanted = [one.jaxpr.outvars if last else one.collectives[place].invars for one in self._classes]
-            shapes = out_shapes if last else [aval(atom).shape for atom in wanted[0]]
+            shapes = out_shapes if last else _shapes(wanted[0])
             results = self._segment(place, wanted, shapes)
             if last:
                 return results
@@ -197,14 +226,16 @@ class Merged:
         """Computes what all classes share and whose operands are there."""
         first, later = self._classes[0], []
         for eqn in self._pending:
-            operands = [atom if isinstance(atom, Literal) else first.numbers[atom] for atom in eqn.invars]
-            if not all(isinstance(operand, Literal) or operand in self._shared for operand in operands):
+            if not self._shared.keys() >= set(at(first.numbers, variables(eqn.invars))):
                 later.append(eqn)
                 continue
-            values = [x.val if isinstance(x, Literal) else self._shared[x] for x in operands]
-            for var, result in zip(eqn.outvars, bind(eqn, values), strict=True):
-                self._shared[first.numbers[var]] = result
+            self._share(eqn, _operands(eqn, lambda var: self._shared[first.numbers[var]]))
         self._pending = later
+
+    def _share(self, eqn: JaxprEqn, operands: Sequence[Any]) -> None:
+        """Computes an operation of the first class for all of them."""
+        first = self._classes[0]
+        self._shared.update(zip(at(first.numbers, eqn.outvars), bind(eqn, operands), strict=True))
 
     def _segment(self, place: int, wanted: Sequence[Sequence[Any]], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
         """Runs one segment; returns the wanted values, each from the replica's own class."""
@@ -213,24 +244,21 @@ class Merged:
         for slot in range(len(shapes)):
             # A value with one number in all classes is computed once, outside: gradients that have been reduced, and
             # with them the whole update.
-            numbers = {one.number(atoms[slot]) for one, atoms in zip(self._classes, wanted, strict=True)}
+            atoms = [atoms[slot] for atoms in wanted]
+            numbers = numbers_of(self._classes, atoms)
             if len(numbers) == 1:
-                atom = wanted[0][slot]
-                literal = isinstance(atom, Literal)
-                results[slot] = jnp.asarray(atom.val, aval(atom).dtype) if literal else self._shared[numbers.pop()]
+                atom = atoms[0]
+                results[slot] = _constant(atom) if isinstance(atom, Literal) else self._shared[numbers.pop()]
             else:
                 switched.append(slot)
         # A branch ends at the collective, but later segments of its class may need what it has computed. These values
         # come out as further results: zeros in the branches of other classes, which nobody reads.
         carried = [self._carried(index, place) for index in range(len(self._classes))]
-        acts = any(eqn.effects for one in self._classes for eqn in one.segments[place])
-        if not switched and not any(carried) and not acts:
+        if not switched and not any(carried) and not self._acts(place):
             return results
+        asked = at(shapes, switched)
         branches = [
-            self._branch(
-                index, place, [wanted[index][slot] for slot in switched], [shapes[s] for s in switched], carried
-            )
-            for index in range(len(self._classes))
+            self._branch(index, place, at(atoms, switched), asked, carried) for index, atoms in enumerate(wanted)
         ]
         # The class is looked up by the replica's number rather than told by a shape: one program serves all replicas.
         chosen = jnp.asarray(np.asarray(self._table, np.int32))[lax.axis_index(AXIS)]
@@ -239,20 +267,26 @@ class Merged:
             results[slot] = output
         rest = iter(outputs[len(switched) :])
         for own, values in zip(self._own, carried, strict=True):
-            own.update((var, next(rest)) for var in values)
+            for var in values:
+                own[var] = next(rest)
         return results
+
+    def _acts(self, place: int) -> bool:
+        """True if a class prints or calls back in a segment, which must happen whoever wants the results."""
+        segments = [one.segments[place] for one in self._classes]
+        return any(map(attrgetter("effects"), chain.from_iterable(segments)))
 
     def _carried(self, index: int, place: int) -> list[Any]:
         """The part of a segment that one class computes, and the values needed behind the collective at its end."""
         one = self._classes[index]
         if place + 1 >= len(one.segments):
             return []
-        later = set(one.live[place + 1])
-        for segment in one.segments[place + 1 :]:
-            for eqn in segment:
-                later.update(variables(eqn.invars))
-        made = [var for eqn in one.segments[place] if one.own(eqn, self._common) for var in eqn.outvars]
-        return [var for var in made if var in later and one.numbers[var] not in self._common]
+        later = one.live[place + 1].union(used_by(list(chain.from_iterable(one.segments[place + 1 :]))))
+        carried: list[Any] = []
+        for eqn in one.segments[place]:
+            if one.own(eqn, self._common):
+                carried.extend(var for var in eqn.outvars if var in later and one.numbers[var] not in self._common)
+        return carried
 
     def _branch(
         self, index: int, place: int, wanted: Sequence[Any], shapes: Sequence[tuple[int, ...]], carried: list[list[Any]]
@@ -265,14 +299,13 @@ class Merged:
 
             def read(atom: Any) -> Any:
                 if isinstance(atom, Literal):
-                    return jnp.asarray(atom.val, aval(atom).dtype)
+                    return _constant(atom)
                 return values[atom] if atom in values else self._shared[one.numbers[atom]]
 
             for eqn in one.segments[place]:
                 if one.own(eqn, self._common):
-                    operands = [x.val if isinstance(x, Literal) else read(x) for x in eqn.invars]
-                    values.update(zip(eqn.outvars, bind(eqn, operands), strict=True))
-            results = [_padded(read(atom), shape) for atom, shape in zip(wanted, shapes, strict=True)]
+                    values.update(zip(eqn.outvars, bind(eqn, _operands(eqn, read)), strict=True))
+            results = list(map(_padded, map(read, wanted), shapes))
             for other, column in enumerate(carried):
                 # All branches of a switch return arrays of the same shapes, in one order.
                 results.extend(values[var] if other == index else jnp.zeros_like(var.aval) for var in column)
@@ -281,16 +314,32 @@ class Merged:
         return branch
 
     def _collective(self, place: int, operands: Sequence[Any]) -> None:
-        first = self._classes[0]
         # The first class's operation is bound for all: `prepare` has compared the parameters, and `_segment` has
         # brought the operands of every class to its shapes.
-        eqn = first.collectives[place]
-        for var, result in zip(eqn.outvars, bind(eqn, operands), strict=True):
-            self._shared[first.numbers[var]] = result
+        self._share(self._classes[0].collectives[place], operands)
+
+
+def _shapes(atoms: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [tuple(aval(atom).shape) for atom in atoms]
+
+
+def _operands(eqn: JaxprEqn, read: Callable[[Any], Any]) -> list[Any]:
+    """An operation's operands: literals as they are, all else as it is read."""
+    return [atom.val if isinstance(atom, Literal) else read(atom) for atom in eqn.invars]
+
+
+def _constant(literal: Literal) -> jax.Array:
+    """The value of a literal, of the dtype that it has in the program."""
+    return jnp.asarray(literal.val, aval(literal).dtype)
+
+
+def _corner(shape: Sequence[int]) -> tuple[slice, ...]:
+    """The part of a padded array that is no padding, as an index."""
+    return tuple(slice(0, size) for size in shape)
 
 
 def _padded(value: Numeric, shape: tuple[int, ...]) -> Any:
     if value.shape == tuple(shape):
         return value
     blank = jnp.zeros_like(jax.ShapeDtypeStruct(shape, value.dtype))  # a random key has zeros, too
-    return blank.at[tuple(slice(0, size) for size in value.shape)].set(value)
+    return blank.at[_corner(value.shape)].set(value)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxtribute._src.jaxprs.core import JaxprEqn, as_closed, aval, is_program, opened
+from jaxtribute._src.jaxprs.core import JaxprEqn, as_closed, aval, bind, is_program, opened
 from jaxtribute._src.jaxprs.walking import any_in, evaluate
 from jaxtribute._src.types import Function, Nest, Numeric
 from jaxtribute._src.values.slices import whole_p
@@ -54,14 +54,15 @@ def _handle(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:
         return None
     if _is_checkpoint(eqn):
         return _checkpointed(eqn, operands)
-    return _bound(eqn, operands, {key: _rewritten(value) for key, value in eqn.params.items()})
+    params = {key: _rewritten(value) for key, value in eqn.params.items()}
+    return bind(eqn.replace(params=params), operands)
 
 
 def _checkpointed(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     """A checkpoint as a function with a backward pass of its own: that of the checkpoint itself."""
 
     def call(*inputs: Nest) -> list[Any]:
-        return _bound(eqn, inputs, eqn.params)
+        return list(bind(eqn, inputs))
 
     # A custom backward pass is one operation to a policy around it, whatever is inside.
     function = jax.custom_vjp(call)
@@ -69,16 +70,10 @@ def _checkpointed(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     return function(*operands)
 
 
-def _bound(eqn: JaxprEqn, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    with eqn.ctx.manager:
-        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
-    return list(results) if eqn.primitive.multiple_results else [results]
-
-
 def _rewritten(value: Numeric) -> Any:
     """A program inside an operation, with its checkpoints made opaque; other parameters as they are."""
-    if isinstance(value, (tuple, list)) and any(is_program(one) for one in value):
-        return type(value)(_rewritten(one) for one in value)
+    if isinstance(value, (tuple, list)) and any(map(is_program, value)):
+        return type(value)(map(_rewritten, value))
     if not is_program(value) or not any(any_in(eqn, _is_checkpoint) for eqn in opened(value).eqns):
         return value
     whole = as_closed(value)

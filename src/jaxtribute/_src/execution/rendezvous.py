@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 from jaxtribute._src.callers import caller
@@ -50,7 +51,7 @@ class Rendezvous:
     """
 
     def __init__(self, bodies: Sequence[Callable[[], Any]]) -> None:
-        self._replicas = [_Replica(body) for body in bodies]
+        self._replicas = list(map(_Replica, bodies))
         self._finished = Signal()
         self._error: BaseException | None = None
         self._abandoned = False
@@ -66,14 +67,14 @@ class Rendezvous:
         """
         try:
             self._run_new(0)
-            if not self._abandoned and any(replica.state is not _State.DONE for replica in self._replicas):
+            if not self._abandoned and len(self._in(_State.DONE)) < len(self._replicas):
                 self._finished.take()
         except BaseException as error:  # an interrupt of the caller's thread: nobody must be left waiting
             self._abandon(error)
             raise
         if self._error is not None:
             raise self._error
-        return [replica.result for replica in self._replicas]
+        return list(map(attrgetter("result"), self._replicas))
 
     def meet(self, index: int, meeting: str, payload: Nest, merge: Callable[[list[Any]], Sequence[Any]]) -> Any:
         """Waits until every replica has come to the same meeting, and returns this replica's part of the outcome.
@@ -140,6 +141,10 @@ class Rendezvous:
                 return i
         return None
 
+    def _in(self, *states: _State) -> list[_Replica]:
+        """The replicas in one of some states."""
+        return [replica for replica in self._replicas if replica.state in states]
+
     def _pass_on(self) -> None:
         """Lets the next replica run: one that may go on, else a new one, else all that wait are merged."""
         if self._error is None and self._next(_State.READY) is None:
@@ -150,21 +155,20 @@ class Rendezvous:
             self._bring_together()
         state = _State.READY if self._error is None else _State.PARKED
         if self._error is not None:
-            for replica in self._replicas:
-                # After an error nobody gets an outcome: those who wait are woken one by one, each to raise
-                # `_Abandoned`, so that the `finally` clauses of user code run in turn as well.
-                if replica.state is _State.READY:
-                    replica.state = _State.PARKED
+            # After an error nobody gets an outcome: those who wait are woken one by one, each to raise
+            # `_Abandoned`, so that the `finally` clauses of user code run in turn as well.
+            for replica in self._in(_State.READY):
+                replica.state = _State.PARKED
         waiting = self._next(state)
         if waiting is not None:
             # Marked before it wakes: this thread may come here again before the other one has run a line.
             self._replicas[waiting].state = _State.RUNNING
             self._replicas[waiting].wake.give()
-        elif all(replica.state in (_State.DONE, _State.NEW) for replica in self._replicas):
+        elif not self._in(_State.RUNNING, _State.PARKED, _State.READY):
             self._finished.give()
 
     def _bring_together(self) -> None:
-        parked = [replica for replica in self._replicas if replica.state is _State.PARKED]
+        parked = self._in(_State.PARKED)
         if not parked:
             return
         try:
@@ -178,10 +182,10 @@ class Rendezvous:
 
     def _merged(self, parked: Sequence[_Replica]) -> Sequence[Any]:
         """Returns what the meeting gives each replica."""
-        if len(parked) < len(self._replicas) or len({replica.meeting for replica in parked}) > 1:
+        if len(parked) < len(self._replicas) or len(set(map(attrgetter("meeting"), parked))) > 1:
             raise self._mismatch()
         assert self._merge is not None
-        return self._merge([replica.payload for replica in parked])
+        return self._merge(list(map(attrgetter("payload"), parked)))
 
     def _fail(self, error: BaseException) -> None:
         if self._error is None:
@@ -196,11 +200,10 @@ class Rendezvous:
         self._finished.give()
 
     def _mismatch(self) -> ContextError:
-        lines = [
-            f"  replica {i} has ended" if replica.state is _State.DONE
-            else f"  replica {i} calls {replica.meeting} at {replica.place}"
-            for i, replica in enumerate(self._replicas)
-        ]  # fmt: skip
+        lines: list[str] = []
+        for i, replica in enumerate(self._replicas):
+            ended = replica.state is _State.DONE
+            lines.append(f"  replica {i} " + ("has ended" if ended else f"calls {replica.meeting} at {replica.place}"))
         return ContextError(
             "the replicas do not meet: each must make the same collective calls in the same order, but\n"
             + "\n".join(lines)

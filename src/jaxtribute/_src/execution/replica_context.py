@@ -75,9 +75,10 @@ class ReplicaContext:
         """Names of the devices of this replica, mostly one; in a compiled program those of all."""
         mesh = self._strategy.extended.mesh
         devices = mesh.devices
+        # In a compiled program the id is traced: one program runs on all devices.
         if len(devices) > 1 and isinstance(self._id, jax.Array) and not isinstance(self._id, Tracer):
             devices = mesh.devices_of(int(self._id))
-        return tuple(device_name(device) for device in devices)
+        return tuple(map(device_name, devices))
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: Numeric, options: CommunicationOptions | None = None) -> Any:
         """Reduces `value` over the replicas and gives each the result.
@@ -105,7 +106,7 @@ class ReplicaContext:
         if not leaves:
             return value
         summation = self._strategy.extended.summation(options)
-        return tree.unflatten(executor.all_reduce([dense_operand(leaf) for leaf in leaves], op, summation))
+        return tree.unflatten(executor.all_reduce(list(map(dense_operand, leaves)), op, summation))
 
     def all_gather(self, value: Numeric, axis: int, options: Any = None) -> Any:
         """Concatenates `value` over the replicas along `axis` and gives each the result.
@@ -178,6 +179,7 @@ class ReplicaContext:
         """
         executor = self._executor("example_keys")
         counts = executor.all_gather([jnp.full(1, examples, jnp.int32)], 0)[0]
+        # Summed under a mask and not sliced: in a compiled program the id is no number yet.
         before = jnp.where(jnp.arange(counts.size) < self._id, counts, jnp.zeros_like(counts)).sum(dtype=jnp.int32)
         places = before + jnp.arange(examples, dtype=jnp.int32)
         return jax.vmap(jax.random.fold_in, (None, 0))(self._near(key), places)

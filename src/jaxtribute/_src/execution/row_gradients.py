@@ -7,11 +7,13 @@ It is then traced once to learn which rows it looks up, and differentiated with 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxtribute._src.execution.nests import at
 from jaxtribute._src.execution.overlay import Overlay
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.scatter import IndexedSlices
@@ -48,8 +50,8 @@ class Lookups:
 
     def by_rows(self) -> list[Variable]:
         """The variables whose gradients are rows."""
-        looked_up = {variable for variable, _ in self.found}
-        return [v for v in self.variables if v in looked_up and v not in self.whole]
+        looked_up = set(map(itemgetter(0), self.found)) - self.whole
+        return [variable for variable in self.variables if variable in looked_up]
 
 
 class RowsOverlay(Overlay):
@@ -76,6 +78,7 @@ class RowsOverlay(Overlay):
         self.noted(variable)
         lookups = self.lookups
         if lookups.moves is None:
+            # To learn which rows are looked up their shape is enough: none is fetched from another process.
             lookups.found.append((variable, (*jnp.shape(ids), *variable.shape[1:])))
             return jnp.zeros(lookups.found[-1][1], variable.dtype)
         if variable not in lookups.by_rows():
@@ -112,16 +115,22 @@ def differentiate_by_rows(call: Loss, executor: Executor, leaves: Sequence[Varia
     candidates = [leaf for leaf in leaves if leaf.policy.remote and leaf.shape]
     lookups = Lookups(candidates)
     # Values of variables that turn out to be looked up only are never used, so that they are not fetched.
-    values = {leaf: executor.get(leaf) for leaf in leaves}
+    values = dict(zip(leaves, map(executor.get, leaves), strict=True))
 
     def learn(arrays: list[Any]) -> Any:
         return call(RowsOverlay(executor, dict(zip(leaves, arrays, strict=True)), lookups))[0]
 
     # Traced and thrown away: only behind it is known of which variables rows alone are read.
-    jax.make_jaxpr(learn)([values[leaf] for leaf in leaves])
+    jax.make_jaxpr(learn)(at(values, leaves))
     by_rows = lookups.by_rows()
     dense = [leaf for leaf in leaves if leaf not in by_rows]
-    looked_up = [(variable, shape) for variable, shape in lookups.found if variable in by_rows]
+    # In the order of the lookups, which the next trace makes again: so the n-th zeros meet the n-th rows.
+    looked_up: list[Variable] = []
+    zeros: list[Any] = []
+    for variable, shape in lookups.found:
+        if variable in by_rows:
+            looked_up.append(variable)
+            zeros.append(jnp.zeros(shape, variable.dtype))
 
     def loss(dense_values: list[Any], moves: list[Any]) -> Any:
         lookups.restart()
@@ -130,14 +139,15 @@ def differentiate_by_rows(call: Loss, executor: Executor, leaves: Sequence[Varia
         value, aux = call(overlay)
         return value, (aux, list(lookups.ids))
 
-    zeros = [jnp.zeros(shape, variable.dtype) for variable, shape in looked_up]
-    (value, (aux, ids)), grads = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
-        [values[leaf] for leaf in dense], zeros
-    )
+    (value, (aux, ids)), grads = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(at(values, dense), zeros)
     found = dict(zip(dense, grads[0], strict=True))
     for leaf in by_rows:
-        parts = [(i, g) for (v, _), i, g in zip(looked_up, ids, grads[1], strict=True) if v is leaf]
-        where = jnp.concatenate([jnp.reshape(i, -1) for i, _ in parts])
-        rows = jnp.concatenate([g.reshape(-1, *leaf.shape[1:]) for _, g in parts])
-        found[leaf] = IndexedSlices(rows, where, leaf.shape)
-    return (value, aux), [found[leaf] for leaf in leaves]
+        where: list[Any] = []
+        rows: list[Any] = []
+        for variable, one, gradient in zip(looked_up, ids, grads[1], strict=True):
+            if variable is leaf:
+                where.append(jnp.reshape(one, -1))
+                rows.append(gradient.reshape(-1, *leaf.shape[1:]))
+        # Rows that were looked up twice stand there twice: `IndexedSlices` adds them up.
+        found[leaf] = IndexedSlices(jnp.concatenate(rows), jnp.concatenate(where), leaf.shape)
+    return (value, aux), at(found, leaves)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MethodType
 from typing import Any
 
@@ -17,7 +18,7 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.execution.feeds import Feed, Proxy
 from jaxtribute._src.execution.function import Function
-from jaxtribute._src.execution.nests import flatten, is_array
+from jaxtribute._src.execution.nests import flatten, is_array, is_number
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute.errors import ArgumentTypeError, OutOfRangeError, ShapeError
 
@@ -104,15 +105,19 @@ def _stacked(results: Sequence[Any]) -> Any:
     """One nest with the results of all steps along a new axis 0 of each array."""
     if not results:
         return None
-    flat = [flatten(result) for result in results]
-    columns = zip(*(leaves for leaves, _ in flat), strict=True)
-    return flat[0][1].unflatten([_stack(column) for column in columns])
+    return _by_leaf(_stack, results)
+
+
+def _by_leaf(join: Callable[[Sequence[Any]], Any], results: Sequence[Any]) -> Any:
+    """One nest, of whose leaves each is joined of those of several nests of its structure."""
+    rows, trees = zip(*map(flatten, results), strict=True)
+    return trees[0].unflatten(map(join, zip(*rows, strict=True)))
 
 
 def _stack(column: Sequence[Any]) -> Any:
     first = column[0]
     if isinstance(first, Mirrored):
-        return Mirrored(_rows([value.data for value in column]), first.mesh)
+        return Mirrored(_rows(_data(column)), first.mesh)
     if isinstance(first, PerReplica):
         if any(value.is_ragged or value.data.shape != first.data.shape for value in column):
             raise ShapeError(
@@ -121,19 +126,25 @@ def _stack(column: Sequence[Any]) -> Any:
             )
         replicas = first.mesh.size
         shape = () if first.scalar else (first.data.shape[0] // replicas, *first.data.shape[1:])
-        rows = jnp.stack([value.data.reshape(replicas, *shape) for value in column], axis=1)
+        # The replicas stay in front, so that what each gave in all steps stays on its device.
+        rows = jnp.stack([data.reshape(replicas, *shape) for data in _data(column)], axis=1)
         return PerReplica(rows.reshape(replicas * len(column), *shape), first.mesh)
-    numbers = isinstance(first, (bool, int, float, complex))
-    return _rows(column) if is_array(first) or numbers else column[-1]
+    return _rows(column) if is_array(first) or is_number(first) else column[-1]
+
+
+def _data(column: Sequence[Any]) -> list[Any]:
+    """The arrays of distributed values."""
+    return list(map(attrgetter("data"), column))
 
 
 def _rows(values: Sequence[Any]) -> Any:
     """The arrays behind each other; written one by one, as XLA's CPU compiler would fuse a `stack` into the steps."""
-    arrays = [jnp.asarray(value) for value in values]
-    if any(array.shape != arrays[0].shape for array in arrays):
-        shapes = sorted({array.shape for array in arrays})
+    arrays = list(map(jnp.asarray, values))
+    shapes = set(map(jnp.shape, arrays))
+    if len(shapes) > 1:
         raise ShapeError(
-            f"the steps return arrays of the shapes {shapes}, which cannot be stacked. HINT: reduce them in the step."
+            f"the steps return arrays of the shapes {sorted(shapes)}, which cannot be stacked. "
+            "HINT: reduce them in the step."
         )
     buffer = jnp.zeros((len(arrays), *arrays[0].shape), arrays[0].dtype)
     for place, array in enumerate(arrays):
@@ -145,18 +156,16 @@ def _joined(parts: Sequence[Any]) -> Any:
     """Stacked results of several programs as those of one."""
     if len(parts) < 2:
         return parts[0] if parts else None
-    flat = [flatten(part) for part in parts]
-    columns = zip(*(leaves for leaves, _ in flat), strict=True)
-    return flat[0][1].unflatten([_join(column) for column in columns])
+    return _by_leaf(_join, parts)
 
 
 def _join(column: Sequence[Any]) -> Any:
     first = column[0]
     if isinstance(first, Mirrored):
-        return Mirrored(jnp.concatenate([value.data for value in column]), first.mesh)
+        return Mirrored(jnp.concatenate(_data(column)), first.mesh)
     if isinstance(first, PerReplica):
-        columns = zip(*(value.values for value in column), strict=True)
-        return PerReplica.from_parts([jnp.concatenate(parts) for parts in columns], first.mesh)
+        columns = zip(*map(attrgetter("values"), column), strict=True)
+        return PerReplica.from_parts(list(map(jnp.concatenate, columns)), first.mesh)
     return jnp.concatenate(column) if is_array(first) else column[-1]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,7 +17,7 @@ from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context, entered
 from jaxtribute._src.execution import standpoints
 from jaxtribute._src.execution.executor import Executor, LocalPerReplica
-from jaxtribute._src.execution.nests import flatten, is_array
+from jaxtribute._src.execution.nests import at, is_array, map_leaves
 from jaxtribute._src.jaxprs.core import (
     ClosedJaxpr,
     current_trace,
@@ -103,6 +103,7 @@ class InTrace(Viewed, Executor):
 
     def once(self, variable: Variable, array: Numeric, make: Callable[[Any], Any]) -> Any:
         """`make(array)`, computed once in the executor's own trace, or what it was before."""
+        # By the identity of the array: once the variable is written, it has another one.
         known = self._derived.get(variable)
         if known is None or known[0] is not array:
             with recorded_in(self.trace):
@@ -165,6 +166,10 @@ class TracedProgram(InTrace):
         self.written[variable] = None
         self.changed(variable)
 
+    def new_values(self) -> list[Any]:
+        """The values of what the program has written, in the order of `written`."""
+        return at(self.values, self.written)
+
     def derive(self, variable: Variable, make: Callable[[Any], Any]) -> Any:
         """`make` of the variable's value so far."""
         return self.once(variable, self.get(variable), make)
@@ -194,22 +199,29 @@ class TravellingLosses:
 
     def sum_with(self, grads: Sequence[Array], replicas: int, summation: Summation) -> list[Array]:
         """Returns the sums of gradients over the replicas; small ones take the losses of their dtype along."""
-        arrays = [jnp.asarray(grad) for grad in grads]
+        arrays = list(map(jnp.asarray, grads))
         # Large gradients travel alone, and a loss beside one would need a collective after all.
         shared = {array.dtype for array in arrays if 0 < array.size * array.dtype.itemsize < summation.shared_bytes}
-        losses, self._waiting = [loss for loss in self._waiting if loss.dtype in shared], []
-        # Made strong: the totals are no numbers that yield to the dtype of what they meet.
-        strong = [jnp.asarray(loss, loss.dtype) for loss in losses]
+        losses: list[Array] = []
+        strong: list[Array] = []
+        for loss in self._waiting:
+            if loss.dtype in shared:
+                losses.append(loss)
+                # Made strong: the totals are no numbers that yield to the dtype of what they meet.
+                strong.append(jnp.asarray(loss, loss.dtype))
+        self._waiting = []
         totals = in_replica.all_reduce([*arrays, *strong], ReduceOp.SUM, replicas, summation)
         self._totals.extend(zip(losses, totals[len(arrays) :], strict=True))
         return totals[: len(arrays)]
 
-    def total_of(self, value: Leaf) -> Array | None:
-        """Returns the sum over the replicas of a loss that has travelled; None for any other value."""
-        for loss, total in self._totals:
-            if loss is value:
-                return total
-        return None
+    def totals_of(self, values: Iterable[Leaf]) -> dict[int, Array]:
+        """Returns, by their numbers among the values, the sums over the replicas of losses that have travelled."""
+        totals: dict[int, Array] = {}
+        for number, value in enumerate(values):
+            for loss, total in self._totals:
+                if loss is value:
+                    totals.setdefault(number, total)
+        return totals
 
 
 class TracedFunction(TracedProgram):
@@ -294,12 +306,10 @@ class TracedReplica(TracedProgram):
         merged = MergedReplicas(self)
         # Every array counts as this replica's own, also those that are the same on all: it cannot be known here which
         # are.
-        leaves, tree = flatten((args, kwargs))
-        args, kwargs = tree.unflatten([self._wrapped(leaf) if is_array(leaf) else leaf for leaf in leaves])
+        args, kwargs = map_leaves(self._wrapped, (args, kwargs))
         with entered(Context(strategy, None, merged)):
             result = fn(strategy, *args, **kwargs)
-        leaves, tree = flatten(result)
-        return tree.unflatten([x.data if isinstance(x, (PerReplica, Mirrored)) else x for x in leaves])
+        return map_leaves(_part, result)
 
     def queue_loss(self, loss: Numeric) -> None:
         """Adds the loss to the next gradients that are summed; from a loop or a branch it could not get out."""
@@ -313,8 +323,15 @@ class TracedReplica(TracedProgram):
             return self.losses.sum_with(grads, replicas, summation)
         return super().reduce_gradients(grads, op, replicas, summation)
 
-    def _wrapped(self, leaf: Leaf) -> LocalPerReplica:
+    def _wrapped(self, leaf: Leaf) -> Any:
+        if not is_array(leaf):
+            return leaf
         return LocalPerReplica(jnp.asarray(leaf), self._mesh, jnp.ndim(leaf) == 0, idle=self.idle, uneven=self._uneven)
+
+
+def _part(value: Leaf) -> Any:
+    """The part of a distributed value that one replica has; all else as it is."""
+    return value.data if isinstance(value, (PerReplica, Mirrored)) else value
 
 
 class MergedReplicas(Executor):

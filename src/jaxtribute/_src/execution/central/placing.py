@@ -7,7 +7,8 @@ the mesh, and cuts the program into stages that each run in one place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,15 +53,33 @@ def place(jaxpr: Jaxpr, central: Sequence[bool], split: Sequence[bool], state: S
     Returns:
       The stages in order, parameter device and mesh in turn; the first and last may have no operations.
     """
-    places = _Places(jaxpr, central, split, state)
-    eqns, numbers = places.stages()
-    last = max([1, *(number for number in numbers if number is not None)])
+    numbered = _Places(jaxpr, central, split, state).numbered()
+    last = 1
+    for _, number in numbered:
+        if number is not None:
+            last = max(last, number)
+    # The new values belong on the parameter device, so the last stage runs there, though it may have nothing to do.
     last += last % 2 == 0
     stages = [Stage(on_mesh=number % 2 == 0) for number in range(-1, last + 1)]
-    for eqn, number in zip(eqns, numbers, strict=True):
+    for eqn, number in numbered:
         stages[(last if number is None else number) + 1].eqns.append(eqn)
     _connect(jaxpr, stages)
     return stages
+
+
+def made_by(eqns: Iterable[JaxprEqn]) -> Iterator[Any]:
+    """The values that operations make, in order."""
+    for eqn in eqns:
+        yield from eqn.outvars
+
+
+def parted(values: Iterable[Any], flags: Iterable[bool]) -> tuple[list[Any], list[Any]]:
+    """The values whose flag is set, and the others, each in order."""
+    flagged: list[Any] = []
+    others: list[Any] = []
+    for value, flag in zip(values, flags, strict=True):
+        (flagged if flag else others).append(value)
+    return flagged, others
 
 
 class _Places:
@@ -69,10 +88,10 @@ class _Places:
     def __init__(self, jaxpr: Jaxpr, central: Sequence[bool], split: Sequence[bool], state: Sequence[bool]) -> None:
         self._jaxpr = jaxpr
         self._bound = [any_in(eqn, _is_bound) for eqn in jaxpr.eqns]
-        self._split = {var for var, flag in zip(jaxpr.invars, split, strict=True) if flag}
-        self._own = {var for var, flag in zip(jaxpr.invars, central, strict=True) if flag}
+        self._split = set(parted(jaxpr.invars, split)[0])
+        self._own = set(parted(jaxpr.invars, central)[0])
         self._spread()
-        results = [atom for atom, flag in zip(jaxpr.outvars, state, strict=True) if not flag]
+        _, results = parted(jaxpr.outvars, state)
         self._wanted = set(variables(results)) - self._own
         self._chosen = self._choose()
 
@@ -83,11 +102,11 @@ class _Places:
             if eqn.primitive is state_p:
                 self._own.update(eqn.outvars)
             elif eqn.primitive.name == "shard_map":
-                specs = eqn.params["out_specs"]
-                self._split.update(var for var, spec in zip(eqn.outvars, specs, strict=True) if any(spec))
-            elif not bound and any(var in self._split for var in inputs):
+                split, _ = parted(eqn.outvars, map(any, eqn.params["out_specs"]))
+                self._split.update(split)
+            elif not bound and not self._split.isdisjoint(inputs):
                 self._split.update(eqn.outvars)
-            elif not bound and not eqn.effects and inputs and all(var in self._own for var in inputs):
+            elif not bound and not eqn.effects and inputs and self._own.issuperset(inputs):
                 self._own.update(eqn.outvars)
 
     def _choose(self) -> list[tuple[JaxprEqn, bool]]:
@@ -101,25 +120,25 @@ class _Places:
                 eqn, rest = sink(eqn, sinks)
                 chosen.extend((one, False) for one in reversed(rest))
             inputs = variables(eqn.invars)
-            tied = bound or bool(eqn.effects) or any(var in self._split for var in inputs)
+            tied = bound or bool(eqn.effects) or not self._split.isdisjoint(inputs)
             # The mark says that the value belongs on the parameter device, wherever it was computed.
             tied = tied and eqn.primitive is not state_p
-            owned = eqn.primitive is state_p or all(var in self._own for var in eqn.outvars)
-            free = not tied and (owned or not any(var in wanted for var in eqn.outvars))
+            owned = eqn.primitive is state_p or self._own.issuperset(eqn.outvars)
+            free = not tied and (owned or wanted.isdisjoint(eqn.outvars))
             chosen.append((eqn, not free))
             if not free:
                 wanted.update(inputs)
         chosen.reverse()
         return chosen
 
-    def stages(self) -> tuple[list[JaxprEqn], list[int | None]]:
+    def numbered(self) -> list[tuple[JaxprEqn, int | None]]:
         """The operations and the numbers of their stages: odd on the parameter device; None for the last one there."""
         made: dict[Any, tuple[bool, int]] = {}
-        numbers: list[int | None] = []
+        numbered: list[tuple[JaxprEqn, int | None]] = []
         for (eqn, on_mesh), soon in zip(self._chosen, self._early(), strict=True):
             # What no replica waits for is left to the last stage, where it delays none.
             if not on_mesh and not soon:
-                numbers.append(None)
+                numbered.append((eqn, None))
                 continue
             # The earliest stage of its place that has all operands: each change of place costs a copy.
             number = 0 if on_mesh else -1
@@ -128,15 +147,15 @@ class _Places:
                     place, at = made[var]
                     number = max(number, at if place == on_mesh else at + 1)
             made.update(dict.fromkeys(eqn.outvars, (on_mesh, number)))
-            numbers.append(number)
-        return [eqn for eqn, _ in self._chosen], numbers
+            numbered.append((eqn, number))
+        return numbered
 
     def _early(self) -> list[bool]:
         """For each operation whether the mesh needs what it makes."""
         needed: set[Any] = set()
         flags: list[bool] = []
         for eqn, on_mesh in reversed(self._chosen):
-            flags.append(on_mesh or any(var in needed for var in eqn.outvars))
+            flags.append(on_mesh or not needed.isdisjoint(eqn.outvars))
             if flags[-1]:
                 needed.update(variables(eqn.invars))
         flags.reverse()
@@ -146,10 +165,11 @@ class _Places:
 def _connect(jaxpr: Jaxpr, stages: Sequence[Stage]) -> None:
     """Fills in what the stages take and give."""
     used, constants = set(variables(jaxpr.outvars)), set(jaxpr.constvars)
+    # Backwards, since a stage puts out what a later one, or the program itself, uses.
     for stage in reversed(stages):
-        made = {var for eqn in stage.eqns for var in eqn.outvars}
-        stage.outputs = [var for eqn in stage.eqns for var in eqn.outvars if var in used]
-        stage.inputs = [var for var in used_by(stage.eqns) if var not in made and var not in constants]
+        inside = constants.union(made_by(stage.eqns))
+        stage.outputs = [var for var in made_by(stage.eqns) if var in used]
+        stage.inputs = [var for var in used_by(stage.eqns) if var not in inside]
         used.update(stage.inputs)
 
 
@@ -174,42 +194,36 @@ def sink(eqn: JaxprEqn, sinks: Sequence[bool]) -> tuple[JaxprEqn, list[JaxprEqn]
     above, below = _divide(eqn, jaxpr, sinks)
     lower = used_by(below)
     # The values at which the program is cut are the same on all replicas (`_meets`), so they come out whole.
-    cut = [var for one in above for var in one.outvars if var in lower]
+    cut = [var for var in made_by(above) if var in lower]
+    inner_sunk, inner_kept = parted(jaxpr.outvars, sinks)
+    sunk, kept = parted(eqn.outvars, sinks)
+    _, specs_kept = parted(eqn.params["out_specs"], sinks)
+    # The rest leaves the `shard_map`: what it called by inner names it finds around it.
     names: dict[Any, Any] = dict(zip(jaxpr.invars, eqn.invars, strict=True))
-    names.update((atom, out) for atom, out, sunk in zip(jaxpr.outvars, eqn.outvars, sinks, strict=True) if sunk)
-    rest = [
-        one.replace(
-            invars=[atom if isinstance(atom, Literal) else names.get(atom, atom) for atom in one.invars],
-            outvars=[names.get(var, var) for var in one.outvars],
-        )
-        for one in below
-    ]
-    kept = [place for place, sunk in enumerate(sinks) if not sunk]
-    outputs = [*(jaxpr.outvars[place] for place in kept), *cut]
+    names.update(zip(inner_sunk, sunk, strict=True))
+    rest = [one.replace(invars=_named(one.invars, names), outvars=_named(one.outvars, names)) for one in below]
+    outputs = [*inner_kept, *cut]
     needed = used_by(above, outputs)
-    taken = [place for place, var in enumerate(jaxpr.invars) if var in needed]
-    specs_in, specs_out = eqn.params["in_specs"], eqn.params["out_specs"]
-    inner = jaxpr.replace(invars=[jaxpr.invars[place] for place in taken], outvars=outputs, eqns=above)
+    takes = [var in needed for var in jaxpr.invars]
+    inner = jaxpr.replace(invars=parted(jaxpr.invars, takes)[0], outvars=outputs, eqns=above)
     params = {
         **eqn.params,
         "jaxpr": inner,
-        "in_specs": tuple(specs_in[place] for place in taken),
-        "out_specs": (*(specs_out[place] for place in kept), *(PartitionSpec() for _ in cut)),
+        "in_specs": tuple(parted(eqn.params["in_specs"], takes)[0]),
+        "out_specs": (*specs_kept, *[PartitionSpec()] * len(cut)),
     }
-    upper = eqn.replace(
-        invars=[eqn.invars[place] for place in taken],
-        outvars=[*(eqn.outvars[place] for place in kept), *cut],
-        params=params,
-    )
-    return upper, rest
+    return eqn.replace(invars=parted(eqn.invars, takes)[0], outvars=[*kept, *cut], params=params), rest
+
+
+def _named(atoms: Sequence[Any], names: dict[Any, Any]) -> list[Any]:
+    """Operands or results under other names, where they have one."""
+    return [atom if isinstance(atom, Literal) else names.get(atom, atom) for atom in atoms]
 
 
 def _makeable(jaxpr: Jaxpr, sinks: Sequence[bool]) -> list[bool]:
     """Leaves out outputs that no operation makes, or that are put out twice."""
-    made = {var for eqn in jaxpr.eqns for var in eqn.outvars}
-    times: dict[Any, int] = {}
-    for var in variables(jaxpr.outvars):
-        times[var] = times.get(var, 0) + 1
+    made = set(made_by(jaxpr.eqns))
+    times = Counter(variables(jaxpr.outvars))
     return [
         sunk and not isinstance(atom, Literal) and atom in made and times[atom] == 1
         for atom, sunk in zip(jaxpr.outvars, sinks, strict=True)
@@ -218,15 +232,15 @@ def _makeable(jaxpr: Jaxpr, sinks: Sequence[bool]) -> list[bool]:
 
 def _divide(eqn: JaxprEqn, jaxpr: Jaxpr, sinks: list[bool]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
     """The operations that stay and those that sink; outputs that turn out to be made by the former stay too."""
-    varies = varying_values(jaxpr, [any(spec) for spec in eqn.params["in_specs"]])
-    outputs = list(zip(jaxpr.outvars, sinks, strict=True))
-    stay = set(variables([atom for atom, sunk in outputs if not sunk]))
-    go = {atom for atom, sunk in outputs if sunk}
+    varies = varying_values(jaxpr, list(map(any, eqn.params["in_specs"])))
+    sinking, staying = parted(jaxpr.outvars, sinks)
+    go, stay = set(sinking), set(variables(staying))
     above: list[JaxprEqn] = []
     below: list[JaxprEqn] = []
+    # Backwards: an operation stays where one that stays uses what it makes, else it goes with those that do.
     for one in reversed(jaxpr.eqns):
-        asked = any(var in stay for var in one.outvars)
-        sunk = any(var in go for var in one.outvars)
+        asked = not stay.isdisjoint(one.outvars)
+        sunk = not go.isdisjoint(one.outvars)
         if asked or one.effects or (sunk and _meets(one, varies)):
             above.append(one)
             stay.update(variables(one.invars))
@@ -235,7 +249,7 @@ def _divide(eqn: JaxprEqn, jaxpr: Jaxpr, sinks: list[bool]) -> tuple[list[JaxprE
             go.update(variables(one.invars))
     above.reverse()
     below.reverse()
-    made = {var for one in below for var in one.outvars}
+    made = set(made_by(below))
     for place, atom in enumerate(jaxpr.outvars):
         sinks[place] = sinks[place] and atom in made
     return above, below
@@ -243,4 +257,4 @@ def _divide(eqn: JaxprEqn, jaxpr: Jaxpr, sinks: list[bool]) -> tuple[list[JaxprE
 
 def _meets(eqn: JaxprEqn, varies: set[Any]) -> bool:
     """True if an operation needs all replicas, or has or gives what may differ between them."""
-    return any(var in varies for var in (*variables(eqn.invars), *eqn.outvars)) or mentions(eqn, AXIS)
+    return not varies.isdisjoint((*variables(eqn.invars), *eqn.outvars)) or mentions(eqn, AXIS)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import starmap
+from operator import attrgetter, is_, not_
 from typing import Any
 
 import jax
 from jax.sharding import SingleDeviceSharding
 
 from jaxtribute._src.collectives.summation import groups, pack, unpack
-from jaxtribute._src.execution.central.placing import Stage, place
+from jaxtribute._src.execution.central.placing import Stage, made_by, place
 from jaxtribute._src.execution.interrupts import Guard
-from jaxtribute._src.jaxprs.core import ClosedJaxpr, Literal, as_function, opened
+from jaxtribute._src.execution.nests import at
+from jaxtribute._src.jaxprs.core import ClosedJaxpr, Literal, as_function, aval, opened
 from jaxtribute._src.jaxprs.walking import piece, variables
 from jaxtribute._src.types import Leaf, Nest, Numeric
 from jaxtribute._src.values.mesh import ReplicaMesh
@@ -22,8 +25,15 @@ from jaxtribute._src.values.variable import Variable
 PACKED_BYTES = 1 << 16
 """Values up to this size go up to the replicas in one buffer: above it, copying them costs more than it saves."""
 
-_Key = tuple[Any, bool]
-"""A value of the program in one place: on the mesh, or on the parameter device."""
+_Key = tuple[Any, Any]
+"""A value of the program in one place: on the mesh (True) or on the parameter device (False)."""
+_OUTPUT, _PACKED = "output", "packed"
+"""In place of a place: the number of an output of the last stage; an upload as that stage has packed it."""
+
+
+def _keys(values: Sequence[Any], where: bool | str) -> list[_Key]:
+    """The keys of several values in one place."""
+    return [(value, where) for value in values]
 
 
 class _Upload:
@@ -53,8 +63,9 @@ class _Upload:
 
     def send(self, inputs: Sequence[Any]) -> Any:
         """The values on the mesh, in one buffer if they are several."""
-        now = [inputs[place] for place in self.places]
-        if len(self._known) != len(now) or any(a is not b for a, b in zip(now, self._known, strict=True)):
+        now = at(inputs, self.places)
+        # By identity: a new array means that somebody else has written the variable since the last call.
+        if len(self._known) != len(now) or not all(map(is_, now, self._known)):
             self.remember(now, self._pack(now) if self._pack is not None else now[0])
         if self._sent is None:
             self._sent = jax.device_put(self._packed, self._mesh.replicated)
@@ -102,19 +113,19 @@ class Plan:
         self._closed, self._mesh, self._device = closed, mesh, device
         self._count, self._tree = count, tree
         jaxpr = opened(closed)
-        self._inputs: list[_Key] = [(var, not own) for var, own in zip(jaxpr.invars, central, strict=True)]
+        self._inputs: list[_Key] = list(zip(jaxpr.invars, map(not_, central), strict=True))
         self._uploads = self._make_uploads(stages)
-        self._known: set[_Key] = {*self._inputs, *((var, True) for up in self._uploads for var in up.sources)}
-        state = [not on_mesh for _, on_mesh in self._inputs[:count]]
-        down = {var for stage in stages if not stage.on_mesh for var in stage.inputs}
+        self._known = set(self._inputs)
+        for upload in self._uploads:
+            self._known.update(_keys(upload.sources, True))
         # What comes down, or becomes a variable's value, must be whole on every device.
-        self._whole = down | set(variables(jaxpr.outvars[:count]))
+        self._whole = _taken(stages, on_mesh=False).union(variables(jaxpr.outvars[:count]))
         self._steps = [self._step(stage) for stage in stages[:-1] if stage.eqns]
         self._fresh: list[int] = []
         self._next: list[_Upload] = []
         self._steps.append(self._last_step(stages[-1]))
-        wanted = [*state, *(None for _ in range(tree.num_leaves))]
-        self._outputs = [self._output(place, central) for place, central in enumerate(wanted)]
+        wanted = [*central[:count], *[None] * tree.num_leaves]
+        self._outputs = list(starmap(self._output, enumerate(wanted)))
 
     def __call__(self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         """The variables' new arrays, and behind them the results."""
@@ -125,11 +136,11 @@ class Plan:
         for step in self._steps:
             for var in step.moves:
                 values[var, step.on_mesh] = self._moved(values[var, not step.on_mesh], step.on_mesh)
-            values.update(zip(step.outputs, step.run(*[values[key] for key in step.inputs]), strict=True))
+            values.update(zip(step.outputs, step.run(*at(values, step.inputs)), strict=True))
         outputs = [values[key] if up is None else self._moved(values[key], up) for key, up in self._outputs]
         for upload in self._next:
-            known = [outputs[place] for place in upload.places]
-            upload.remember(known, values[upload, "next"] if upload.packed else known[0])
+            known = at(outputs, upload.places)
+            upload.remember(known, values[upload, _PACKED] if upload.packed else known[0])
         return [outputs[: self._count], self._tree.unflatten(outputs[self._count :])]
 
     def _moved(self, value: Numeric, up: bool) -> Any:
@@ -137,16 +148,20 @@ class Plan:
 
     def _make_uploads(self, stages: Sequence[Stage]) -> list[_Upload]:
         """Finds the central values that the mesh needs from the start, and groups those that travel together."""
-        wanted = {var for stage in stages if stage.on_mesh for var in stage.inputs}
-        uploads: list[_Upload] = []
-        needed = [i for i, (var, on_mesh) in enumerate(self._inputs) if not on_mesh and var in wanted]
+        needed = _taken(stages, on_mesh=True)
         # Written variables go up in each step, the others once: in one buffer they would all go up in each step.
-        for written in (True, False):
-            places = [i for i in needed if (i < self._count) == written]
-            avals = [self._inputs[i][0].aval for i in places]
-            for group in groups(avals, PACKED_BYTES):
-                chosen = [places[i] for i in group]
-                uploads.append(_Upload([self._inputs[i][0] for i in chosen], chosen, self._mesh))
+        written: dict[int, Any] = {}
+        only_read: dict[int, Any] = {}
+        for number, (var, on_mesh) in enumerate(self._inputs):
+            if not on_mesh and var in needed:
+                (written if number < self._count else only_read)[number] = var
+        uploads: list[_Upload] = []
+        for found in (written, only_read):
+            places, sources = list(found), list(found.values())
+            shapes: list[Any] = list(map(aval, sources))
+            for group in groups(shapes, PACKED_BYTES):
+                upload = _Upload(at(sources, group), at(places, group), self._mesh)
+                uploads.append(upload)
         return uploads
 
     def _step(self, stage: Stage) -> _Step:
@@ -158,65 +173,90 @@ class Plan:
         def run(*arguments: Nest) -> Sequence[Any]:
             values = dict(zip(keys, arguments, strict=True))
             for upload in carried:
-                values.update(((v, True), a) for v, a in zip(upload.sources, _unpacked(upload, values), strict=True))
-            return body(*(values[var, stage.on_mesh] for var in stage.inputs))
+                unpacked = unpack(values[upload], list(map(aval, upload.sources)))
+                values.update(zip(_keys(upload.sources, True), unpacked, strict=True))
+            return body(*at(values, _keys(stage.inputs, stage.on_mesh)))
 
-        self._known.update((var, stage.on_mesh) for var in outputs)
+        results = _keys(outputs, stage.on_mesh)
+        self._known.update(results)
         shardings: Any = SingleDeviceSharding(self._device)
         if stage.on_mesh:
             shardings = [self._mesh.replicated if var in self._whole else None for var in outputs]
         jitted = jax.jit(run, out_shardings=shardings)
-        return _Step(jitted, stage.on_mesh, moves, keys, [(var, stage.on_mesh) for var in outputs])
+        return _Step(jitted, stage.on_mesh, moves, keys, results)
 
     def _arguments(self, stage: Stage) -> tuple[list[Any], list[Any], list[_Upload]]:
         """The keys of a stage's arguments, what must be moved there, and the uploads among them."""
-        carriers = {var: up for up in self._uploads if up.packed for var in up.sources} if stage.on_mesh else {}
-        carried = list(dict.fromkeys(carriers[var] for var in stage.inputs if var in carriers))
-        direct = [var for var in stage.inputs if var not in carriers]
-        moves = [var for var in direct if (var, stage.on_mesh) not in self._known]
-        self._known.update((var, stage.on_mesh) for var in moves)
-        return [*carried, *((var, stage.on_mesh) for var in direct)], moves, carried
+        carriers = self._carriers() if stage.on_mesh else {}
+        carried: dict[_Upload, None] = {}
+        direct: list[_Key] = []
+        moves: list[Any] = []
+        for var in stage.inputs:
+            if var in carriers:
+                carried[carriers[var]] = None
+                continue
+            key = var, stage.on_mesh
+            direct.append(key)
+            # Moved once: from then on the value is known in both places.
+            if key not in self._known:
+                moves.append(var)
+                self._known.add(key)
+        return [*carried, *direct], moves, list(carried)
+
+    def _carriers(self) -> dict[Any, _Upload]:
+        """By value, the upload in whose buffer it goes up."""
+        carriers: dict[Any, _Upload] = {}
+        for upload in self._uploads:
+            if upload.packed:
+                carriers.update(dict.fromkeys(upload.sources, upload))
+        return carriers
 
     def _last_step(self, stage: Stage) -> _Step:
         """Compiles the last stage: the new values, in the memory of the old ones, and the next call's uploads."""
         jaxpr = opened(self._closed)
         keys, moves, _ = self._arguments(stage)
-        made = {*(var for eqn in stage.eqns for var in eqn.outvars), *jaxpr.constvars}
+        made = {*made_by(stage.eqns), *jaxpr.constvars}
         # An output that an earlier stage has made, or that is an input as it came, is taken from there.
         fresh = [i for i, atom in enumerate(jaxpr.outvars) if isinstance(atom, Literal) or atom in made]
         self._fresh = fresh
-        self._next = [up for up in self._uploads if all(place in fresh for place in up.places)]
-        packed = [up for up in self._next if up.packed]
-        body = as_function(piece(self._closed, stage.inputs, stage.eqns, [jaxpr.outvars[i] for i in fresh]))
+        self._next = [upload for upload in self._uploads if set(fresh).issuperset(upload.places)]
+        packed = list(filter(attrgetter("packed"), self._next))
+        body = as_function(piece(self._closed, stage.inputs, stage.eqns, at(jaxpr.outvars, fresh)))
 
         def run(*arguments: Nest) -> Sequence[Any]:
             results = body(*arguments)
             new = dict(zip(fresh, results, strict=True))
-            return [*results, *(pack([new[place] for place in up.places]) for up in packed)]
+            return [*results, *(pack(at(new, upload.places)) for upload in packed)]
 
         given = {self._inputs[i] for i in fresh if i < self._count}
         # Only the last stage may take over the old values' memory: earlier ones are not the last to read them.
         places = tuple(i for i, key in enumerate(keys) if key in given)
         jitted = jax.jit(run, donate_argnums=places, out_shardings=SingleDeviceSharding(self._device))
-        return _Step(jitted, False, moves, keys, [*(("out", i) for i in fresh), *((up, "next") for up in packed)])
+        return _Step(jitted, False, moves, keys, [*_keys(fresh, _OUTPUT), *_keys(packed, _PACKED)])
 
     def _output(self, place: int, central: bool | None) -> tuple[Any, bool | None]:
         """Finds an output, and decides if it must be moved: up, down or not at all."""
         if place in self._fresh:
-            key, on_mesh = ("out", place), False
+            key, on_mesh = (place, _OUTPUT), False
         else:
             var = opened(self._closed).outvars[place]
+            on_mesh = (var, True) in self._known
             # A value that was moved is in both places. It is taken from where it is wanted, if it is there.
-            homes = [home for home in (True, False) if (var, home) in self._known]
-            on_mesh = homes[0] if central is None or len(homes) == 1 else not central
+            if on_mesh and central and (var, False) in self._known:
+                on_mesh = False
             key = (var, on_mesh)
         # Results lie where the replicas run, as those of every other strategy.
         wanted = True if central is None else not central
         return key, None if on_mesh == wanted else wanted
 
 
-def _unpacked(upload: _Upload, values: dict[Any, Any]) -> list[Any]:
-    return unpack(values[upload], [var.aval for var in upload.sources])
+def _taken(stages: Sequence[Stage], *, on_mesh: bool) -> set[Any]:
+    """The values that the stages in one of the two places take."""
+    taken: set[Any] = set()
+    for stage in stages:
+        if stage.on_mesh == on_mesh:
+            taken.update(stage.inputs)
+    return taken
 
 
 Body = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
@@ -262,9 +302,9 @@ class CentralProgram:
     def _plan(self, donated: Sequence[Any], kept: Sequence[Any], leaves: Sequence[Any]) -> Plan:
         closed, shapes = jax.make_jaxpr(self._body, return_shape=True)(donated, kept, leaves)
         tree = jax.tree.structure(shapes[-1])
-        central = [*self._central, *(False for _ in leaves)]
-        split = [*(False for _ in self._central), *(_is_split(leaf) for leaf in leaves)]
-        state = [*self._central[: self._count], *(False for _ in range(tree.num_leaves))]
+        central = [*self._central, *[False] * len(leaves)]
+        split = [*[False] * len(self._central), *map(_is_split, leaves)]
+        state = [*self._central[: self._count], *[False] * tree.num_leaves]
         stages = place(closed.jaxpr, central, split, state)
         return Plan(closed, stages, central, self._count, tree, self._mesh, self._device)
 
