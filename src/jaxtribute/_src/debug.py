@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import itertools
 from functools import partial
 
 import jax
@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from jaxtribute._src import settings
 from jaxtribute._src.execution.nests import is_whole
 from jaxtribute._src.types import Array, Leaf, Nest
+from jaxtribute._src.values.agreement import exchanged
 from jaxtribute._src.values.distributed import Mirrored
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
 from jaxtribute._src.values.variable import Variable
@@ -71,8 +72,8 @@ def _digests(array: jax.Array, mesh: ReplicaMesh) -> list[str]:
     own = [hashlib.sha256(np.ascontiguousarray(part).tobytes()).hexdigest() for part in mesh.local_parts(array)]
     if mesh.peers is None:
         return own
-    told = mesh.peers.exchange("jd.debug.check_replicas", json.dumps(own))
-    return [digest for text in told for digest in json.loads(text)]
+    # Workers tell their replicas in order, and the workers' order is that of the replicas.
+    return list(itertools.chain.from_iterable(exchanged(mesh.peers, "jd.debug.check_replicas", own)))
 
 
 def _amount(array: jax.Array, mesh: ReplicaMesh, apart: list[int]) -> str:

@@ -18,6 +18,11 @@ from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import AXIS
 
 
+def elements_along(shape: Sequence[int], axes: Sequence[int]) -> int:
+    """Number of elements of an array that a reduction along `axes` makes one of."""
+    return math.prod(shape[axis] for axis in axes)
+
+
 def summable(value: Numeric, op: ReduceOp = ReduceOp.SUM) -> Any:
     """`value` as an array that can be added up.
 
@@ -119,7 +124,7 @@ def reduce_local(
       uneven: whether the replicas' shapes may differ.
     """
     array, given = summable(value, op), jnp.result_type(value)
-    elements = 1 if axes is None else math.prod(array.shape[axis] for axis in axes)
+    elements = 1 if axes is None else elements_along(array.shape, axes)
     if axes is not None:
         array = array.sum(axes, dtype=array.dtype)
     total = all_reduce([array], ReduceOp.SUM if axes is not None else op, replicas, idle=idle)[0]

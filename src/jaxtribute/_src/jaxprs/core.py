@@ -41,6 +41,7 @@ __all__ = [
     "constants",
     "current_trace",
     "derivative_rule",
+    "in_words",
     "is_program",
     "is_ref",
     "is_traced",
@@ -87,6 +88,11 @@ def as_closed(program: Any) -> ClosedJaxpr:
 def aval(atom: Any) -> ShapedArray:
     """Shape and dtype of a variable or literal of a program."""
     return atom.aval
+
+
+def in_words(array: Any) -> str:
+    """The dtype and shape of an array or of a value of a program, as in `float32[2, 3]`."""
+    return f"{array.dtype}{list(array.shape)}"
 
 
 def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:

@@ -16,6 +16,7 @@ from jax import lax
 from jaxtribute._src.collectives.in_replica import all_reduce, contributions, divided, kept
 from jaxtribute._src.context import Context
 from jaxtribute._src.optimizer.slicing import Slice
+from jaxtribute._src.optimizer.updates import replaced_at
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import ReduceOp, VariableAggregation, VariableSynchronization
@@ -207,7 +208,8 @@ class Accumulation:
           context: the context in force; not that of a replica that runs eagerly.
         """
         adding = _adding(context, op)
-        grads = _replaced(grads, self.sums, adding)
+        early = [place for place, one in enumerate(self.sums) if adding.is_early(one, grads[place])]
+        grads = replaced_at(early, grads, adding.reduced)
         found: list[Any] = []
         for one, grad in zip(self.sums, grads, strict=True):
             total = context.executor.get(one.variable)
@@ -222,26 +224,11 @@ class Accumulation:
             mean = array / np.asarray(self.steps, array.dtype) if self.mean else array
             found.append(adding.gradient(one, mean.astype(one.dtype)))
         rows = [place for place, grad in enumerate(found) if isinstance(grad, PerReplica)]
-        if rows:
-            totals = adding.reduced([found[place] for place in rows])
-            for place, total in zip(rows, totals, strict=True):
-                found[place] = total
-        return found
+        return replaced_at(rows, found, adding.reduced)
 
 
 def _adding(context: Context, op: ReduceOp | None) -> _Adding:
     return _InProgram(context, op) if context.executor.local else _ForAll(context, op)
-
-
-def _replaced(grads: Sequence[Any], sums: Sequence[Sum], adding: _Adding) -> list[Any]:
-    """Gradients, with reduced ones in place of those that are reduced in every call."""
-    found = list(grads)
-    early = [place for place, one in enumerate(sums) if adding.is_early(one, found[place])]
-    if early:
-        totals = adding.reduced([found[place] for place in early])
-        for place, total in zip(early, totals, strict=True):
-            found[place] = total
-    return found
 
 
 def make_accumulation(strategy: Strategy, variables: Sequence[Variable], steps: int, mean: bool) -> Accumulation:

@@ -57,9 +57,14 @@ def own_slice(array: Numeric, cut: Cut) -> Slice:
     return Slice(cut.piece_of(array), cut)
 
 
-def whole(piece: Slice) -> Any:
-    """The array whose pieces the replicas hold, on every replica."""
-    return piece.cut.joined(piece.data)
+def as_cut(array: Numeric, cut: Cut | None) -> Any:
+    """An array that holds this replica's piece as such a piece; another one as it is."""
+    return array if cut is None else Slice(array, cut)
+
+
+def whole(value: Any) -> Any:
+    """The array whose pieces the replicas hold, on every replica; what is whole already as it is."""
+    return value.cut.joined(value.data) if isinstance(value, Slice) else value
 
 
 def run_on_slices(closed: ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:

@@ -117,7 +117,7 @@ class PerReplica(ReplicaValues):
             return cls(mesh.assemble(parts), mesh, not shapes[0])
         if len(shapes) < mesh.size:  # nobody to ask for the other workers' shapes
             return cls(tuple(parts), mesh)
-        largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+        largest = _largest(shapes)
         return cls(mesh.assemble([_padded(part, largest) for part in parts]), mesh, shapes=shapes)
 
     @classmethod
@@ -131,10 +131,10 @@ class PerReplica(ReplicaValues):
         shapes = tuple(part.shape for part in parts)
         if len(set(shapes)) == 1:
             return cls(jax.device_put(np.concatenate(parts), mesh.split), mesh)
-        largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+        largest = _largest(shapes)
         padded: np.ndarray[Any, Any] = np.zeros((mesh.size, *largest), parts[0].dtype)
         for row, part in zip(padded, parts, strict=True):
-            row[tuple(slice(0, size) for size in part.shape)] = part
+            row[_corner(part.shape)] = part
         whole = padded.reshape(mesh.size * largest[0], *largest[1:])
         return cls(jax.device_put(whole, mesh.split), mesh, shapes=shapes)
 
@@ -168,7 +168,7 @@ class PerReplica(ReplicaValues):
                 parts = [part[: self.data.shape[0] // self.mesh.size] for part in parts]
         if self.shapes is not None:
             ids = range(self.mesh.size) if isinstance(self.data, Tracer) else self.mesh.local_ids
-            return tuple(_cut(part, self.shapes[i]) for part, i in zip(parts, ids, strict=True))
+            return tuple(without_padding(part, self.shapes[i]) for part, i in zip(parts, ids, strict=True))
         return tuple(part.reshape(()) for part in parts) if self.scalar else tuple(parts)
 
     def _replica_ids(self) -> Sequence[int]:
@@ -330,9 +330,19 @@ def _padded(part: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jax.device_put(np.pad(np.asarray(part), widths), part.sharding)
 
 
-def _cut(part: Numeric, shape: tuple[int, ...]) -> Any:
-    """The component without its padding."""
-    return part if part.shape == shape else part[tuple(slice(0, size) for size in shape)]
+def _largest(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """The smallest shape that has room for each of some shapes of one rank."""
+    return tuple(map(max, zip(*shapes, strict=True)))
+
+
+def _corner(shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """The index of the part of a padded array that holds its component."""
+    return tuple(map(slice, shape))
+
+
+def without_padding(part: Numeric, shape: tuple[int, ...]) -> Any:
+    """The component of shape `shape`, whose padding lies behind it on each axis."""
+    return part if part.shape == shape else part[_corner(shape)]
 
 
 def _on_device(value: Numeric, place: jax.Device | Sharding) -> Any:
