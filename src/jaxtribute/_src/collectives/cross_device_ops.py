@@ -123,18 +123,16 @@ class CrossDeviceOps:
         """Reduces several values; called by `batch_reduce` with checked arguments."""
         mesh = value_destination_pairs[0][0].mesh
         spread = [value for value, _ in value_destination_pairs if isinstance(value, PerReplica)]
+        # All in one program, in which small arrays share collectives. Mirrored values need none.
         summed = iter(
-            reduce_many([as_array(value) for value in spread], reduce_op, self.summation(mesh, options))
-            if spread
-            else []
+            reduce_many(list(map(as_array, spread)), reduce_op, self.summation(mesh, options)) if spread else []
         )
-        return [
-            put(
-                next(summed) if isinstance(value, PerReplica) else reduce_value(value, reduce_op, None, mesh),
-                parse_destinations(destinations, mesh),
-            )
-            for value, destinations in value_destination_pairs
-        ]
+        results: list[Any] = []
+        for value, destinations in value_destination_pairs:
+            is_spread = isinstance(value, PerReplica)
+            result = next(summed) if is_spread else reduce_value(value, reduce_op, None, mesh)
+            results.append(put(result, parse_destinations(destinations, mesh)))
+        return results
 
     def broadcast_implementation(self, tensor: Numeric, destinations: Leaf) -> Any:
         """Copies a value to all destinations; called by `broadcast`."""

@@ -198,7 +198,7 @@ class Optimizer:
         pairs = list(grads_and_vars) if isinstance(grads_and_vars, (list, tuple, zip)) else grads_and_vars
         if isinstance(pairs, list) and pairs and all(_is_pair(pair) for pair in cast("list[Any]", pairs)):
             found: dict[Variable, Any] = {variable: grad for grad, variable in cast("list[Any]", pairs)}
-            # `in` goes by identity: variables are keys, and a search among them compares no values.
+            # A search among variables goes by identity, whatever `==` means elsewhere; see `operators.Asking`.
             unknown = _names(variable for variable in found if variable not in self._variables)
             missing = _names(variable for variable in self._variables if variable not in found)
             twice = len(cast("list[Any]", pairs)) - len(found)

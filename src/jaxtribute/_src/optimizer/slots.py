@@ -37,7 +37,7 @@ class Slots:
 
     def state(self, values: Sequence[Any]) -> Any:
         """The state as Optax has it, of the variables' values."""
-        return self.tree.unflatten(_from_data(*pair) for pair in zip(values, self.keys, strict=True))
+        return self.tree.unflatten([_from_data(*pair) for pair in zip(values, self.keys, strict=True)])
 
 
 def leaves_of(state: Any) -> list[Any]:

@@ -15,12 +15,12 @@ from jaxtribute._src.observers import REDUCE, RUN, observed
 from jaxtribute._src.strategies.legacy import LegacyMethods
 from jaxtribute._src.strategies.scope import Scope, require_cross_replica
 from jaxtribute._src.types import Function, Leaf, Nest, Numeric
-from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues
+from jaxtribute._src.values.distributed import Mirrored, ReplicaValues
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.numbers import check_cut
 from jaxtribute._src.values.operators import operand
 from jaxtribute._src.values.variable import Variable
-from jaxtribute.errors import ArgumentTypeError, StrategyMixError
+from jaxtribute.errors import ArgumentTypeError
 
 if TYPE_CHECKING:
     from jaxtribute._src.execution.step_loops import StepLoops
@@ -212,7 +212,7 @@ class Strategy(LegacyMethods):
         op = ReduceOp.parse(reduce_op)
         context = require_cross_replica(self, "reduce")
         leaves, tree = flatten_dense(value, "reduce")
-        leaves = [self._distributed(leaf) for leaf in leaves]
+        leaves = list(map(self._distributed, leaves))
         return tree.unflatten(context.executor.reduce(self, leaves, op, axis))
 
     def gather(self, value: Numeric, axis: int) -> Any:
@@ -275,11 +275,11 @@ class Strategy(LegacyMethods):
         if isinstance(value, (ReplicaValues, Variable)):
             return value.values
         leaves, tree = flatten(value)
-        if not any(is_distributed(leaf) for leaf in leaves):
+        if not any(map(is_distributed, leaves)):
             return (value,)
         local = self._extended.mesh.local_ids
         columns = [leaf.values if is_distributed(leaf) else (leaf,) * len(local) for leaf in leaves]
-        return tuple(tree.unflatten(row) for row in zip(*columns, strict=True))
+        return tuple(map(tree.unflatten, zip(*columns, strict=True)))
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Makes a distributed value out of what `value_fn` returns for each replica.
@@ -377,14 +377,7 @@ class Strategy(LegacyMethods):
         return strategy_html(self)
 
     def _distributed(self, value: Numeric) -> Any:
-        """`value`, variables as what they hold on each replica, once it is known to belong to these replicas."""
-        mesh = self._extended.mesh
+        """`value`, a variable as what it holds on each replica, once both are known to belong to these replicas."""
         if isinstance(value, Variable):
             self._extended.check_variable(value)
-            return value.distributed()
-        if isinstance(value, (PerReplica, Mirrored)) and value.mesh != mesh:
-            raise StrategyMixError(
-                f"a {type(value).__name__} value of {value.mesh.size} replica(s) on {value.mesh!r} was given to "
-                f"{self!r} on {mesh!r}. HINT: use the strategy that made the value."
-            )
-        return value
+        return self._extended.components_of(value)

@@ -19,7 +19,7 @@ from jaxtribute._src.execution.nests import flatten, map_leaves
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.jaxprs.core import is_traced
 from jaxtribute._src.strategies.legacy import LegacyExtended
-from jaxtribute._src.strategies.operations import ExtendedOperations
+from jaxtribute._src.strategies.operations import ExtendedOperations, mixed
 from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import VariableSynchronization
@@ -94,7 +94,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
 
         Source: `tf.distribute.StrategyExtended.worker_devices`.
         """
-        return tuple(device_name(device) for device in self.mesh.local_devices)
+        return tuple(map(device_name, self.mesh.local_devices))
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
@@ -172,7 +172,12 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
             )
         if self.mesh.size == 1:
             return self._call_alone(fn, args, kwargs)
-        _check_values(self, (args, kwargs))
+        # Here and not in a function for each leaf, as every eager step passes.
+        for leaf in flatten((args, kwargs))[0]:
+            if isinstance(leaf, (PerReplica, Mirrored)) and leaf.mesh != self.mesh:
+                raise mixed(leaf, self.strategy)
+            if isinstance(leaf, Variable):
+                self.check_variable(leaf)
         if executor.traced:
             from jaxtribute._src.execution import compiled
 
@@ -246,18 +251,6 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
                 f"{variable.name} was created in the scope of {variable.distribute_strategy!r} and is used by "
                 f"{self.strategy!r}. HINT: create variables and run steps under one strategy."
             )
-
-
-def _check_values(extended: StrategyExtended, nest: Nest) -> None:
-    """Checks that a replica function may be given these values."""
-    for leaf in flatten(nest)[0]:
-        if isinstance(leaf, (PerReplica, Mirrored)) and leaf.mesh != extended.mesh:
-            raise StrategyMixError(
-                f"a {type(leaf).__name__} value of {leaf.mesh!r} was given to {extended.strategy!r} on "
-                f"{extended.mesh!r}. HINT: use the strategy that made the value."
-            )
-        if isinstance(leaf, Variable):
-            extended.check_variable(leaf)
 
 
 def _only(value: Numeric) -> Any:

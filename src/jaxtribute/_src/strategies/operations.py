@@ -114,7 +114,10 @@ class ExtendedOperations(ABC):
         op = ReduceOp.parse(reduce_op)
         _require_cross_replica("batch_reduce_to")
         results: list[Any] = []
-        pairs = [(self._value(value), destinations) for value, destinations in value_destination_pairs]
+        pairs: list[tuple[Any, Any]] = []
+        for value, destinations in value_destination_pairs:
+            refuse_sparse(value, "a reduction or broadcast")
+            pairs.append((self.components_of(value), destinations))
         # One call for all values of an algorithm, in which small ones share a collective. None stands for a compiled
         # `merge_call`: there the values are one replica's, and its program adds up.
         together: dict[CrossDeviceOps | None, list[int]] = {}
@@ -292,17 +295,25 @@ class ExtendedOperations(ABC):
         values = [value.data for value, _ in pairs]
         return in_replica.all_reduce(values, op, self.mesh.size, self.summation(options), pairs[0][0].idle)
 
-    def _value(self, value: Numeric) -> Any:
-        """`value`, variables as what they hold on each replica."""
+    def components_of(self, value: Numeric) -> Any:
+        """`value`, a variable as what it holds on each replica, once it is known to belong to these replicas.
+
+        Raises:
+          StrategyMixError: it is another strategy's.
+        """
         if isinstance(value, Variable):
             value = value.distributed()
-        refuse_sparse(value, "a reduction or broadcast")
         if isinstance(value, (PerReplica, Mirrored)) and value.mesh != self.mesh:
-            raise StrategyMixError(
-                f"a {type(value).__name__} value of {value.mesh!r} was given to {self.strategy!r} on {self.mesh!r}. "
-                "HINT: use the strategy that made the value."
-            )
+            raise mixed(value, self.strategy)
         return value
+
+
+def mixed(value: PerReplica | Mirrored, strategy: Strategy) -> StrategyMixError:
+    """The error that a value on other replicas was given to a strategy."""
+    return StrategyMixError(
+        f"a {type(value).__name__} value of {value.mesh.size} replica(s) on {value.mesh!r} was given to {strategy!r} "
+        f"on {strategy.extended.mesh!r}. HINT: use the strategy that made the value."
+    )
 
 
 _TO_ONE_DEVICE = ReductionToOneDevice()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
@@ -39,7 +41,7 @@ def parse_layout(layout: Foreign) -> Layout:
             'HINT: name an axis or None for each axis of the array, e.g. (None, "model").'
         )
     parsed = [tuple(axis) if isinstance(axis, list) else axis for axis in cast("list[Any]", axes)]
-    names = [name for axis in parsed for name in names_of(axis)]
+    names = list(chain.from_iterable(map(names_of, parsed)))
     if not all(isinstance(name, str) for name in names):
         raise ArgumentTypeError(
             f'a layout is {layout!r}. HINT: each axis is a name, a tuple of names, or None: (None, "model").'
@@ -57,6 +59,11 @@ def names_of(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
     if axis is None:
         return ()
     return axis if isinstance(axis, tuple) else (axis,)
+
+
+def parts_along(names: Iterable[str], group: Mapping[str, int]) -> int:
+    """Number of parts into which axes within a replica split what lies over all of them."""
+    return math.prod(map(group.__getitem__, names))
 
 
 def check_layout(layout: Layout, shape: tuple[int, ...], mesh: ReplicaMesh, name: str) -> Layout:
@@ -84,9 +91,7 @@ def check_layout(layout: Layout, shape: tuple[int, ...], mesh: ReplicaMesh, name
         return ()
     check_names(layout, mesh.group, name)
     for size, axis in zip(shape, layout, strict=False):
-        parts = 1
-        for one in names_of(axis):
-            parts *= mesh.group[one]
+        parts = parts_along(names_of(axis), mesh.group)
         if size % parts:
             raise ShapeError(
                 f"the layout {layout} of {name} splits an axis of {size} elements into {parts} parts; its shape is "

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Protocol
 
 import jax
@@ -168,14 +169,21 @@ def _mesh_again(devices: Sequence[tuple[str, int]], group: Mapping[str, int]) ->
     Raises:
       DeviceError: it has not as many.
     """
-    here = {(device.platform, device.id): device for platform, _ in devices for device in jax.devices(platform)}
+    here: dict[tuple[str, int], jax.Device] = {}
+    for platform, _ in devices:
+        for device in jax.devices(platform):
+            here[_key(device)] = device
     missing = [key for key in devices if key not in here]
     if missing:
         raise DeviceError(
             f"a pickled value lies on {devices}, of which this process has no {missing}. HINT: load it where the "
             "devices are, e.g. after jd.config.set_logical_cpu_devices(n), or pickle np.asarray of it."
         )
-    return ReplicaMesh([here[key] for key in devices], group=group)
+    return ReplicaMesh(list(map(here.__getitem__, devices)), group=group)
+
+
+_key = attrgetter("platform", "id")
+"""Names a device to another process, which has an object of its own for it."""
 
 
 class ReplicaMesh:
@@ -208,7 +216,7 @@ class ReplicaMesh:
 
     def __repr__(self) -> str:
         group = f", group={self.group}" if self.group else ""
-        return f"ReplicaMesh({[str(device) for device in self.devices]}{group})"
+        return f"ReplicaMesh({list(map(str, self.devices))}{group})"
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -227,7 +235,7 @@ class ReplicaMesh:
                 f"{self!r} spans several workers, and what lies on it cannot be pickled. "
                 "HINT: pickle np.asarray of the value, or save a jd.Checkpoint."
             )
-        return _mesh_again, ([(device.platform, device.id) for device in self.devices], self.group)
+        return _mesh_again, (list(map(_key, self.devices)), self.group)
 
     @cached_property
     def _hash(self) -> int:
@@ -286,11 +294,7 @@ class ReplicaMesh:
     @cached_property
     def local_ids(self) -> tuple[int, ...]:
         """The ids of the replicas that have devices of this process."""
-        if self.described:
-            return tuple(range(self.size))
-        process = jax.process_index(self.devices[0].client)
-        owned = (i // self.group_size for i, device in enumerate(self.devices) if device.process_index == process)
-        return tuple(dict.fromkeys(owned))
+        return tuple(filter(self._own_devices, range(self.size)))
 
     @cached_property
     def local_devices(self) -> tuple[jax.Device, ...]:
@@ -317,9 +321,14 @@ class ReplicaMesh:
         """The devices of one replica."""
         return self.devices[replica * self.group_size : (replica + 1) * self.group_size]
 
-    def _own_devices(self, replica: int) -> list[jax.Device]:
-        process = None if self.described else jax.process_index(self.devices[0].client)
-        return [device for device in self.devices_of(replica) if process is None or device.process_index == process]
+    def _own_devices(self, replica: int) -> Sequence[jax.Device]:
+        """The devices of one replica that this process has; of a mesh that is only described, all."""
+        devices = self.devices_of(replica)
+        if self.described:
+            return devices
+        # Of the devices' own backend: another one of this process may number its processes otherwise.
+        process = jax.process_index(self.devices[0].client)
+        return [device for device in devices if device.process_index == process]
 
     @cached_property
     def workers_per_replica(self) -> int:
@@ -334,7 +343,7 @@ class ReplicaMesh:
     @cached_property
     def local_numbers(self) -> tuple[jax.Array, ...]:
         """The ids of `local_ids` as int32 scalars, each on its replica's device; in one process bound to none."""
-        numbers = [put(np.int32(i), place) for i, place in zip(self.local_ids, self.local_places, strict=True)]
+        numbers = map(put, map(np.int32, self.local_ids), self.local_places)
         return tuple(numbers if self.peers is not None else map(unbound, numbers))
 
     def agreed(self, value: Numeric, what: str) -> Any:
@@ -417,10 +426,10 @@ class ReplicaMesh:
     def _joined(self, shape: tuple[int, ...], parts: Sequence[jax.Array], *, over_replicas: bool) -> jax.Array:
         """One array of those of replicas of several devices; whole on each device where their layouts differ."""
         # A global array has one layout. Replicas whose parts lie differently are brought to the simplest one.
-        layouts = {_layout_of(part, mesh) for part, mesh in zip(parts, self._local_meshes, strict=True)}
+        layouts = set(map(_layout_of, parts, self._local_meshes))
         layout = layouts.pop() if len(layouts) == 1 else None
         if layout is None or (over_replicas and layout[:1] not in ((), (None,))):
-            parts = [put(part, place) for part, place in zip(parts, self.local_places, strict=True)]
+            parts = list(map(put, parts, self.local_places))
             layout = ()
         if over_replicas:
             layout = (AXIS, *layout[1:])
@@ -436,7 +445,7 @@ class ReplicaMesh:
         if self.group:
             return self._parts_on_groups(array)
         pieces = {shard.device: shard.data for shard in array.addressable_shards}
-        return [pieces[device] for device in self.local_devices]
+        return list(map(pieces.__getitem__, self.local_devices))
 
     def _parts_on_groups(self, array: jax.Array) -> list[jax.Array]:
         """The pieces of `array` as arrays on the devices of one replica each, split there as they are."""
@@ -450,12 +459,12 @@ class ReplicaMesh:
         if layout[:1] == (AXIS,):
             shape, within = (array.shape[0] // self.size, *array.shape[1:]), (None, *layout[1:])
         pieces: dict[jax.Device, Any] = {shard.device: shard.data for shard in array.addressable_shards}
-        return [
-            jax.make_array_from_single_device_arrays(
-                shape, self.local_layout(index, within), [pieces[device] for device in self._own_devices(replica)]
-            )
-            for index, replica in enumerate(self.local_ids)
-        ]
+        found: list[jax.Array] = []
+        for index, replica in enumerate(self.local_ids):
+            own_pieces = list(map(pieces.__getitem__, self._own_devices(replica)))
+            placement = self.local_layout(index, within)
+            found.append(jax.make_array_from_single_device_arrays(shape, placement, own_pieces))
+        return found
 
     def entering(self, name: str, collectives: Callable[[], Sequence[str]]) -> None:
         """Tells the other workers' watchers what this one is about to run on all replicas, if there are any."""
