@@ -69,6 +69,7 @@ def _mirrored(leaf: Leaf) -> tuple[jax.Array, ReplicaMesh] | None:
 
 def _digests(array: jax.Array, mesh: ReplicaMesh) -> list[str]:
     """A digest of each replica's copy, those of other workers too."""
+    # Of the bytes: by value a NaN would differ from itself, and -0.0 equal 0.0.
     own = [hashlib.sha256(np.ascontiguousarray(part).tobytes()).hexdigest() for part in mesh.local_parts(array)]
     if mesh.peers is None:
         return own
@@ -87,6 +88,7 @@ def _differences(array: Array, mesh: ReplicaMesh) -> Array:
     """The largest absolute difference of each replica's copy from replica 0's, on every device."""
 
     def local(copy: Array) -> Array:
+        # In float32: differences of unsigned integers would wrap around, and those of half precision overflow.
         wide = copy.astype(jnp.float32)
         first = lax.psum(jnp.where(lax.axis_index(AXIS) == 0, wide, jnp.zeros_like(wide)), AXIS)
         return lax.all_gather(jnp.max(jnp.abs(wide - first)), AXIS)

@@ -90,8 +90,10 @@ class CrossDeviceOps:
         Source: `tf.distribute.CrossDeviceOps.batch_reduce`.
         """
         pairs = [(_distributed(value), destinations) for value, destinations in value_destination_pairs]
+        # Destinations that are none are refused before the first value is reduced.
         for value, destinations in pairs:
             parse_destinations(destinations, value.mesh)
+        # Without a pair nothing tells the replicas, and there is nothing to add up.
         return self.batch_reduce_implementation(ReduceOp.parse(reduce_op), pairs, options) if pairs else []
 
     def broadcast(self, tensor: Numeric, destinations: Leaf) -> Any:
@@ -136,6 +138,8 @@ class CrossDeviceOps:
 
     def broadcast_implementation(self, tensor: Numeric, destinations: Leaf) -> Any:
         """Copies a value to all destinations; called by `broadcast`."""
+        # Nothing here says which devices the replicas have. The mesh stands in for destinations that name none
+        # themselves.
         devices = jax.devices()[:1]
         return put(tensor, parse_destinations(destinations, ReplicaMesh(devices)))
 
@@ -236,9 +240,11 @@ class ReductionToOneDevice(CrossDeviceOps):
         if not local or isinstance(per_replica_value.data, Tracer):
             return super().reduce_implementation(reduce_op, per_replica_value, destinations, options)
         device = self._device
+        # Where no device is named, the first one that the result goes to adds up.
         if device is None:
             device = destination.devices[0] if isinstance(destination, ReplicaMesh) else destination
         value = per_replica_value if isinstance(per_replica_value, Mirrored) else as_array(per_replica_value)
+        # Each component travels once, and to this device alone.
         parts = [jax.device_put(summable(part, reduce_op), device) for part in value.values]
         total = fold(add, parts) if self._accumulate is None else self._accumulate(parts)
         return put(total if reduce_op is ReduceOp.SUM else divided(total, mesh.size, value.data.dtype), destination)

@@ -145,9 +145,11 @@ def gather_value(value: Numeric, axis: int) -> Any:
             f"HINT: gather needs 0 <= axis < rank; give scalars an axis first, e.g. x[None]."
         )
     if isinstance(value, Mirrored):
+        # Each replica has the same: its copies behind each other are what a gather would bring.
         return _call(_repeat, value.data, axis, value.mesh.size, value.mesh)
     if value.shapes is None:
         return _call(_gather_split, value.data, axis, value.mesh)
+    # Pieces may have different lengths along the axis on which they are joined, and along no other.
     if len({shape[:axis] + shape[axis + 1 :] for shape in value.shapes}) > 1:
         raise ShapeError(
             f"the replicas' values have shapes {list(value.shapes)} and cannot be joined along axis {axis}. "
@@ -187,6 +189,7 @@ def as_array(value: PerReplica) -> PerReplica:
 def _check_summable(value: PerReplica, axes: Axes) -> None:
     kept: set[tuple[int, ...]] = set()
     for shape in value.shapes or ():
+        # Axes that are reduced may differ from replica to replica, the others may not.
         kept.add(tuple(size for axis, size in enumerate(shape) if axis not in (axes or ())))
     if len(kept) > 1:
         raise ShapeError(
@@ -217,6 +220,7 @@ class _Layout(NamedTuple):
                 shape = [1] * stacked.ndim
                 shape[0], shape[axis + 1] = replicas, stacked.shape[axis + 1]
                 inside = np.arange(stacked.shape[axis + 1])[None, :] < np.asarray(sizes)[:, None]
+                # A mask for each axis that is padded; together they leave the corner that holds the component.
                 mask = jnp.asarray(inside.reshape(shape))
                 # Padding is zeros when it is made, but what was computed of it need not be.
                 stacked = jnp.where(jnp.broadcast_to(mask, stacked.shape), stacked, jnp.zeros_like(stacked))
@@ -226,6 +230,7 @@ class _Layout(NamedTuple):
         """Number of elements of replicas with data that a mean along `axes` divides by."""
         count = 0
         for replica, shape in enumerate(self.shapes or (local,) * replicas):
+            # Idle replicas have run on padding, whose elements are none of the data.
             if replica not in self.idle:
                 count += elements_along(shape, axes)
         return count
@@ -246,6 +251,7 @@ class _Layout(NamedTuple):
 def _call(kernel: Any, data: Leaf, *args: Nest) -> Any:
     """Runs a jitted kernel; outside a trace, bounds what is in flight on the mesh (its last argument)."""
     mesh: ReplicaMesh = args[-1]
+    # Only of what runs: a program that is being traced is announced, and counted, when it is called.
     if not isinstance(data, Tracer):
         mesh.entering(kernel.__name__.strip("_"), lambda: _described(*args[:-1], [data]))
     result = kernel(data, *args)
@@ -311,6 +317,7 @@ def _gather_ragged(data: Leaf, shapes: tuple[tuple[int, ...], ...], axis: int, m
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _gather_split(data: Leaf, axis: int, mesh: ReplicaMesh) -> Any:
+    # Along axis 0 the replicas' slices lie behind each other already.
     if axis:
         stacked = data.reshape(mesh.size, data.shape[0] // mesh.size, *data.shape[1:])
         data = jnp.concatenate(list(stacked), axis)

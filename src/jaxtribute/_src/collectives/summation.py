@@ -32,6 +32,7 @@ class _Choice:
         return type(self) is type(other) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
+        # With the class: a tree and a pack of equal settings are different sums.
         return hash((type(self), *vars(self).values()))
 
     def __repr__(self) -> str:
@@ -93,6 +94,7 @@ class AutoSum(SharingSum):
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
         """One all-reduce a pack."""
+        # A size that the user has asked for holds, whatever the compiler joins by itself.
         return packed_map(_psum, arrays, 0 if self.small_bytes is None and self.joins else self.small_bytes)
 
 
@@ -275,6 +277,8 @@ def _spread(array: Numeric, rounds: Sequence[Pairs]) -> Any:
     """Hands the first sender's array on, round by round."""
     for pairs in rounds:
         arrived = lax.ppermute(array, AXIS, pairs)
+        # Every replica runs every round. To those that nothing is sent to `ppermute` gives zeros, so they keep what
+        # they have.
         receives = np.isin(np.arange(lax.axis_size(AXIS)), [to for _, to in pairs])
         array = jnp.where(jnp.asarray(receives)[lax.axis_index(AXIS)], arrived, array)
     return array
@@ -302,6 +306,7 @@ def _psum(array: Numeric) -> Any:
 
 def _adjoint(total: Callable[[list[Any]], list[Any]], arrays: Sequence[Any]) -> list[Any]:
     """`total(arrays)`, its gradient being the same sum of the cotangents, equal on all replicas as well."""
+    # JAX must not differentiate the messages themselves: what `_as_sent` does to bits has no gradient.
     call = jax.custom_vjp(total)
     call.defvjp(lambda leaves: (total(leaves), None), lambda _, cotangents: (total(cotangents),))
     return call(list(arrays))
@@ -324,6 +329,7 @@ def pack(arrays: Sequence[Any]) -> Any:
         return pieces[0]
     buffer, offset = jnp.zeros(sum(piece.size for piece in pieces), pieces[0].dtype), 0
     for piece in pieces:  # a concatenation would be one loop
+        # An offset of 32 bits: a Python number would become one of 64 where those are switched on.
         buffer = lax.dynamic_update_slice(buffer, piece, (np.int32(offset),))
         offset += piece.size
     return buffer

@@ -70,6 +70,7 @@ def _ordinary() -> frozenset[Primitive]:
 
 def names_axis(eqn: JaxprEqn, axis: str) -> bool:
     """True if an operation itself names an axis of the mesh, in its parameters or its effects."""
+    # What only runs programs inside it names the axes that they name; those are asked for themselves.
     if eqn.primitive.name in STRUCTURES or not eqn.outvars:
         return False
     for key, value in eqn.params.items():
@@ -119,6 +120,7 @@ def repeatable(eqn: JaxprEqn) -> bool:
     # Without results there is nothing that could differ.
     if not eqn.outvars:
         return True
+    # Code that JAX cannot look into, of which only its author's word is known.
     if primitive.name.startswith(_KERNELS):
         return _is_free(eqn) and not _meets_devices(eqn)
     inner = list(operations_in(eqn))

@@ -100,6 +100,7 @@ def _known(value: Numeric, known: Known) -> Any:
 def _parameter(value: Numeric, known: Known) -> Any:
     if is_program(value):
         return _freed(value, known)
+    # Branches of a condition, and whatever else holds several programs.
     if isinstance(value, (tuple, list)) and any(is_program(one) for one in value):
         return type(value)(_freed(one, known) if is_program(one) else one for one in value)
     return None if _of_compiler(value) else value
@@ -107,6 +108,7 @@ def _parameter(value: Numeric, known: Known) -> Any:
 
 def _type(aval: Any) -> Any:
     if isinstance(aval, ShapedArray) and _has_mesh(aval):
+        # Weak types stay weak: they decide what the operations behind them give.
         return ShapedArray(aval.shape, aval.dtype, aval.weak_type)
     return aval
 

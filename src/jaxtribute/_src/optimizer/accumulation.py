@@ -213,6 +213,7 @@ class Accumulation:
         found: list[Any] = []
         for one, grad in zip(self.sums, grads, strict=True):
             total = context.executor.get(one.variable)
+            # The sum may be wider than the gradients: see `_dtype`.
             found.append(total + adding.share(one, grad).astype(total.dtype))
         return found
 
@@ -221,6 +222,7 @@ class Accumulation:
         adding = _adding(context, ReduceOp.SUM)
         found: list[Any] = []
         for one, array in zip(self.sums, arrays, strict=True):
+            # In the sums' own dtype; only the result is rounded to that of the gradients.
             mean = array / np.asarray(self.steps, array.dtype) if self.mean else array
             found.append(adding.gradient(one, mean.astype(one.dtype)))
         rows = [place for place, grad in enumerate(found) if isinstance(grad, PerReplica)]
@@ -234,6 +236,7 @@ def _adding(context: Context, op: ReduceOp | None) -> _Adding:
 def make_accumulation(strategy: Strategy, variables: Sequence[Variable], steps: int, mean: bool) -> Accumulation:
     """Makes the sums of `variables`, zero, and the count."""
     plain, _ = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)
+    # Each variable's policy says how its sums are kept: no device should hold more of them than it must.
     policies = [variable.policy.accumulated() for variable in variables]
     sums: list[Sum] = []
     for variable, policy, array in zip(variables, policies, _zeros(variables, policies), strict=True):
@@ -246,6 +249,7 @@ def make_accumulation(strategy: Strategy, variables: Sequence[Variable], steps: 
             aggregation=VariableAggregation.SUM,
         )
         sums.append(Sum(made, _kind(variable.policy, policy), variable.dtype))
+    # The same on all replicas: every one of them counts every call.
     policy = plain.fitted((), np.dtype(np.int32))
     count = Variable.with_policy(np.zeros((), np.int32), policy, name="accumulated_calls", strategy=strategy)
     return Accumulation(steps, mean, tuple(sums), count)

@@ -118,6 +118,7 @@ class Optimizer:
         # Without donation: the old arrays may be in the user's hands, who has read them.
         self._eager_update = jax.jit(self._update)
         if cycle > 1:
+            # A cycle of one call needs no sums: it is the update itself.
             mean = ReduceOp.parse(accumulate_op) is ReduceOp.MEAN
             self._accumulation = make_accumulation(self._strategy, self._variables, cycle, mean)
 
@@ -177,6 +178,7 @@ class Optimizer:
         """Finds the variables that are updated in slices."""
         if shard_update not in (True, False, "auto"):
             raise ArgumentError(f"shard_update is {shard_update!r}. HINT: pass True, False or 'auto'.")
+        # A single replica has nobody to share the update with.
         if not shard_update or self._mesh.size == 1:
             return frozenset()
         # Gloo's messages cost more than the update that is saved.
@@ -210,6 +212,8 @@ class Optimizer:
                 )
             grads = list(map(found.__getitem__, self._variables))
         else:
+            # None is a leaf here, so that a gradient that is missing is told with its variable's name, and not only
+            # counted.
             grads = jax.tree.leaves(pairs, is_leaf=lambda leaf: leaf is None or isinstance(leaf, PerReplica))
             present = [grad for grad in grads if grad is not None]
             # A nest such as Equinox's has None where a module holds no array.
@@ -226,6 +230,7 @@ class Optimizer:
         context = contexts.of(self._strategy)
         accumulation = self._accumulation
         if accumulation is None:
+            # Sums of a cycle take gradients as they are: most are reduced when the cycle ends.
             grads, op = context.executor.standpoint.reducible(self._strategy, grads, op)
 
         def update(executor: Executor) -> None:
@@ -261,6 +266,7 @@ class Optimizer:
             self._keep(held, context)
         for one, total in zip(accumulation.sums, sums, strict=True):
             executor.set(one.variable, total)
+        # From zero again at the end: the number never outgrows its 32 bits.
         executor.set(accumulation.count, jnp.where(last, jnp.zeros_like(calls), calls))
 
     def _in_slices(self, context: contexts.Context) -> bool:
@@ -271,6 +277,7 @@ class Optimizer:
         """The arrays of the variables and their slots: as they are stored, or whole."""
         variables = (*self._variables, *self._state)
         if self._in_slices(context):
+            # The pieces as they are stored: nothing is gathered for an update in slices.
             return list(map(context.executor.get, variables))
         executor = context.executor
         return [executor.standpoint.whole(executor, variable) for variable in variables]
@@ -289,6 +296,7 @@ class Optimizer:
     ) -> list[Any]:
         """The new arrays of the variables and their slots, from those that `_held` gave."""
         count, replicas = len(self._variables), self._mesh.size
+        # Gradients that are reduced already have left the idle replicas out.
         idle = () if op is None else context.executor.idle
         if self._in_slices(context):
             variables = (*self._variables, *self._state)
@@ -296,8 +304,10 @@ class Optimizer:
             params, slots = pieces[:count], pieces[count:]
             return sliced_update(self._update, self._sliced, replicas, grads, slots, params, op, idle)
         if op is not None:
+            # All in one call: small gradients share collectives, and the losses of the step travel along.
             summation = self._strategy.extended.summation(None)
             grads = context.executor.reduce_gradients(grads, op, replicas, summation)
+        # A central variable is updated where it is stored, so its gradient goes there first.
         grads = [variable.policy.admit(grad) for variable, grad in zip(self._variables, grads, strict=True)]
         if context.executor.traced:
             return self._update(grads, list(held[count:]), list(held[:count]))
@@ -331,6 +341,7 @@ def _checked(grad: Numeric, variable: Variable) -> Any:
     if grad is None:
         raise ArgumentError(f"the gradient of {variable.name} is None. HINT: pass zeros, or leave the variable out.")
     grad = operand(grad)
+    # Rows of a table go to the servers as rows. Elsewhere an update takes whole arrays.
     if isinstance(grad, IndexedSlices) and variable.policy.remote:
         return grad
     shape = jnp.shape(cast("Any", grad.values[0] if isinstance(grad, PerReplica) else grad))
@@ -359,6 +370,7 @@ def _check_variables(variables: Sequence[Variable]) -> None:
         )
     if len(set(variables)) < len(variables):
         raise ArgumentError(f"a variable is listed twice among {_names(variables)}. HINT: list each variable once.")
+    # One update is one program, which runs on one set of replicas.
     first = variables[0].distribute_strategy
     for variable in variables:
         if variable.distribute_strategy is not first:

@@ -88,6 +88,7 @@ def make_slots(
         return state
 
     stored = [variable.stored for variable in variables]
+    # Traced and not run: how each slot is stored must be known before any takes memory.
     shapes = jax.eval_shape(lambda stored: _with_key_data(init(stored)), stored)
     owners = owner_of_leaves(shapes, variables)
     for place, kind in enumerate(kinds):
@@ -113,6 +114,7 @@ def _as_owner(
     plain: Policy, leaf: Array, owner: int | None, variables: Sequence[Variable], sliced: Mapping[int, Cut]
 ) -> Policy:
     """The policy of a slot: cut and laid out as the variable that it belongs to."""
+    # What belongs to no variable, such as a count of steps, is stored as a new variable would be.
     if owner is None:
         return plain.fitted(leaf.shape, leaf.dtype)
     layout, mesh = variables[owner].policy.layout, variables[owner].policy.mesh
@@ -129,6 +131,7 @@ def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], p
         return [policy.pieces(leaf) for policy, leaf in zip(policies, leaves, strict=True)]
 
     places = [policy.where for policy in policies]
+    # Nothing runs on devices that are only described: a shape and a placement are all that there is of a slot.
     if any(policy.mesh is not None and policy.mesh.described for policy in policies):
         shapes = jax.eval_shape(laid_out, stored)
         return [put(shape, place) if place else shape for shape, place in zip(shapes, places, strict=True)]
@@ -155,6 +158,7 @@ def slot_names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:
         name = fields[-1] if fields else "slot"
         if owner is not None:
             name = f"{owner.removesuffix(':0')}/{name}"
+        # Several transformations in a chain may have slots of one name: the later ones get a number.
         count = seen[name] = seen.get(name, -1) + 1
         names.append(f"{name}_{count}" if count else name)
     return names
@@ -168,6 +172,7 @@ def owner_of_leaves(state: Any, variables: Sequence[Variable]) -> list[int | Non
     """
     owners: list[int | None] = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        # The place in a list is the last step of the path to a leaf; names and keys of other nests have no `idx`.
         index = getattr(path[-1], "idx", None) if path else None
         fits = index is not None and index < len(variables) and jax.numpy.shape(leaf) == variables[index].shape
         owners.append(index if fits and _key_kind(leaf) is None else None)

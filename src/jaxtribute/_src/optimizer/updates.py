@@ -31,6 +31,7 @@ def whole_update(transform: optax.GradientTransformation, slots: Slots) -> Updat
         params = list(params)
         with optax_rules():
             updates, state = transform.update(list(grads), slots.state(values), params)
+            # Under these rules as well: an update may have another dtype than its parameter.
             fresh = jax.tree.leaves(optax.apply_updates(params, updates))
         return [*fresh, *leaves_of(state)]
 
@@ -47,6 +48,7 @@ def guarded_update(update: Update, scale: LossScale) -> Update:
     extra = len(scale.variables)
 
     def guarded(grads: Sequence[Any], values: Sequence[Any], params: Sequence[Any]) -> list[Any]:
+        # The loss scale has no part in the update of the slots before it.
         count = len(values) - extra
         finite = all_finite(grads)
         old, new = [*params, *values[:count]], update(grads, values[:count], params)
@@ -150,10 +152,12 @@ def _reduce_gradients(
 ) -> list[Any]:
     """All-reduced gradients, and reduce-scattered ones for the sliced parameters."""
     if op is None:
+        # Reduced gradients are the same everywhere: each replica cuts its own piece, and nothing is sent.
         given = [grad if isinstance(grad, Slice) else jnp.asarray(grad) for grad in grads]
         return _all_cut(given, sliced)
     small = [i for i, grad in enumerate(grads) if i not in sliced and not isinstance(grad, Slice)]
     results = replaced_at(small, grads, lambda some: all_reduce(some, op, replicas, idle=idle))
+    # Sorted: every replica must come to the collectives in the same order.
     large = [i for i in sorted(sliced) if not isinstance(grads[i], Slice)]
     arrays, count = contributions([grads[i] for i in large], op, replicas, idle)
     for i, array in zip(large, arrays, strict=True):

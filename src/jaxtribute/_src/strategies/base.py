@@ -213,6 +213,7 @@ class Strategy(LegacyMethods):
         context = require_cross_replica(self, "reduce")
         leaves, tree = flatten_dense(value, "reduce")
         leaves = list(map(self._distributed, leaves))
+        # All go to the executor in one call: small values can share a message.
         return tree.unflatten(context.executor.reduce(self, leaves, op, axis))
 
     def gather(self, value: Numeric, axis: int) -> Any:
@@ -277,6 +278,7 @@ class Strategy(LegacyMethods):
         leaves, tree = flatten(value)
         if not any(map(is_distributed, leaves)):
             return (value,)
+        # One nest for each replica: what is not distributed belongs to all of them.
         local = self._extended.mesh.local_ids
         columns = [leaf.values if is_distributed(leaf) else (leaf,) * len(local) for leaf in leaves]
         return tuple(map(tree.unflatten, zip(*columns, strict=True)))

@@ -140,6 +140,7 @@ class DeviceAssignment:
                 f"{system!r} has room for {blocks} replicas of {shape} devices at a distance of {stride}, not "
                 f"{count}. HINT: ask for fewer replicas, or for smaller ones."
             )
+        # The devices of one block, by their distance from its first.
         inner = np.array(list(itertools.product(*map(range, shape)))) * stride
         # The last four numbers shift a block by less than its stride, into the gaps that it leaves.
         outer = itertools.product(*map(range, spans), *map(range, stride))
@@ -168,6 +169,7 @@ class DeviceAssignment:
     @property
     def core_assignment(self) -> HostArray:
         """The coordinates of each device, of shape `(replicas, devices per replica, 4)`."""
+        # A copy, into which the caller may write.
         return self._places.copy()
 
     @property

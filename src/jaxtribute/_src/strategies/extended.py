@@ -111,6 +111,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
           ArgumentError: a synchronization that this strategy cannot give.
         """
         if self.mesh.size == 1:
+            # One copy is in step with itself: it gives every synchronization that is asked for.
             return PlainPolicy(self.home), synchronization
         if synchronization is VariableSynchronization.NONE:
             raise ArgumentError(

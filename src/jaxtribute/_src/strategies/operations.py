@@ -292,6 +292,7 @@ class ExtendedOperations(ABC):
         self, pairs: Sequence[tuple[Any, Any]], op: ReduceOp, options: CommunicationOptions | None
     ) -> list[Any]:
         """`batch_reduce_to` in a compiled `merge_call`, where values are this replica's components."""
+        # Values of one `merge_call` come from one run, so they have the same idle replicas.
         values = [value.data for value, _ in pairs]
         return in_replica.all_reduce(values, op, self.mesh.size, self.summation(options), pairs[0][0].idle)
 

@@ -100,6 +100,7 @@ def _broadcast(host: np.ndarray[Any, Any], mesh: ReplicaMesh) -> np.ndarray[Any,
     # Over devices and not replicas, whose devices may belong to several workers.
     mesh = mesh.of_devices
     rows = mesh.assemble([jax.device_put(padded, device) for device in mesh.local_devices])
+    # By the devices and not in the texts of `exchange`: an array may be large.
     result = np.asarray(_first_row(rows, mesh))[: data.size]
     return np.frombuffer(result.tobytes(), host.dtype).reshape(host.shape)
 

@@ -110,6 +110,7 @@ class PerReplica(ReplicaValues):
         parts = [_on_device(part, device) for part, device in zip(parts, mesh.local_places, strict=True)]
         if signatures is None:
             signatures = all_signatures([parts], "a per-replica value", mesh)[0]
+        # Padding makes up for lengths alone: arrays of different rank or dtype do not fit into one.
         if signatures is None or len({(len(shape), dtype) for shape, dtype in signatures}) > 1:
             return cls(tuple(parts), mesh)
         shapes = tuple(shape for shape, _ in signatures)
@@ -132,6 +133,7 @@ class PerReplica(ReplicaValues):
         if len(set(shapes)) == 1:
             return cls(jax.device_put(np.concatenate(parts), mesh.split), mesh)
         largest = _largest(shapes)
+        # One array and one transfer: a transfer to each device costs more than the copy on the host.
         padded: np.ndarray[Any, Any] = np.zeros((mesh.size, *largest), parts[0].dtype)
         for row, part in zip(padded, parts, strict=True):
             row[_corner(part.shape)] = part
@@ -161,6 +163,7 @@ class PerReplica(ReplicaValues):
         if isinstance(self.data, tuple):
             return cast("tuple[Any, ...]", self.data)
         if isinstance(self.data, Tracer):
+            # A program that is traced has the components of all replicas, those of other processes too.
             parts = list(self.data.reshape(self.mesh.size, self.data.shape[0] // self.mesh.size, *self.data.shape[1:]))
         else:
             parts = self.mesh.local_parts(self.data)
@@ -201,6 +204,7 @@ class PerReplica(ReplicaValues):
             return self is not other
         return self._compared(operator.ne, other)
 
+    # A class that defines `==` loses its hash. Values are keys by identity.
     __hash__ = object.__hash__
 
     def _compared(self, function: Callable[[Any, Any], Any], other: Numeric) -> Any:
@@ -275,6 +279,7 @@ class Mirrored(ArrayOperators, ReplicaValues):
         return self.data
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mirrored:
+        # A later step may take the original's memory over.
         return replace(self, data=self.data.copy())
 
     def __reduce__(self) -> Any:
@@ -327,6 +332,7 @@ def _padded(part: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     widths = [(0, size - have) for size, have in zip(shape, part.shape, strict=True)]
     if isinstance(part, Tracer):
         return jnp.pad(part, widths)
+    # On the host: on the device every shape would compile a program of its own, in the last batch of an epoch.
     return jax.device_put(np.pad(np.asarray(part), widths), part.sharding)
 
 
@@ -347,6 +353,7 @@ def without_padding(part: Numeric, shape: tuple[int, ...]) -> Any:
 
 def _on_device(value: Numeric, place: jax.Device | Sharding) -> Any:
     """`value` in `place` if it is an array, else as it is."""
+    # Objects, strings and times are no arrays to JAX, and stay what they are.
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "OSUMm":
         check_cut(value, "a component of a distributed value")
         return own(value, place)

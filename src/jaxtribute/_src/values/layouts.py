@@ -90,6 +90,7 @@ def check_layout(layout: Layout, shape: tuple[int, ...], mesh: ReplicaMesh, name
     if not mesh.group:
         return ()
     check_names(layout, mesh.group, name)
+    # A layout may be shorter than the shape: the axes behind it are whole.
     for size, axis in zip(shape, layout, strict=False):
         parts = parts_along(names_of(axis), mesh.group)
         if size % parts:
@@ -194,6 +195,7 @@ class LayoutMap(MutableMapping[str, Any]):
                 f"a key of a LayoutMap is {key!r}. HINT: a pattern of names, such as 'dense/kernel'."
             )
         try:
+            # A wrong pattern is told where it is written, and not when the first variable is made.
             re.compile(key)
         except re.error as error:
             raise ArgumentError(
@@ -241,6 +243,7 @@ class LayoutMap(MutableMapping[str, Any]):
             note = self.notes.get(key)
             said = {} if note is None else {"shape": list(note.shape), "reason": note.reason}
             entries[key] = {"layout": list(layout), **said}
+        # A line for each entry, so that a file kept beside the program shows in its history which layout has changed.
         lines = [f"  {json.dumps(key)}: {json.dumps(entry)}" for key, entry in entries.items()]
         Path(path).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
@@ -264,6 +267,7 @@ class LayoutMap(MutableMapping[str, Any]):
             )
         made = cls()
         for key, entry in cast("dict[str, Any]", read).items():
+            # An entry written by hand may be the layout alone.
             fields: dict[str, Any] = entry if isinstance(entry, dict) else {"layout": entry}
             made[key] = fields.get("layout")
             if "reason" in fields:
@@ -276,6 +280,7 @@ class LayoutMap(MutableMapping[str, Any]):
         Raises:
           ArgumentError: several keys fit.
         """
+        # The name itself goes first: read as a pattern it may fit other variables too.
         if name in self._layouts:
             return self._layouts[name]
         fitting = [key for key in self._layouts if re.search(key, name)]

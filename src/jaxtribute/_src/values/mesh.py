@@ -63,8 +63,10 @@ def _small_host(value: Numeric, where: Sharding | jax.Device | None) -> np.ndarr
         return None
     if isinstance(value, jax.Array):
         on_host = value.is_fully_addressable and value.is_fully_replicated and _platform(value) == "cpu"
+        # NumPy has no weak types: a copy made there would be strongly typed.
         if where is None or not on_host or value.weak_type:
             return None
+        # Its copies are equal, and any of them is in the host's memory.
         value = value.addressable_data(0)
     array = _canonical(np.asarray(value))
     memory = np.empty(array.nbytes + 2 * _ALIGNED, np.uint8)
@@ -119,6 +121,8 @@ def unbound(array: Numeric) -> Any:
 
 def everywhere(array: jax.Array, mesh: ReplicaMesh) -> jax.Array:
     """The array whole on each device of a mesh; all workers must call it."""
+    # A named function: JAX keeps what it has compiled by the function's identity, and a lambda would be a new one each
+    # time.
     return jax.jit(_same, out_shardings=mesh.replicated)(array)
 
 
@@ -208,6 +212,7 @@ class ReplicaMesh:
         self.size = len(self.devices) // self.group_size
         """Number of replicas."""
         self.peers = peers
+        # Several threads may count: to take the next number is one call of C.
         self._calls = itertools.count(1)
         # XLA's CPU collectives starve its thread pool when too many steps are in flight.
         self.described = is_described(self.devices[0])
@@ -239,6 +244,7 @@ class ReplicaMesh:
 
     @cached_property
     def _hash(self) -> int:
+        # Kept, as a mesh is a static argument of kernels, which are looked up by it in every call.
         return hash(self.devices)
 
     @property
@@ -256,6 +262,7 @@ class ReplicaMesh:
         """Lets what is traced name the axes within a replica, as `map_replicas` will run it; nothing without groups."""
         if not self.group:
             return nullcontext()
+        # What is traced for one replica is traced outside `shard_map`: JAX has to be told what will hold there.
         manual = self.mesh.abstract_mesh.update_axis_types({AXIS: AxisType.Manual})
         return use_abstract_mesh(manual)
 
@@ -381,8 +388,10 @@ class ReplicaMesh:
             return parts[0].reshape(1) if parts[0].ndim == 0 else parts[0]
         shape = parts[0].shape
         if not shape:
+            # A global array is cut along an axis, of which scalars have none.
             parts = [part.reshape(1) for part in parts]
             shape = (1,)
+        # What is traced lies nowhere yet: an operation joins it.
         if any(isinstance(part, Tracer) for part in parts):
             return jnp.concatenate(parts)
         whole = (self.size * shape[0], *shape[1:])
@@ -444,11 +453,13 @@ class ReplicaMesh:
             return [array.on(device) for device in self.devices[:: self.group_size]]
         if self.group:
             return self._parts_on_groups(array)
+        # By device: JAX lists shards in an order of its own, which need not be that of the replicas.
         pieces = {shard.device: shard.data for shard in array.addressable_shards}
         return list(map(pieces.__getitem__, self.local_devices))
 
     def _parts_on_groups(self, array: jax.Array) -> list[jax.Array]:
         """The pieces of `array` as arrays on the devices of one replica each, split there as they are."""
+        # Replicas cut axis 0 alone, so that each has a plain piece; the other axes are left to the devices within them.
         layout = _layout_of(array, self.mesh)
         if layout is None or AXIS in layout[1:]:
             raise DeviceError(

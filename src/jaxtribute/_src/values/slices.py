@@ -45,6 +45,7 @@ class Cut:
         Raises:
           NotCuttable: a value that they share has no axis that can be cut further.
         """
+        # Flat pieces fit every shape. Only where devices keep arrays in tiles is an axis better.
         if not layout:
             axis = axis_in_tiles(shape, mesh.size) if mesh.in_tiles and not mesh.group else None
             return cls(shape, mesh.size, axis, unit=mesh.group_size)
@@ -70,6 +71,7 @@ class Cut:
         """The shape of one piece."""
         if self.axis is None:
             each = self.replicas * self.unit
+            # Rounded up: all pieces have one size, and the last ones may hold padding.
             return (-(-self.size // each) * self.unit,)
         return (*self.shape[: self.axis], self.shape[self.axis] // self.replicas, *self.shape[self.axis + 1 :])
 
@@ -109,6 +111,7 @@ class Cut:
         if self.axis is not None:
             return array
         vector = array.reshape(-1)
+        # Padding takes part in nothing: `value` cuts it off, and reductions of pieces put a neutral value there.
         missing = self.stored_shape[0] - vector.size
         return jnp.pad(vector, (0, missing)) if missing else vector
 
@@ -181,6 +184,7 @@ def axis_in_tiles(shape: tuple[int, ...], replicas: int) -> int | None:
     Pieces of whole tiles come first, then any equal ones: a flat piece would be a copy of what is laid out in tiles,
     and the TPU compiler sums all of a vector where a replica needs a piece.
     """
+    # A vector is its own flat form.
     if len(shape) < 2:
         return None
     divided = [axis for axis, size in enumerate(shape) if size and size % replicas == 0]
