@@ -36,14 +36,14 @@ class Topology:
     """
 
     def __init__(self, devices: Sequence[str | jax.Device]) -> None:
-        devices = list(map(_device, settings.sequence("devices", devices)))
-        if not devices:
+        found: list[jax.Device] = list(map(_device, settings.sequence("devices", devices)))
+        if not found:
             raise DeviceError("a topology of no devices. HINT: pass jax.devices().")
         # For devices without coordinates, as CPUs that stand in for TPUs: chips of two cores, where they come out even.
-        cores = 2 if len(devices) % 2 == 0 else 1
-        self._by_place = {_coordinates(device, i, cores): device for i, device in enumerate(devices)}
-        if len(self._by_place) < len(devices) or len(set(devices)) < len(devices):
-            raise DeviceError(f"{list(devices)} share coordinates. HINT: list each device once.")
+        cores = 2 if len(found) % 2 == 0 else 1
+        self._by_place = {_coordinates(device, i, cores): device for i, device in enumerate(found)}
+        if len(self._by_place) < len(found) or len(set(found)) < len(found):
+            raise DeviceError(f"{found} share coordinates. HINT: list each device once.")
 
     @property
     def devices(self) -> Mapping[tuple[int, int, int, int], jax.Device]:
