@@ -128,8 +128,10 @@ def available_devices() -> list[str]:
     Source: `tf.config.list_logical_devices`.
     """
     _start_backend()
-    # Where the default platform is the CPU its devices come twice, and are told once.
-    return list(map(device_name, dict.fromkeys([*_devices_of_type("CPU"), *jax.devices()])))
+    devices = _devices_of_type("CPU")
+    # Where the default platform is the CPU its devices are told once.
+    others = [device for device in jax.devices() if device not in devices]
+    return list(map(device_name, [*devices, *others]))
 
 
 def default_devices() -> tuple[jax.Device, ...]:

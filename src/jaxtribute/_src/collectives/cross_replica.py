@@ -82,21 +82,17 @@ def reduce_value(value: Numeric, op: ReduceOp, axis: int | tuple[int, ...] | Non
 
 def reduce_leaves(values: Sequence[Any], op: ReduceOp, mesh: ReplicaMesh, summation: Summation) -> list[Any]:
     """Reduces many values without an axis: the arrays go together, as every program and every message costs."""
-
-    def alone(value: Numeric) -> Any:
-        return reduce_value(value, op, None, mesh)
-
     whole = [value for value in values if isinstance(value, PerReplica) and not value.is_ragged]
     # One program has one set of replicas that it leaves out.
     alike = all(value.idle == whole[0].idle for value in whole)
     # One process's compiled program brings them together by itself.
     worth = mesh.peers is not None or (len(whole) > 1 and not isinstance(whole[0].data, Tracer))
     if not (whole and alike and worth):
-        return list(map(alone, values))
+        return [reduce_value(value, op, None, mesh) for value in values]
     totals = iter(reduce_many(whole, op, summation))
     # By identity: `==` of values compares element by element.
     together = set(map(id, whole))
-    return [next(totals).data if id(value) in together else alone(value) for value in values]
+    return [next(totals).data if id(value) in together else reduce_value(value, op, None, mesh) for value in values]
 
 
 def reduce_many(values: Sequence[PerReplica], op: ReduceOp, summation: Summation | None = None) -> list[Mirrored]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -212,7 +213,7 @@ class Strategy(LegacyMethods):
         op = ReduceOp.parse(reduce_op)
         context = require_cross_replica(self, "reduce")
         leaves, tree = flatten_dense(value, "reduce")
-        leaves = list(map(self._distributed, leaves))
+        leaves = [self._extended.components_of(leaf, usable=True) for leaf in leaves]
         # All go to the executor in one call: small values can share a message.
         return tree.unflatten(context.executor.reduce(self, leaves, op, axis))
 
@@ -235,7 +236,8 @@ class Strategy(LegacyMethods):
         """
         executor = require_cross_replica(self, "gather").executor
         leaves, tree = flatten_dense(value, "gather")
-        return tree.unflatten([executor.gather(self._distributed(leaf), axis) for leaf in leaves])
+        components_of = partial(self._extended.components_of, usable=True)
+        return tree.unflatten([executor.gather(components_of(leaf), axis) for leaf in leaves])
 
     def place(self, nest: Nest) -> Any:
         """Puts a nest of arrays where this strategy puts variables: a copy on every replica's device.
@@ -377,9 +379,3 @@ class Strategy(LegacyMethods):
         from jaxtribute._src.tools.visualize.html import strategy_html
 
         return strategy_html(self)
-
-    def _distributed(self, value: Numeric) -> Any:
-        """`value`, a variable as what it holds on each replica, once both are known to belong to these replicas."""
-        if isinstance(value, Variable):
-            self._extended.check_variable(value)
-        return self._extended.components_of(value)

@@ -30,7 +30,7 @@ from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.on_read import OnReadPolicy
 from jaxtribute._src.values.policies.plain import PlainPolicy
 from jaxtribute._src.values.variable import Variable
-from jaxtribute.errors import ArgumentError, ContextError, DeviceError, StrategyMixError
+from jaxtribute.errors import ArgumentError, ContextError, DeviceError
 
 if TYPE_CHECKING:
     from jaxtribute._src.input.agreement import Agreements
@@ -239,19 +239,6 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
 
     def _only_id(self) -> Any:
         return jax.numpy.int32(0)
-
-    def check_variable(self, variable: Variable) -> None:
-        """Checks that a replica function of this strategy may use `variable`.
-
-        Raises:
-          StrategyMixError: it was made in another strategy's scope.
-        """
-        mesh = variable.policy.mesh
-        if mesh is not None and mesh != self.mesh:
-            raise StrategyMixError(
-                f"{variable.name} was created in the scope of {variable.distribute_strategy!r} and is used by "
-                f"{self.strategy!r}. HINT: create variables and run steps under one strategy."
-            )
 
 
 def _only(value: Numeric) -> Any:
