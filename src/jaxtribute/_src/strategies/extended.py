@@ -19,7 +19,7 @@ from jaxtribute._src.execution.nests import flatten, map_leaves
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.jaxprs.core import is_traced
 from jaxtribute._src.strategies.legacy import LegacyExtended
-from jaxtribute._src.strategies.operations import ExtendedOperations, mixed
+from jaxtribute._src.strategies.operations import ExtendedOperations
 from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import VariableSynchronization
@@ -30,7 +30,7 @@ from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.on_read import OnReadPolicy
 from jaxtribute._src.values.policies.plain import PlainPolicy
 from jaxtribute._src.values.variable import Variable
-from jaxtribute.errors import ArgumentError, ContextError, DeviceError
+from jaxtribute.errors import ArgumentError, ContextError, DeviceError, StrategyMixError
 
 if TYPE_CHECKING:
     from jaxtribute._src.input.agreement import Agreements
@@ -176,7 +176,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         # Here and not in a function for each leaf, as every eager step passes.
         for leaf in flatten((args, kwargs))[0]:
             if isinstance(leaf, (PerReplica, Mirrored)) and leaf.mesh != self.mesh:
-                raise mixed(leaf, self.strategy)
+                raise _mixed(leaf, self.strategy)
             if isinstance(leaf, Variable):
                 self.check_variable(leaf)
         if executor.traced:
@@ -239,6 +239,47 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
 
     def _only_id(self) -> Any:
         return jax.numpy.int32(0)
+
+    def check_variable(self, variable: Variable) -> None:
+        """Checks that a replica function of this strategy may use `variable`.
+
+        Raises:
+          StrategyMixError: it was made in another strategy's scope.
+        """
+        mesh = variable.policy.mesh
+        if mesh is not None and mesh != self.mesh:
+            raise StrategyMixError(
+                f"{variable.name} was created in the scope of {variable.distribute_strategy!r} and is used by "
+                f"{self.strategy!r}. HINT: create variables and run steps under one strategy."
+            )
+
+    def components_of(self, value: Numeric, *, usable: bool = False) -> Any:
+        """`value`, a variable as what it holds on each replica, once it is known to belong to these replicas.
+
+        Args:
+          value: a value or variable.
+          usable: whether a variable must be one that a replica function may use, as `check_variable` says.
+
+        Raises:
+          StrategyMixError: it is another strategy's.
+        """
+        if isinstance(value, Variable):
+            if usable:
+                # No look at the replicas behind it: outside every scope a variable has those of its own strategy.
+                self.check_variable(value)
+                return value.distributed()
+            value = value.distributed()
+        if isinstance(value, (PerReplica, Mirrored)) and value.mesh != self.mesh:
+            raise _mixed(value, self.strategy)
+        return value
+
+
+def _mixed(value: PerReplica | Mirrored, strategy: Strategy) -> StrategyMixError:
+    """The error that a value on other replicas was given to a strategy."""
+    return StrategyMixError(
+        f"a {type(value).__name__} value of {value.mesh.size} replica(s) on {value.mesh!r} was given to {strategy!r} "
+        f"on {strategy.extended.mesh!r}. HINT: use the strategy that made the value."
+    )
 
 
 def _only(value: Numeric) -> Any:

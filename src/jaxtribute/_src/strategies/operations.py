@@ -53,6 +53,10 @@ class ExtendedOperations(ABC):
     def call_for_each_replica(self, fn: Function, args: Sequence[Any] = (), kwargs: Nest = None) -> Any:
         """Calls `fn` on each replica."""
 
+    @abstractmethod
+    def components_of(self, value: Numeric, *, usable: bool = False) -> Any:
+        """`value`, a variable as what it holds on each replica, once it is known to belong to these replicas."""
+
     @property
     @abstractmethod
     def parameter_devices(self) -> tuple[str, ...]:
@@ -295,47 +299,6 @@ class ExtendedOperations(ABC):
         # Values of one `merge_call` come from one run, so they have the same idle replicas.
         values = [value.data for value, _ in pairs]
         return in_replica.all_reduce(values, op, self.mesh.size, self.summation(options), pairs[0][0].idle)
-
-    def check_variable(self, variable: Variable) -> None:
-        """Checks that a replica function of this strategy may use `variable`.
-
-        Raises:
-          StrategyMixError: it was made in another strategy's scope.
-        """
-        mesh = variable.policy.mesh
-        if mesh is not None and mesh != self.mesh:
-            raise StrategyMixError(
-                f"{variable.name} was created in the scope of {variable.distribute_strategy!r} and is used by "
-                f"{self.strategy!r}. HINT: create variables and run steps under one strategy."
-            )
-
-    def components_of(self, value: Numeric, *, usable: bool = False) -> Any:
-        """`value`, a variable as what it holds on each replica, once it is known to belong to these replicas.
-
-        Args:
-          value: a value or variable.
-          usable: whether a variable must be one that a replica function may use, as `check_variable` says.
-
-        Raises:
-          StrategyMixError: it is another strategy's.
-        """
-        if isinstance(value, Variable):
-            if usable:
-                # No look at the replicas behind it: outside every scope a variable has those of its own strategy.
-                self.check_variable(value)
-                return value.distributed()
-            value = value.distributed()
-        if isinstance(value, (PerReplica, Mirrored)) and value.mesh != self.mesh:
-            raise mixed(value, self.strategy)
-        return value
-
-
-def mixed(value: PerReplica | Mirrored, strategy: Strategy) -> StrategyMixError:
-    """The error that a value on other replicas was given to a strategy."""
-    return StrategyMixError(
-        f"a {type(value).__name__} value of {value.mesh.size} replica(s) on {value.mesh!r} was given to {strategy!r} "
-        f"on {strategy.extended.mesh!r}. HINT: use the strategy that made the value."
-    )
 
 
 _TO_ONE_DEVICE = ReductionToOneDevice()
