@@ -62,7 +62,8 @@ def _small_host(value: Numeric, where: Sharding | jax.Device | None) -> np.ndarr
     if not (jnp.issubdtype(value.dtype, np.number) or value.dtype == bool) or value.nbytes > _SMALL_BYTES:
         return None
     if isinstance(value, jax.Array):
-        on_host = value.is_fully_addressable and value.is_fully_replicated and _platform(value) == "cpu"
+        platform = next(iter(value.devices())).platform
+        on_host = value.is_fully_addressable and value.is_fully_replicated and platform == "cpu"
         # NumPy has no weak types: a copy made there would be strongly typed.
         if where is None or not on_host or value.weak_type:
             return None
@@ -80,10 +81,6 @@ def _small_host(value: Numeric, where: Sharding | jax.Device | None) -> np.ndarr
 def _canonical(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """`array` with the dtype that JAX gives it."""
     return np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
-
-
-def _platform(array: jax.Array) -> str:
-    return next(iter(array.devices())).platform
 
 
 def put(value: Numeric, where: Sharding | jax.Device) -> jax.Array:
@@ -121,8 +118,7 @@ def unbound(array: Numeric) -> Any:
 
 def everywhere(array: jax.Array, mesh: ReplicaMesh) -> jax.Array:
     """The array whole on each device of a mesh; all workers must call it."""
-    # A named function: JAX keeps what it has compiled by the function's identity, and a lambda would be a new one each
-    # time.
+    # Named, and no lambda: JAX keeps what it has compiled by the function's identity.
     return jax.jit(_same, out_shardings=mesh.replicated)(array)
 
 
@@ -473,8 +469,7 @@ class ReplicaMesh:
         found: list[jax.Array] = []
         for index, replica in enumerate(self.local_ids):
             own_pieces = list(map(pieces.__getitem__, self._own_devices(replica)))
-            placement = self.local_layout(index, within)
-            found.append(jax.make_array_from_single_device_arrays(shape, placement, own_pieces))
+            found.append(jax.make_array_from_single_device_arrays(shape, self.local_layout(index, within), own_pieces))
         return found
 
     def entering(self, name: str, collectives: Callable[[], Sequence[str]]) -> None:
