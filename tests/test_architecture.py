@@ -12,7 +12,7 @@ PRIVATE = "jaxtribute._src"
 FLOORS = [
     {"jaxtribute.errors"},
     set[str](),  # modules directly in `_src`, which serve all rooms
-    {"jaxprs"},
+    {"jaxprs", "tracking"},
     {"values", "partitioners"},
     {"collectives", "summary"},
     {"execution"},

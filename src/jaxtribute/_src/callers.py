@@ -25,6 +25,7 @@ def located(frame: FrameType | None) -> str:
     place = "an unknown place"
     while frame is not None:
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        # By the name of the module: paths differ between installations.
         if not str(frame.f_globals.get("__name__", "")).startswith(_NOT_THE_USERS):
             return place
         frame = frame.f_back

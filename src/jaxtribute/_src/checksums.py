@@ -28,6 +28,7 @@ def names(directory: Path) -> list[str]:
     for folder, _, files in os.walk(directory):
         place = Path(folder).relative_to(directory)
         found += [(place / file).as_posix() for file in files]
+    # Sorted, as a system lists files in any order.
     return sorted(found)
 
 

@@ -60,8 +60,10 @@ def enable_compilation_cache(directory: str | os.PathLike[str] | None = None) ->
         raise ConfigError(f"{folder} cannot be written, so no compiled program is kept. HINT: pass another folder.")
     config = cast("Any", jax.config)
     config.update("jax_compilation_cache_dir", str(folder))
+    # Set by the user, it holds, as the folder does.
     if SHORTEST not in os.environ:
         config.update("jax_persistent_cache_min_compile_time_secs", _SHORTEST_S)
+    # Whatever its size: a small program may have taken long to compile.
     config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     from jax.experimental.compilation_cache import compilation_cache  # starts should be quick
 

@@ -45,6 +45,7 @@ def set_logical_cpu_devices(n: SupportsIndex, *, tune_allocator: bool = True) ->
     if tune_allocator:
         allocator.tune_allocator()
     else:
+        # Said once, it holds: strategies would tune the allocator later on.
         allocator.leave_allocator_alone()
 
 
@@ -69,6 +70,7 @@ def apply_environment() -> None:
         set_logical_cpu_devices(int(text))
     except ConfigError as error:
         present = backend.configured_cpu_devices()
+        # Another error, or one that is not about the time: it says itself what is wrong.
         if not backend.backend_started() or present == int(text):
             raise
         raise ConfigError(

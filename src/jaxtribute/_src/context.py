@@ -60,6 +60,7 @@ entering: list[Callable[[], None]] = []
 
 def announce() -> None:
     """Calls what is in `entering`."""
+    # A copy: what is called may add or take away such functions.
     for call in tuple(entering):
         call()
 
@@ -76,6 +77,7 @@ def of(strategy: Strategy) -> Context:
     """The context in force; outside every scope, the cross-replica context of `strategy`."""
     context = current()
     if context.strategy.is_default and strategy is not context.strategy:
+        # Code outside every scope belongs to no strategy: what it does with a variable is meant for all its copies.
         return Context(strategy, None, context.executor)
     return context
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import itertools
 from functools import partial
 
 import jax
@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from jaxtribute._src import settings
 from jaxtribute._src.execution.nests import is_whole
 from jaxtribute._src.types import Array, Leaf, Nest
+from jaxtribute._src.values.agreement import exchanged
 from jaxtribute._src.values.distributed import Mirrored
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
 from jaxtribute._src.values.variable import Variable
@@ -68,11 +69,12 @@ def _mirrored(leaf: Leaf) -> tuple[jax.Array, ReplicaMesh] | None:
 
 def _digests(array: jax.Array, mesh: ReplicaMesh) -> list[str]:
     """A digest of each replica's copy, those of other workers too."""
+    # Of the bytes: by value a NaN would differ from itself, and -0.0 equal 0.0.
     own = [hashlib.sha256(np.ascontiguousarray(part).tobytes()).hexdigest() for part in mesh.local_parts(array)]
     if mesh.peers is None:
         return own
-    told = mesh.peers.exchange("jd.debug.check_replicas", json.dumps(own))
-    return [digest for text in told for digest in json.loads(text)]
+    # Workers tell their replicas in order, and the workers' order is that of the replicas.
+    return list(itertools.chain.from_iterable(exchanged(mesh.peers, "jd.debug.check_replicas", own)))
 
 
 def _amount(array: jax.Array, mesh: ReplicaMesh, apart: list[int]) -> str:
@@ -86,6 +88,7 @@ def _differences(array: Array, mesh: ReplicaMesh) -> Array:
     """The largest absolute difference of each replica's copy from replica 0's, on every device."""
 
     def local(copy: Array) -> Array:
+        # In float32: differences of unsigned integers would wrap around, and those of half precision overflow.
         wide = copy.astype(jnp.float32)
         first = lax.psum(jnp.where(lax.axis_index(AXIS) == 0, wide, jnp.zeros_like(wide)), AXIS)
         return lax.all_gather(jnp.max(jnp.abs(wide - first)), AXIS)

@@ -101,7 +101,7 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
     if stand_in is not None:
         spec = DeviceSpec.parse(stand_in)
     process = _process_index(spec)
-    devices = [d for d in _devices_of_type(spec.device_type or "CPU") if d.process_index == process]
+    devices = _of_process(_devices_of_type(spec.device_type or "CPU"), process)
     index = spec.device_index or 0
     if (spec.replica or 0) != 0 or index >= len(devices):
         raise DeviceError(
@@ -129,20 +129,23 @@ def available_devices() -> list[str]:
     """
     _start_backend()
     devices = _devices_of_type("CPU")
-    return [device_name(d) for d in [*devices, *(d for d in jax.devices() if d not in devices)]]
+    # Where the default platform is the CPU its devices are told once.
+    others = [device for device in jax.devices() if device not in devices]
+    return list(map(device_name, [*devices, *others]))
 
 
 def default_devices() -> tuple[jax.Device, ...]:
     """Devices of a strategy that is given none: all accelerators of this process, else all its CPU devices."""
     if _described:
         return _described
-    accelerators = sorted(
-        (spec.device_type or "", spec.device_index or 0, name)
-        for name in _aliases
-        if (spec := DeviceSpec.parse(name)).device_type not in (None, "CPU")
-    )
+    accelerators: list[tuple[str, int, str]] = []
+    for name in _aliases:
+        spec = DeviceSpec.parse(name)
+        if spec.device_type not in (None, "CPU"):
+            accelerators.append((spec.device_type, spec.device_index or 0, name))
     if accelerators:
-        return tuple(resolve_device(name) for *_, name in accelerators)
+        # By type and number, as JAX lists devices, in whatever order the aliases were written.
+        return tuple(resolve_device(name) for *_, name in sorted(accelerators))
     _start_backend()
     return tuple(jax.local_devices())
 
@@ -169,7 +172,7 @@ def strategy_devices(named: Sequence[str | jax.Device]) -> tuple[jax.Device, ...
     Raises:
       DeviceError: one of those named does not exist.
     """
-    return _described or tuple(resolve_device(device) for device in named)
+    return _described or tuple(map(resolve_device, named))
 
 
 class AliasedDevices:
@@ -261,9 +264,14 @@ def _parse_part(part: str) -> dict[str, Any]:
 def _true_name(device: jax.Device) -> str:
     described = device in _described
     known = _described if described else device.client.devices()
-    siblings = [d for d in known if d.process_index == device.process_index]
+    siblings = _of_process(known, device.process_index)
     job = _WORKER_JOB if described or jax.process_count() > 1 else _LOCAL_JOB
     return DeviceSpec(job, 0, device.process_index, device.platform.upper(), siblings.index(device)).to_string()
+
+
+def _of_process(devices: Sequence[jax.Device], process: int | None) -> list[jax.Device]:
+    """Those of some devices that a process has, in order; none where there is no such process."""
+    return [device for device in devices if device.process_index == process]
 
 
 def _devices_of_type(device_type: str) -> list[jax.Device]:

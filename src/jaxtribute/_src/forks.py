@@ -34,6 +34,7 @@ class _Guard:
 
     def look(self) -> None:
         """Looks whether JAX has started; before the fork, since the child may wait for ever for JAX's lock."""
+        # JAX does not stop once it has started: after that its lock is not asked for any more.
         self.started = self.started or backend.backend_started()
 
     def close(self) -> None:

@@ -62,6 +62,7 @@ def compute_average_loss(
     if sample_weight is not None:
         weight = jnp.asarray(operand(sample_weight), loss.dtype)
         if weight.ndim == loss.ndim + 1 and weight.shape[-1] == 1:
+            # As TensorFlow's losses take weights: a last axis of length 1 stands for none.
             weight = weight[..., 0]
         fits = weight.ndim <= loss.ndim
         weight = weight.reshape(weight.shape + (1,) * (loss.ndim - weight.ndim)) if fits else weight

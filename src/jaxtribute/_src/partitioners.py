@@ -101,8 +101,10 @@ class MaxSizePartitioner(Partitioner):
     def __call__(self, shape: Sequence[int], dtype: DType, axis: int = 0) -> list[int]:
         """Returns the number of shards along `axis` into which whole rows of it fit."""
         length = _length(shape, axis)
+        # Without elements no row has a size, and there is nothing to divide.
         if not math.prod(shape):
             return [1] * len(shape)
+        # A row is what one step along `axis` holds: shards are of whole rows.
         row = math.prod(shape) / length * _element_bytes(dtype, self._string)
         shards = math.ceil(length / max(1, math.floor(self._bytes / row)))
         return _along(shape, axis, shards if self._shards is None else min(self._shards, shards))

@@ -107,6 +107,7 @@ def cast_floating(nest: Nest, dtype: DType) -> Any:
     """A nest with its floating arrays cast to `dtype`; other leaves stay, and variables become their values."""
 
     def one(leaf: Leaf) -> Any:
+        # Numbers of Python have no dtype: they take that of what they meet.
         floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
         return jnp.asarray(leaf).astype(dtype) if floating else leaf
 

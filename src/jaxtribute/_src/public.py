@@ -43,6 +43,7 @@ def lazy_names(
             raise AttributeError(f"module {home!r} has no attribute {name!r}", name=name)
         found = getattr(import_module(f"{_PRIVATE}.{names[name]}"), name)
         _readdress(found, home)
+        # The next look-up finds it in the module, and does not come here.
         setattr(module, name, found)
         return found
 
@@ -57,5 +58,6 @@ def _readdress(value: object, home: str) -> None:
     if not (isclass(value) or isfunction(value)):
         return
     now = value.__module__
+    # The shortest name is the one in the guides: `jaxtribute.X` rather than that of a submodule.
     if now.startswith(_PRIVATE) or (now.startswith("jaxtribute") and len(home) < len(now)):
         value.__module__ = home

@@ -66,6 +66,7 @@ def amount(name: str, value: object, *, above: bool = False, optional: bool = Fa
     if optional and value is None:
         return None
     least = "more than 0" if above else "at least 0"
+    # True counts as 1 for Python, and an array of one element as its number: neither is meant.
     if isinstance(value, (bool, np.bool_, str, bytes)) or not hasattr(value, "__float__") or np.ndim(value):
         raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}. HINT: pass a number, {least}.")
     number = float(cast("SupportsFloat", value))
@@ -125,6 +126,7 @@ def sequence(name: str, value: object) -> tuple[Any, ...]:
     Raises:
       ArgumentTypeError: it is a string, or cannot be iterated over.
     """
+    # A string is a sequence of letters, which nobody means.
     if isinstance(value, (str, bytes)):
         raise ArgumentTypeError(f"{name} must be a list, not the string {value!r}. HINT: [{value!r}].")
     if not isinstance(value, Iterable):

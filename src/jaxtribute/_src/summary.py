@@ -178,6 +178,8 @@ class Writer:
     def _write_first(self) -> None:
         kind, name, value, step, moment = self._waiting.popleft()
         if kind == "scalars":
+            # Waits where an array is still being computed, which `_write_until` allows only where many values are
+            # waiting.
             numbers = {key: float(np.asarray(one).reshape(())) for key, one in value.items()}
             with METRICS.during(self, str(step), step, numbers):
                 self._send(kind, numbers, step, moment)

@@ -90,8 +90,10 @@ class CrossDeviceOps:
         Source: `tf.distribute.CrossDeviceOps.batch_reduce`.
         """
         pairs = [(_distributed(value), destinations) for value, destinations in value_destination_pairs]
+        # Destinations that are none are refused before the first value is reduced.
         for value, destinations in pairs:
             parse_destinations(destinations, value.mesh)
+        # Without a pair nothing tells the replicas, and there is nothing to add up.
         return self.batch_reduce_implementation(ReduceOp.parse(reduce_op), pairs, options) if pairs else []
 
     def broadcast(self, tensor: Numeric, destinations: Leaf) -> Any:
@@ -123,21 +125,21 @@ class CrossDeviceOps:
         """Reduces several values; called by `batch_reduce` with checked arguments."""
         mesh = value_destination_pairs[0][0].mesh
         spread = [value for value, _ in value_destination_pairs if isinstance(value, PerReplica)]
+        # All in one program, in which small arrays share collectives. Mirrored values need none.
         summed = iter(
-            reduce_many([as_array(value) for value in spread], reduce_op, self.summation(mesh, options))
-            if spread
-            else []
+            reduce_many(list(map(as_array, spread)), reduce_op, self.summation(mesh, options)) if spread else []
         )
-        return [
-            put(
-                next(summed) if isinstance(value, PerReplica) else reduce_value(value, reduce_op, None, mesh),
-                parse_destinations(destinations, mesh),
-            )
-            for value, destinations in value_destination_pairs
-        ]
+        results: list[Any] = []
+        for value, destinations in value_destination_pairs:
+            is_spread = isinstance(value, PerReplica)
+            result = next(summed) if is_spread else reduce_value(value, reduce_op, None, mesh)
+            results.append(put(result, parse_destinations(destinations, mesh)))
+        return results
 
     def broadcast_implementation(self, tensor: Numeric, destinations: Leaf) -> Any:
         """Copies a value to all destinations; called by `broadcast`."""
+        # Nothing here says which devices the replicas have. The mesh stands in for destinations that name none
+        # themselves.
         devices = jax.devices()[:1]
         return put(tensor, parse_destinations(destinations, ReplicaMesh(devices)))
 
@@ -238,9 +240,11 @@ class ReductionToOneDevice(CrossDeviceOps):
         if not local or isinstance(per_replica_value.data, Tracer):
             return super().reduce_implementation(reduce_op, per_replica_value, destinations, options)
         device = self._device
+        # Where no device is named, the first one that the result goes to adds up.
         if device is None:
             device = destination.devices[0] if isinstance(destination, ReplicaMesh) else destination
         value = per_replica_value if isinstance(per_replica_value, Mirrored) else as_array(per_replica_value)
+        # Each component travels once, and to this device alone.
         parts = [jax.device_put(summable(part, reduce_op), device) for part in value.values]
         total = fold(add, parts) if self._accumulate is None else self._accumulate(parts)
         return put(total if reduce_op is ReduceOp.SUM else divided(total, mesh.size, value.data.dtype), destination)

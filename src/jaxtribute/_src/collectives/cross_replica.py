@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,11 +13,11 @@ from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.collectives import in_replica
-from jaxtribute._src.collectives.in_replica import divided, summable
+from jaxtribute._src.collectives.in_replica import divided, elements_along, summable
 from jaxtribute._src.collectives.summation import Summation
-from jaxtribute._src.jaxprs.core import Tracer
+from jaxtribute._src.jaxprs.core import Tracer, in_words
 from jaxtribute._src.types import Leaf, Nest, Numeric
-from jaxtribute._src.values.distributed import Mirrored, PerReplica
+from jaxtribute._src.values.distributed import Mirrored, PerReplica, without_padding
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
 from jaxtribute._src.values.operators import operand
@@ -78,7 +77,7 @@ def reduce_value(value: Numeric, op: ReduceOp, axis: int | tuple[int, ...] | Non
     # A mean of equal values is the value; `summable` may have widened it, which is taken back.
     if axes is None:
         return array.astype(given) if jnp.issubdtype(given, jnp.inexact) else array
-    return divided(array.sum(axes, dtype=array.dtype), math.prod(array.shape[one] for one in axes), given)
+    return divided(array.sum(axes, dtype=array.dtype), elements_along(array.shape, axes), given)
 
 
 def reduce_leaves(values: Sequence[Any], op: ReduceOp, mesh: ReplicaMesh, summation: Summation) -> list[Any]:
@@ -92,7 +91,7 @@ def reduce_leaves(values: Sequence[Any], op: ReduceOp, mesh: ReplicaMesh, summat
         return [reduce_value(value, op, None, mesh) for value in values]
     totals = iter(reduce_many(whole, op, summation))
     # By identity: `==` of values compares element by element.
-    together = {id(value) for value in whole}
+    together = set(map(id, whole))
     return [next(totals).data if id(value) in together else reduce_value(value, op, None, mesh) for value in values]
 
 
@@ -115,11 +114,12 @@ def reduce_many(values: Sequence[PerReplica], op: ReduceOp, summation: Summation
                 f"{[getattr(part, 'shape', part) for part in value.values]}. HINT: reduce to equal shapes first."
             )
     scalars = tuple(value.scalar for value in values)
+    arrays = [value.data for value in values]
     # Workers compare what they are about to do before they do it: behind this line one that differs hangs with the
     # others.
-    if not isinstance(values[0].data, Tracer):
-        mesh.entering(f"all_reduce of {len(values)} values", lambda: _described(op, [value.data for value in values]))
-    totals = _reduce_mapped([value.data for value in values], scalars, op, values[0].idle, summation, mesh)
+    if not isinstance(arrays[0], Tracer):
+        mesh.entering(f"all_reduce of {len(arrays)} values", lambda: _described(op, arrays))
+    totals = _reduce_mapped(arrays, scalars, op, values[0].idle, summation, mesh)
     if not isinstance(totals[0], Tracer):
         mesh.throttle(lambda: totals)
     return [Mirrored(total, mesh) for total in totals]
@@ -141,9 +141,11 @@ def gather_value(value: Numeric, axis: int) -> Any:
             f"HINT: gather needs 0 <= axis < rank; give scalars an axis first, e.g. x[None]."
         )
     if isinstance(value, Mirrored):
+        # Each replica has the same: its copies behind each other are what a gather would bring.
         return _call(_repeat, value.data, axis, value.mesh.size, value.mesh)
     if value.shapes is None:
         return _call(_gather_split, value.data, axis, value.mesh)
+    # Pieces may have different lengths along the axis on which they are joined, and along no other.
     if len({shape[:axis] + shape[axis + 1 :] for shape in value.shapes}) > 1:
         raise ShapeError(
             f"the replicas' values have shapes {list(value.shapes)} and cannot be joined along axis {axis}. "
@@ -170,7 +172,7 @@ def as_array(value: PerReplica) -> PerReplica:
     """
     if not value.is_tuple:
         return value
-    whole = PerReplica.from_parts([np.asarray(part) for part in value.values], value.mesh)
+    whole = PerReplica.from_parts(list(map(np.asarray, value.values)), value.mesh)
     if whole.is_tuple:
         kinds = [getattr(part, "dtype", type(part).__name__) for part in value.values]
         raise ArgumentTypeError(
@@ -181,7 +183,10 @@ def as_array(value: PerReplica) -> PerReplica:
 
 
 def _check_summable(value: PerReplica, axes: Axes) -> None:
-    kept = {tuple(size for axis, size in enumerate(shape) if axis not in (axes or ())) for shape in value.shapes or ()}
+    kept: set[tuple[int, ...]] = set()
+    for shape in value.shapes or ():
+        # Axes that are reduced may differ from replica to replica, the others may not.
+        kept.add(tuple(size for axis, size in enumerate(shape) if axis not in (axes or ())))
     if len(kept) > 1:
         raise ShapeError(
             f"the replicas' values have shapes {list(value.shapes or ())} and cannot be added up. "
@@ -211,6 +216,7 @@ class _Layout(NamedTuple):
                 shape = [1] * stacked.ndim
                 shape[0], shape[axis + 1] = replicas, stacked.shape[axis + 1]
                 inside = np.arange(stacked.shape[axis + 1])[None, :] < np.asarray(sizes)[:, None]
+                # A mask for each axis that is padded; together they leave the corner that holds the component.
                 mask = jnp.asarray(inside.reshape(shape))
                 # Padding is zeros when it is made, but what was computed of it need not be.
                 stacked = jnp.where(jnp.broadcast_to(mask, stacked.shape), stacked, jnp.zeros_like(stacked))
@@ -218,9 +224,12 @@ class _Layout(NamedTuple):
 
     def divisor(self, local: tuple[int, ...], axes: tuple[int, ...], replicas: int) -> int:
         """Number of elements of replicas with data that a mean along `axes` divides by."""
-        shapes = self.shapes or (local,) * replicas
-        busy = [shape for i, shape in enumerate(shapes) if i not in self.idle]
-        return sum(math.prod(shape[axis] for axis in axes) for shape in busy)
+        count = 0
+        for replica, shape in enumerate(self.shapes or (local,) * replicas):
+            # Idle replicas have run on padding, whose elements are none of the data.
+            if replica not in self.idle:
+                count += elements_along(shape, axes)
+        return count
 
     def drop_idle(self, stacked: Leaf, op: ReduceOp) -> Any:
         """Leaves idle replicas out: of a mean altogether, of a sum their NaNs."""
@@ -238,6 +247,7 @@ class _Layout(NamedTuple):
 def _call(kernel: Any, data: Leaf, *args: Nest) -> Any:
     """Runs a jitted kernel; outside a trace, bounds what is in flight on the mesh (its last argument)."""
     mesh: ReplicaMesh = args[-1]
+    # Only of what runs: a program that is being traced is announced, and counted, when it is called.
     if not isinstance(data, Tracer):
         mesh.entering(kernel.__name__.strip("_"), lambda: _described(*args[:-1], [data]))
     result = kernel(data, *args)
@@ -247,9 +257,8 @@ def _call(kernel: Any, data: Leaf, *args: Nest) -> Any:
 
 
 def _described(*what: Nest) -> list[str]:
-    """A reduction or gather in words, for workers to compare."""
-    arrays = [f"{array.dtype}{list(array.shape)}" for array in what[-1]]
-    return [*map(str, what[:-1]), *arrays]
+    """A reduction or gather in words, for workers to compare: its arguments, and behind them its arrays."""
+    return [*map(str, what[:-1]), *map(in_words, what[-1])]
 
 
 def _everywhere(array: Numeric, mesh: ReplicaMesh) -> Any:
@@ -267,10 +276,14 @@ def _reduce_mapped(
     mesh: ReplicaMesh,
 ) -> list[Any]:
     def reduce(*parts: Nest) -> list[Any]:
-        local = [part.reshape(()) if scalar else part for part, scalar in zip(parts, scalars, strict=True)]
-        return in_replica.all_reduce(local, op, mesh.size, summation, idle)
+        return in_replica.all_reduce(list(map(_component, parts, scalars)), op, mesh.size, summation, idle)
 
     return mesh.map_replicas(reduce, PartitionSpec(AXIS), PartitionSpec())(*data)
+
+
+def _component(part: Numeric, scalar: bool) -> Any:
+    """A replica's component; scalars lie in a global array as vectors of one element."""
+    return part.reshape(()) if scalar else part
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3, 4))
@@ -286,7 +299,7 @@ def _reduce_split(data: Leaf, layout: _Layout, op: ReduceOp, axes: Axes, mesh: R
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _pick(data: Leaf, scalar: bool, replica: int, mesh: ReplicaMesh) -> Any:
     def pick(part: Numeric) -> Any:
-        return in_replica.from_replica(part.reshape(()) if scalar else part, replica)
+        return in_replica.from_replica(_component(part, scalar), replica)
 
     return mesh.map_replicas(pick, PartitionSpec(AXIS), PartitionSpec())(data)
 
@@ -295,12 +308,12 @@ def _pick(data: Leaf, scalar: bool, replica: int, mesh: ReplicaMesh) -> Any:
 def _gather_ragged(data: Leaf, shapes: tuple[tuple[int, ...], ...], axis: int, mesh: ReplicaMesh) -> Any:
     # Whole on every device first: pieces of uneven sizes do not lie along the mesh.
     stacked = _everywhere(data, mesh).reshape(mesh.size, data.shape[0] // mesh.size, *data.shape[1:])
-    parts = [row[tuple(slice(0, size) for size in shape)] for row, shape in zip(stacked, shapes, strict=True)]
-    return _everywhere(jnp.concatenate(parts, axis), mesh)
+    return _everywhere(jnp.concatenate(list(map(without_padding, stacked, shapes)), axis), mesh)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _gather_split(data: Leaf, axis: int, mesh: ReplicaMesh) -> Any:
+    # Along axis 0 the replicas' slices lie behind each other already.
     if axis:
         stacked = data.reshape(mesh.size, data.shape[0] // mesh.size, *data.shape[1:])
         data = jnp.concatenate(list(stacked), axis)

@@ -35,11 +35,13 @@ def parse_destinations(destinations: Leaf, mesh: ReplicaMesh) -> Destination:
             return policy.parameter_device
         if policy.mesh is not None:
             return policy.mesh
+        # Made outside every strategy, which leaves only the array itself to tell where the variable lies.
         destinations = destinations.stored
     if isinstance(destinations, (PerReplica, Mirrored)):
         return destinations.mesh
     if isinstance(destinations, (str, jax.Device)):
         return resolve_device(destinations)
+    # What is traced lies nowhere yet. The program that it belongs to runs on all replicas.
     if isinstance(destinations, Tracer):
         return mesh
     if isinstance(destinations, jax.Array):
@@ -59,11 +61,13 @@ def put(value: Numeric, destination: Destination) -> Any:
     if isinstance(value, Mirrored):
         value = value.data
     if isinstance(destination, ReplicaMesh):
+        # Within a trace the compiler places it; a `Mirrored` value says no more than that all replicas have it.
         if not isinstance(value, Tracer):
             value = put_on(value, destination.replicated)
         return value if destination.size == 1 else Mirrored(value, destination)
     if isinstance(value, Tracer):
         return value
+    # One of its equal copies is enough, and it may be on the destination already.
     if isinstance(value, jax.Array) and len(value.devices()) > 1 and value.is_fully_replicated:
         value = value.addressable_data(0)
     return jax.device_put(value, destination)

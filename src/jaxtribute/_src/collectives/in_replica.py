@@ -18,6 +18,11 @@ from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import AXIS
 
 
+def elements_along(shape: Sequence[int], axes: Sequence[int]) -> int:
+    """Number of elements of an array that a reduction along `axes` makes one of."""
+    return math.prod(shape[axis] for axis in axes)
+
+
 def summable(value: Numeric, op: ReduceOp = ReduceOp.SUM) -> Any:
     """`value` as an array that can be added up.
 
@@ -29,6 +34,7 @@ def summable(value: Numeric, op: ReduceOp = ReduceOp.SUM) -> Any:
         return array.astype(jnp.result_type(float))
     if op is ReduceOp.MEAN and array.dtype.itemsize < np.dtype(np.float32).itemsize:
         return array.astype(jnp.float32)
+    # The sum of booleans would be a boolean, where it is to count them.
     return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
 
 
@@ -42,6 +48,7 @@ def divided(total: Numeric, count: Numeric, given: Any = None) -> Any:
         otherwise JAX's default float.
     """
     dtype = total.dtype if jnp.issubdtype(total.dtype, jnp.inexact) else jnp.result_type(float)
+    # The count in the same dtype, so that strict promotion of dtypes has nothing to refuse.
     mean = total.astype(dtype) / jnp.asarray(count, dtype)
     return mean.astype(given) if given is not None and jnp.issubdtype(given, jnp.inexact) else mean
 
@@ -77,6 +84,7 @@ def all_reduce(
     arrays, count = contributions(values, op, replicas, idle)
     totals = (summation or AutoSum())(arrays, replicas)
     if idle:
+        # Backwards too: what the cotangents of idle replicas say comes from padding, and must not get into the sum.
         totals = [guarded(total, op, idle, replicas) for total in totals]
     if op is ReduceOp.SUM:
         return totals
@@ -119,9 +127,10 @@ def reduce_local(
       uneven: whether the replicas' shapes may differ.
     """
     array, given = summable(value, op), jnp.result_type(value)
-    elements = 1 if axes is None else math.prod(array.shape[axis] for axis in axes)
+    elements = 1 if axes is None else elements_along(array.shape, axes)
     if axes is not None:
         array = array.sum(axes, dtype=array.dtype)
+    # A mean along axes divides by elements and not by replicas: a sum until the end.
     total = all_reduce([array], ReduceOp.SUM if axes is not None else op, replicas, idle=idle)[0]
     if op is ReduceOp.SUM:
         return total
@@ -146,6 +155,7 @@ def kept(value: Numeric, op: ReduceOp, is_idle: Any) -> Any:
     """
     drop = is_idle
     if op is ReduceOp.SUM:
+        # Integers have no NaN. What an idle replica counts is meant.
         if not jnp.issubdtype(value.dtype, jnp.inexact):
             return value
         drop = is_idle & jnp.isnan(value)
@@ -154,6 +164,7 @@ def kept(value: Numeric, op: ReduceOp, is_idle: Any) -> Any:
 
 def is_idle(idle: tuple[int, ...], replicas: int) -> Any:
     """True if the replica whose program this is belongs to `idle`, a boolean scalar."""
+    # A table, because `idle` is known while the program is traced and the replica's number only when it runs.
     return jnp.asarray(np.isin(np.arange(replicas), idle))[lax.axis_index(AXIS)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
+from itertools import chain, zip_longest
 from operator import add
 from typing import Any
 
@@ -31,6 +32,7 @@ class _Choice:
         return type(self) is type(other) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
+        # With the class: a tree and a pack of equal settings are different sums.
         return hash((type(self), *vars(self).values()))
 
     def __repr__(self) -> str:
@@ -92,6 +94,7 @@ class AutoSum(SharingSum):
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
         """One all-reduce a pack."""
+        # A size that the user has asked for holds, whatever the compiler joins by itself.
         return packed_map(_psum, arrays, 0 if self.small_bytes is None and self.joins else self.small_bytes)
 
 
@@ -178,20 +181,23 @@ class OneDeviceSum(Summation):
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
         """One message from each replica, and a tree of messages back."""
-        if self.accumulation_fn is not None:
-            return [self._one(array, replicas) for array in arrays]
-        return _adjoint(lambda leaves: [self._one(array, replicas) for array in leaves], arrays)
+
+        def total(leaves: Sequence[Any]) -> list[Any]:
+            return [self._one(array, replicas) for array in leaves]
+
+        # What a function of the user's makes of the arrays need not be their sum: JAX differentiates it as it is.
+        return total(arrays) if self.accumulation_fn is not None else _adjoint(total, arrays)
 
     def _one(self, array: Numeric, replicas: int) -> Any:
         # Every replica runs the same program: what the others compute here is discarded.
-        parts = [
-            array if replica == self.root else lax.ppermute(array, AXIS, [(replica, self.root)])
-            for replica in range(replicas)
-        ]
+        parts: list[Any] = []
+        for replica in range(replicas):
+            is_root = replica == self.root
+            parts.append(array if is_root else lax.ppermute(array, AXIS, [(replica, self.root)]))
         total = reduce(add, parts) if self.accumulation_fn is None else self.accumulation_fn(parts)
-        turned = [(self.root + replica) % replicas for replica in range(replicas)]
-        rounds = [[(b, a) for a, b in pairs] for pairs in reversed(_gather_rounds(turned))]
-        return equal(_spread(total, rounds))
+        # The root first: a tree of messages ends at its first member.
+        members = [*range(self.root, replicas), *range(self.root)]
+        return equal(_spread(total, _way_back(_gather_rounds(members))))
 
 
 class Packs(_Choice):
@@ -209,15 +215,7 @@ class Packs(_Choice):
 
     def apply(self, collective: Callable[[Any], Any], arrays: Sequence[Any]) -> list[Any]:
         """Applies an elementwise collective to every array, packed; results in the order of `arrays`."""
-        results: list[Any] = [None] * len(arrays)
-        for group in self.groups(arrays):
-            members = [arrays[index] for index in group]
-            if len(members) == 1:
-                results[group[0]] = collective(members[0])
-                continue
-            for index, piece in zip(group, unpack(collective(pack(members)), members), strict=True):
-                results[index] = piece
-        return results
+        return _packed_in(self.groups(arrays), collective, arrays)
 
     def groups(self, arrays: Sequence[Any]) -> list[list[int]]:
         """Groups arrays that travel together: indices of neighbours of one dtype."""
@@ -226,26 +224,11 @@ class Packs(_Choice):
         kinds: dict[Any, list[int]] = {}
         for index, array in enumerate(arrays):
             kinds.setdefault(array.dtype, []).append(index)
-        total = sum(array.size * array.dtype.itemsize for array in arrays)
-        limit = self.bytes_per_pack or -(-total // self.number)
+        limit = self.bytes_per_pack or -(-sum(map(_bytes, arrays)) // self.number)
         found: list[list[int]] = []
         for members in kinds.values():
-            found.extend(_filled([(i, arrays[i].size * arrays[i].dtype.itemsize) for i in members], limit))
+            found.extend(_neighbours(members, arrays, limit))
         return found
-
-
-def _filled(sizes: Sequence[tuple[int, int]], limit: int) -> list[list[int]]:
-    """Neighbours together, as many as fit under `limit` bytes."""
-    packs: list[list[int]] = []
-    # Less than nothing, so that even an array without bytes opens a pack.
-    room = -1
-    for index, size in sizes:
-        if size > room:
-            packs.append([])
-            room = limit
-        packs[-1].append(index)
-        room -= size
-    return packs
 
 
 def tree_rounds(replicas: int) -> list[Pairs]:
@@ -256,14 +239,12 @@ def tree_rounds(replicas: int) -> list[Pairs]:
     """
     # As many groups as members of each, so that neither level has much more rounds than the other.
     size = max(1, int(np.ceil(np.sqrt(replicas))))
-    members = [list(range(start, min(start + size, replicas))) for start in range(0, replicas, size)]
-    # All groups gather at the same time: their messages of one round are one collective.
-    inner = [_gather_rounds(group) for group in members]
-    within = [
-        [pair for rounds in inner if step < len(rounds) for pair in rounds[step]]
-        for step in range(max(map(len, inner)))
-    ]
-    return [*within, *_gather_rounds([group[0] for group in members])]
+    first_ones = range(0, replicas, size)
+    inner = [_gather_rounds(range(first, min(first + size, replicas))) for first in first_ones]
+    # All groups gather at the same time: their messages of one round are one collective. A smaller last group has
+    # fewer rounds, and waits.
+    within = [list(chain.from_iterable(messages)) for messages in zip_longest(*inner, fillvalue=())]
+    return [*within, *_gather_rounds(first_ones)]
 
 
 def _gather_rounds(members: Sequence[int]) -> list[Pairs]:
@@ -271,21 +252,33 @@ def _gather_rounds(members: Sequence[int]) -> list[Pairs]:
     rounds: list[Pairs] = []
     left = list(members)
     while len(left) > 1:
-        rounds.append([(left[i + 1], left[i]) for i in range(0, len(left) - 1, 2)])
+        # An odd one at the end has nobody to hand over to, and stays.
+        rounds.append(list(zip(left[1::2], left[::2], strict=False)))
         left = left[::2]
     return rounds
+
+
+def _way_back(rounds: Sequence[Pairs]) -> list[Pairs]:
+    """The same messages from their receivers to their senders, the last round first."""
+    back: list[Pairs] = []
+    for pairs in reversed(rounds):
+        senders, receivers = zip(*pairs, strict=True)
+        back.append(list(zip(receivers, senders, strict=True)))
+    return back
 
 
 def _along_tree(array: Numeric, rounds: Sequence[Pairs]) -> Any:
     for pairs in rounds:
         array = array + lax.ppermute(array, AXIS, pairs)  # zeros where nothing arrives
-    return equal(_spread(array, [[(to, come) for come, to in pairs] for pairs in reversed(rounds)]))
+    return equal(_spread(array, _way_back(rounds)))
 
 
 def _spread(array: Numeric, rounds: Sequence[Pairs]) -> Any:
     """Hands the first sender's array on, round by round."""
     for pairs in rounds:
         arrived = lax.ppermute(array, AXIS, pairs)
+        # Every replica runs every round. To those that nothing is sent to `ppermute` gives zeros, so they keep what
+        # they have.
         receives = np.isin(np.arange(lax.axis_size(AXIS)), [to for _, to in pairs])
         array = jnp.where(jnp.asarray(receives)[lax.axis_index(AXIS)], arrived, array)
     return array
@@ -313,6 +306,7 @@ def _psum(array: Numeric) -> Any:
 
 def _adjoint(total: Callable[[list[Any]], list[Any]], arrays: Sequence[Any]) -> list[Any]:
     """`total(arrays)`, its gradient being the same sum of the cotangents, equal on all replicas as well."""
+    # JAX must not differentiate the messages themselves: what `_as_sent` does to bits has no gradient.
     call = jax.custom_vjp(total)
     call.defvjp(lambda leaves: (total(leaves), None), lambda _, cotangents: (total(cotangents),))
     return call(list(arrays))
@@ -329,11 +323,13 @@ devices: packing 340 KB in one took five times as long as the step around it.
 def pack(arrays: Sequence[Any]) -> Any:
     """Writes arrays of one dtype behind each other into one vector, in pieces of up to `PIECE_BYTES`."""
     flat = [array.reshape(-1) for array in arrays]
-    pieces = [jnp.concatenate([flat[index] for index in piece]) for piece in _divided(range(len(flat)), flat)]
+    together = _neighbours(range(len(flat)), flat, PIECE_BYTES)
+    pieces = [jnp.concatenate(flat[indices[0] : indices[-1] + 1]) for indices in together]
     if len(pieces) == 1:
         return pieces[0]
     buffer, offset = jnp.zeros(sum(piece.size for piece in pieces), pieces[0].dtype), 0
     for piece in pieces:  # a concatenation would be one loop
+        # An offset of 32 bits: a Python number would become one of 64 where those are switched on.
         buffer = lax.dynamic_update_slice(buffer, piece, (np.int32(offset),))
         offset += piece.size
     return buffer
@@ -367,20 +363,24 @@ def groups(arrays: Sequence[jax.Array], small_bytes: int | None = None) -> list[
             alone.append([index])
     if small_bytes is not None:
         return [*alone, *together.values()]
-    return [*alone, *(part for indices in together.values() for part in _divided(indices, arrays))]
+    for indices in together.values():
+        alone += _neighbours(indices, arrays, PIECE_BYTES)
+    return alone
 
 
-def _divided(indices: Iterable[int], arrays: Sequence[Any]) -> list[list[int]]:
-    """Neighbours together, up to `PIECE_BYTES`."""
-    parts: list[list[int]] = []
-    room = 0
+def _neighbours(indices: Iterable[int], arrays: Sequence[Any], limit: int) -> list[list[int]]:
+    """Neighbours together, as many as fit under `limit` bytes; what is larger goes alone."""
+    packs: list[list[int]] = []
+    # Less than nothing, so that even an array without bytes opens a pack.
+    room = -1
     for index in indices:
-        room -= _bytes(arrays[index])
-        if room < 0 or not parts:
-            parts.append([])
-            room = PIECE_BYTES - _bytes(arrays[index])
-        parts[-1].append(index)
-    return parts
+        size = _bytes(arrays[index])
+        if size > room:
+            packs.append([])
+            room = limit
+        packs[-1].append(index)
+        room -= size
+    return packs
 
 
 def _bytes(array: Numeric) -> int:
@@ -398,12 +398,16 @@ def packed_map(collective: Callable[[Any], Any], arrays: Sequence[Any], small_by
     Returns:
       The results, in the order of `arrays`.
     """
+    return _packed_in(groups(arrays, small_bytes), collective, arrays)
+
+
+def _packed_in(packs: Sequence[Sequence[int]], collective: Callable[[Any], Any], arrays: Sequence[Any]) -> list[Any]:
+    """Applies a collective to every array, those of a pack together; results in the order of `arrays`."""
     results: list[Any] = [None] * len(arrays)
-    for group in groups(arrays, small_bytes):
-        members = [arrays[index] for index in group]
-        if len(members) == 1:
-            results[group[0]] = collective(members[0])
-            continue
-        for index, piece in zip(group, unpack(collective(pack(members)), members), strict=True):
-            results[index] = piece
+    for indices in packs:
+        members = [arrays[index] for index in indices]
+        # Packed alone, an array would be copied twice for nothing.
+        found = [collective(members[0])] if len(members) == 1 else unpack(collective(pack(members)), members)
+        for index, result in zip(indices, found, strict=True):
+            results[index] = result
     return results

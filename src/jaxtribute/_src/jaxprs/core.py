@@ -41,6 +41,7 @@ __all__ = [
     "constants",
     "current_trace",
     "derivative_rule",
+    "in_words",
     "is_program",
     "is_ref",
     "is_traced",
@@ -64,6 +65,7 @@ def is_program(value: object) -> bool:
 
 def closed(jaxpr: Jaxpr, consts: Sequence[Any]) -> ClosedJaxpr:
     """The program with values for its constants."""
+    # JAX 0.12, whose programs hold their constants themselves.
     if ClosedJaxpr is Jaxpr:
         return jaxpr.with_consts(consts)
     return ClosedJaxpr(jaxpr, list(consts))
@@ -81,6 +83,7 @@ def constants(program: Any) -> Sequence[Any]:
 
 def as_closed(program: Any) -> ClosedJaxpr:
     """A program inside an operation, which may have no constants, as a closed one."""
+    # An open program inside an operation has no constants: all that it needs are operands.
     return program if hasattr(program, "consts") else closed(program, ())
 
 
@@ -89,8 +92,14 @@ def aval(atom: Any) -> ShapedArray:
     return atom.aval
 
 
+def in_words(array: Any) -> str:
+    """The dtype and shape of an array or of a value of a program, as in `float32[2, 3]`."""
+    return f"{array.dtype}{list(array.shape)}"
+
+
 def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     """Applies an operation to other operands, under the settings that it was traced with."""
+    # Among them are the mesh in force and the way in which random bits are made.
     with eqn.ctx.manager:
         results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return results if eqn.primitive.multiple_results else [results]
@@ -126,6 +135,7 @@ def derivative_rule(eqn: JaxprEqn) -> Any:
     rule = eqn.params.get("jvp_jaxpr_fun")
     if rule is None:
         return None
+    # Constants of the function come first among the operands, and have no tangents.
     count = len(eqn.invars) - eqn.params["num_consts"]
     jaxpr, consts, zeros = rule.call_wrapped(*[False] * count)
     return closed(jaxpr, consts), tuple(zeros)

@@ -48,6 +48,10 @@ class Flow(ABC, Generic[T]):
         """The property of one row of an array over which a scan goes."""
         return whole
 
+    def both(self, ones: Sequence[T], others: Sequence[T]) -> list[T]:
+        """The properties of what may be either of two lists of values."""
+        return [self.merged(*pair) for pair in zip(ones, others, strict=True)]
+
     def outputs(self, jaxpr: Jaxpr, given: Sequence[T]) -> list[T]:
         """The properties of a program's outputs, of those of its inputs."""
         known = self.values(jaxpr, given)
@@ -79,11 +83,11 @@ class Flow(ABC, Generic[T]):
         consts, carries = scan_counts(eqn)
         end = consts + carries
         body = opened(eqn.params["jaxpr"])
-        fixed, carry, rows = given[:consts], given[consts:end], [self.row(one) for one in given[end:]]
+        fixed, carry, rows = given[:consts], given[consts:end], list(map(self.row, given[end:]))
         while True:
             # What is carried may change its property from one turn to the next: turned until nothing changes any more.
             outs = self.outputs(body, [*fixed, *carry, *rows])
-            after = [self.merged(*pair) for pair in zip(carry, outs[:carries], strict=True)]
+            after = self.both(carry, outs[:carries])
             if after == carry:
                 return [*after, *outs[carries:]]
             carry = after
@@ -95,7 +99,7 @@ class Flow(ABC, Generic[T]):
             outs = self.outputs(opened(eqn.params["body_jaxpr"]), [*body_consts, *carry])
             # What runs a different number of times ends with different values.
             (goes_on,) = self.outputs(opened(eqn.params["cond_jaxpr"]), [*test_consts, *carry])
-            after = [self.chosen(goes_on, self.merged(*pair)) for pair in zip(carry, outs, strict=True)]
+            after = [self.chosen(goes_on, one) for one in self.both(carry, outs)]
             if after == carry:
                 return carry
             carry = after
@@ -103,6 +107,6 @@ class Flow(ABC, Generic[T]):
     def _cond(self, eqn: JaxprEqn, given: list[T]) -> list[T]:
         first, *others = [self.outputs(opened(branch), given[1:]) for branch in eqn.params["branches"]]
         for outs in others:
-            first = [self.merged(*pair) for pair in zip(first, outs, strict=True)]
+            first = self.both(first, outs)
         # Equal branches do not make equal results: replicas may have taken different ones.
         return [self.chosen(given[0], one) for one in first]

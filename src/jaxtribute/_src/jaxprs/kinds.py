@@ -13,9 +13,9 @@ from __future__ import annotations
 import functools
 import sys
 
-from jaxtribute._src.jaxprs.core import Jaxpr, JaxprEqn, Primitive, aval, opened, user_line
+from jaxtribute._src.jaxprs.core import Jaxpr, JaxprEqn, Primitive, aval, in_words, opened, user_line
 from jaxtribute._src.jaxprs.making import Own
-from jaxtribute._src.jaxprs.walking import STRUCTURES, any_in, programs_in
+from jaxtribute._src.jaxprs.walking import STRUCTURES, any_in, operations_in, programs_in
 
 _EQUALISING = frozenset({"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant", "jd_whole"})
 _ASKING = frozenset({"axis_index", "pvary"})
@@ -53,20 +53,24 @@ ELEMENTWISE = frozenset(
 @functools.cache
 def _ordinary() -> frozenset[Primitive]:
     """The primitives that JAX defines for arrays and random numbers, found where they are defined."""
-    found: list[Primitive] = []
+    found: set[Primitive] = set()
     # A copy: another thread may be importing.
     for name, module in list(sys.modules.items()):
         if name not in _ELSEWHERE and not name.startswith(_MODULES):
             continue
         named = _ELSEWHERE.get(name, "").split()
-        primitives = [value for value in vars(module).values() if isinstance(value, Primitive)]
-        found += [one for one in primitives if not named or one.name in named]
-    # A callback runs Python, which gives what it likes.
-    return frozenset(one for one in found if one.name not in _RANDOM and "callback" not in one.name)
+        for value in vars(module).values():
+            if not isinstance(value, Primitive) or (named and value.name not in named):
+                continue
+            # A callback runs Python, which gives what it likes.
+            if value.name not in _RANDOM and "callback" not in value.name:
+                found.add(value)
+    return frozenset(found)
 
 
 def names_axis(eqn: JaxprEqn, axis: str) -> bool:
     """True if an operation itself names an axis of the mesh, in its parameters or its effects."""
+    # What only runs programs inside it names the axes that they name; those are asked for themselves.
     if eqn.primitive.name in STRUCTURES or not eqn.outvars:
         return False
     for key, value in eqn.params.items():
@@ -77,7 +81,7 @@ def names_axis(eqn: JaxprEqn, axis: str) -> bool:
         if any(isinstance(one, str) and one == axis for one in given):
             return True
     # An operation inherits the effects of the programs inside it; those are looked at one by one.
-    if not eqn.effects or any(True for _ in programs_in(eqn)):
+    if not eqn.effects or next(programs_in(eqn), None) is not None:
         return False
     return any(getattr(effect, "name", None) == axis for effect in eqn.effects)
 
@@ -116,9 +120,10 @@ def repeatable(eqn: JaxprEqn) -> bool:
     # Without results there is nothing that could differ.
     if not eqn.outvars:
         return True
+    # Code that JAX cannot look into, of which only its author's word is known.
     if primitive.name.startswith(_KERNELS):
         return _is_free(eqn) and not _meets_devices(eqn)
-    inner = [one for program in programs_in(eqn) for one in getattr(program, "eqns", ())]
+    inner = list(operations_in(eqn))
     if inner or primitive.name in STRUCTURES:
         return (primitive.name in STRUCTURES or is_known(primitive)) and all(map(repeatable, inner))
     return is_known(primitive) and _is_free(eqn)
@@ -150,9 +155,9 @@ def list_collectives(jaxpr: Jaxpr, axis: str, caller: str = _UNKNOWN) -> list[st
     for eqn in jaxpr.eqns:
         line = user_line(eqn, but="/jaxtribute/") or caller
         if is_collective(eqn, axis):
-            arrays = [aval(var) for var in eqn.invars if hasattr(var.aval, "shape")]
-            shapes = ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
-            found.append(f"{eqn.primitive.name} of {shapes} at {line}")
+            # Tokens, which order effects, are operands without a shape.
+            shapes = [in_words(aval(var)) for var in eqn.invars if hasattr(var.aval, "shape")]
+            found.append(f"{eqn.primitive.name} of {', '.join(shapes)} at {line}")
         for inner in programs_in(eqn):
             found += list_collectives(opened(inner), axis, line)
     return found

@@ -35,6 +35,7 @@ def identity(name: str, transpose: Function = _unchanged) -> Own:
     primitive.def_impl(lambda value, **_: value)
     primitive.def_abstract_eval(lambda aval, **_: aval)
     mlir.register_lowering(primitive, lambda _, value, **_params: [value])
+    # Linear: the tangent passes through the operation as the value does, and the cotangent through `transpose`.
     ad.deflinear2(primitive, lambda cotangent, _, **params: [transpose(cotangent, **params)])
     batching.defvectorized(primitive)
     return primitive
@@ -68,10 +69,13 @@ def linear_with_probe(name: str, compute: Function, transpose: Function) -> Own:
         return ShapedArray(shape, operand.dtype)
 
     def jvp(primals: Any, tangents: Any, **params: Nest) -> tuple[Any, Any]:
+        # JAX marks a tangent that is nothing by `Zero`, to which no operation can be applied.
         if type(tangents[0]) is ad.Zero:
             tangent: Any = ad.Zero(ShapedArray(params["shape"], primals[0].dtype))
         else:
             tangent = primitive.bind(tangents[0], **params)
+        # The probe adds nothing to the value. Its tangent is added as it is, so that backwards it gets the result's
+        # cotangent.
         if len(tangents) > 1:
             tangent = ad.add_tangents(tangent, tangents[1])
         return primitive.bind(*primals, **params), tangent

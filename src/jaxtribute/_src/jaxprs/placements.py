@@ -6,6 +6,7 @@ program is for one replica: an array from around the function, wherever it lies,
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import jax
@@ -48,7 +49,7 @@ def _captures_placed(program: Any) -> bool:
     jaxpr = opened(program)
     if any(_has_mesh(var.aval) for var in jaxpr.constvars):
         return True
-    return any(_captures_placed(inner) for eqn in jaxpr.eqns for inner in programs_in(eqn))
+    return any(map(_captures_placed, chain.from_iterable(map(programs_in, jaxpr.eqns))))
 
 
 def _has_mesh(aval: Any) -> bool:
@@ -73,16 +74,16 @@ def _freed(program: Any, known: Known) -> Any:
     def atom(old: Numeric) -> Any:
         return old if isinstance(old, Literal) else new[old]
 
-    constvars, invars = [var(one) for one in jaxpr.constvars], [var(one) for one in jaxpr.invars]
+    constvars, invars = list(map(var, jaxpr.constvars)), list(map(var, jaxpr.invars))
     eqns: list[Any] = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "reshard" and _has_mesh(eqn.outvars[0].aval):
             new[eqn.outvars[0]] = atom(eqn.invars[0])  # from one mesh to another: here neither is left
             continue
-        taken = [atom(one) for one in eqn.invars]
+        taken = list(map(atom, eqn.invars))
         params = {name: _parameter(value, known) for name, value in eqn.params.items()}
-        eqns.append(eqn.replace(invars=taken, outvars=[var(one) for one in eqn.outvars], params=params))
-    outvars = [atom(one) for one in jaxpr.outvars]
+        eqns.append(eqn.replace(invars=taken, outvars=list(map(var, eqn.outvars)), params=params))
+    outvars = list(map(atom, jaxpr.outvars))
     freed = jaxpr.replace(constvars=constvars, invars=invars, eqns=eqns, outvars=outvars)
     if isinstance(program, Jaxpr) and not constants(program):
         return freed
@@ -99,6 +100,7 @@ def _known(value: Numeric, known: Known) -> Any:
 def _parameter(value: Numeric, known: Known) -> Any:
     if is_program(value):
         return _freed(value, known)
+    # Branches of a condition, and whatever else holds several programs.
     if isinstance(value, (tuple, list)) and any(is_program(one) for one in value):
         return type(value)(_freed(one, known) if is_program(one) else one for one in value)
     return None if _of_compiler(value) else value
@@ -106,6 +108,7 @@ def _parameter(value: Numeric, known: Known) -> Any:
 
 def _type(aval: Any) -> Any:
     if isinstance(aval, ShapedArray) and _has_mesh(aval):
+        # Weak types stay weak: they decide what the operations behind them give.
         return ShapedArray(aval.shape, aval.dtype, aval.weak_type)
     return aval
 

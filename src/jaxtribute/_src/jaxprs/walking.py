@@ -33,14 +33,21 @@ Handler = Callable[[JaxprEqn, list[Any]], "Sequence[Any] | None"]
 def programs_in(eqn: JaxprEqn) -> Iterator[Any]:
     """The programs inside an operation, closed or not: bodies, branches, called functions."""
     for value in eqn.params.values():
+        # Branches of a condition are a tuple of programs; all else has one program to a parameter.
         for one in value if isinstance(value, (tuple, list)) else (value,):
             if is_program(one):
                 yield one
 
 
+def operations_in(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+    """The operations of the programs inside an operation; not those further inside."""
+    for program in programs_in(eqn):
+        yield from opened(program).eqns
+
+
 def any_in(eqn: JaxprEqn, test: Callable[[JaxprEqn], bool]) -> bool:
     """True if an operation, or one inside it at any depth, passes the test."""
-    return test(eqn) or any(any_in(inner, test) for one in programs_in(eqn) for inner in opened(one).eqns)
+    return test(eqn) or any(any_in(inner, test) for inner in operations_in(eqn))
 
 
 def called(eqn: JaxprEqn) -> ClosedJaxpr | None:
@@ -72,10 +79,10 @@ def evaluate(program: ClosedJaxpr, inputs: Sequence[Any], handle: Handler) -> li
         return atom.val if isinstance(atom, Literal) else values[atom]
 
     for eqn in jaxpr.eqns:
-        operands = [read(atom) for atom in eqn.invars]
+        operands = list(map(read, eqn.invars))
         results = handle(eqn, operands)
         values.update(zip(eqn.outvars, bind(eqn, operands) if results is None else results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    return list(map(read, jaxpr.outvars))
 
 
 def variables(atoms: Sequence[Any]) -> list[Any]:
@@ -87,7 +94,10 @@ def used_by(eqns: Sequence[JaxprEqn], outputs: Sequence[Any] = ()) -> dict[Any, 
     """Values that operations use and that are put out, in order; some of them are made by the operations themselves."""
     # A dictionary for its order. A set would go by addresses, so that each process of a cluster would build, and
     # compile, another program.
-    return dict.fromkeys(variables([*(atom for eqn in eqns for atom in eqn.invars), *outputs]))
+    atoms: list[Any] = []
+    for eqn in eqns:
+        atoms += eqn.invars
+    return dict.fromkeys(variables([*atoms, *outputs]))
 
 
 def piece(program: ClosedJaxpr, inputs: Sequence[Any], eqns: Sequence[JaxprEqn], outputs: Sequence[Any]) -> ClosedJaxpr:
@@ -101,10 +111,15 @@ def piece(program: ClosedJaxpr, inputs: Sequence[Any], eqns: Sequence[JaxprEqn],
     """
     used = used_by(eqns, outputs)
     whole = opened(program)
-    values = zip(whole.constvars, constants(program), strict=True)
-    consts = [(var, value) for var, value in values if var in used]
+    constvars: list[Any] = []
+    consts: list[Any] = []
+    for var, value in zip(whole.constvars, constants(program), strict=True):
+        # Of the constants only what the piece needs: each is an array that the compiled piece would hold.
+        if var in used:
+            constvars.append(var)
+            consts.append(value)
     jaxpr = whole.replace(
-        constvars=[var for var, _ in consts],
+        constvars=constvars,
         invars=list(inputs),
         outvars=list(outputs),
         eqns=list(eqns),
@@ -112,13 +127,14 @@ def piece(program: ClosedJaxpr, inputs: Sequence[Any], eqns: Sequence[JaxprEqn],
         # nothing asks for.
         effects=frozenset().union(*(eqn.effects for eqn in eqns)),
     )
-    return closed(jaxpr, [value for _, value in consts])
+    return closed(jaxpr, consts)
 
 
 def with_inputs(program: ClosedJaxpr, stands: Sequence[JaxprEqn]) -> ClosedJaxpr:
     """The program with the results of some operations, each of one result and no operands, as inputs behind its own."""
     whole: Jaxpr = opened(program)
-    gone = {id(eqn) for eqn in stands}
+    # By identity: equal operations may stand at several places of a program.
+    gone = set(map(id, stands))
     lifted = whole.replace(
         invars=[*whole.invars, *(eqn.outvars[0] for eqn in stands)],
         eqns=[eqn for eqn in whole.eqns if id(eqn) not in gone],

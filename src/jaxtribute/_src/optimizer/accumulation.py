@@ -16,6 +16,7 @@ from jax import lax
 from jaxtribute._src.collectives.in_replica import all_reduce, contributions, divided, kept
 from jaxtribute._src.context import Context
 from jaxtribute._src.optimizer.slicing import Slice
+from jaxtribute._src.optimizer.updates import replaced_at
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import ReduceOp, VariableAggregation, VariableSynchronization
@@ -207,10 +208,12 @@ class Accumulation:
           context: the context in force; not that of a replica that runs eagerly.
         """
         adding = _adding(context, op)
-        grads = _replaced(grads, self.sums, adding)
+        early = [place for place, one in enumerate(self.sums) if adding.is_early(one, grads[place])]
+        grads = replaced_at(early, grads, adding.reduced)
         found: list[Any] = []
         for one, grad in zip(self.sums, grads, strict=True):
             total = context.executor.get(one.variable)
+            # The sum may be wider than the gradients: see `_dtype`.
             found.append(total + adding.share(one, grad).astype(total.dtype))
         return found
 
@@ -219,34 +222,21 @@ class Accumulation:
         adding = _adding(context, ReduceOp.SUM)
         found: list[Any] = []
         for one, array in zip(self.sums, arrays, strict=True):
+            # In the sums' own dtype; only the result is rounded to that of the gradients.
             mean = array / np.asarray(self.steps, array.dtype) if self.mean else array
             found.append(adding.gradient(one, mean.astype(one.dtype)))
         rows = [place for place, grad in enumerate(found) if isinstance(grad, PerReplica)]
-        if rows:
-            totals = adding.reduced([found[place] for place in rows])
-            for place, total in zip(rows, totals, strict=True):
-                found[place] = total
-        return found
+        return replaced_at(rows, found, adding.reduced)
 
 
 def _adding(context: Context, op: ReduceOp | None) -> _Adding:
     return _InProgram(context, op) if context.executor.local else _ForAll(context, op)
 
 
-def _replaced(grads: Sequence[Any], sums: Sequence[Sum], adding: _Adding) -> list[Any]:
-    """Gradients, with reduced ones in place of those that are reduced in every call."""
-    found = list(grads)
-    early = [place for place, one in enumerate(sums) if adding.is_early(one, found[place])]
-    if early:
-        totals = adding.reduced([found[place] for place in early])
-        for place, total in zip(early, totals, strict=True):
-            found[place] = total
-    return found
-
-
 def make_accumulation(strategy: Strategy, variables: Sequence[Variable], steps: int, mean: bool) -> Accumulation:
     """Makes the sums of `variables`, zero, and the count."""
     plain, _ = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)
+    # Each variable's policy says how its sums are kept: no device should hold more of them than it must.
     policies = [variable.policy.accumulated() for variable in variables]
     sums: list[Sum] = []
     for variable, policy, array in zip(variables, policies, _zeros(variables, policies), strict=True):
@@ -259,6 +249,7 @@ def make_accumulation(strategy: Strategy, variables: Sequence[Variable], steps: 
             aggregation=VariableAggregation.SUM,
         )
         sums.append(Sum(made, _kind(variable.policy, policy), variable.dtype))
+    # The same on all replicas: every one of them counts every call.
     policy = plain.fitted((), np.dtype(np.int32))
     count = Variable.with_policy(np.zeros((), np.int32), policy, name="accumulated_calls", strategy=strategy)
     return Accumulation(steps, mean, tuple(sums), count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import jax
@@ -15,7 +15,7 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.execution.nests import opened
 from jaxtribute._src.optimizer.accumulation import Accumulation, make_accumulation
-from jaxtribute._src.optimizer.slicing import Slice
+from jaxtribute._src.optimizer.slicing import as_cut
 from jaxtribute._src.optimizer.slots import Slots, make_slots
 from jaxtribute._src.optimizer.updates import guarded_update, sliced_update, whole_update
 from jaxtribute._src.traced_reads import traced_reads
@@ -101,11 +101,12 @@ class Optimizer:
             _check_remote(self._strategy, cycle, loss_scale)
             return
         chosen = self._choose(shard_update)
-        cuts = {
-            i: variable.policy.cut or Cut.of(variable.shape, self._mesh)
-            for i, variable in enumerate(self._variables)
-            if i in chosen or variable.policy.cut is not None
-        }
+        cuts: dict[int, Cut] = {}
+        for i, variable in enumerate(self._variables):
+            # A variable that is stored in pieces is updated in them, whatever was chosen.
+            cut = variable.policy.cut
+            if cut is not None or i in chosen:
+                cuts[i] = cut or Cut.of(variable.shape, self._mesh)
         self._slots = make_slots(transform, self._variables, cuts)
         # A variable that is stored whole and has no slots of its shape has nothing to shard.
         self._sliced = {i: cut for i, cut in cuts.items() if i not in chosen or i in self._slots.owners}
@@ -117,6 +118,7 @@ class Optimizer:
         # Without donation: the old arrays may be in the user's hands, who has read them.
         self._eager_update = jax.jit(self._update)
         if cycle > 1:
+            # A cycle of one call needs no sums: it is the update itself.
             mean = ReduceOp.parse(accumulate_op) is ReduceOp.MEAN
             self._accumulation = make_accumulation(self._strategy, self._variables, cycle, mean)
 
@@ -141,7 +143,7 @@ class Optimizer:
         return self._slots.tree.unflatten(self._slots.variables)
 
     def __repr__(self) -> str:
-        names = ", ".join(variable.name for variable in self._variables)
+        names = ", ".join(_names(self._variables))
         cycle = "" if self._accumulation is None else f", {self._accumulation.steps} calls an update"
         slots = len(self._slots.variables)
         return f"<jd.Optimizer of {names}; {slots} slots, {len(self._sliced)} variables sharded{cycle}>"
@@ -176,6 +178,7 @@ class Optimizer:
         """Finds the variables that are updated in slices."""
         if shard_update not in (True, False, "auto"):
             raise ArgumentError(f"shard_update is {shard_update!r}. HINT: pass True, False or 'auto'.")
+        # A single replica has nobody to share the update with.
         if not shard_update or self._mesh.size == 1:
             return frozenset()
         # Gloo's messages cost more than the update that is saved.
@@ -184,22 +187,22 @@ class Optimizer:
         if shard_update == "auto" and (self._mesh.size < _MANY_REPLICAS or between_cpus or self._mesh.group):
             return frozenset()
         floor = _LARGE_BYTES if shard_update == "auto" else 0
-        return frozenset(
-            index
-            for index, variable in enumerate(self._variables)
-            if variable.policy.mirrored
-            and variable.policy.cut is None
-            and not variable.policy.layout
-            and variable.size >= self._mesh.size
-            and variable.size * variable.dtype.itemsize >= floor
-        )
+        large: set[int] = set()
+        for index, variable in enumerate(self._variables):
+            policy, nbytes = variable.policy, variable.size * variable.dtype.itemsize
+            whole = policy.mirrored and policy.cut is None and not policy.layout
+            # With fewer elements than replicas some would have nothing but padding.
+            if whole and variable.size >= self._mesh.size and nbytes >= floor:
+                large.add(index)
+        return frozenset(large)
 
     def _ordered(self, grads_and_vars: Any) -> list[Any]:
         pairs = list(grads_and_vars) if isinstance(grads_and_vars, (list, tuple, zip)) else grads_and_vars
         if isinstance(pairs, list) and pairs and all(_is_pair(pair) for pair in cast("list[Any]", pairs)):
             found: dict[Variable, Any] = {variable: grad for grad, variable in cast("list[Any]", pairs)}
-            unknown = [variable.name for variable in found if variable not in self._variables]
-            missing = [variable.name for variable in self._variables if variable not in found]
+            # A search among variables goes by identity, whatever `==` means elsewhere; see `operators.Asking`.
+            unknown = _names(variable for variable in found if variable not in self._variables)
+            missing = _names(variable for variable in self._variables if variable not in found)
             twice = len(cast("list[Any]", pairs)) - len(found)
             if unknown or missing or twice:
                 raise ArgumentError(
@@ -207,8 +210,10 @@ class Optimizer:
                     f"its own {unknown}, {twice} given twice. HINT: pass exactly one pair for each variable given to "
                     "jd.Optimizer."
                 )
-            grads = [found[variable] for variable in self._variables]
+            grads = list(map(found.__getitem__, self._variables))
         else:
+            # None is a leaf here, so that a gradient that is missing is told with its variable's name, and not only
+            # counted.
             grads = jax.tree.leaves(pairs, is_leaf=lambda leaf: leaf is None or isinstance(leaf, PerReplica))
             present = [grad for grad in grads if grad is not None]
             # A nest such as Equinox's has None where a module holds no array.
@@ -218,13 +223,14 @@ class Optimizer:
                 f"{len(grads)} gradients for {len(self._variables)} variables. "
                 "HINT: pass one for each variable, in the order given to jd.Optimizer, or pairs."
             )
-        return [_checked(grad, variable) for grad, variable in zip(grads, self._variables, strict=True)]
+        return list(map(_checked, grads, self._variables))
 
     def _apply(self, grads: list[Any], op: ReduceOp | None) -> None:
         """Updates by gradients as the code that runs has them, or adds them to the sums of a cycle."""
         context = contexts.of(self._strategy)
         accumulation = self._accumulation
         if accumulation is None:
+            # Sums of a cycle take gradients as they are: most are reduced when the cycle ends.
             grads, op = context.executor.standpoint.reducible(self._strategy, grads, op)
 
         def update(executor: Executor) -> None:
@@ -245,7 +251,7 @@ class Optimizer:
 
         def finish(sums: list[Any], held: list[Any]) -> tuple[list[Any], list[Any]]:
             cycle = accumulation.cycle(sums, context)
-            return [jnp.zeros_like(total) for total in sums], self._updated(cycle, rows, held, context)
+            return list(map(jnp.zeros_like, sums)), self._updated(cycle, rows, held, context)
 
         sums, held = accumulation.added(grads, op, context), self._held(context)
         calls = executor.get(accumulation.count) + np.int32(1)
@@ -260,6 +266,7 @@ class Optimizer:
             self._keep(held, context)
         for one, total in zip(accumulation.sums, sums, strict=True):
             executor.set(one.variable, total)
+        # From zero again at the end: the number never outgrows its 32 bits.
         executor.set(accumulation.count, jnp.where(last, jnp.zeros_like(calls), calls))
 
     def _in_slices(self, context: contexts.Context) -> bool:
@@ -270,7 +277,8 @@ class Optimizer:
         """The arrays of the variables and their slots: as they are stored, or whole."""
         variables = (*self._variables, *self._state)
         if self._in_slices(context):
-            return [context.executor.get(variable) for variable in variables]
+            # The pieces as they are stored: nothing is gathered for an update in slices.
+            return list(map(context.executor.get, variables))
         executor = context.executor
         return [executor.standpoint.whole(executor, variable) for variable in variables]
 
@@ -288,23 +296,28 @@ class Optimizer:
     ) -> list[Any]:
         """The new arrays of the variables and their slots, from those that `_held` gave."""
         count, replicas = len(self._variables), self._mesh.size
+        # Gradients that are reduced already have left the idle replicas out.
         idle = () if op is None else context.executor.idle
         if self._in_slices(context):
-            pieces = [
-                Slice(array, variable.policy.cut) if variable.policy.cut is not None else array
-                for array, variable in zip(held, (*self._variables, *self._state), strict=True)
-            ]
+            variables = (*self._variables, *self._state)
+            pieces = [as_cut(array, variable.policy.cut) for array, variable in zip(held, variables, strict=True)]
             params, slots = pieces[:count], pieces[count:]
             return sliced_update(self._update, self._sliced, replicas, grads, slots, params, op, idle)
         if op is not None:
+            # All in one call: small gradients share collectives, and the losses of the step travel along.
             summation = self._strategy.extended.summation(None)
             grads = context.executor.reduce_gradients(grads, op, replicas, summation)
+        # A central variable is updated where it is stored, so its gradient goes there first.
         grads = [variable.policy.admit(grad) for variable, grad in zip(self._variables, grads, strict=True)]
         if context.executor.traced:
             return self._update(grads, list(held[count:]), list(held[:count]))
         # It reads no variables, and should not be compiled anew because other code does.
         with traced_reads.steady():
             return self._eager_update(grads, list(held[count:]), list(held[:count]))
+
+
+def _names(variables: Iterable[Variable]) -> list[str]:
+    return [variable.name for variable in variables]
 
 
 def _is_pair(value: Numeric) -> bool:
@@ -328,6 +341,7 @@ def _checked(grad: Numeric, variable: Variable) -> Any:
     if grad is None:
         raise ArgumentError(f"the gradient of {variable.name} is None. HINT: pass zeros, or leave the variable out.")
     grad = operand(grad)
+    # Rows of a table go to the servers as rows. Elsewhere an update takes whole arrays.
     if isinstance(grad, IndexedSlices) and variable.policy.remote:
         return grad
     shape = jnp.shape(cast("Any", grad.values[0] if isinstance(grad, PerReplica) else grad))
@@ -355,8 +369,8 @@ def _check_variables(variables: Sequence[Variable]) -> None:
             "Optax transformation itself."
         )
     if len(set(variables)) < len(variables):
-        names = [variable.name for variable in variables]
-        raise ArgumentError(f"a variable is listed twice among {names}. HINT: list each variable once.")
+        raise ArgumentError(f"a variable is listed twice among {_names(variables)}. HINT: list each variable once.")
+    # One update is one program, which runs on one set of replicas.
     first = variables[0].distribute_strategy
     for variable in variables:
         if variable.distribute_strategy is not first:

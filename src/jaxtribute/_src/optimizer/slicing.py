@@ -57,9 +57,14 @@ def own_slice(array: Numeric, cut: Cut) -> Slice:
     return Slice(cut.piece_of(array), cut)
 
 
-def whole(piece: Slice) -> Any:
-    """The array whose pieces the replicas hold, on every replica."""
-    return piece.cut.joined(piece.data)
+def as_cut(array: Numeric, cut: Cut | None) -> Any:
+    """An array that holds this replica's piece as such a piece; another one as it is."""
+    return array if cut is None else Slice(array, cut)
+
+
+def whole(value: Any) -> Any:
+    """The array whose pieces the replicas hold, on every replica; what is whole already as it is."""
+    return value.cut.joined(value.data) if isinstance(value, Slice) else value
 
 
 def run_on_slices(closed: ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
@@ -83,7 +88,9 @@ def _equation(eqn: JaxprEqn, arguments: list[Any], handle: Handler) -> Sequence[
     name = eqn.primitive.name
     if name in ELEMENTWISE:
         return _elementwise(eqn, arguments)
+    # A reduction of some axes only would mix, in flat pieces, elements of several replicas.
     every_axis = name in _COLLECTIVES and len(eqn.params["axes"]) == len(arguments[0].shape)
+    # The collectives, and the neutral values for padding, are those of numbers.
     if every_axis and arguments[0].data.dtype != np.bool_:
         return [_reduce(eqn, arguments[0])]
     # The elements of a flat piece, and of rows, are in order whatever the shape; a cut of another axis has others.
@@ -100,6 +107,7 @@ def _equation(eqn: JaxprEqn, arguments: list[Any], handle: Handler) -> Sequence[
 
 def _reshaped(piece: Slice, shape: tuple[int, ...]) -> Slice:
     """A flat piece, or one of rows, as one of an array with the same elements."""
+    # Rows stay rows where they can still be dealt out equally; the elements are the same either way.
     by_rows = piece.cut.axis == 0 and shape and shape[0] % piece.cut.replicas == 0
     cut = replace(piece.cut, shape=shape, axis=0 if by_rows else None)
     return Slice(piece.data.reshape(cut.piece_shape), cut)
@@ -125,9 +133,11 @@ def _elementwise(eqn: JaxprEqn, arguments: list[Any]) -> Sequence[Any]:
     for argument in arguments:
         if isinstance(argument, Slice):
             local.append(argument.data)
+        # A scalar meets every element alike.
         elif jnp.shape(argument) == ():
             local.append(argument)
         else:
+            # Every replica holds this array whole, and takes the part of it that meets its piece.
             local.append(cut.piece_of(jnp.broadcast_to(argument, shape)))
     return [Slice(result, cut) for result in bind(eqn, local)]
 

@@ -37,13 +37,22 @@ class Slots:
 
     def state(self, values: Sequence[Any]) -> Any:
         """The state as Optax has it, of the variables' values."""
-        pairs = zip(values, self.keys, strict=True)
-        return self.tree.unflatten([x if kind is None else jax.random.wrap_key_data(x, impl=kind) for x, kind in pairs])
+        return self.tree.unflatten([_from_data(*pair) for pair in zip(values, self.keys, strict=True)])
 
 
 def leaves_of(state: Any) -> list[Any]:
     """The state's arrays; of random keys their data."""
-    return [jax.random.key_data(leaf) if _key_kind(leaf) is not None else leaf for leaf in jax.tree.leaves(state)]
+    return list(map(_data, jax.tree.leaves(state)))
+
+
+def _data(leaf: Leaf) -> Any:
+    """A leaf as a variable can hold it: a random key has no dtype of NumPy's, its data have."""
+    return leaf if _key_kind(leaf) is None else jax.random.key_data(leaf)
+
+
+def _from_data(value: Leaf, kind: Any) -> Any:
+    """A leaf again of what a variable holds: the inverse of `_data`."""
+    return value if kind is None else jax.random.wrap_key_data(value, impl=kind)
 
 
 def _key_kind(leaf: Leaf) -> Any:
@@ -75,14 +84,17 @@ def make_slots(
         with optax_rules():
             state = transform.init(params)
         # Noted while it is traced: what comes out holds the data of keys, which look like other numbers.
-        kinds[:] = [_key_kind(leaf) for leaf in jax.tree.leaves(state)]
+        kinds[:] = map(_key_kind, jax.tree.leaves(state))
         return state
 
     stored = [variable.stored for variable in variables]
+    # Traced and not run: how each slot is stored must be known before any takes memory.
     shapes = jax.eval_shape(lambda stored: _with_key_data(init(stored)), stored)
-    found = zip(owner_of_leaves(shapes, variables), kinds, strict=True)
-    # The data of keys may have a variable's shape by chance.
-    owners = tuple(owner if kind is None else None for owner, kind in found)
+    owners = owner_of_leaves(shapes, variables)
+    for place, kind in enumerate(kinds):
+        # The data of keys may have a variable's shape by chance.
+        if kind is not None:
+            owners[place] = None
     strategy = variables[0].distribute_strategy
     plain = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
     leaves, tree = jax.tree.flatten(shapes)
@@ -90,17 +102,19 @@ def make_slots(
     arrays = _stored_state(init, stored, policies)
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]]
     names = slot_names(paths, [None if owner is None else variables[owner].name for owner in owners])
-    slots = [
-        Variable.with_policy(array, policy, name=name, strategy=strategy, shape=leaf.shape if policy.split else None)
-        for array, policy, name, leaf in zip(arrays, policies, names, leaves, strict=True)
-    ]
-    return Slots(tuple(slots), tree, owners, tuple(kinds))
+    slots: list[Variable] = []
+    for array, policy, name, leaf in zip(arrays, policies, names, leaves, strict=True):
+        # The array of a slice does not tell the shape of the value, which is padded in it.
+        shape = leaf.shape if policy.split else None
+        slots.append(Variable.with_policy(array, policy, name=name, strategy=strategy, shape=shape))
+    return Slots(tuple(slots), tree, tuple(owners), tuple(kinds))
 
 
 def _as_owner(
     plain: Policy, leaf: Array, owner: int | None, variables: Sequence[Variable], sliced: Mapping[int, Cut]
 ) -> Policy:
     """The policy of a slot: cut and laid out as the variable that it belongs to."""
+    # What belongs to no variable, such as a count of steps, is stored as a new variable would be.
     if owner is None:
         return plain.fitted(leaf.shape, leaf.dtype)
     layout, mesh = variables[owner].policy.layout, variables[owner].policy.mesh
@@ -111,27 +125,24 @@ def _as_owner(
 
 def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], policies: Sequence[Policy]) -> list[Any]:
     """The first state's arrays: those that are stored in slices as such, which no device ever holds whole."""
-    meshes = [policy.mesh for policy in policies]
 
     def laid_out(stored: Sequence[Any]) -> list[Any]:
         leaves = leaves_of(init(stored))
-        return [
-            leaf if policy.cut is None else policy.cut.stored(leaf)
-            for leaf, policy in zip(leaves, policies, strict=True)
-        ]
+        return [policy.pieces(leaf) for policy, leaf in zip(policies, leaves, strict=True)]
 
     places = [policy.where for policy in policies]
-    if any(mesh is not None and mesh.described for mesh in meshes):
+    # Nothing runs on devices that are only described: a shape and a placement are all that there is of a slot.
+    if any(policy.mesh is not None and policy.mesh.described for policy in policies):
         shapes = jax.eval_shape(laid_out, stored)
         return [put(shape, place) if place else shape for shape, place in zip(shapes, places, strict=True)]
-    if not any(policy.split or policy.layout for policy in policies):
+    in_parts = [place for place, policy in enumerate(policies) if policy.split or policy.layout]
+    if not in_parts:
         return jax.jit(laid_out)(stored)
     arrays = jax.jit(laid_out, out_shardings=places)(stored)
-    # A state that is the parameters themselves would share their memory.
-    return [
-        own(array, place) if policy.split or policy.layout else array
-        for array, place, policy in zip(arrays, places, policies, strict=True)
-    ]
+    for place in in_parts:
+        # A state that is the parameters themselves would share their memory.
+        arrays[place] = own(arrays[place], places[place])
+    return arrays
 
 
 def _with_key_data(state: Any) -> Any:
@@ -147,6 +158,7 @@ def slot_names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:
         name = fields[-1] if fields else "slot"
         if owner is not None:
             name = f"{owner.removesuffix(':0')}/{name}"
+        # Several transformations in a chain may have slots of one name: the later ones get a number.
         count = seen[name] = seen.get(name, -1) + 1
         names.append(f"{name}_{count}" if count else name)
     return names
@@ -160,6 +172,7 @@ def owner_of_leaves(state: Any, variables: Sequence[Variable]) -> list[int | Non
     """
     owners: list[int | None] = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        # The place in a list is the last step of the path to a leaf; names and keys of other nests have no `idx`.
         index = getattr(path[-1], "idx", None) if path else None
         fits = index is not None and index < len(variables) and jax.numpy.shape(leaf) == variables[index].shape
         owners.append(index if fits and _key_kind(leaf) is None else None)

@@ -31,6 +31,7 @@ def whole_update(transform: optax.GradientTransformation, slots: Slots) -> Updat
         params = list(params)
         with optax_rules():
             updates, state = transform.update(list(grads), slots.state(values), params)
+            # Under these rules as well: an update may have another dtype than its parameter.
             fresh = jax.tree.leaves(optax.apply_updates(params, updates))
         return [*fresh, *leaves_of(state)]
 
@@ -47,6 +48,7 @@ def guarded_update(update: Update, scale: LossScale) -> Update:
     extra = len(scale.variables)
 
     def guarded(grads: Sequence[Any], values: Sequence[Any], params: Sequence[Any]) -> list[Any]:
+        # The loss scale has no part in the update of the slots before it.
         count = len(values) - extra
         finite = all_finite(grads)
         old, new = [*params, *values[:count]], update(grads, values[:count], params)
@@ -54,6 +56,23 @@ def guarded_update(update: Update, scale: LossScale) -> Update:
         return [*kept, *scale.adjusted(values[count:], finite)]
 
     return guarded
+
+
+def replaced_at(
+    places: Sequence[int], values: Sequence[Any], change: Callable[[list[Any]], Sequence[Any]]
+) -> list[Any]:
+    """The values, with what `change` makes of some of them, all in one call, in their places.
+
+    Args:
+      places: indices of the values to replace; without any, `change` is not called.
+      values: the values.
+      change: a function of a list of values that gives as many others, in their order.
+    """
+    found = list(values)
+    if places:
+        for place, value in zip(places, change([found[place] for place in places]), strict=True):
+            found[place] = value
+    return found
 
 
 def all_finite(nest: Nest) -> jax.Array:
@@ -91,16 +110,20 @@ def sliced_update(
       The new parameters and the new slots, each as it was given: the vector of a slice, or whole.
     """
     reduced = _reduce_gradients(grads, sliced, replicas, op, idle)
+    given = reduced, list(pieces), list(params)
     try:
         # The update is traced for whole arrays, as Optax knows no other, and then evaluated on pieces.
-        avals = [[jax.ShapeDtypeStruct(x.shape, _dtype(x)) for x in xs] for xs in (reduced, pieces, params)]
-        closed = jax.make_jaxpr(update)(*avals)
-        cut = [_cut(p, sliced.get(i)) for i, p in enumerate(params)]
-        results = run_on_slices(closed, [*reduced, *pieces, *cut])
+        closed = jax.make_jaxpr(update)(*jax.tree.map(_whole_shape, given))
+        results = run_on_slices(closed, [*reduced, *pieces, *_all_cut(params, sliced)])
     except NotSliceable:
         # Exact all the same: everything is gathered, updated whole by each replica, and cut again.
-        results = update(*([whole(x) if isinstance(x, Slice) else x for x in xs] for xs in (reduced, pieces, params)))
-    return [_as_given(x, given) for x, given in zip(results, [*params, *pieces], strict=True)]
+        results = update(*jax.tree.map(whole, given))
+    return [_as_given(new, old) for new, old in zip(results, [*params, *pieces], strict=True)]
+
+
+def _all_cut(values: Sequence[Any], sliced: Mapping[int, Cut]) -> list[Any]:
+    """Values of all parameters, with this replica's piece of each that is sliced."""
+    return [_cut(value, sliced.get(place)) for place, value in enumerate(values)]
 
 
 def _cut(value: Any, cut: Cut | None) -> Any:
@@ -111,8 +134,13 @@ def _cut(value: Any, cut: Cut | None) -> Any:
 def _as_given(value: Numeric, given: Any) -> Any:
     """A result in the form that its old value has."""
     if not isinstance(given, Slice):
-        return whole(value) if isinstance(value, Slice) else value
+        return whole(value)
     return (value if isinstance(value, Slice) else own_slice(value, given.cut)).data
+
+
+def _whole_shape(value: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an array, or of the whole one that a `Slice` is a piece of."""
+    return jax.ShapeDtypeStruct(value.shape, _dtype(value))
 
 
 def _dtype(value: Numeric) -> Any:
@@ -124,12 +152,12 @@ def _reduce_gradients(
 ) -> list[Any]:
     """All-reduced gradients, and reduce-scattered ones for the sliced parameters."""
     if op is None:
+        # Reduced gradients are the same everywhere: each replica cuts its own piece, and nothing is sent.
         given = [grad if isinstance(grad, Slice) else jnp.asarray(grad) for grad in grads]
-        return [_cut(x, sliced.get(i)) for i, x in enumerate(given)]
-    results: list[Any] = list(grads)
+        return _all_cut(given, sliced)
     small = [i for i, grad in enumerate(grads) if i not in sliced and not isinstance(grad, Slice)]
-    for i, total in zip(small, all_reduce([grads[i] for i in small], op, replicas, idle=idle), strict=True):
-        results[i] = total
+    results = replaced_at(small, grads, lambda some: all_reduce(some, op, replicas, idle=idle))
+    # Sorted: every replica must come to the collectives in the same order.
     large = [i for i in sorted(sliced) if not isinstance(grads[i], Slice)]
     arrays, count = contributions([grads[i] for i in large], op, replicas, idle)
     for i, array in zip(large, arrays, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,12 +16,12 @@ from jaxtribute._src.observers import REDUCE, RUN, observed
 from jaxtribute._src.strategies.legacy import LegacyMethods
 from jaxtribute._src.strategies.scope import Scope, require_cross_replica
 from jaxtribute._src.types import Function, Leaf, Nest, Numeric
-from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues
+from jaxtribute._src.values.distributed import Mirrored, ReplicaValues
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.numbers import check_cut
 from jaxtribute._src.values.operators import operand
 from jaxtribute._src.values.variable import Variable
-from jaxtribute.errors import ArgumentTypeError, StrategyMixError
+from jaxtribute.errors import ArgumentTypeError
 
 if TYPE_CHECKING:
     from jaxtribute._src.execution.step_loops import StepLoops
@@ -212,7 +213,8 @@ class Strategy(LegacyMethods):
         op = ReduceOp.parse(reduce_op)
         context = require_cross_replica(self, "reduce")
         leaves, tree = flatten_dense(value, "reduce")
-        leaves = [self._distributed(leaf) for leaf in leaves]
+        leaves = [self._extended.components_of(leaf, usable=True) for leaf in leaves]
+        # All go to the executor in one call: small values can share a message.
         return tree.unflatten(context.executor.reduce(self, leaves, op, axis))
 
     def gather(self, value: Numeric, axis: int) -> Any:
@@ -234,7 +236,8 @@ class Strategy(LegacyMethods):
         """
         executor = require_cross_replica(self, "gather").executor
         leaves, tree = flatten_dense(value, "gather")
-        return tree.unflatten([executor.gather(self._distributed(leaf), axis) for leaf in leaves])
+        components_of = partial(self._extended.components_of, usable=True)
+        return tree.unflatten([executor.gather(components_of(leaf), axis) for leaf in leaves])
 
     def place(self, nest: Nest) -> Any:
         """Puts a nest of arrays where this strategy puts variables: a copy on every replica's device.
@@ -275,11 +278,12 @@ class Strategy(LegacyMethods):
         if isinstance(value, (ReplicaValues, Variable)):
             return value.values
         leaves, tree = flatten(value)
-        if not any(is_distributed(leaf) for leaf in leaves):
+        if not any(map(is_distributed, leaves)):
             return (value,)
+        # One nest for each replica: what is not distributed belongs to all of them.
         local = self._extended.mesh.local_ids
         columns = [leaf.values if is_distributed(leaf) else (leaf,) * len(local) for leaf in leaves]
-        return tuple(tree.unflatten(row) for row in zip(*columns, strict=True))
+        return tuple(map(tree.unflatten, zip(*columns, strict=True)))
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Makes a distributed value out of what `value_fn` returns for each replica.
@@ -375,16 +379,3 @@ class Strategy(LegacyMethods):
         from jaxtribute._src.tools.visualize.html import strategy_html
 
         return strategy_html(self)
-
-    def _distributed(self, value: Numeric) -> Any:
-        """`value`, variables as what they hold on each replica, once it is known to belong to these replicas."""
-        mesh = self._extended.mesh
-        if isinstance(value, Variable):
-            self._extended.check_variable(value)
-            return value.distributed()
-        if isinstance(value, (PerReplica, Mirrored)) and value.mesh != mesh:
-            raise StrategyMixError(
-                f"a {type(value).__name__} value of {value.mesh.size} replica(s) on {value.mesh!r} was given to "
-                f"{self!r} on {mesh!r}. HINT: use the strategy that made the value."
-            )
-        return value

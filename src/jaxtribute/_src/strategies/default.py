@@ -20,6 +20,7 @@ class DefaultExtended(StrategyExtended):
     """One replica; nothing is bound to a device, as in plain JAX."""
 
     def __init__(self) -> None:
+        # Not by the base class, which would be given the mesh: it would start JAX while the library is imported.
         self._strategy = None
 
     @property

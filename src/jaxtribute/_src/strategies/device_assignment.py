@@ -36,14 +36,14 @@ class Topology:
     """
 
     def __init__(self, devices: Sequence[str | jax.Device]) -> None:
-        devices = [_device(device) for device in settings.sequence("devices", devices)]
-        if not devices:
+        found: list[jax.Device] = list(map(_device, settings.sequence("devices", devices)))
+        if not found:
             raise DeviceError("a topology of no devices. HINT: pass jax.devices().")
         # For devices without coordinates, as CPUs that stand in for TPUs: chips of two cores, where they come out even.
-        cores = 2 if len(devices) % 2 == 0 else 1
-        self._by_place = {_coordinates(device, i, cores): device for i, device in enumerate(devices)}
-        if len(self._by_place) < len(devices) or len(set(devices)) < len(devices):
-            raise DeviceError(f"{list(devices)} share coordinates. HINT: list each device once.")
+        cores = 2 if len(found) % 2 == 0 else 1
+        self._by_place = {_coordinates(device, i, cores): device for i, device in enumerate(found)}
+        if len(self._by_place) < len(found) or len(set(found)) < len(found):
+            raise DeviceError(f"{found} share coordinates. HINT: list each device once.")
 
     @property
     def devices(self) -> Mapping[tuple[int, int, int, int], jax.Device]:
@@ -95,14 +95,15 @@ class DeviceAssignment:
         self._topology, self._places = topology, places
         self._shape: tuple[int, ...] = (1, 1, 1, places.shape[1])
         known = topology.devices
-        flat = [tuple(int(number) for number in place) for place in places.reshape(-1, len(_AXES))]
+        # As tuples of Python's ints, which are the keys of a topology and read well in messages.
+        flat = list(map(tuple, places.reshape(-1, len(_AXES)).tolist()))
         missing = [place for place in flat if place not in known]
         if missing or len(set(flat)) < len(flat):
             raise DeviceError(
                 f"core_assignment names {missing or flat}, where {topology!r} has "
                 f"{'no device' if missing else 'each device once'}. HINT: use each device at most once."
             )
-        self._devices = tuple(known[cast("Any", place)] for place in flat)
+        self._devices = tuple(map(known.__getitem__, cast("Any", flat)))
 
     @classmethod
     def build(
@@ -139,14 +140,13 @@ class DeviceAssignment:
                 f"{system!r} has room for {blocks} replicas of {shape} devices at a distance of {stride}, not "
                 f"{count}. HINT: ask for fewer replicas, or for smaller ones."
             )
-        inner = [np.array(place) * stride for place in itertools.product(*map(range, shape))]
+        # The devices of one block, by their distance from its first.
+        inner = np.array(list(itertools.product(*map(range, shape)))) * stride
         # The last four numbers shift a block by less than its stride, into the gaps that it leaves.
         outer = itertools.product(*map(range, spans), *map(range, stride))
-        places = [
-            [np.array(block[:4]) * shape * np.array(stride) + block[4:] + place for place in inner]
-            for block in itertools.islice(outer, count)
-        ]
-        made = cls(system, np.array(places))
+        taken = np.array(list(itertools.islice(outer, count)))
+        first = taken[:, :4] * shape * np.array(stride) + taken[:, 4:]
+        made = cls(system, first[:, None] + inner)
         # The block's own form, which its list of places no longer shows.
         made._shape = shape
         return made
@@ -169,6 +169,7 @@ class DeviceAssignment:
     @property
     def core_assignment(self) -> HostArray:
         """The coordinates of each device, of shape `(replicas, devices per replica, 4)`."""
+        # A copy, into which the caller may write.
         return self._places.copy()
 
     @property
@@ -184,7 +185,7 @@ class DeviceAssignment:
 
     def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
         """Returns the coordinates of a replica's device."""
-        return tuple(int(number) for number in self._places[replica, logical_core])
+        return tuple(map(int, self._places[replica, logical_core]))
 
     def tpu_device(self, replica: int = 0, logical_core: int = 0) -> str:
         """Returns TensorFlow's name of a replica's device."""
@@ -207,7 +208,7 @@ def _coordinates(device: jax.Device, number: int, cores: int) -> tuple[int, int,
     if coords is None:
         return (number // cores, 0, 0, number % cores)
     # Where chips lie in a plane there are two coordinates.
-    x, y, z = (*(int(one) for one in coords), 0, 0)[:3]
+    x, y, z = (*map(int, coords), 0, 0)[:3]
     return (x, y, z, int(getattr(device, "core_on_chip", 0)))
 
 
@@ -229,10 +230,10 @@ def tpu_devices(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
     Raises:
       DeviceError: there is none.
     """
-    found = tuple(device for device in devices if is_tpu(device))
+    found = tuple(filter(is_tpu, devices))
     if not found:
         raise DeviceError(
-            f"there is no TPU device here; the default devices are {[device_name(d) for d in default_devices()]}. "
+            f"there is no TPU device here; the default devices are {list(map(device_name, default_devices()))}. "
             "HINT: install jax[tpu] on a TPU host; to try a program without one, let CPU devices stand in: "
             'jd.config.alias_devices({"TPU:0": "CPU:0"}).'
         )

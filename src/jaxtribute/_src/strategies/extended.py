@@ -94,7 +94,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
 
         Source: `tf.distribute.StrategyExtended.worker_devices`.
         """
-        return tuple(device_name(device) for device in self.mesh.local_devices)
+        return tuple(map(device_name, self.mesh.local_devices))
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
@@ -111,6 +111,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
           ArgumentError: a synchronization that this strategy cannot give.
         """
         if self.mesh.size == 1:
+            # One copy is in step with itself: it gives every synchronization that is asked for.
             return PlainPolicy(self.home), synchronization
         if synchronization is VariableSynchronization.NONE:
             raise ArgumentError(
@@ -172,7 +173,12 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
             )
         if self.mesh.size == 1:
             return self._call_alone(fn, args, kwargs)
-        _check_values(self, (args, kwargs))
+        # Here and not in a function for each leaf, as every eager step passes.
+        for leaf in flatten((args, kwargs))[0]:
+            if isinstance(leaf, (PerReplica, Mirrored)) and leaf.mesh != self.mesh:
+                raise _mixed(leaf, self.strategy)
+            if isinstance(leaf, Variable):
+                self.check_variable(leaf)
         if executor.traced:
             from jaxtribute._src.execution import compiled
 
@@ -247,17 +253,33 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
                 f"{self.strategy!r}. HINT: create variables and run steps under one strategy."
             )
 
+    def components_of(self, value: Numeric, *, usable: bool = False) -> Any:
+        """`value`, a variable as what it holds on each replica, once it is known to belong to these replicas.
 
-def _check_values(extended: StrategyExtended, nest: Nest) -> None:
-    """Checks that a replica function may be given these values."""
-    for leaf in flatten(nest)[0]:
-        if isinstance(leaf, (PerReplica, Mirrored)) and leaf.mesh != extended.mesh:
-            raise StrategyMixError(
-                f"a {type(leaf).__name__} value of {leaf.mesh!r} was given to {extended.strategy!r} on "
-                f"{extended.mesh!r}. HINT: use the strategy that made the value."
-            )
-        if isinstance(leaf, Variable):
-            extended.check_variable(leaf)
+        Args:
+          value: a value or variable.
+          usable: whether a variable must be one that a replica function may use, as `check_variable` says.
+
+        Raises:
+          StrategyMixError: it is another strategy's.
+        """
+        if isinstance(value, Variable):
+            if usable:
+                # No look at the replicas behind it: outside every scope a variable has those of its own strategy.
+                self.check_variable(value)
+                return value.distributed()
+            value = value.distributed()
+        if isinstance(value, (PerReplica, Mirrored)) and value.mesh != self.mesh:
+            raise _mixed(value, self.strategy)
+        return value
+
+
+def _mixed(value: PerReplica | Mirrored, strategy: Strategy) -> StrategyMixError:
+    """The error that a value on other replicas was given to a strategy."""
+    return StrategyMixError(
+        f"a {type(value).__name__} value of {value.mesh.size} replica(s) on {value.mesh!r} was given to {strategy!r} "
+        f"on {strategy.extended.mesh!r}. HINT: use the strategy that made the value."
+    )
 
 
 def _only(value: Numeric) -> Any:

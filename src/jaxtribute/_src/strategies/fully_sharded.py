@@ -51,6 +51,7 @@ class FullyShardedExtended(MultiWorkerExtended):
 
     def variable_policy(self, synchronization: VariableSynchronization) -> tuple[Policy, VariableSynchronization]:
         """One slice of each variable on each device; ON_READ variables as `MirroredStrategy` keeps them."""
+        # ON_READ variables stay rows: replicas write them apart, so they are in pieces already.
         policy, synchronization = super().variable_policy(synchronization)
         # The devices of a single replica have a piece each, too.
         alone = self.mesh.size == 1 and self.mesh.group and synchronization in _SHARED

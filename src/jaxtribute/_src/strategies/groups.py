@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -66,9 +67,7 @@ def groups_of(devices_per_replica: Foreign, replica_shape: Foreign, layout: Fore
         shape = {MODEL_AXIS: count} if count is not None and count > 1 else {}
     else:
         shape = _shape(replica_shape)
-        whole = 1
-        for length in shape.values():
-            whole *= length
+        whole = math.prod(shape.values())
         if count not in (None, whole):
             raise ArgumentError(
                 f"devices_per_replica is {count} and replica_shape {replica_shape!r} has {whole}. HINT: pass one."

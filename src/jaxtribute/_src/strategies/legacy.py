@@ -28,6 +28,7 @@ C = TypeVar("C")
 
 def warn_deprecated(name: str, instead: str) -> None:
     """Warns the caller's caller that `name` is deprecated in TensorFlow, and says what to write instead."""
+    # Three levels up is the line of the user's: above this function and the method that is deprecated.
     warnings.warn(f"{name} is deprecated. HINT: {instead}.", DeprecationWarning, stacklevel=3)
 
 
@@ -236,6 +237,7 @@ class LegacyExtended:
             "StrategyExtended.experimental_run_steps_on_iterator", "loop over the dataset and call strategy.run"
         )
         context = StepContext()
+        # Into a dictionary of its own: the caller's stays as it was.
         context.last_step_outputs.update(initial_loop_values or {})
         with self.strategy.scope():
             for _ in range(iterations):
@@ -309,6 +311,7 @@ class InputIterator:
 
     def close(self) -> None:
         """Ends the pass and its thread; the next `get_next` begins another."""
+        # Forgotten first, so that whatever closing raises the next element begins a new pass.
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
             iterator.close()

@@ -62,6 +62,7 @@ def local_mesh(
 ) -> ReplicaMesh:
     """The devices of this machine that a strategy's arguments name, by default all; see `MirroredStrategy`."""
     prepare_cpu_backend()
+    # After the CPU backend is prepared: its pool of threads has one size for good once a device is asked for.
     named = () if devices is None else settings.sequence("devices", devices)
     chosen = distinct_devices(named) if named else default_devices()
     if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):

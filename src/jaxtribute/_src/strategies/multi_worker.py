@@ -63,6 +63,7 @@ class MultiWorkerOps(CrossDeviceOps):
             return AutoSum(0)
         hints = [one for one in (options, self._options) if one is not None]
         small_bytes = next((one.bytes_per_pack for one in hints if one.bytes_per_pack), PACKED_BYTES)
+        # A hint of the call and one of the strategy count alike.
         ring = any(one.implementation is CommunicationImplementation.RING for one in hints)
         on_gloo = mesh.peers is not None and mesh.devices[0].platform == "cpu"
         if ring or not on_gloo:
@@ -153,6 +154,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             )
         options = communication_options or CommunicationOptions()
         self._resolver = cluster_resolver if cluster_resolver is not None else _from_environment()
+        # Before anything asks for a device: a process can only join while JAX has not started.
         cluster = join(self._resolver, options.timeout_seconds)
         prepare_cpu_backend()
         mesh = worker_mesh(cluster, default_devices() if cluster is None else jax.devices(), groups)

@@ -28,4 +28,5 @@ class OneDeviceStrategy(Strategy):
 
     def __init__(self, device: str | jax.Device) -> None:
         prepare_cpu_backend()
+        # Where devices are described in place of those named there may be many: the first stands for all.
         super().__init__(StrategyExtended(ReplicaMesh(strategy_devices([device])[:1])))

@@ -53,6 +53,10 @@ class ExtendedOperations(ABC):
     def call_for_each_replica(self, fn: Function, args: Sequence[Any] = (), kwargs: Nest = None) -> Any:
         """Calls `fn` on each replica."""
 
+    @abstractmethod
+    def components_of(self, value: Numeric, *, usable: bool = False) -> Any:
+        """`value`, a variable as what it holds on each replica, once it is known to belong to these replicas."""
+
     @property
     @abstractmethod
     def parameter_devices(self) -> tuple[str, ...]:
@@ -114,7 +118,10 @@ class ExtendedOperations(ABC):
         op = ReduceOp.parse(reduce_op)
         _require_cross_replica("batch_reduce_to")
         results: list[Any] = []
-        pairs = [(self._value(value), destinations) for value, destinations in value_destination_pairs]
+        pairs: list[tuple[Any, Any]] = []
+        for value, destinations in value_destination_pairs:
+            refuse_sparse(value, "a reduction or broadcast")
+            pairs.append((self.components_of(value), destinations))
         # One call for all values of an algorithm, in which small ones share a collective. None stands for a compiled
         # `merge_call`: there the values are one replica's, and its program adds up.
         together: dict[CrossDeviceOps | None, list[int]] = {}
@@ -289,20 +296,9 @@ class ExtendedOperations(ABC):
         self, pairs: Sequence[tuple[Any, Any]], op: ReduceOp, options: CommunicationOptions | None
     ) -> list[Any]:
         """`batch_reduce_to` in a compiled `merge_call`, where values are this replica's components."""
+        # Values of one `merge_call` come from one run, so they have the same idle replicas.
         values = [value.data for value, _ in pairs]
         return in_replica.all_reduce(values, op, self.mesh.size, self.summation(options), pairs[0][0].idle)
-
-    def _value(self, value: Numeric) -> Any:
-        """`value`, variables as what they hold on each replica."""
-        if isinstance(value, Variable):
-            value = value.distributed()
-        refuse_sparse(value, "a reduction or broadcast")
-        if isinstance(value, (PerReplica, Mirrored)) and value.mesh != self.mesh:
-            raise StrategyMixError(
-                f"a {type(value).__name__} value of {value.mesh!r} was given to {self.strategy!r} on {self.mesh!r}. "
-                "HINT: use the strategy that made the value."
-            )
-        return value
 
 
 _TO_ONE_DEVICE = ReductionToOneDevice()

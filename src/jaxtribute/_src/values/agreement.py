@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxtribute._src.types import Numeric
+from jaxtribute._src.types import Json, Numeric
 from jaxtribute.errors import ShapeError
 
 if TYPE_CHECKING:
@@ -40,16 +40,26 @@ def first_workers(value: Numeric, what: str, mesh: ReplicaMesh, peers: Peers) ->
     kind = f"{host.dtype.name}{list(host.shape)}"
     # Usually the values are equal, as all workers use one seed: a digest tells it without sending them.
     digest = hashlib.sha256(np.ascontiguousarray(host).data).hexdigest() if host.size else ""
-    told = [json.loads(text) for text in peers.exchange(f"the first value of {what}", json.dumps([kind, digest]))]
-    kinds = [one[0] for one in told]
+    kinds, digests = zip(*exchanged(peers, f"the first value of {what}", [kind, digest]), strict=True)
     if len(set(kinds)) > 1:
         raise ShapeError(
             f"the workers create {what} with different shapes or dtypes: {dict(enumerate(kinds))}. "
             "HINT: build the same model on every worker."
         )
-    if len({one[1] for one in told}) == 1:
+    if len(set(digests)) == 1:
         return value
     return _broadcast(host, mesh)
+
+
+def exchanged(peers: Peers, what: str, own: Json) -> list[Any]:
+    """Tells all workers something that JSON can hold, and returns what each tells, in their order.
+
+    Args:
+      peers: the workers; all must call it.
+      what: names the call, the same on all workers.
+      own: what this worker tells.
+    """
+    return list(map(json.loads, peers.exchange(what, json.dumps(own))))
 
 
 def all_signatures(columns: Sequence[Sequence[Any]], what: str, mesh: ReplicaMesh) -> list[list[Signature] | None]:
@@ -63,20 +73,17 @@ def all_signatures(columns: Sequence[Sequence[Any]], what: str, mesh: ReplicaMes
     Returns:
       For each value the signatures in replica order, or None where not all components are arrays.
     """
-    local = [[_signature(part) for part in column] for column in columns]
-    if mesh.peers is None:
-        told = [local]
-    else:
-        told = [json.loads(text) for text in mesh.peers.exchange(what, json.dumps(local))]
-    if len({len(one) for one in told}) > 1:
-        raise ShapeError(
-            f"{what}: the workers have {[len(one) for one in told]} values. HINT: run the same program on every worker."
-        )
+    local = [list(map(_signature, column)) for column in columns]
+    told = [local] if mesh.peers is None else exchanged(mesh.peers, what, local)
+    counts = list(map(len, told))
+    if len(set(counts)) > 1:
+        raise ShapeError(f"{what}: the workers have {counts} values. HINT: run the same program on every worker.")
     result: list[list[Signature] | None] = []
     for place in range(len(columns)):
         # Workers that share replicas tell the same.
         whole = [signature for one in told[:: mesh.workers_per_replica] for signature in one[place]]
-        known = [(tuple(shape), dtype) for shape, dtype in (one for one in whole if one is not None)]
+        # Shapes come out of JSON as lists; in tuples they can be compared, and be members of sets.
+        known = [(tuple(shape), dtype) for shape, dtype in filter(None, whole)]
         result.append(known if len(known) == len(whole) else None)
     return result
 
@@ -93,6 +100,7 @@ def _broadcast(host: np.ndarray[Any, Any], mesh: ReplicaMesh) -> np.ndarray[Any,
     # Over devices and not replicas, whose devices may belong to several workers.
     mesh = mesh.of_devices
     rows = mesh.assemble([jax.device_put(padded, device) for device in mesh.local_devices])
+    # By the devices and not in the texts of `exchange`: an array may be large.
     result = np.asarray(_first_row(rows, mesh))[: data.size]
     return np.frombuffer(result.tobytes(), host.dtype).reshape(host.shape)
 

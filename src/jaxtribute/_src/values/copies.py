@@ -44,6 +44,7 @@ class SpareMemory:
 
     def give(self, one: mmap.mmap) -> None:
         """Keeps memory for the next copies; the system may take it until then."""
+        # The system may take the pages from here on, and need not write them anywhere.
         if _FREE is not None:
             one.madvise(_FREE)
         with self._lock:
@@ -101,6 +102,7 @@ def copied(arrays: Sequence[jax.Array], spares: Sequence[SpareMemory] = ()) -> l
         places: list[tuple[jax.Device, Host]] = []
         for shard in array.addressable_shards:
             index = tuple((part.start, part.stop) for part in shard.index)
+            # Devices that hold the same part share one copy of it.
             if index not in parts:
                 source = np.asarray(shard.data)
                 parts[index] = _room(source, memory, spare)
@@ -144,5 +146,6 @@ def _room(source: Host, memory: list[mmap.mmap], spare: SpareMemory) -> Host:
     """An array of that kind that holds nothing yet, in memory that is added to `memory` if there is much of it."""
     if source.nbytes < _MAPPED_BYTES:
         return np.empty(source.shape, source.dtype)
+    # Mapped memory goes back to the system as a whole; the heap would keep it.
     memory.append(spare.take(source.nbytes))
     return np.frombuffer(memory[-1], source.dtype).reshape(source.shape)

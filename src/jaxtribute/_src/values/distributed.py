@@ -110,6 +110,7 @@ class PerReplica(ReplicaValues):
         parts = [_on_device(part, device) for part, device in zip(parts, mesh.local_places, strict=True)]
         if signatures is None:
             signatures = all_signatures([parts], "a per-replica value", mesh)[0]
+        # Padding makes up for lengths alone: arrays of different rank or dtype do not fit into one.
         if signatures is None or len({(len(shape), dtype) for shape, dtype in signatures}) > 1:
             return cls(tuple(parts), mesh)
         shapes = tuple(shape for shape, _ in signatures)
@@ -117,7 +118,7 @@ class PerReplica(ReplicaValues):
             return cls(mesh.assemble(parts), mesh, not shapes[0])
         if len(shapes) < mesh.size:  # nobody to ask for the other workers' shapes
             return cls(tuple(parts), mesh)
-        largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+        largest = _largest(shapes)
         return cls(mesh.assemble([_padded(part, largest) for part in parts]), mesh, shapes=shapes)
 
     @classmethod
@@ -131,10 +132,11 @@ class PerReplica(ReplicaValues):
         shapes = tuple(part.shape for part in parts)
         if len(set(shapes)) == 1:
             return cls(jax.device_put(np.concatenate(parts), mesh.split), mesh)
-        largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+        largest = _largest(shapes)
+        # One array and one transfer: a transfer to each device costs more than the copy on the host.
         padded: np.ndarray[Any, Any] = np.zeros((mesh.size, *largest), parts[0].dtype)
         for row, part in zip(padded, parts, strict=True):
-            row[tuple(slice(0, size) for size in part.shape)] = part
+            row[_corner(part.shape)] = part
         whole = padded.reshape(mesh.size * largest[0], *largest[1:])
         return cls(jax.device_put(whole, mesh.split), mesh, shapes=shapes)
 
@@ -161,6 +163,7 @@ class PerReplica(ReplicaValues):
         if isinstance(self.data, tuple):
             return cast("tuple[Any, ...]", self.data)
         if isinstance(self.data, Tracer):
+            # A program that is traced has the components of all replicas, those of other processes too.
             parts = list(self.data.reshape(self.mesh.size, self.data.shape[0] // self.mesh.size, *self.data.shape[1:]))
         else:
             parts = self.mesh.local_parts(self.data)
@@ -168,7 +171,7 @@ class PerReplica(ReplicaValues):
                 parts = [part[: self.data.shape[0] // self.mesh.size] for part in parts]
         if self.shapes is not None:
             ids = range(self.mesh.size) if isinstance(self.data, Tracer) else self.mesh.local_ids
-            return tuple(_cut(part, self.shapes[i]) for part, i in zip(parts, ids, strict=True))
+            return tuple(without_padding(part, self.shapes[i]) for part, i in zip(parts, ids, strict=True))
         return tuple(part.reshape(()) for part in parts) if self.scalar else tuple(parts)
 
     def _replica_ids(self) -> Sequence[int]:
@@ -201,6 +204,7 @@ class PerReplica(ReplicaValues):
             return self is not other
         return self._compared(operator.ne, other)
 
+    # A class that defines `==` loses its hash. Values are keys by identity.
     __hash__ = object.__hash__
 
     def _compared(self, function: Callable[[Any, Any], Any], other: Numeric) -> Any:
@@ -275,6 +279,7 @@ class Mirrored(ArrayOperators, ReplicaValues):
         return self.data
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mirrored:
+        # A later step may take the original's memory over.
         return replace(self, data=self.data.copy())
 
     def __reduce__(self) -> Any:
@@ -327,16 +332,28 @@ def _padded(part: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     widths = [(0, size - have) for size, have in zip(shape, part.shape, strict=True)]
     if isinstance(part, Tracer):
         return jnp.pad(part, widths)
+    # On the host: on the device every shape would compile a program of its own, in the last batch of an epoch.
     return jax.device_put(np.pad(np.asarray(part), widths), part.sharding)
 
 
-def _cut(part: Numeric, shape: tuple[int, ...]) -> Any:
-    """The component without its padding."""
-    return part if part.shape == shape else part[tuple(slice(0, size) for size in shape)]
+def _largest(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """The smallest shape that has room for each of some shapes of one rank."""
+    return tuple(map(max, zip(*shapes, strict=True)))
+
+
+def _corner(shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """The index of the part of a padded array that holds its component."""
+    return tuple(map(slice, shape))
+
+
+def without_padding(part: Numeric, shape: tuple[int, ...]) -> Any:
+    """The component of shape `shape`, whose padding lies behind it on each axis."""
+    return part if part.shape == shape else part[_corner(shape)]
 
 
 def _on_device(value: Numeric, place: jax.Device | Sharding) -> Any:
     """`value` in `place` if it is an array, else as it is."""
+    # Objects, strings and times are no arrays to JAX, and stay what they are.
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "OSUMm":
         check_cut(value, "a component of a distributed value")
         return own(value, place)

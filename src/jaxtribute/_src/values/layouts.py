@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
@@ -39,7 +41,7 @@ def parse_layout(layout: Foreign) -> Layout:
             'HINT: name an axis or None for each axis of the array, e.g. (None, "model").'
         )
     parsed = [tuple(axis) if isinstance(axis, list) else axis for axis in cast("list[Any]", axes)]
-    names = [name for axis in parsed for name in names_of(axis)]
+    names = list(chain.from_iterable(map(names_of, parsed)))
     if not all(isinstance(name, str) for name in names):
         raise ArgumentTypeError(
             f'a layout is {layout!r}. HINT: each axis is a name, a tuple of names, or None: (None, "model").'
@@ -57,6 +59,11 @@ def names_of(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
     if axis is None:
         return ()
     return axis if isinstance(axis, tuple) else (axis,)
+
+
+def parts_along(names: Iterable[str], group: Mapping[str, int]) -> int:
+    """Number of parts into which axes within a replica split what lies over all of them."""
+    return math.prod(map(group.__getitem__, names))
 
 
 def check_layout(layout: Layout, shape: tuple[int, ...], mesh: ReplicaMesh, name: str) -> Layout:
@@ -83,10 +90,9 @@ def check_layout(layout: Layout, shape: tuple[int, ...], mesh: ReplicaMesh, name
     if not mesh.group:
         return ()
     check_names(layout, mesh.group, name)
+    # A layout may be shorter than the shape: the axes behind it are whole.
     for size, axis in zip(shape, layout, strict=False):
-        parts = 1
-        for one in names_of(axis):
-            parts *= mesh.group[one]
+        parts = parts_along(names_of(axis), mesh.group)
         if size % parts:
             raise ShapeError(
                 f"the layout {layout} of {name} splits an axis of {size} elements into {parts} parts; its shape is "
@@ -189,6 +195,7 @@ class LayoutMap(MutableMapping[str, Any]):
                 f"a key of a LayoutMap is {key!r}. HINT: a pattern of names, such as 'dense/kernel'."
             )
         try:
+            # A wrong pattern is told where it is written, and not when the first variable is made.
             re.compile(key)
         except re.error as error:
             raise ArgumentError(
@@ -236,6 +243,7 @@ class LayoutMap(MutableMapping[str, Any]):
             note = self.notes.get(key)
             said = {} if note is None else {"shape": list(note.shape), "reason": note.reason}
             entries[key] = {"layout": list(layout), **said}
+        # A line for each entry, so that a file kept beside the program shows in its history which layout has changed.
         lines = [f"  {json.dumps(key)}: {json.dumps(entry)}" for key, entry in entries.items()]
         Path(path).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
@@ -259,6 +267,7 @@ class LayoutMap(MutableMapping[str, Any]):
             )
         made = cls()
         for key, entry in cast("dict[str, Any]", read).items():
+            # An entry written by hand may be the layout alone.
             fields: dict[str, Any] = entry if isinstance(entry, dict) else {"layout": entry}
             made[key] = fields.get("layout")
             if "reason" in fields:
@@ -271,6 +280,7 @@ class LayoutMap(MutableMapping[str, Any]):
         Raises:
           ArgumentError: several keys fit.
         """
+        # The name itself goes first: read as a pattern it may fit other variables too.
         if name in self._layouts:
             return self._layouts[name]
         fitting = [key for key in self._layouts if re.search(key, name)]

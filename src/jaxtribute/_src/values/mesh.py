@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Protocol
 
 import jax
@@ -61,9 +62,12 @@ def _small_host(value: Numeric, where: Sharding | jax.Device | None) -> np.ndarr
     if not (jnp.issubdtype(value.dtype, np.number) or value.dtype == bool) or value.nbytes > _SMALL_BYTES:
         return None
     if isinstance(value, jax.Array):
-        on_host = value.is_fully_addressable and value.is_fully_replicated and _platform(value) == "cpu"
+        platform = next(iter(value.devices())).platform
+        on_host = value.is_fully_addressable and value.is_fully_replicated and platform == "cpu"
+        # NumPy has no weak types: a copy made there would be strongly typed.
         if where is None or not on_host or value.weak_type:
             return None
+        # Its copies are equal, and any of them is in the host's memory.
         value = value.addressable_data(0)
     array = _canonical(np.asarray(value))
     memory = np.empty(array.nbytes + 2 * _ALIGNED, np.uint8)
@@ -77,10 +81,6 @@ def _small_host(value: Numeric, where: Sharding | jax.Device | None) -> np.ndarr
 def _canonical(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """`array` with the dtype that JAX gives it."""
     return np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
-
-
-def _platform(array: jax.Array) -> str:
-    return next(iter(array.devices())).platform
 
 
 def put(value: Numeric, where: Sharding | jax.Device) -> jax.Array:
@@ -118,6 +118,7 @@ def unbound(array: Numeric) -> Any:
 
 def everywhere(array: jax.Array, mesh: ReplicaMesh) -> jax.Array:
     """The array whole on each device of a mesh; all workers must call it."""
+    # Named, and no lambda: JAX keeps what it has compiled by the function's identity.
     return jax.jit(_same, out_shardings=mesh.replicated)(array)
 
 
@@ -168,14 +169,21 @@ def _mesh_again(devices: Sequence[tuple[str, int]], group: Mapping[str, int]) ->
     Raises:
       DeviceError: it has not as many.
     """
-    here = {(device.platform, device.id): device for platform, _ in devices for device in jax.devices(platform)}
+    here: dict[tuple[str, int], jax.Device] = {}
+    for platform, _ in devices:
+        for device in jax.devices(platform):
+            here[_key(device)] = device
     missing = [key for key in devices if key not in here]
     if missing:
         raise DeviceError(
             f"a pickled value lies on {devices}, of which this process has no {missing}. HINT: load it where the "
             "devices are, e.g. after jd.config.set_logical_cpu_devices(n), or pickle np.asarray of it."
         )
-    return ReplicaMesh([here[key] for key in devices], group=group)
+    return ReplicaMesh(list(map(here.__getitem__, devices)), group=group)
+
+
+_key = attrgetter("platform", "id")
+"""Names a device to another process, which has an object of its own for it."""
 
 
 class ReplicaMesh:
@@ -200,6 +208,7 @@ class ReplicaMesh:
         self.size = len(self.devices) // self.group_size
         """Number of replicas."""
         self.peers = peers
+        # Several threads may count: to take the next number is one call of C.
         self._calls = itertools.count(1)
         # XLA's CPU collectives starve its thread pool when too many steps are in flight.
         self.described = is_described(self.devices[0])
@@ -208,7 +217,7 @@ class ReplicaMesh:
 
     def __repr__(self) -> str:
         group = f", group={self.group}" if self.group else ""
-        return f"ReplicaMesh({[str(device) for device in self.devices]}{group})"
+        return f"ReplicaMesh({list(map(str, self.devices))}{group})"
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -227,10 +236,11 @@ class ReplicaMesh:
                 f"{self!r} spans several workers, and what lies on it cannot be pickled. "
                 "HINT: pickle np.asarray of the value, or save a jd.Checkpoint."
             )
-        return _mesh_again, ([(device.platform, device.id) for device in self.devices], self.group)
+        return _mesh_again, (list(map(_key, self.devices)), self.group)
 
     @cached_property
     def _hash(self) -> int:
+        # Kept, as a mesh is a static argument of kernels, which are looked up by it in every call.
         return hash(self.devices)
 
     @property
@@ -248,6 +258,7 @@ class ReplicaMesh:
         """Lets what is traced name the axes within a replica, as `map_replicas` will run it; nothing without groups."""
         if not self.group:
             return nullcontext()
+        # What is traced for one replica is traced outside `shard_map`: JAX has to be told what will hold there.
         manual = self.mesh.abstract_mesh.update_axis_types({AXIS: AxisType.Manual})
         return use_abstract_mesh(manual)
 
@@ -286,11 +297,7 @@ class ReplicaMesh:
     @cached_property
     def local_ids(self) -> tuple[int, ...]:
         """The ids of the replicas that have devices of this process."""
-        if self.described:
-            return tuple(range(self.size))
-        process = jax.process_index(self.devices[0].client)
-        owned = (i // self.group_size for i, device in enumerate(self.devices) if device.process_index == process)
-        return tuple(dict.fromkeys(owned))
+        return tuple(filter(self._own_devices, range(self.size)))
 
     @cached_property
     def local_devices(self) -> tuple[jax.Device, ...]:
@@ -317,9 +324,14 @@ class ReplicaMesh:
         """The devices of one replica."""
         return self.devices[replica * self.group_size : (replica + 1) * self.group_size]
 
-    def _own_devices(self, replica: int) -> list[jax.Device]:
-        process = None if self.described else jax.process_index(self.devices[0].client)
-        return [device for device in self.devices_of(replica) if process is None or device.process_index == process]
+    def _own_devices(self, replica: int) -> Sequence[jax.Device]:
+        """The devices of one replica that this process has; of a mesh that is only described, all."""
+        devices = self.devices_of(replica)
+        if self.described:
+            return devices
+        # Of the devices' own backend: another one of this process may number its processes otherwise.
+        process = jax.process_index(self.devices[0].client)
+        return [device for device in devices if device.process_index == process]
 
     @cached_property
     def workers_per_replica(self) -> int:
@@ -334,7 +346,7 @@ class ReplicaMesh:
     @cached_property
     def local_numbers(self) -> tuple[jax.Array, ...]:
         """The ids of `local_ids` as int32 scalars, each on its replica's device; in one process bound to none."""
-        numbers = [put(np.int32(i), place) for i, place in zip(self.local_ids, self.local_places, strict=True)]
+        numbers = map(put, map(np.int32, self.local_ids), self.local_places)
         return tuple(numbers if self.peers is not None else map(unbound, numbers))
 
     def agreed(self, value: Numeric, what: str) -> Any:
@@ -372,8 +384,10 @@ class ReplicaMesh:
             return parts[0].reshape(1) if parts[0].ndim == 0 else parts[0]
         shape = parts[0].shape
         if not shape:
+            # A global array is cut along an axis, of which scalars have none.
             parts = [part.reshape(1) for part in parts]
             shape = (1,)
+        # What is traced lies nowhere yet: an operation joins it.
         if any(isinstance(part, Tracer) for part in parts):
             return jnp.concatenate(parts)
         whole = (self.size * shape[0], *shape[1:])
@@ -417,10 +431,10 @@ class ReplicaMesh:
     def _joined(self, shape: tuple[int, ...], parts: Sequence[jax.Array], *, over_replicas: bool) -> jax.Array:
         """One array of those of replicas of several devices; whole on each device where their layouts differ."""
         # A global array has one layout. Replicas whose parts lie differently are brought to the simplest one.
-        layouts = {_layout_of(part, mesh) for part, mesh in zip(parts, self._local_meshes, strict=True)}
+        layouts = set(map(_layout_of, parts, self._local_meshes))
         layout = layouts.pop() if len(layouts) == 1 else None
         if layout is None or (over_replicas and layout[:1] not in ((), (None,))):
-            parts = [put(part, place) for part, place in zip(parts, self.local_places, strict=True)]
+            parts = list(map(put, parts, self.local_places))
             layout = ()
         if over_replicas:
             layout = (AXIS, *layout[1:])
@@ -435,11 +449,13 @@ class ReplicaMesh:
             return [array.on(device) for device in self.devices[:: self.group_size]]
         if self.group:
             return self._parts_on_groups(array)
+        # By device: JAX lists shards in an order of its own, which need not be that of the replicas.
         pieces = {shard.device: shard.data for shard in array.addressable_shards}
-        return [pieces[device] for device in self.local_devices]
+        return list(map(pieces.__getitem__, self.local_devices))
 
     def _parts_on_groups(self, array: jax.Array) -> list[jax.Array]:
         """The pieces of `array` as arrays on the devices of one replica each, split there as they are."""
+        # Replicas cut axis 0 alone, so that each has a plain piece; the other axes are left to the devices within them.
         layout = _layout_of(array, self.mesh)
         if layout is None or AXIS in layout[1:]:
             raise DeviceError(
@@ -450,12 +466,11 @@ class ReplicaMesh:
         if layout[:1] == (AXIS,):
             shape, within = (array.shape[0] // self.size, *array.shape[1:]), (None, *layout[1:])
         pieces: dict[jax.Device, Any] = {shard.device: shard.data for shard in array.addressable_shards}
-        return [
-            jax.make_array_from_single_device_arrays(
-                shape, self.local_layout(index, within), [pieces[device] for device in self._own_devices(replica)]
-            )
-            for index, replica in enumerate(self.local_ids)
-        ]
+        found: list[jax.Array] = []
+        for index, replica in enumerate(self.local_ids):
+            own_pieces = list(map(pieces.__getitem__, self._own_devices(replica)))
+            found.append(jax.make_array_from_single_device_arrays(shape, self.local_layout(index, within), own_pieces))
+        return found
 
     def entering(self, name: str, collectives: Callable[[], Sequence[str]]) -> None:
         """Tells the other workers' watchers what this one is about to run on all replicas, if there are any."""

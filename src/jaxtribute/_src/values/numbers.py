@@ -32,6 +32,7 @@ def initial_array(value: Numeric, dtype: DType) -> Any:
       ArgumentError: it holds numbers that the dtype cannot hold.
       VariableError: it is computed inside a trace.
     """
+    # A variable may be made while a program is traced: its first value is computed now all the same.
     with jax.ensure_compile_time_eval():
         if callable(value) and not isinstance(value, ArrayOperators):
             value = value()
@@ -44,6 +45,7 @@ def initial_array(value: Numeric, dtype: DType) -> Any:
         array = value if isinstance(value, jax.Array) else _host(value)
         if dtype is not None:
             return converted(array, known_dtype(dtype), "the initial value")
+        # As JAX takes numbers of Python: 32 bits unless 64 are switched on.
         if isinstance(value, (bool, int, float, complex)):
             return converted(array, jnp.result_type(value), "the initial value")
         return converted(array, jax.dtypes.canonicalize_dtype(array.dtype), "the initial value")
@@ -146,6 +148,7 @@ def out_of_range(array: Host, dtype: np.dtype[Any]) -> int | None:
     if np.can_cast(array.dtype, dtype):
         return None
     limits = np.iinfo(dtype)
+    # As Python's integers, which have no limits of their own to be compared within.
     least, most = int(array.min()), int(array.max())
     return least if least < limits.min else most if most > limits.max else None
 

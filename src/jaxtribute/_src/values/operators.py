@@ -110,6 +110,7 @@ class ArrayOperators:
         return jnp.asarray(self._operand())
 
     def __array__(self, dtype: DType = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        # A copy: what NumPy is handed must not change, nor be given up, with the variable's next step.
         return np.array(self._operand(), dtype=dtype)
 
     def __float__(self) -> float:
@@ -246,6 +247,8 @@ class Asking:
 
     def wants_identity(self) -> bool:
         """True if the code compares what holds both, for which one truth is needed: an `__eq__` or JAX's tables."""
+        # JAX's tables compare keys by `==` of nests that hold variables: an array as the answer would be an error
+        # there.
         package = self._frame.f_globals.get("__name__", "").partition(".")[0]
         return package == "jax" or self._frame.f_code.co_name in ("__eq__", "__ne__")
 

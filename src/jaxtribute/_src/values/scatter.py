@@ -117,6 +117,7 @@ class ScatterMethods:
         replica = context.replica
         if replica is not None and context.strategy.num_replicas_in_sync > 1:
             indices, values = _joined(variable, indices, values, how, replica)
+        # Outside replicas the rows may be on devices where the variable's array is not.
         if not executor.local:
             indices, values = policy.admit(indices), policy.admit(values)
 
@@ -155,6 +156,7 @@ def _scatter_own(variable: Variable, indices: Numeric, values: Nest, how: Scatte
         )
 
     def write(executor: Executor) -> None:
+        # The replica's part is a row of the stored array, of shape `(1, *shape)`: indices count within the value.
         rows = executor.get(variable)
         executor.set(variable, how.apply(rows.reshape(variable.shape), indices, values).reshape(rows.shape))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.jaxprs.making import identity, linear_with_probe
 from jaxtribute._src.types import Nest, Numeric
-from jaxtribute._src.values.layouts import names_of
+from jaxtribute._src.values.layouts import names_of, parts_along
 from jaxtribute._src.values.mesh import AXIS, Layout, ReplicaMesh
 
 alike_p = identity("jd_alike")
@@ -44,6 +45,7 @@ class Cut:
         Raises:
           NotCuttable: a value that they share has no axis that can be cut further.
         """
+        # Flat pieces fit every shape. Only where devices keep arrays in tiles is an axis better.
         if not layout:
             axis = axis_in_tiles(shape, mesh.size) if mesh.in_tiles and not mesh.group else None
             return cls(shape, mesh.size, axis, unit=mesh.group_size)
@@ -69,6 +71,7 @@ class Cut:
         """The shape of one piece."""
         if self.axis is None:
             each = self.replicas * self.unit
+            # Rounded up: all pieces have one size, and the last ones may hold padding.
             return (-(-self.size // each) * self.unit,)
         return (*self.shape[: self.axis], self.shape[self.axis] // self.replicas, *self.shape[self.axis + 1 :])
 
@@ -89,12 +92,13 @@ class Cut:
         """
         if self.axis is None:
             return mesh.laid_out(((AXIS, *mesh.group),) if mesh.group else (AXIS,))
-        axes = [names_of(names) for names in (*layout, *[None] * (len(self.shape) - len(layout)))]
+        axes = list(map(names_of, (*layout, *[None] * (len(self.shape) - len(layout)))))
         parts = _parts_of(layout, len(self.shape), mesh)
         parts[self.axis] *= mesh.size
         axes[self.axis] = (AXIS, *axes[self.axis])
-        left = tuple([name for name in mesh.group if all(name not in names for names in axes)])
-        count = math.prod(mesh.group[name] for name in left)
+        taken = set(chain.from_iterable(axes))
+        left = tuple([name for name in mesh.group if name not in taken])
+        count = parts_along(left, mesh.group)
         # An axis of its own comes first: the pieces of the replicas are then joined part by part.
         for axis in sorted(range(len(axes)), key=lambda axis: len(axes[axis])):
             if left and self.shape[axis] % (parts[axis] * count) == 0:
@@ -107,6 +111,7 @@ class Cut:
         if self.axis is not None:
             return array
         vector = array.reshape(-1)
+        # Padding takes part in nothing: `value` cuts it off, and reductions of pieces put a neutral value there.
         missing = self.stored_shape[0] - vector.size
         return jnp.pad(vector, (0, missing)) if missing else vector
 
@@ -179,6 +184,7 @@ def axis_in_tiles(shape: tuple[int, ...], replicas: int) -> int | None:
     Pieces of whole tiles come first, then any equal ones: a flat piece would be a copy of what is laid out in tiles,
     and the TPU compiler sums all of a vector where a replica needs a piece.
     """
+    # A vector is its own flat form.
     if len(shape) < 2:
         return None
     divided = [axis for axis, size in enumerate(shape) if size and size % replicas == 0]
@@ -194,7 +200,7 @@ def _is_whole_tiles(shape: tuple[int, ...], axis: int, parts: int) -> bool:
 
 def _parts_of(layout: Layout, rank: int, mesh: ReplicaMesh) -> list[int]:
     """The number of parts into which a layout splits each axis."""
-    parts = [math.prod(mesh.group[name] for name in names_of(axis)) for axis in layout]
+    parts = [parts_along(names_of(axis), mesh.group) for axis in layout]
     return parts + [1] * (rank - len(parts))
 
 

@@ -33,6 +33,7 @@ class ArraySpec:
     def __post_init__(self) -> None:
         try:
             shape = tuple(None if size is None else operator.index(size) for size in self.shape)
+            # Random keys have a dtype of JAX's own, which NumPy does not know.
             extended = jnp.issubdtype(self.dtype, jax.dtypes.extended)
             dtype = self.dtype if extended else np.dtype(self.dtype)
         except TypeError as error:
@@ -44,6 +45,7 @@ class ArraySpec:
             raise ArgumentTypeError(
                 f"ArraySpec({self.shape!r}) has a negative length. HINT: None stands for an axis of any length."
             )
+        # Frozen, since specs are compared and kept; this brings what the user wrote into one form.
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", dtype)
 

@@ -96,6 +96,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         self._synchronization, self._aggregation = synchronization, aggregation
         self._strategy = strategy
         self._shape, self._dtype = tuple(value.shape), np.dtype(value.dtype)
+        # Name, shape and dtype are there by now: a strategy's layouts ask for them.
         policy, self._synchronization = strategy.extended.variable_policy(synchronization)
         chosen = parse_layout(layout) if layout is not None else strategy.extended.layout_of(self)
         if chosen and policy.mesh is not None:
@@ -135,6 +136,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         host = initial_array(value, None) if shape is None else value
         variable._name, variable._trainable, variable._policy = name, False, policy
         variable.derived = True
+        # A row for each replica is what each of them writes for itself.
         rows = policy.form == "rows"
         variable._synchronization = VariableSynchronization.ON_READ if rows else VariableSynchronization.ON_WRITE
         variable._aggregation = aggregation
@@ -170,9 +172,11 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
     def device(self) -> str:
         """TensorFlow's name of the (first) device that holds the value."""
         context = self._context()
+        # A replica that runs as Python has its own copy on its own device; every other reader is told the first.
         seen = context.executor.local and not context.executor.traced and context.replica is not None
         seen = seen and self._policy.parameter_device is None
         devices = (context.executor.get(self) if seen else self.stored).devices()
+        # In the mesh's order, as a set of devices has none: TensorFlow names the first replica's.
         order = self._policy.mesh.devices if self._policy.mesh is not None else ()
         return device_name(next((device for device in order if device in devices), next(iter(devices))))
 
@@ -238,6 +242,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
 
     def lay_out(self, policy: Policy) -> None:
         """Has the variable stored by a policy that differs from its own in the layout alone."""
+        # An array that no strategy has placed has no layout either.
         if policy.where is not None:
             self._policy = policy
             self.bind(put(self.stored, policy.where))

@@ -119,6 +119,7 @@ class Policy(ABC):
         mesh = self.mesh
         if mesh is None or not mesh.described or self.where is None:
             return self.place(value)
+        # Only the compiler will see it: the devices are not there, and neither is their memory.
         return DescribedArray(self.stored_shape(tuple(value.shape)), value.dtype, self.where)
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -282,6 +283,7 @@ def coerce(variable: Variable, value: Numeric) -> Any:
 def _host_array(variable: Variable, value: Numeric) -> np.ndarray[Any, Any]:
     array = np.asarray(value)
     scalar = isinstance(value, (bool, int, float, complex))
+    # Within its kind a number may lose digits, as 0.1 does in float32; from float to integer it would lose its meaning.
     if array.dtype == object or not (
         np.can_cast(array.dtype, variable.dtype, "same_kind") or (scalar and np.can_cast(array.dtype, variable.dtype))
     ):

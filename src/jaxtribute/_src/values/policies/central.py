@@ -56,6 +56,7 @@ class CentralPolicy(Policy):
         """The value, bound to no device, so that it can meet arrays of the replicas' devices."""
         if isinstance(array, Tracer):
             return array
+        # By way of the host: so it is committed to no device, and JAX may move it to the others.
         with jax.default_device(self.parameter_device):
             return jnp.asarray(np.asarray(array))
 
@@ -64,6 +65,7 @@ def on_device(value: Numeric, device: jax.Device | None) -> Any:
     """`value` on `device` if it is an array of other devices, else as it is."""
     if not isinstance(value, jax.Array) or isinstance(value, Tracer):
         return value
+    # One of its equal copies, which may be on the device already: nothing is sent then.
     if len(value.devices()) > 1 and value.is_fully_replicated:
         value = value.addressable_data(0)
     return value if value.devices() == {device} else jax.device_put(value, device)

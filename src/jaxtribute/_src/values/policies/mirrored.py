@@ -44,6 +44,7 @@ class MirroredPolicy(Policy):
 
     def collected(self, array: jax.Array) -> jax.Array:
         """The copies that replicas have written, laid out as the variable is."""
+        # Where a replica is one device there is only one way to lie there.
         return put(array, self.mesh.laid_out(self.layout)) if self.mesh.group else array
 
     def accumulated(self) -> Policy:

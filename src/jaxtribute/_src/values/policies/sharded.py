@@ -69,10 +69,12 @@ class ShardedPolicy(PiecesPolicy):
     def fitted(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Policy:
         """Copies instead of slices, where the value is small."""
         size = math.prod(shape)
+        # With fewer elements than replicas some pieces would be nothing but padding.
         if size * np.dtype(dtype).itemsize < self._min_bytes or size < self.mesh.size:
             return MirroredPolicy(self.mesh, self.layout)
         try:
             cut = Cut.of(shape, self.mesh, self.layout)
+        # No axis can be divided over the devices of a replica and over the replicas: each replica keeps the value.
         except NotCuttable:
             return MirroredPolicy(self.mesh, self.layout)
         return ShardedPolicy(self.mesh, min_bytes=self._min_bytes, regather=self.regathers, layout=self.layout, cut=cut)
