@@ -102,6 +102,7 @@ def to_rows(value: HostArray, replicas: int, aggregation: str) -> HostArray:
 
     Of a sum the first replica gets everything; otherwise all replicas get the value.
     """
+    # All in one row, since a sum of shares might round otherwise.
     if aggregation == VariableAggregation.SUM.name:
         rows = np.zeros((replicas, *value.shape), value.dtype)
         rows[0] = value

@@ -70,12 +70,14 @@ def _dense(array: Leaf) -> Any:
 
 def _rows(array: np.ndarray[Any, Any], indices: Foreign) -> Any:
     """The rows at the given positions. Where there is much to copy, into memory that a CPU device can use as it is."""
+    # A single position makes a view, and strings and objects have no memory that a device could use.
     if not isinstance(indices, np.ndarray) or array.dtype.hasobject:
         return array[indices]
     shape = (len(indices), *array.shape[1:])
     size = math.prod(shape) * array.itemsize
     if size < _ALIGN_FROM:
         return array[indices]
+    # Some bytes more, so that the array can begin at an aligned one of them.
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     out = memory[start : start + size].view(array.dtype).reshape(shape)

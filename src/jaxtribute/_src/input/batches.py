@@ -159,6 +159,7 @@ def replica_spec(spec: Nest, shard: Shard, *, split: bool) -> Nest:
         if split and shape:
             size: int | None = shape[0]
             even = size is not None and size % shard.replicas == 0
+            # Where the cut is even all replicas have one shape, which can be told ahead.
             shape = (size // shard.replicas if size is not None and even else None, *shape[1:])
         return PerReplicaSpec((ArraySpec(shape, leaf.dtype),) * shard.local)
 
@@ -171,6 +172,7 @@ def examples_in(element: Nest) -> int:
     first = element[0] if type(element) is tuple and element else element
     if isinstance(first, jax.Array | np.ndarray):
         return _rows(first)
+    # As a leaf: rows over all replicas are counted, and not those of its parts.
     leaves: list[Foreign] = jax.tree.leaves(element, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
     if not leaves:
         return 0
@@ -184,4 +186,5 @@ def examples_in(element: Nest) -> int:
 
 def _rows(array: Foreign) -> int:
     shape = np.shape(array)
+    # A scalar stands for one example.
     return int(shape[0]) if shape else 1

@@ -55,6 +55,7 @@ class _Watched:
         for path, leaf in jax.tree.leaves_with_path(tree):
             if not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype.itemsize < np.dtype(np.int64).itemsize:
                 continue
+            # Only integers turn into other numbers; floats lose digits, of which nobody needs to hear.
             dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if leaf.dtype.kind in "iu" else leaf.dtype
             worst = out_of_range(np.asarray(leaf), dtype)
             if worst is not None:

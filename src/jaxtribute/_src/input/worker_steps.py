@@ -179,6 +179,7 @@ class LocalSteps:
                 return None, None
             total = check_splittable(batch, self._shard.replicas)
             self._largest = max(self._largest, total)
+            # Not so where a restored position lies at the end of the batch: then the next one is read.
             if total > self._used:
                 self._batch = batch
         total = check_splittable(self._batch, self._shard.replicas)
@@ -284,6 +285,7 @@ class FunctionSteps:
 
     def _next(self, replica: int) -> Batch | None:
         try:
+            # A stream for each replica, or one of which all take in turn.
             return next(self._streams[replica % len(self._streams)])
         except StopIteration:
             return None

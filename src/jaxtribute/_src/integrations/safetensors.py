@@ -234,6 +234,7 @@ class _Tensor:
         if not shape:
             return np.asarray(self.file.get_tensor(self.name)).reshape(-1)[start:stop]
         row = math.prod(shape[1:])
+        # A slice of the file is one of whole rows: those that hold the run are read, and cut at both ends.
         first, last = start // row, -(-stop // row)
         rows = np.asarray(self.file.get_slice(self.name)[first:last]).reshape(-1)
         return rows[start - first * row : stop - first * row]

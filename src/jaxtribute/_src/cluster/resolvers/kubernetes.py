@@ -86,6 +86,7 @@ class KubernetesClusterResolver(ClusterResolver):
         self._selectors = dict(job_to_label_mapping or {"worker": ["job-name=tensorflow"]})
         self._port = settings.port("tf_server_port", tf_server_port)
         self._client: Any = override_client or _make_client(executable_location, self.environ)
+        # A client that was passed, such as a stand-in for tests, may not know the option.
         self._options: dict[str, Any] = {} if override_client else {"_request_timeout": _ANSWER_S}
         self._namespace = settings.text("namespace", namespace, optional=True)
         self._num_tasks = {
@@ -106,6 +107,7 @@ class KubernetesClusterResolver(ClusterResolver):
                 f"{_INDEX} is {index} and {_HOSTNAME} is {hostname!r}: expected the name of the Job and '-{index}'. "
                 "HINT: build KubernetesClusterResolver yourself, with the Job's label selector."
             )
+        # The file is there in pods alone; without it the pods of all namespaces are asked for.
         space = _ACCOUNT / "namespace"
         namespace = space.read_text(encoding="utf-8").strip() if space.exists() else None
         resolver = cls({"worker": [f"job-name={job}"]}, namespace=namespace, environ=environ)
@@ -127,6 +129,7 @@ class KubernetesClusterResolver(ClusterResolver):
                 return ClusterSpec({job: self._addresses(found) for job, found in pods.items()})
             if time.monotonic() >= deadline:
                 raise ClusterError(f"{problem}, after {self._timeout_s:g} s. HINT: {self._remedy()}")
+            # A tenth of the time at most, so that a short wait looks several times.
             time.sleep(min(_POLL_S, self._timeout_s / 10))
 
     def _addresses(self, pods: Sequence[Any]) -> list[str]:

@@ -68,8 +68,10 @@ class SlurmClusterResolver(ClusterResolver):
         self._rank = integer(self.environ, RANK)
         self._nodes = self._tasks_by_node(tasks_per_node)
         counts = {job: settings.whole(f"jobs[{job!r}]", count) for job, count in (jobs or {}).items()}
+        # By their names, as TensorFlow sorts them: every task must count the same ranks.
         self._jobs = dict(sorted((counts or {"worker": integer(self.environ, TASKS)}).items()))
         self._check_counts()
+        # Node by node, as srun gives tasks out by default.
         self._places = [(node, local) for node, count in self._nodes.items() for local in range(count)]
         self._check_places()
         self._gpus = _node_gpus(self.environ, settings.whole("gpus_per_node", gpus_per_node, optional=True))
@@ -178,6 +180,7 @@ class SlurmClusterResolver(ClusterResolver):
         return tasks[self._rank]
 
     def _set_gpus(self) -> None:
+        # A mapping that was passed may be read-only: then it tells, and nothing is set.
         if not self._gpus_per_task or not isinstance(self.environ, MutableMapping):
             return
         # By the task's place on its node: all tasks of a node see the same GPUs, and each takes others.

@@ -18,6 +18,7 @@ from jaxtribute.errors import ArgumentError, ClusterError, ClusterSpecError
 
 _ENDPOINTS, _NAME, _CONFIG = "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME", "TPU_CONFIG"
 _HOSTS, _ID = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"), "TPU_WORKER_ID"
+# The hosts of a TPU listen here where no other port is named.
 _PORT = "8470"
 
 
@@ -144,6 +145,7 @@ class TPUClusterResolver(ClusterResolver):
         devices = tuple(device for device in jax.devices() if device.platform == "tpu")
         hosts = {device.process_index for device in devices}
         places: list[Any] = [getattr(device, "coords", ()) for device in devices]
+        # Coordinates count from 0, so that the largest of an axis tells its length.
         topology = tuple(max(axis) + 1 for axis in zip(*places, strict=True)) or None
         per_host = len(devices) // len(hosts) if hosts else 0
         return TPUSystemMetadata(len(devices), len(hosts), per_host, topology, devices)
@@ -181,6 +183,7 @@ class TPUClusterResolver(ClusterResolver):
             return ""
         try:
             config = json.loads(text)
+            # What the constructor was told stays.
             self._project = self._project or config.get("project")
             self._zone = self._zone or config.get("zone")
             return config.get("tpu_node_name", "")
@@ -196,6 +199,7 @@ class TPUClusterResolver(ClusterResolver):
         name = f"projects/{project}/locations/{zone}/nodes/{self._tpu}"
         try:
             node = service.projects().locations().nodes().get(name=name).execute()
+        # Of any class: the client library need not be installed where a service was passed.
         except Exception as error:
             raise ClusterError(
                 f"the Cloud TPU API does not know {name!r}: {error}. HINT: check the three names."

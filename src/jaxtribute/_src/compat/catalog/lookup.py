@@ -66,6 +66,7 @@ def exists(path: str) -> bool:
     return True
 
 
+# Each name is looked up in the library itself, which loads nearly all of it.
 @cache
 def distribute_entries() -> dict[str, Entry]:
     """All names of `tf.distribute` and their members, by full name, in the order of the documentation."""
@@ -101,6 +102,7 @@ def entry_of(name: str) -> Entry:
         if path in known:
             return known[path]
         path = path.rpartition(".")[0]
+    # Before a look into modules: a library is not loaded only to see whether it has a name.
     for library, note in others.LIBRARIES.items():
         full = in_keras(name)
         if f"{full}.".startswith(f"{library}."):

@@ -24,10 +24,12 @@ def find(source: Source, names: Names) -> Iterator[Finding]:
         suffix = _suffix(node)
         if path is None or suffix is None:
             continue
+        # Followed eight names deep: two names that are assigned from each other would go round for ever.
         end = _end(path, values, 8)
         if end is None or end.endswith(suffix):
             continue
         start, stop = source.span(path)
+        # Only behind these does a `+` surely add to the whole path: other expressions are left to the reader.
         text = (
             f'{source.of(path)} + "{suffix}"'
             if isinstance(path, (ast.Name, ast.Attribute, ast.Call, ast.Constant))
@@ -55,6 +57,7 @@ def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
             name = node.targets[0].id
             several |= {name} & found.keys()
             found[name] = node.value
+        # An argument, a loop or `+=` gives the name a value that the text does not show.
         elif isinstance(node, (ast.arg, ast.For, ast.AugAssign)):
             target = node.arg if isinstance(node, ast.arg) else getattr(node.target, "id", "")
             several.add(target)

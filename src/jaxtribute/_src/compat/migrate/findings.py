@@ -90,6 +90,7 @@ class Source:
         """The program with edits made. An edit within another one is left out: the outer one's text stays."""
         pieces: list[bytes] = []
         done = 0
+        # A set, since two findings may ask for the same change.
         for edit in _outermost(sorted(set(edits), key=_order)):
             pieces += self._bytes[done : edit.start], edit.text.encode()
             done = edit.end

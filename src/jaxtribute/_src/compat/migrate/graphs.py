@@ -56,6 +56,7 @@ def _what(node: ast.AST, names: Names, arguments: set[str]) -> str:
         given = isinstance(over, ast.Name) and over.id in arguments and "iterator" not in over.id
         return "for dataset argument" if given else "for dataset"
     if isinstance(node, (ast.If, ast.While)):
+        # Only calls that surely make arrays: a bare comparison, such as `step < 10`, may be one of Python's numbers.
         called = [names.of(part.func) or "" for part in ast.walk(node.test) if isinstance(part, ast.Call)]
         return type(node).__name__.lower() if any(name.startswith(_CONDITIONS) for name in called) else ""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get_next_as_optional":
@@ -70,6 +71,7 @@ def _what(node: ast.AST, names: Names, arguments: set[str]) -> str:
 def _is_dataset(node: ast.expr, names: Names) -> bool:
     if (names.of(node) or "").endswith("Dataset"):
         return True
+    # By its name alone, where nothing in the text says what it holds.
     return isinstance(node, ast.Name) and node.id.endswith(("dataset", "iterator"))
 
 
@@ -101,6 +103,7 @@ def find_weights(source: Source, names: Names) -> Iterator[Finding]:
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _makes_weights(node.value, names)
     }
+    # Names within `shards(...)` were rewritten before: the program is scanned again after each turn of edits.
     done = {id(part) for node in ast.walk(source.tree) if _is_shards(node) for part in ast.walk(node)}
     for node in ast.walk(source.tree):
         if not isinstance(node, ast.Attribute) or node.attr != "weights" or not isinstance(node.value, ast.Name):
@@ -117,6 +120,7 @@ def _splits(node: ast.AST, names: Names) -> bool:
     """True if a node makes a strategy of parameter servers that splits variables."""
     if not isinstance(node, ast.Call) or not _strategy_made(node, names).endswith(".ParameterServerStrategy"):
         return False
+    # The partitioner is the strategy's second argument.
     return len(node.args) > 1 or any(one.arg == "variable_partitioner" for one in node.keywords)
 
 

@@ -6,6 +6,7 @@ import ast
 
 from jaxtribute._src.compat.catalog.distribute import MODULES
 
+# This library's modules too, so that a program which is rewritten in part is read like any other.
 _ROOTS = {
     "tensorflow": "tf",
     "tensorflow.compat.v2": "tf",
@@ -13,6 +14,7 @@ _ROOTS = {
     "jaxtribute.compat.v1": "tf.compat.v1.distribute",
 }
 _DATASET = "tf.data.Dataset"
+# Every other method of a dataset returns a dataset.
 _NO_DATASET = {"as_numpy_iterator", "cardinality", "element_spec", "options", "reduce"}
 _RESULTS = {
     "get_strategy": "Strategy",
@@ -70,6 +72,7 @@ class Names:
                 continue
             if alias.asname:
                 self._known[alias.asname] = root
+            # `import tensorflow.x` binds only the first part of the name.
             elif alias.name.partition(".")[0] == "tensorflow":
                 self._known["tensorflow"] = "tf"
 

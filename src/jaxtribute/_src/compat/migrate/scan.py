@@ -97,10 +97,12 @@ def _uses(source: Source, names: Names) -> Iterator[Finding]:
             yield older
             continue
         if entry.kind is not Kind.SAME or name.startswith(_SHOWN):
+            # What is remarked on a name that means the same is said at its first use alone.
             advice = "" if entry.kind is Kind.SAME and name in told else entry.note
             told.add(name)
             if entry.kind is Kind.ABSENT and not advice:
                 advice = "it has no counterpart in jaxtribute.compat.tf: write it with jax.numpy, or in Python"
+            # The place of the last part: a chain of attributes may begin lines earlier.
             line, column = (node.end_lineno or 0, (node.end_col_offset or 0) - len(name.rpartition(".")[2]))
             yield Finding(line, max(column, 0) + 1, name, entry.kind, advice)
 
@@ -139,18 +141,21 @@ def _methods(source: Source) -> Iterator[Finding]:
             continue
         attribute = node.func
         line, column = attribute.end_lineno or 0, (attribute.end_col_offset or 0) - len(attribute.attr) + 1
+        # With arguments it is somebody else's method.
         if attribute.attr == "numpy" and not node.args and not node.keywords:
             text = f"np.asarray({source.of(attribute.value)})"
             edit = source.replace(node, text)
             yield Finding(line, column, ".numpy()", Kind.RENAMED, f"arrays are JAX's: write {text}", (edit,))
         elif attribute.attr in others.METHODS:
             new, why = others.METHODS[attribute.attr]
+            # The method's name alone, since the object and the arguments may hold edits of their own.
             _, end = source.span(attribute)
             edit = Edit(end - len(attribute.attr), end, new)
             yield Finding(line, column, f".{attribute.attr}", Kind.RENAMED, f"{why}: write .{new}", (edit,))
 
 
 def _tapes(source: Source, names: Names) -> Iterator[Finding]:
+    # A function that takes the place of a block must not hide a name of the program.
     taken = {node.id for node in ast.walk(source.tree) if isinstance(node, ast.Name)}
     taken |= {node.name for node in ast.walk(source.tree) if isinstance(node, ast.FunctionDef)}
     blocks = tape.find_tapes(source.tree, names)

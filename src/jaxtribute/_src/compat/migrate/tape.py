@@ -12,6 +12,7 @@ from jaxtribute._src.compat.migrate.naming import Names
 
 Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
+# Within a function these would end or suspend that function, or bind a name of its own, and not the block's.
 _LEAVES_THE_BLOCK = (
     ast.Return,
     ast.Yield,
@@ -47,6 +48,7 @@ def find_tapes(tree: ast.Module, names: Names) -> dict[ast.expr, tuple[ast.With,
 
     def visit(node: ast.AST, scope: Scope) -> None:
         scope = node if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else scope
+        # By lists of statements, not by blocks: what follows a block in its list is where the gradient is looked for.
         for field in ("body", "orelse", "finalbody"):
             statements: list[ast.stmt] = getattr(node, field, [])
             for statement in statements if isinstance(statements, list) else []:
@@ -108,6 +110,7 @@ def _gradient_call(after: Sequence[ast.stmt], tape: str) -> tuple[ast.Assign, as
                 and isinstance(function.value, ast.Name)
                 and function.value.id == tape
             ):
+                # Any further argument, or one by keyword, asks for more than `jd.value_and_grad` gives.
                 return (statement, call) if len(call.args) == 2 and not call.keywords else None
     return None
 
@@ -152,8 +155,10 @@ def _text(
     indent = " " * block.col_offset
     inner = " " * block.body[0].col_offset
     body = source.lines(block.lineno + 1, block.end_lineno or 0)
+    # The block may be the end of a file that lacks its last newline.
     body = body if body.endswith("\n") else body + "\n"
     target = source.of(statement.targets[0])
+    # In brackets, since it becomes one part of a longer target.
     if isinstance(statement.targets[0], ast.Tuple) and not target.startswith("("):
         target = f"({target})"
     others = f"({', '.join(aux)}{',' if len(aux) == 1 else ''})"
@@ -164,6 +169,7 @@ def _text(
 
 
 def _used_elsewhere(block: ast.With, scope: Scope, call: ast.Call) -> set[str]:
+    # The loss in `tape.gradient(loss, ...)` is no reason to hand it out: that call goes away.
     inside = {*ast.walk(block), call.args[0]}
     found: set[str] = set()
     for node in ast.walk(scope):
@@ -188,6 +194,7 @@ def _loaded(statements: Sequence[ast.stmt]) -> set[str]:
 def _read_before_stored(statements: Sequence[ast.stmt]) -> set[str]:
     stored, early, all_stored = set[str](), set[str](), _stored(statements)
     for statement in statements:
+        # `x += 1` reads what it writes, but Python's tree marks the name as written only.
         changed = _stored([statement]) if isinstance(statement, ast.AugAssign) else set[str]()
         early |= ((_loaded([statement]) | changed) & all_stored) - stored
         stored |= _stored([statement])

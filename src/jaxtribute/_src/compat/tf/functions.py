@@ -78,12 +78,14 @@ class _Function(functions.Function[..., Any]):
         self, python_function: Callable[..., Any], input_signature: Nest = None, donate_argnums: Sequence[int] = ()
     ) -> None:
         super().__init__(python_function, input_signature, donate_argnums)
+        # Compiled forms are found again at the next call, and go with the function or the object that they belong to.
         self._replicas: weakref.WeakKeyDictionary[Any, dict[Any, Callable[..., Any]]] = weakref.WeakKeyDictionary()
 
     def __call__(self, *args: Nest, **kwargs: Nest) -> Any:
         """Calls the compiled function; given a dataset, the Python function."""
         context = contexts.current()
         given = (*args, *kwargs.values())
+        # Within a program that is being traced the function is part of that one.
         if context.executor.traced or not any(isinstance(value, (DistributedDataset, Dataset)) for value in given):
             return super().__call__(*args, **kwargs)
         executor = Eager(self._compiled)
@@ -185,6 +187,7 @@ def cond(pred: ArrayLike, true_fn: Callable[[], Any], false_fn: Callable[[], Any
     pred = operand(pred)
     # Otherwise the value is known, and one branch runs as Python, with its effects.
     if isinstance(pred, Tracer):
+        # As arrays, since JAX wants the same types from both branches.
         return jax.lax.cond(pred, lambda: map_leaves(as_tensor, true_fn()), lambda: map_leaves(as_tensor, false_fn()))
     return true_fn() if pred else false_fn()
 
@@ -205,6 +208,7 @@ def while_loop(
     def step(state: Nest) -> Any:
         count, values = state
         result = body(*values)
+        # A body of one variable may return its value without a list around it.
         return count + 1, [as_tensor(value) for value in (result if isinstance(result, (list, tuple)) else [result])]
 
     start = (jnp.int32(0), [as_tensor(value) for value in loop_vars])

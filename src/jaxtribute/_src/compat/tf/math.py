@@ -89,6 +89,7 @@ def _binary(function: Callable[[Any, Any], Any], name: str) -> Callable[..., Any
 def _reduction(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def call(input_tensor: TensorLike, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Any:
         del name
+        # JAX takes several axes in a tuple only.
         axes = tuple(axis) if isinstance(axis, (list, np.ndarray)) else axis
         return function(as_tensor(input_tensor), axis=axes, keepdims=keepdims)
 
@@ -105,6 +106,7 @@ def _abs(x: Array) -> Any:
 
 
 def _maximum(x: TensorLike, y: TensorLike) -> Any:
+    # `x != x` holds for NaN alone, which is to win as in TensorFlow; one in `y` fails the comparison and wins too.
     return jnp.where((x >= y) | (x != x), x, y)
 
 
@@ -235,6 +237,7 @@ def einsum(equation: str, *inputs: TensorLike) -> Any:
 def norm(tensor: TensorLike, ord: Leaf = "euclidean", axis: Axis = None, keepdims: bool = False) -> Any:
     """Returns a norm, of all elements by default. Source: `tf.norm`."""
     array = as_tensor(tensor)
+    # By hand, as JAX's norm takes two axes at most.
     if ord == "euclidean":
         return jnp.sqrt(_sum(jnp.square(array), tuple(axis) if isinstance(axis, list) else axis, keepdims))
     return jnp.linalg.norm(array.reshape(-1) if axis is None else array, ord, axis, keepdims)
@@ -243,6 +246,7 @@ def norm(tensor: TensorLike, ord: Leaf = "euclidean", axis: Axis = None, keepdim
 def global_norm(t_list: TensorLike, name: str | None = None) -> Any:
     """Returns the Euclidean norm of all elements of several arrays. Source: `tf.linalg.global_norm`."""
     del name
+    # None stands for a variable that had no gradient.
     return jnp.sqrt(add_n([jnp.sum(jnp.square(as_tensor(part))) for part in t_list if part is not None]))
 
 

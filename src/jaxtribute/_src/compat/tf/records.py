@@ -35,6 +35,7 @@ class TFRecordSource(FileRecords):
         super().__init__(paths, _records)
 
     def __getitem__(self, index: SupportsIndex) -> np.ndarray[Any, Any]:
+        # As an object: an array of NumPy's own bytes would lose zeros at the end.
         return np.array(self._read(int(index)), dtype=object)
 
 
@@ -43,6 +44,7 @@ def _records(path: str) -> tuple[Places, Places]:
     size, offset = Path(path).stat().st_size, 0
     begins, ends = [], []
     with Path(path).open("rb") as stream:
+        # Headers alone are read; records are when they are asked for, since a file may not fit into memory.
         while offset < size:
             stream.seek(offset)
             header = stream.read(_HEADER)

@@ -42,6 +42,7 @@ class TensorShape(tuple[int | None, ...]):
 
     def num_elements(self) -> int | None:
         """Returns the number of elements, or None if it is not known. Source: `tf.TensorShape.num_elements`."""
+        # The lengths are all known; `or 0` only tells the type checker so.
         return None if None in self else math.prod(length or 0 for length in self)
 
     def is_fully_defined(self) -> bool:
@@ -69,6 +70,7 @@ class TensorSpec:
     name: str | None = None
 
     def __init__(self, shape: Iterable[int | None], dtype: DType = np.float32, name: str | None = None) -> None:
+        # A frozen dataclass refuses plain assignment, and the arguments are converted on their way in.
         object.__setattr__(self, "shape", tuple(shape))
         object.__setattr__(self, "dtype", as_dtype(dtype))
         object.__setattr__(self, "name", name)
@@ -87,6 +89,7 @@ class TensorSpec:
         return (
             np.dtype(spec_or_value.dtype) == self.dtype
             and len(shape) == len(self.shape)
+            # None, on either side, fits any length.
             and all(size in (None, other) or other is None for size, other in zip(self.shape, shape, strict=True))
         )
 

@@ -79,6 +79,7 @@ ShapeLike: TypeAlias = Any
 """A shape, or lengths in the form of one: a tuple, a list, a `TensorShape` or an array of integers."""
 Axis: TypeAlias = Any
 """One axis, several in a tuple or list, or None."""
+# What NumPy makes of Python's numbers, and what TensorFlow makes of them.
 _DEFAULTS = {np.dtype("float64"): np.dtype("float32"), np.dtype("int64"): np.dtype("int32")}
 
 
@@ -109,6 +110,7 @@ def as_tensor(value: TensorLike, dtype: DType = None) -> Any:
     """
     value = operand(value)
     if dtype is not None and np.dtype(dtype).kind != "O":
+        # JAX warns where it is asked for a type of 64 bits that it does not have.
         dtype = jax.dtypes.canonicalize_dtype(dtype)
     if isinstance(value, jax.Array):
         return value if dtype is None or value.dtype == dtype else value.astype(dtype)
@@ -308,6 +310,7 @@ def split(value: TensorLike, num_or_size_splits: TensorLike, axis: int = 0, name
     del name
     if isinstance(num_or_size_splits, int):
         return jnp.split(as_tensor(value), num_or_size_splits, axis)
+    # TensorFlow is given the sizes of all parts, NumPy and JAX the places between them.
     return jnp.split(as_tensor(value), [int(end) for end in np.cumsum(num_or_size_splits)[:-1]], axis)
 
 

@@ -83,6 +83,7 @@ class Variable(metaclass=_IsJaxtributes):
             lambda: _value(initial_value, dtype),
             trainable,
             name,
+            # None, since the value has its type already.
             dtype=None,
             synchronization=synchronization,
             aggregation=aggregation,

@@ -16,6 +16,7 @@ from jaxtribute.errors import ArgumentError
 _HOMES = ("jaxtribute.compat.tf", "jaxtribute.compat.tf.math", "jaxtribute.compat.tf.nn")
 
 
+# A model's file names this module and this class, by which Keras finds them where nothing else has imported them.
 @keras.saving.register_keras_serializable("jaxtribute")
 class FunctionOperation(keras.Operation):
     """A function of arrays as a step of a Keras model.

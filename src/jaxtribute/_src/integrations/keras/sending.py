@@ -81,6 +81,7 @@ class Sender:
         """Brings the optimizers among objects onto the servers; True if one has changed by that."""
         from jaxtribute._src.integrations.keras.server_optimizer import place_optimizer
 
+        # An optimizer that scales losses holds another one, which is placed together with it.
         inner = {id(getattr(obj, "inner_optimizer", None)) for obj in sent}
         optimizers = [obj for obj in sent if isinstance(obj, keras.optimizers.Optimizer) and id(obj) not in inner]
         changed = False

@@ -114,6 +114,7 @@ class KerasTransform:
             return self._built(params)[1]
 
     def _built(self, params: Sequence[Any]) -> tuple[Any, list[int | None]]:
+        # A server may hold some of the parameters only, and is not told which: none is known apart then.
         """A copy of the optimizer for parameters of these shapes, and whom its variables belong to."""
         known = self._parameters if len(self._parameters) == len(params) else None
         with jax.ensure_compile_time_eval():
@@ -156,10 +157,12 @@ def nested(values: Sequence[Any], owners: Sequence[int | None]) -> Any:
         if owner is None:
             shared[f"{len(shared):03}"] = value
             continue
+        # A parameter's n-th slot goes into the n-th list, whatever order the optimizer made its variables in.
         depth = seen[owner] = seen.get(owner, -1) + 1
         if depth == len(slots):
             slots.append({})
         slots[depth][owner] = value
+    # None stands for a parameter that lacks the slot.
     return {"shared": shared, "slots": [[slot.get(i) for i in range(max(slot) + 1)] for slot in slots]}
 
 
@@ -173,6 +176,7 @@ def _watched(optimizer: keras.optimizers.Optimizer) -> dict[int, int]:
         belonging[id(made)] = id(reference_variable)
         return made
 
+    # Past Keras's own `__setattr__`, which looks at what becomes an attribute.
     object.__setattr__(optimizer, "add_variable_from_reference", add_variable_from_reference)
     return belonging
 
@@ -276,6 +280,7 @@ def optimizer_on_servers(keras_optimizer: KerasOptimizer, variables: Sequence[An
 
 
 def _check_alike(transform: KerasTransform, stored: list[ServerVariable], shapes: list[Any], owners: list[Any]) -> None:
+    # One server that holds all variables, each as a whole, can do whatever Keras can.
     if len({shard.server for variable in stored for shard in variable.layout.shards}) == 1 and not any(
         variable.layout.split for variable in stored
     ):

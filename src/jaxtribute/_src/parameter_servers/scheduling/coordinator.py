@@ -122,6 +122,7 @@ class ClusterCoordinator:
                 constants.append(_PLACE)
             except NotPlainError:
                 constants.append(leaf)
+        # Copied where the caller could write into an array before it has left.
         arrays = [
             np.array(array) if isinstance(array, np.ndarray) and array.flags.writeable else array for array in arrays
         ]

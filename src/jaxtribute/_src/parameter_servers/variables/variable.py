@@ -188,6 +188,7 @@ class ServerVariable(Variable):
         """Replaces the value; on a worker what others have written since it was read stays."""
         access, extended = self.policy.access, cast("Any", self._strategy.extended)
         with access.client.lock:
+            # A value that was never read here cannot have been computed from.
             read = all(shard.key in access.client.known for shard in self.layout.shards)
             if extended.cluster is None and read and not self.layout.copies:
                 access.change(MOVE, self, [pulled(access.client, self.layout), array])
