@@ -125,11 +125,12 @@ def in_keras(name: str) -> str:
 
 def why_absent(full: str) -> str:
     """The reason for which a name does not exist here, or an empty string if none is known."""
-    for reasons in (notes.ABSENT, others.ABSENT):
-        if full in reasons:
-            return reasons[full]
-    parent = full.rpartition(".")[0]
-    return others.ABSENT[parent] if parent in others.ABSENT else why_absent(parent) if parent else ""
+    while full:
+        if full in others.ABSENT:
+            return others.ABSENT[full]
+        # A name below one that is absent is absent for the same reason.
+        full = full.rpartition(".")[0]
+    return ""
 
 
 def explain_absent(module: str, prefix: str, name: str) -> AttributeError:

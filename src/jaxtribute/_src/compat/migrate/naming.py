@@ -65,6 +65,10 @@ class Names:
             return None if called is None else _result(called)
         return None
 
+    def called_by(self, node: ast.AST) -> str:
+        """TensorFlow's full name of what a node calls; empty if it is no call, or of something else."""
+        return (self.of(node.func) or "") if isinstance(node, ast.Call) else ""
+
     def _take_import(self, node: ast.Import) -> None:
         for alias in node.names:
             root = root_of(alias.name)
@@ -105,7 +109,7 @@ def _result(called: str) -> str | None:
     if module not in MODULES:
         return None
     main = "tf.compat.v1.distribute" if module.startswith("tf.compat.v1") else "tf.distribute"
-    if name.endswith("Strategy") and name != "experimental_set_strategy" and name != "get_strategy":
+    if name.endswith("Strategy"):
         return f"{main}.Strategy"
     if name in _RESULTS:
         return f"{main}.{_RESULTS[name]}"

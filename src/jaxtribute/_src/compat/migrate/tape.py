@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from jaxtribute._src.compat.migrate.findings import Edit, Source
+from jaxtribute._src.compat.migrate.findings import Edit, Source, nodes
 from jaxtribute._src.compat.migrate.naming import Names
 
 Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
@@ -126,12 +127,12 @@ def _problem(
 ) -> str:
     """Reason why the block cannot become a function without a human eye; empty if it can."""
     # Any other use, such as `tape.watch`, does something that the function would not.
-    uses = [node for node in ast.walk(scope) if isinstance(node, ast.Name) and node.id == tape]
+    uses = [name for name in nodes(scope, ast.Name) if name.id == tape]
     if len(uses) != 2:
         return f"`{tape}` is used more than once"
     if block.lineno == block.body[0].lineno:
         return "the block stands on one line"
-    for node in (node for part in block.body for node in ast.walk(part)):
+    for node in itertools.chain.from_iterable(map(ast.walk, block.body)):
         if isinstance(node, _LEAVES_THE_BLOCK):
             return f"the block holds a `{type(node).__name__.lower()}` on line {getattr(node, 'lineno', block.lineno)}"
         if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
@@ -172,15 +173,15 @@ def _used_elsewhere(block: ast.With, scope: Scope, call: ast.Call) -> set[str]:
     # The loss in `tape.gradient(loss, ...)` is no reason to hand it out: that call goes away.
     inside = {*ast.walk(block), call.args[0]}
     found: set[str] = set()
-    for node in ast.walk(scope):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node not in inside:
-            found.add(node.id)
+    for name in nodes(scope, ast.Name):
+        if isinstance(name.ctx, ast.Load) and name not in inside:
+            found.add(name.id)
     return found
 
 
 def _names(statements: Sequence[ast.stmt]) -> Iterator[ast.Name]:
     for statement in statements:
-        yield from (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+        yield from nodes(statement, ast.Name)
 
 
 def _stored(statements: Sequence[ast.stmt]) -> set[str]:

@@ -209,9 +209,9 @@ def while_loop(
         count, values = state
         result = body(*values)
         # A body of one variable may return its value without a list around it.
-        return count + 1, [as_tensor(value) for value in (result if isinstance(result, (list, tuple)) else [result])]
+        return count + 1, list(map(as_tensor, result if isinstance(result, (list, tuple)) else [result]))
 
-    start = (jnp.int32(0), [as_tensor(value) for value in loop_vars])
+    start = (jnp.int32(0), list(map(as_tensor, loop_vars)))
     return jax.lax.while_loop(goes_on, step, start)[1]
 
 
@@ -220,9 +220,9 @@ def print(*inputs: Nest, end: str = "\n", sep: str = " ", output_stream: TextIO 
     stream = sys.stderr if output_stream is None else output_stream
 
     def write(*values: Nest) -> None:
-        stream.write(sep.join(_shown(value) for value in values) + end)
+        stream.write(sep.join(map(_shown, values)) + end)
 
-    inputs = tuple(operand(value) for value in inputs)
+    inputs = tuple(map(operand, inputs))
     if any(isinstance(value, Tracer) for value in inputs):
         # Texts cannot be arguments of a callback: they are put in where the arrays come back.
         places = [place for place, value in enumerate(inputs) if isinstance(value, jax.Array)]

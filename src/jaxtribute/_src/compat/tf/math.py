@@ -200,7 +200,7 @@ def argmin(input: TensorLike, axis: int | None = None, output_type: DType = np.i
 def add_n(inputs: TensorLike, name: str | None = None) -> Any:
     """Adds up arrays of one shape. Source: `tf.math.add_n`."""
     del name
-    first, *rest = [as_tensor(part) for part in inputs]
+    first, *rest = map(as_tensor, inputs)
     for part in rest:
         first = first + part
     return first
@@ -231,7 +231,7 @@ def tensordot(a: TensorLike, b: TensorLike, axes: Leaf, name: str | None = None)
 
 def einsum(equation: str, *inputs: TensorLike) -> Any:
     """Multiplies and adds up by Einstein's convention. Source: `tf.einsum`."""
-    return jnp.einsum(equation, *(as_tensor(part) for part in inputs))
+    return jnp.einsum(equation, *map(as_tensor, inputs))
 
 
 def norm(tensor: TensorLike, ord: Leaf = "euclidean", axis: Axis = None, keepdims: bool = False) -> Any:

@@ -261,7 +261,7 @@ def rank(input: TensorLike, name: str | None = None) -> Any:
 def reshape(tensor: TensorLike, shape: ShapeLike, name: str | None = None) -> Any:
     """Returns the array in another shape, of which one entry may be -1. Source: `tf.reshape`."""
     del name
-    return as_tensor(tensor).reshape(tuple(int(entry) for entry in np.atleast_1d(shape)))
+    return as_tensor(tensor).reshape(tuple(map(int, np.atleast_1d(shape))))
 
 
 def expand_dims(input: TensorLike, axis: int, name: str | None = None) -> Any:
@@ -285,7 +285,7 @@ def transpose(a: TensorLike, perm: Sequence[int] | None = None, name: str | None
 def stack(values: TensorLike, axis: int = 0, name: str | None = None) -> Any:
     """Joins arrays along a new axis. Source: `tf.stack`."""
     del name
-    return jnp.stack([as_tensor(value) for value in values], axis)
+    return jnp.stack(list(map(as_tensor, values)), axis)
 
 
 def unstack(value: TensorLike, num: int | None = None, axis: int = 0, name: str | None = None) -> list[Any]:
@@ -302,7 +302,7 @@ def unstack(value: TensorLike, num: int | None = None, axis: int = 0, name: str 
 def concat(values: TensorLike, axis: int, name: str | None = None) -> Any:
     """Joins arrays along an axis. Source: `tf.concat`."""
     del name
-    return jnp.concatenate([as_tensor(value) for value in values], axis)
+    return jnp.concatenate(list(map(as_tensor, values)), axis)
 
 
 def split(value: TensorLike, num_or_size_splits: TensorLike, axis: int = 0, name: str | None = None) -> list[Any]:
@@ -311,7 +311,7 @@ def split(value: TensorLike, num_or_size_splits: TensorLike, axis: int = 0, name
     if isinstance(num_or_size_splits, int):
         return jnp.split(as_tensor(value), num_or_size_splits, axis)
     # TensorFlow is given the sizes of all parts, NumPy and JAX the places between them.
-    return jnp.split(as_tensor(value), [int(end) for end in np.cumsum(num_or_size_splits)[:-1]], axis)
+    return jnp.split(as_tensor(value), list(map(int, np.cumsum(num_or_size_splits)[:-1])), axis)
 
 
 def tile(input: TensorLike, multiples: ShapeLike, name: str | None = None) -> Any:
