@@ -63,16 +63,24 @@ def as_batch(element: Nest) -> Batch:
       InputError: if its arrays have different lengths along axis 0, or one is masked.
     """
     tree = jax.tree.map(as_array, element, is_leaf=is_sparse)
-    paths = jax.tree.leaves_with_path(tree)
-    lengths = {len(leaf) if leaf.ndim else None for _, leaf in paths}
+    lengths = lengths_in(tree)
     # An element with a scalar in it is no error yet: one replica takes it whole, and only splitting refuses it.
     if len(lengths) > 1 and None not in lengths:
-        described = ", ".join(f"{path_name(path)}: {leaf.shape}" for path, leaf in paths)
         raise InputError(
-            f"the arrays of one batch have different numbers of rows ({described}). "
+            f"the arrays of one batch have different numbers of rows ({shapes_in(tree)}). "
             "HINT: give all arrays of an element the same axis 0."
         )
     return Batch(tree, None if None in lengths else lengths.pop() if lengths else None)
+
+
+def lengths_in(tree: Nest) -> set[int | None]:
+    """The lengths along axis 0 of a tree's arrays; None among them for an array without that axis."""
+    return {len(leaf) if leaf.ndim else None for leaf in jax.tree.leaves(tree)}
+
+
+def shapes_in(tree: Nest) -> str:
+    """The shapes of a tree's arrays by their places, for messages."""
+    return ", ".join(f"{path_name(path)}: {leaf.shape}" for path, leaf in jax.tree.leaves_with_path(tree))
 
 
 def path_name(path: Sequence[Any]) -> str:

@@ -176,8 +176,21 @@ def with_protocol(address: str, rpc_layer: str | None) -> str:
     return f"{rpc_layer}://{address}" if rpc_layer else address
 
 
-_DIGITS = 18
+DIGITS = 18
 """Of a number that counts anything; Python refuses to read very long ones."""
+
+
+def counts_of(name: str, given: Mapping[str, int] | None) -> dict[str, int]:
+    """Checks an argument that counts something for each of some names; empty where there is none.
+
+    Raises:
+      ArgumentTypeError: a count is no whole number.
+      ArgumentError: a count is below 0.
+    """
+    counts: dict[str, int] = {}
+    for key, count in (given or {}).items():
+        counts[key] = settings.whole(f"{name}[{key!r}]", count)
+    return counts
 
 
 def integer(environ: Mapping[str, str], name: str) -> int:
@@ -188,7 +201,7 @@ def integer(environ: Mapping[str, str], name: str) -> int:
     """
     text = environ[name]
     # `int` reads more than that: signs, spaces, underscores, digits of other scripts.
-    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS):
+    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
         raise ClusterSpecError(
             f"{name} is {text!r}: expected a whole number from 0 on. HINT: leave it to the scheduler, or correct it."
         )

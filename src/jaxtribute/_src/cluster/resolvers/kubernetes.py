@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxtribute._src import settings
 from jaxtribute._src.cluster.resolvers import register
-from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, integer
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, counts_of, integer
 from jaxtribute._src.cluster.spec import ClusterSpec
 from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ClusterError, ClusterSpecError, MissingLibraryError
@@ -89,9 +89,7 @@ class KubernetesClusterResolver(ClusterResolver):
         # A client that was passed, such as a stand-in for tests, may not know the option.
         self._options: dict[str, Any] = {} if override_client else {"_request_timeout": _ANSWER_S}
         self._namespace = settings.text("namespace", namespace, optional=True)
-        self._num_tasks = {
-            job: settings.whole(f"num_tasks[{job!r}]", count) for job, count in (num_tasks or {}).items()
-        }
+        self._num_tasks = counts_of("num_tasks", num_tasks)
         self._timeout_s = settings.amount("timeout_s", timeout_s)
 
     @classmethod

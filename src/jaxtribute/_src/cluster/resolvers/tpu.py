@@ -103,8 +103,8 @@ class TPUClusterResolver(ClusterResolver):
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> Detection | None:
         """Finds a slice whose hosts the environment names."""
-        seen = [name for name in (_ENDPOINTS, *_HOSTS) if environ.get(name)]
-        return Detection(cls(environ=environ), f"{seen[0]} is {environ[seen[0]]}") if seen else None
+        name = _first_set(environ, (_ENDPOINTS, *_HOSTS))
+        return Detection(cls(environ=environ), f"{name} is {environ[name]}") if name else None
 
     @staticmethod
     def connect(tpu: str | None = None, zone: str | None = None, project: str | None = None) -> TPUClusterResolver:
@@ -167,7 +167,7 @@ class TPUClusterResolver(ClusterResolver):
         if tpu:
             return str(tpu)
         # What the machine says of its slice goes before a name, about which the API would have to be asked.
-        hosts = next((self.environ[name] for name in _HOSTS if self.environ.get(name)), "")
+        hosts = self.environ.get(_first_set(self.environ, _HOSTS), "")
         slices = ",".join(f"grpc://{host.strip()}" for host in hosts.split(",")) if hosts else ""
         named = self.environ.get(_ENDPOINTS) or slices or self.environ.get(_NAME) or self._from_config()
         if not named:
@@ -210,6 +210,11 @@ class TPUClusterResolver(ClusterResolver):
             )
         # Of a TPU of one host the address stands at the node itself.
         return [f"{end['ipAddress']}:{end['port']}" for end in node.get("networkEndpoints", [node])]
+
+
+def _first_set(environ: Mapping[str, str], names: Sequence[str]) -> str:
+    """The first of some variables that is set, and not empty; an empty name if none is."""
+    return next(filter(environ.get, names), "")
 
 
 def _addresses(endpoints: str) -> Iterable[str]:

@@ -19,8 +19,6 @@ from jaxtribute._src.types import Foreign, Json, Nest
 from jaxtribute._src.values.spec import ArraySpec
 from jaxtribute.errors import InputError
 
-_READERS = ("TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2", "_TFRecordDataset")
-
 
 def _tf() -> Any:
     return sys.modules.get("tensorflow")

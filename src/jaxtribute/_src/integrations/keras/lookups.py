@@ -91,7 +91,7 @@ class _Lookup(keras.layers.Layer):
         listed: Any = vocabulary
         if isinstance(vocabulary, str):
             listed = Path(vocabulary).read_text().splitlines()
-        tokens = [self._token(value) for value in np.asarray(listed, object).reshape(-1).tolist()]
+        tokens = list(map(self._token, np.asarray(listed, object).reshape(-1).tolist()))
         # What `get_vocabulary` gives begins with the special tokens, and can be given back as it is.
         special = self._special()
         if special and tokens[: len(special)] == special:
@@ -173,7 +173,7 @@ class _Lookup(keras.layers.Layer):
         if self.invert:
             return self._tokens_of(inputs)
         tokens, shape = self._read(inputs)
-        numbers = np.array([self._number(token) for token in tokens], np.int64).reshape(shape)
+        numbers = np.array(list(map(self._number, tokens)), np.int64).reshape(shape)
         if self.output_mode == "int":
             return keras.ops.convert_to_tensor(numbers)
         return keras.ops.convert_to_tensor(self._encoded(numbers))
@@ -219,7 +219,7 @@ class _Lookup(keras.layers.Layer):
     def _read(self, inputs: Nest) -> tuple[list[Any], tuple[int, ...]]:
         """The tokens in one list, and the shape in which they were."""
         array = np.asarray(_concrete(inputs, self.name))
-        return [self._token(value) for value in array.reshape(-1).tolist()], array.shape
+        return list(map(self._token, array.reshape(-1).tolist())), array.shape
 
     def _token(self, value: Leaf) -> Any:
         raise NotImplementedError

@@ -17,7 +17,7 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src.integrations.keras import internals
 from jaxtribute._src.integrations.keras.internals import KerasOptimizer, KerasVariable
 from jaxtribute._src.integrations.keras.unpickling import rebuilt
-from jaxtribute._src.integrations.keras.variables import StrategyVariable, keep_in, on_servers
+from jaxtribute._src.integrations.keras.variables import is_on_servers, keep_in
 from jaxtribute._src.optimizer.optimizer import Optimizer
 from jaxtribute._src.parameter_servers.variables.variable import ServerVariable
 from jaxtribute._src.types import Array, Leaf, Nest
@@ -163,7 +163,7 @@ def nested(values: Sequence[Any], owners: Sequence[int | None]) -> Any:
             slots.append({})
         slots[depth][owner] = value
     # None stands for a parameter that lacks the slot.
-    return {"shared": shared, "slots": [[slot.get(i) for i in range(max(slot) + 1)] for slot in slots]}
+    return {"shared": shared, "slots": [list(map(slot.get, range(max(slot) + 1))) for slot in slots]}
 
 
 def _watched(optimizer: keras.optimizers.Optimizer) -> dict[int, int]:
@@ -233,7 +233,7 @@ def place_optimizer(keras_optimizer: KerasOptimizer, variables: Sequence[Any] | 
     """
     before, reason = keras_optimizer.__dict__.get(_ATTRIBUTE), variables
     if not isinstance(variables, str):
-        on_them = [v for v in variables if isinstance(v, StrategyVariable) and on_servers(v.strategy)]
+        on_them = list(filter(is_on_servers, variables))
         if not on_them:
             return False
         try:
@@ -247,6 +247,11 @@ def place_optimizer(keras_optimizer: KerasOptimizer, variables: Sequence[Any] | 
     return reason != before
 
 
+def keys_of(variables: Sequence[Any]) -> tuple[int, ...]:
+    """The numbers by which the cluster knows variables on servers."""
+    return tuple(variable.stored.description.key for variable in variables)
+
+
 def optimizer_on_servers(keras_optimizer: KerasOptimizer, variables: Sequence[Any], strategy: Strategy) -> Optimizer:
     """Function that applies a Keras optimizer's gradients on the servers; it is built if it is not.
 
@@ -255,7 +260,7 @@ def optimizer_on_servers(keras_optimizer: KerasOptimizer, variables: Sequence[An
     Raises:
       ArgumentError: it asks more of variables than their values, and they are on several servers.
     """
-    keys = tuple(variable.stored.description.key for variable in variables)
+    keys = keys_of(variables)
     known = placed(keras_optimizer)
     if isinstance(known, Placed) and known.keys == keys:
         return known.optimizer
@@ -279,11 +284,19 @@ def optimizer_on_servers(keras_optimizer: KerasOptimizer, variables: Sequence[An
     return optimizer
 
 
+def _on_one_server(variables: Sequence[ServerVariable]) -> bool:
+    """True if a single server holds all variables, none of them split."""
+    servers: set[int] = set()
+    for variable in variables:
+        if variable.layout.split:
+            return False
+        servers |= variable.layout.servers
+    return len(servers) == 1
+
+
 def _check_alike(transform: KerasTransform, stored: list[ServerVariable], shapes: list[Any], owners: list[Any]) -> None:
     # One server that holds all variables, each as a whole, can do whatever Keras can.
-    if len({shard.server for variable in stored for shard in variable.layout.shards}) == 1 and not any(
-        variable.layout.split for variable in stored
-    ):
+    if _on_one_server(stored):
         return
     odd = [shape for shape, owner in zip(shapes, owners, strict=True) if owner is None and len(shape)]
     if transform.told_apart or odd:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxtribute._src.integrations.keras.internals import KerasVariable
-from jaxtribute._src.integrations.keras.variables import StrategyVariable, on_servers
+from jaxtribute._src.integrations.keras.variables import is_on_servers
 
 
 def shards(variables: Iterable[KerasVariable]) -> list[Any]:
@@ -27,7 +27,7 @@ def shards(variables: Iterable[KerasVariable]) -> list[Any]:
     """
     found: list[Any] = []
     for variable in variables:
-        if isinstance(variable, StrategyVariable) and on_servers(variable.strategy):
+        if is_on_servers(variable):
             stored: Any = variable.stored
             found.extend(stored.variables if stored.layout.split else [stored])
         else:

@@ -151,7 +151,7 @@ def _repeated(model: KerasModel, step: Callable[[Any], Any], *, joins: bool = Fa
             results.append(step(batch))
         if not joins or len(results) == 1:
             return results[-1], state
-        return jax.tree.map(lambda *parts: np.concatenate([np.asarray(part) for part in parts]), *results), state
+        return jax.tree.map(lambda *parts: np.concatenate(list(map(np.asarray, parts))), *results), state
 
     return call
 

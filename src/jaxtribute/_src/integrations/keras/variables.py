@@ -229,6 +229,11 @@ def on_servers(strategy: Strategy) -> bool:
     return module is not None and isinstance(strategy, module.ParameterServerStrategy)
 
 
+def is_on_servers(variable: object) -> bool:
+    """True if parameter servers hold a Keras variable's value."""
+    return isinstance(variable, StrategyVariable) and on_servers(variable.strategy)
+
+
 def keep_in(variable: KerasVariable, stored: Variable, strategy: Strategy) -> None:
     """Makes `stored` hold a Keras variable's value."""
     # An attribute of the object would hide the property of the class.

@@ -52,6 +52,11 @@ class Layout:
         # Copies of one value are shards too, but no parts of it.
         return len(self.shards) > 1 and not self.copies
 
+    @property
+    def servers(self) -> set[int]:
+        """The servers that hold some of it."""
+        return {shard.server for shard in self.shards}
+
     def join(self, parts: Sequence[Any]) -> Any:
         """The value, of the shards' values."""
         return np.concatenate(parts) if self.split else parts[0]

@@ -294,10 +294,10 @@ class ServerVariable(Variable):
         return read_rows(executor, self, ids)
 
     def __repr__(self) -> str:
-        servers = sorted({shard.server for shard in self.layout.shards})
+        servers = ", ".join(map(str, sorted(self.layout.servers)))
         return (
             f"<jd.{type(self).__name__} '{self.name}' shape={self.shape} dtype={self.dtype.name}, "
-            f"{len(self.layout.shards)} shard(s) on parameter server(s) {', '.join(map(str, servers))}>"
+            f"{len(self.layout.shards)} shard(s) on parameter server(s) {servers}>"
         )
 
     def __deepcopy__(self, memo: dict[int, object]) -> ServerVariable:
