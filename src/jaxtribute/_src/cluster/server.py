@@ -166,6 +166,7 @@ def _start(spec: ClusterSpec, task: ServerDef) -> Callable[[], None]:
 
 
 def _join(cluster: runtime.Cluster) -> None:
+    # Told before the wait: workers that join each other would otherwise wait for ever.
     cluster.set(f"{_JOINED}/{cluster.rank}", "")
     others = set(range(cluster.workers)) - {cluster.rank}
     while True:

@@ -239,6 +239,7 @@ def _source_over(source: Foreign, own: Foreign) -> Any:
         rest = {"encoding": source.encoding} if hasattr(source, "encoding") else {}
         return type(source)(files[own], **rest)
     given = source._reader_options_string
+    # Grain keeps the options as one text, `name:value` after `name:value`.
     options = dict(pair.split(":", 1) for pair in given.split(",")) if given else None
     # A path may name a part of a file, which the new source would read whole: only the numbers of records tell.
     result = record_files(source.paths[own], options)

@@ -94,7 +94,7 @@ def reorders(node: Node) -> bool:
 
 
 def _within(length: int) -> PositionMap:
-    # Sources have no order of their own in a further epoch: it repeats the first.
+    # A further epoch of a source, and of what is repeated alike, is in the order of the first.
     return lambda positions: positions % np.uint64(length)
 
 

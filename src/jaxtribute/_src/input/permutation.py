@@ -18,6 +18,7 @@ Positions: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 Words: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 """Unsigned integers of any width."""
 
+# As many as Grain's own shuffle asks of the cipher.
 _ROUNDS = 4
 _MASK = 0xFFFFFFFF
 _SHORT = 512

@@ -142,6 +142,7 @@ def _put_whole(tree: Nest, mesh: ReplicaMesh) -> Nest:
 
 def _put_share(tree: Nest, mesh: ReplicaMesh) -> Nest:
     """This worker's rows as its part of an array over all workers."""
+    # All workers have as many replicas as this one.
     workers = mesh.size // len(mesh.local_ids)
 
     def put(leaf: Leaf) -> jax.Array:

@@ -102,6 +102,7 @@ class ClusterResolver(ABC):
           task_id: a task of it; this process's by default.
           config_proto: means nothing here.
         """
+        # Nobody but a process itself can count its devices.
         if (task_type, task_id) not in ((None, None), (self.task_type, self.task_id)):
             return {}
         return local_accelerators(self.environ)
@@ -120,6 +121,7 @@ class ClusterResolver(ABC):
             )
         spec = self.cluster_spec()
         if task_type != "evaluator" or task_type in spec.jobs:
+            # Called for its error, where the cluster has no such task.
             spec.task_address(task_type, task_id)
         return task_type, task_id
 

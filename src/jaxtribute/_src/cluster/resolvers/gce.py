@@ -119,6 +119,7 @@ class GCEClusterResolver(ClusterResolver):
         # The API answers page by page.
         while request is not None:
             response = request.execute()
+            # A page without machines has no `items` at all.
             addresses += [self._address(item["instance"]) for item in response.get("items", [])]
             request = groups.listInstances_next(previous_request=request, previous_response=response)
         if not addresses:

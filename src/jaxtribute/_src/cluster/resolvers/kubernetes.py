@@ -161,6 +161,7 @@ class KubernetesClusterResolver(ClusterResolver):
             idle = [f"{pod.metadata.name!r} is {pod.status.phase}" for pod in found if pod.status.phase != "Running"]
             if idle:
                 return f"not every pod of job {job!r} is running: {', '.join(idle)}"
+            # A job whose number nobody has told must have a pod at least.
             expected = self._num_tasks.get(job, 1)
             if len(found) < expected:
                 return f"job {job!r} has {len(found)} of {expected} pods with the labels {list(self._selectors[job])}"

@@ -59,6 +59,7 @@ class Names:
             base = self.of(node.value)
             if base is None:
                 return None
+            # Every strategy has it, and the catalogue lists what it holds under a name of its own.
             return _extended(base) if node.attr == "extended" and base.endswith("Strategy") else f"{base}.{node.attr}"
         if isinstance(node, ast.Call):
             called = self.of(node.func)

@@ -62,6 +62,7 @@ def function(func: Callable[..., Any] | None = None, input_signature: Nest = Non
     if unknown:
         raise TypeError(f"tf.function got {sorted(unknown)}, which it does not have. HINT: {sorted(_OPTIONS)}.")
     if func is None:
+        # The options need not be passed on: none of them means anything on JAX.
         return lambda func: function(func, input_signature)
 
     @functools.wraps(func)

@@ -27,6 +27,7 @@ class Indexed:
     """True if records are batches of which the last may be smaller."""
 
     def __iter__(self) -> Iterator[Nest]:
+        # Grain's own shuffle repeats a record at some lengths.
         dataset = exact(self.dataset)
         return (dataset[index] for index in range(len(dataset)))
 

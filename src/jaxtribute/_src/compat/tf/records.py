@@ -53,6 +53,7 @@ def _records(path: str) -> tuple[Places, Places]:
             begins.append(offset + _HEADER)
             ends.append(begins[-1] + length)
             offset = ends[-1] + _FOOTER
+    # Short of the end or beyond it: cut off, compressed, or no file of records at all.
     if offset != size:
         raise InputError(f"{path} ends within record {len(ends) - 1}. HINT: is it an uncompressed TFRecord file?")
     return np.asarray(begins, np.int64), np.asarray(ends, np.int64)

@@ -17,6 +17,7 @@ string = np.dtype(object)
 
 def as_dtype(type_value: DType) -> np.dtype[Any]:
     """Returns the element type of that name, or of a Python or NumPy type. Source: `tf.as_dtype`."""
+    # NumPy has no type of strings of any length: they are objects there.
     return string if type_value == "string" else np.dtype(type_value)
 
 

@@ -149,6 +149,7 @@ def constant(value: TensorLike, dtype: DType = None, shape: ShapeLike = None, na
     array = as_tensor(value, dtype)
     if shape is None:
         return array
+    # A single number fills the shape, as in TensorFlow.
     return jnp.full(shape, array) if array.size == 1 else array.reshape(shape)
 
 
@@ -218,6 +219,7 @@ def range(
 ) -> jax.Array:
     """Returns evenly spaced numbers; int32 for Python ints, as in TensorFlow. Source: `tf.range`."""
     del name
+    # A single argument is the limit, as Python's own `range` has it.
     start, limit = (0, start) if limit is None else (start, limit)
     if dtype is None:
         dtype = jnp.result_type(*(as_tensor(value).dtype for value in (start, limit, delta)))

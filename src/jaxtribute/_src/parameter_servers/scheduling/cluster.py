@@ -106,16 +106,7 @@ class Cluster:
         self._mirrors: list[Endpoint] = []
         self.dispatcher = Dispatcher(
             hub,
-            [
-                Worker(
-                    i,
-                    functools.partial(engine.define, "worker", i),
-                    functools.partial(engine.take, i),
-                    functools.partial(engine.stack, i),
-                    functools.partial(engine.renew, i),
-                )
-                for i in range(workers)
-            ],
+            [_worker_of(engine, index) for index in range(workers)],
             self.numbers,
             lambda: (self.endpoints, self.epoch),
             timeout_s,
@@ -420,6 +411,17 @@ def _by_part(initial: object) -> functools.partial[Any] | None:
         return None
     takes = inspect.signature(initial.func).parameters
     return initial if "shard_info" in takes else None
+
+
+def _worker_of(engine: Engine, index: int) -> Worker:
+    """A worker of an engine, as the dispatcher deals with it."""
+    return Worker(
+        index,
+        functools.partial(engine.define, "worker", index),
+        functools.partial(engine.take, index),
+        functools.partial(engine.stack, index),
+        functools.partial(engine.renew, index),
+    )
 
 
 def _close(dispatcher: Dispatcher, client: Client, engine: Engine, folder: Folder) -> None:

@@ -275,9 +275,7 @@ def _function(function: Function[..., Any], number: int) -> tuple[Any, tuple[Any
     return find_function, (key, type(function), python_function, function.input_signature, function.donated)
 
 
-_LIBRARIES = tuple(
-    Path(path).resolve() for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-)
+_LIBRARIES = tuple(Path(path).resolve() for path in set(map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))))
 _OWN = Path(__file__).resolve().parents[3]
 
 
