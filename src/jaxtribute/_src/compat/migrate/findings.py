@@ -108,7 +108,7 @@ def nodes(tree: ast.AST, kind: type[_N]) -> Iterator[_N]:
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
-    """What a call is given by the keyword `name`."""
+    """Finds the value that a call is given by the keyword `name`."""
     for given in call.keywords:
         if given.arg == name:
             return given.value
