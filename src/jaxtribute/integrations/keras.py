@@ -6,7 +6,7 @@ names. Needs the extra `jaxtribute[keras]`.
 
 from jaxtribute._src.integrations.keras.callbacks import TensorBoard
 from jaxtribute._src.integrations.keras.lookups import IntegerLookup, StringLookup
-from jaxtribute._src.integrations.keras.shards import shards
+from jaxtribute._src.integrations.keras.variables import shards
 from jaxtribute._src.public import publish as _publish
 
 __all__ = [

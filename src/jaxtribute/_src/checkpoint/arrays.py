@@ -171,6 +171,7 @@ def read(directory: Path, wanted: Mapping[str, tuple[tuple[int, ...], Sharding] 
         return _handlers.ArrayRestoreArgs(restore_type=jax.Array, global_shape=shape, sharding=sharding, strict=False)
 
     tree = _ocp.args.PyTreeRestore(
+        # Orbax wants a tree of these names, and does not look at what is in it.
         item=dict.fromkeys(wanted, 0),
         restore_args={name: args(how) for name, how in wanted.items()},
         partial_restore=True,

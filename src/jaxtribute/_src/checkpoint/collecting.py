@@ -179,6 +179,7 @@ class _Walk:
             )
 
 
+# What objects of these libraries keep among their attributes is no state of the program's.
 _NOT_OURS = frozenset({"jaxtribute", "jax", "jaxlib", "numpy", "optax", "grain", "orbax", "builtins"})
 
 

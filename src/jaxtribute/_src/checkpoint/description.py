@@ -99,6 +99,7 @@ class Differences:
     @classmethod
     def between(cls, saved: Description, values: Mapping[str, Spec], iterators: Mapping[str, Any]) -> Differences:
         """Compares names, shapes and dtypes."""
+        # None stands for an iterator, of which only the name is compared.
         here, there = {**values, **dict.fromkeys(iterators)}, {**saved.values, **dict.fromkeys(saved.iterators)}
         unlike: list[str] = []
         for name in here.keys() & there.keys():

@@ -21,6 +21,7 @@ UNFINISHED = ".orbax-checkpoint-tmp"
 """Ending of a checkpoint's name until it is complete; Orbax's own tools know it, too."""
 REPLACED = ".replaced"
 
+# Without zeros in front, so that no two names have one number.
 _NUMBER = "(0|[1-9][0-9]*)"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 

@@ -102,6 +102,7 @@ def to_rows(value: HostArray, replicas: int, aggregation: str) -> HostArray:
 
     Of a sum the first replica gets everything; otherwise all replicas get the value.
     """
+    # All in one row, since a sum of shares might round otherwise.
     if aggregation == VariableAggregation.SUM.name:
         rows = np.zeros((replicas, *value.shape), value.dtype)
         rows[0] = value
@@ -119,5 +120,6 @@ def spec_of(array: ArrayLike) -> Spec:
         data = jax.eval_shape(jax.random.key_data, array)
         return Spec(tuple(data.shape), str(data.dtype), key=str(jax.random.key_impl(array)))
     python = type(array).__name__ if isinstance(array, (bool, int, float)) else None
+    # Numbers alone: an array of JAX would come to the host for the question.
     plain: Any = np.asarray(array) if python else array
     return Spec(tuple(plain.shape), str(plain.dtype), python=python)

@@ -147,6 +147,7 @@ class CellLeaf:
         elif isinstance(old, (bool, int, float)):
             self._set(type(old)(value.item()))
         else:
+            # One of NumPy's scalars becomes one again, and no array without axes.
             self._set(value if isinstance(old, np.ndarray) else value[()])
 
     def keep(self) -> Callable[[], None]:

@@ -57,6 +57,7 @@ class Roster:
                 f"this process is {task_type!r} {task_id!r}, which is none of the cluster's training tasks: {known}. "
                 "HINT: set the task's type and index in TF_CONFIG, or the resolver's task_type and task_id."
             )
+        # Read here, so that a malformed address is an error on every worker and not only on those that call it.
         for member in members:
             Address.parse(member.address)
         return cls(tuple(members), found[0])

@@ -128,6 +128,7 @@ def _make_def(
     config: Any,
 ) -> ServerDef:
     if isinstance(described, ServerDef):
+        # What is passed beside a definition goes before what stands in it.
         given = {
             "job_name": job_name,
             "task_index": task_index,
@@ -157,6 +158,7 @@ def _start(spec: ClusterSpec, task: ServerDef) -> Callable[[], None]:
 
         return task_of_cluster(spec, task)
     members = sum(spec.num_tasks(job) for job in JOBS if job in spec.jobs)
+    # Parameter servers aside, a task that trains with nobody has nothing to join.
     if task.job_name not in JOBS or members == 1:
         return lambda: None
     cluster = runtime.connect(spec, task.job_name, task.task_index)
@@ -164,6 +166,7 @@ def _start(spec: ClusterSpec, task: ServerDef) -> Callable[[], None]:
 
 
 def _join(cluster: runtime.Cluster) -> None:
+    # Told before the wait: workers that join each other would otherwise wait for ever.
     cluster.set(f"{_JOINED}/{cluster.rank}", "")
     others = set(range(cluster.workers)) - {cluster.rank}
     while True:

@@ -120,6 +120,7 @@ class ClusterSpec:
         """The addresses of each job: a list where all indices from 0 on are there, otherwise a dict by index."""
         found: dict[str, list[str] | dict[int, str]] = {}
         for job, tasks in self._jobs.items():
+            # Only without gaps do the places in a list tell the indices.
             all_known = bool(tasks) and max(tasks) + 1 == len(tasks)
             found[job] = list(tasks.values()) if all_known else dict(tasks)
         return found

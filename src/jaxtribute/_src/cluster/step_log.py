@@ -152,6 +152,7 @@ def comparison(before: Reports, after: Reports, seconds: float, names: Sequence[
     spent = {rank: _spent(before[rank], after[rank]) for rank in ranks}
     if all(steps == 0 for steps, _, _ in spent.values()):
         return None
+    # Whoever waited least is the one that the others waited for.
     slowest = min(ranks, key=lambda rank: spent[rank][2])
     most = max(waited for _, _, waited in spent.values())
     if most - spent[slowest][2] < _NOTABLE * seconds:

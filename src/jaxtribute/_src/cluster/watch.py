@@ -300,6 +300,7 @@ class Watch:
             f"holds up step {oldest.number} of {oldest.name}, which {self._roster.names[self._rank]} has waited "
             f"{now - oldest.start:.0f} s for"
         )
+        # The worker that is waited for stands first in the message.
         everyone = [behind, *(rank for rank in range(len(self._roster.members)) if rank != behind)]
         self._fail(Failure(behind, summary, self.whereabouts(everyone), self._rank))
         return True

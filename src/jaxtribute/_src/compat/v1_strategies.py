@@ -67,6 +67,7 @@ class Strategy(base.Strategy):
         return Dataset.from_tensor_slices(numpy_input)
 
 
+# `Strategy` stands first among the bases: version 1's methods hide those of the strategy below.
 class MirroredStrategy(Strategy, mirrored.MirroredStrategy):
     """`jd.MirroredStrategy` of version 1. Source: `tf.compat.v1.distribute.MirroredStrategy`."""
 

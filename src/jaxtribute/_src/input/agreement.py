@@ -75,6 +75,7 @@ class KeyValueAgreements:
 
     def __call__(self) -> StepAgreement:
         """Makes the agreement of the next iterator."""
+        # Numbered: all workers make their iterators in the same order, and meet at the same keys.
         prefix = f"{self._name}/{self._iterators}"
         self._iterators += 1
         own: list[str] = []

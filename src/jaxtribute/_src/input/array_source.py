@@ -9,7 +9,7 @@ import grain
 import jax
 import numpy as np
 
-from jaxtribute._src.input.batches import as_array, path_name
+from jaxtribute._src.input.batches import as_array, lengths_in, shapes_in
 from jaxtribute._src.types import Foreign, Leaf, Nest
 from jaxtribute._src.values.sparse import is_sparse
 from jaxtribute.errors import InputError
@@ -33,13 +33,11 @@ class ArraySource:
 
     def __init__(self, arrays: Nest) -> None:
         tree = jax.tree.map(_dense, arrays, is_leaf=lambda node: isinstance(node, list) or is_sparse(node))
-        paths = jax.tree.leaves_with_path(tree)
-        lengths = {len(leaf) if leaf.ndim else None for _, leaf in paths}
+        lengths = lengths_in(tree)
         if len(lengths) != 1 or None in lengths:
-            described = ", ".join(f"{path_name(path)}: {leaf.shape}" for path, leaf in paths) or "none"
             raise InputError(
-                f"the arrays of a dataset must have one common length along axis 0, but their shapes are {described}. "
-                "HINT: give arrays of shape (examples, ...)."
+                "the arrays of a dataset must have one common length along axis 0, but their shapes are "
+                f"{shapes_in(tree) or 'none'}. HINT: give arrays of shape (examples, ...)."
             )
         self.leaves, self.structure = jax.tree.flatten(tree)
         self._length = len(self.leaves[0])
@@ -70,12 +68,14 @@ def _dense(array: Leaf) -> Any:
 
 def _rows(array: np.ndarray[Any, Any], indices: Foreign) -> Any:
     """The rows at the given positions. Where there is much to copy, into memory that a CPU device can use as it is."""
+    # A single position makes a view, and strings and objects have no memory that a device could use.
     if not isinstance(indices, np.ndarray) or array.dtype.hasobject:
         return array[indices]
     shape = (len(indices), *array.shape[1:])
     size = math.prod(shape) * array.itemsize
     if size < _ALIGN_FROM:
         return array[indices]
+    # Some bytes more, so that the array can begin at an aligned one of them.
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     out = memory[start : start + size].view(array.dtype).reshape(shape)

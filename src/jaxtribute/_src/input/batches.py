@@ -63,16 +63,24 @@ def as_batch(element: Nest) -> Batch:
       InputError: if its arrays have different lengths along axis 0, or one is masked.
     """
     tree = jax.tree.map(as_array, element, is_leaf=is_sparse)
-    paths = jax.tree.leaves_with_path(tree)
-    lengths = {len(leaf) if leaf.ndim else None for _, leaf in paths}
+    lengths = lengths_in(tree)
     # An element with a scalar in it is no error yet: one replica takes it whole, and only splitting refuses it.
     if len(lengths) > 1 and None not in lengths:
-        described = ", ".join(f"{path_name(path)}: {leaf.shape}" for path, leaf in paths)
         raise InputError(
-            f"the arrays of one batch have different numbers of rows ({described}). "
+            f"the arrays of one batch have different numbers of rows ({shapes_in(tree)}). "
             "HINT: give all arrays of an element the same axis 0."
         )
     return Batch(tree, None if None in lengths else lengths.pop() if lengths else None)
+
+
+def lengths_in(tree: Nest) -> set[int | None]:
+    """The lengths along axis 0 of a tree's arrays; None among them for an array without that axis."""
+    return {len(leaf) if leaf.ndim else None for leaf in jax.tree.leaves(tree)}
+
+
+def shapes_in(tree: Nest) -> str:
+    """The shapes of a tree's arrays by their places, for messages."""
+    return ", ".join(f"{path_name(path)}: {leaf.shape}" for path, leaf in jax.tree.leaves_with_path(tree))
 
 
 def path_name(path: Sequence[Any]) -> str:
@@ -159,6 +167,7 @@ def replica_spec(spec: Nest, shard: Shard, *, split: bool) -> Nest:
         if split and shape:
             size: int | None = shape[0]
             even = size is not None and size % shard.replicas == 0
+            # Where the cut is even all replicas have one shape, which can be told ahead.
             shape = (size // shard.replicas if size is not None and even else None, *shape[1:])
         return PerReplicaSpec((ArraySpec(shape, leaf.dtype),) * shard.local)
 
@@ -171,6 +180,7 @@ def examples_in(element: Nest) -> int:
     first = element[0] if type(element) is tuple and element else element
     if isinstance(first, jax.Array | np.ndarray):
         return _rows(first)
+    # As a leaf: rows over all replicas are counted, and not those of its parts.
     leaves: list[Foreign] = jax.tree.leaves(element, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
     if not leaves:
         return 0
@@ -184,4 +194,5 @@ def examples_in(element: Nest) -> int:
 
 def _rows(array: Foreign) -> int:
     shape = np.shape(array)
+    # A scalar stands for one example.
     return int(shape[0]) if shape else 1

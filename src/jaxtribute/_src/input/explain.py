@@ -106,6 +106,7 @@ def explain(source: Source, sharding: Sharding, shard: Shard) -> Explanation:
     shards = [Shard(shard.workers, worker, shard.replicas) for worker in range(shard.workers)]
     workers = tuple(_reads(source, sharding, one, length) for one in shards)
     overlap: int | None = 0
+    # Every worker reads everything: what a second one computes was computed before.
     if sharding.policy.name == "OFF" and shard.workers > 1:
         overlap = None if length is None else length[1]
     return Explanation(
@@ -136,15 +137,18 @@ def _reads(source: Source, sharding: Sharding, shard: Shard, length: tuple[int, 
     if length is None or not length[0]:
         return WorkerReads(shard.worker, ids, files, None, None, None)
     batches, examples = length
+    # Of the last, smaller batch the worker's share may be another one.
     size, last = _batch_sizes(source, batches, examples)
     start, stop = worker_bounds(size, shard)
     last_start, last_stop = worker_bounds(last, shard)
     own_examples = (stop - start) * (batches - 1) + last_stop - last_start
+    # A source that cannot skip the others' rows reads them too, and drops them.
     read = own_examples if source.reads == "share" or shard.workers == 1 else examples
     return WorkerReads(shard.worker, ids, files, (start, stop), own_examples, read)
 
 
 def _batch_sizes(source: Source, batches: int, examples: int) -> tuple[int, int]:
     """Rows of a full batch and of the last one."""
+    # Where the size is not told, all batches but the last are taken to be alike.
     size = source.batch_size() or -(-examples // batches)
     return size, examples - size * (batches - 1)

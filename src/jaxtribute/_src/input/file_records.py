@@ -34,6 +34,7 @@ class FileRecords:
     def _read(self, index: SupportsInt) -> bytes:
         """The record of that number."""
         position = int(index)
+        # The first file that ends behind the record; files without records are passed over.
         file = bisect.bisect_right(self._ends, position)
         record = position - (self._ends[file - 1] if file else 0)
         begin, end = (int(places[record]) for places in self._places[file])
@@ -77,6 +78,7 @@ def _lines(path: str) -> tuple[Places, Places]:
     """Positions where each line begins, and where the next one does."""
     size, found, offset = Path(path).stat().st_size, [0], 0
     with Path(path).open("rb") as stream:
+        # By blocks, since the file may not fit into memory.
         while block := stream.read(1 << 20):
             found += (np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + offset + 1).tolist()
             offset += len(block)

@@ -125,6 +125,7 @@ def for_worker(dataset: Node, shard: Shard) -> tuple[Any, str]:
     if found is not None and (grain_tree.array_source(found[1]) or internals.range_of(found[1])):
         cut: Any = ArrayBatches(node, shard, *found)
         return grain_tree.rewrite(dataset, lambda n: cut if n is node else None), "arrays"
+    # A single worker needs all records, as Grain reads them by itself.
     if shard.workers == 1:
         return dataset, "all"
     cut = RecordBatches(node, shard)

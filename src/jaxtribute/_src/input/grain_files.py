@@ -46,6 +46,7 @@ def keep(dataset: Node, shard: Shard) -> Node:
 
 def _readers(node: Node) -> list[Node]:
     """The topmost nodes that read files."""
+    # What lies below it is how it reads these files, and would count them again.
     if _names(node):
         return [node]
     return [reader for parent in parents(node) for reader in _readers(parent)]

@@ -110,10 +110,12 @@ def with_parents(node: Node, replaced: tuple[Node, ...]) -> Node:
     for cached in _OF_PARENTS:
         clone.__dict__.pop(cached, None)
     clone._parents = replaced
+    # Lengths were taken from the old parents when the node was made.
     if isinstance(clone, batch.BatchMapDataset):
         clone._length = clone._get_length()
     elif isinstance(clone, repeat.RepeatMapDataset):
         clone.__init__(replaced[0], clone._num_epochs, reseed_each_epoch=clone._reseed_each_epoch)
+    # Its bounds are numbers of records, worked out for the old parent.
     elif isinstance(clone, slice.SliceMapDataset) and len(replaced[0]) != clone._parent_length:
         raise ValueError(f"{clone} was resolved for {clone._parent_length} records, and now there are fewer")
     return clone
@@ -195,6 +197,7 @@ def paths(node: Node) -> tuple[str, ...]:
     if isinstance(node, TFRecordIterDataset):
         return (str(node._path),)
     held = getattr(source_of(node), "paths", ())
+    # A source of one file may hold the name itself, which would be walked letter by letter.
     return tuple(str(path) for path in ([held] if isinstance(held, str) else held))
 
 
@@ -232,9 +235,11 @@ def _source_over(source: Foreign, own: Foreign) -> Any:
     if len({str(file) for file in files}) < len(files):
         raise ValueError(f"{source!r} reads parts of one file more than once")
     if not isinstance(source, record_files):
+        # The library's own source of lines has one argument more.
         rest = {"encoding": source.encoding} if hasattr(source, "encoding") else {}
         return type(source)(files[own], **rest)
     given = source._reader_options_string
+    # Grain keeps the options as one text, `name:value` after `name:value`.
     options = dict(pair.split(":", 1) for pair in given.split(",")) if given else None
     # A path may name a part of a file, which the new source would read whole: only the numbers of records tell.
     result = record_files(source.paths[own], options)

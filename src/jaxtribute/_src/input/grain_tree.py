@@ -33,6 +33,7 @@ def rewrite(node: Node, change: Callable[[Node], Node | None]) -> Node:
         return changed
     old = parents(node)
     new = tuple(rewrite(parent, change) for parent in old)
+    # Where nothing below has changed the node itself stays, with what it has found out so far.
     return node if all(a is b for a, b in zip(old, new, strict=True)) else internals.with_parents(node, new)
 
 
@@ -93,6 +94,7 @@ def reorders(node: Node) -> bool:
 
 
 def _within(length: int) -> PositionMap:
+    # A further epoch of a source, and of what is repeated alike, is in the order of the first.
     return lambda positions: positions % np.uint64(length)
 
 

@@ -18,6 +18,7 @@ Positions: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 Words: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 """Unsigned integers of any width."""
 
+# As many as Grain's own shuffle asks of the cipher.
 _ROUNDS = 4
 _MASK = 0xFFFFFFFF
 _SHORT = 512
@@ -112,11 +113,13 @@ def _table(length: int, seed: int) -> Words:
     The cipher is applied again until the result is in range, which here takes many turns. They are taken together,
     by squaring the map that goes one step on from every place out of range.
     """
+    # Tables are made for lengths whose blocks have 2**16 places, so that 16 bits hold each of them.
     block = np.arange(1 << 2 * _width(length), dtype=np.uint16)
     step = _encrypt(block, _round_keys(seed), _width(length)).astype(np.int64)
     walk = np.where(block < length, block, step)
     # A cycle wholly out of range is never entered, so only the places that are reached count.
     while (walk[step[:length]] >= length).any():
+        # Every turn doubles the number of steps made at once.
         walk = walk[walk]
     return walk[step[:length]].astype(np.uint16)
 

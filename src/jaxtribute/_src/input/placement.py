@@ -55,6 +55,7 @@ class _Watched:
         for path, leaf in jax.tree.leaves_with_path(tree):
             if not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype.itemsize < np.dtype(np.int64).itemsize:
                 continue
+            # Only integers turn into other numbers; floats lose digits, of which nobody needs to hear.
             dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if leaf.dtype.kind in "iu" else leaf.dtype
             worst = out_of_range(np.asarray(leaf), dtype)
             if worst is not None:
@@ -141,6 +142,7 @@ def _put_whole(tree: Nest, mesh: ReplicaMesh) -> Nest:
 
 def _put_share(tree: Nest, mesh: ReplicaMesh) -> Nest:
     """This worker's rows as its part of an array over all workers."""
+    # All workers have as many replicas as this one.
     workers = mesh.size // len(mesh.local_ids)
 
     def put(leaf: Leaf) -> jax.Array:

@@ -39,6 +39,7 @@ def resolve(source: Source, options: InputOptions, shard: Shard) -> Sharding:
     chosen = source.policy() if options.auto_shard_policy is None else options.auto_shard_policy
     requested = AutoShardPolicy.AUTO if chosen is None else AutoShardPolicy(chosen)
     if shard.workers == 1:
+        # Nothing is to be shared out; the policy is only told, by `explain`.
         policy = AutoShardPolicy.DATA if requested is AutoShardPolicy.AUTO else requested
         return Sharding(requested, policy, "there is one worker", source, "global")
     policy, reason = requested, "it was asked for"

@@ -179,6 +179,7 @@ class LocalSteps:
                 return None, None
             total = check_splittable(batch, self._shard.replicas)
             self._largest = max(self._largest, total)
+            # A batch without rows makes no step: the next one is read.
             if total > self._used:
                 self._batch = batch
         total = check_splittable(self._batch, self._shard.replicas)
@@ -275,6 +276,7 @@ class FunctionSteps:
         if not told or (self._static and len(told) < len(others)):
             raise StopIteration
         self._step += 1
+        # The last number of each is the form; those before it are rows.
         counts = _rows_of_all([other and other[:-1] for other in others], local)
         forms = {other[-1] for other in told}
         alike = len(forms) == 1 and forms != {0}
@@ -284,6 +286,7 @@ class FunctionSteps:
 
     def _next(self, replica: int) -> Batch | None:
         try:
+            # A stream for each replica, or one of which all take in turn.
             return next(self._streams[replica % len(self._streams)])
         except StopIteration:
             return None

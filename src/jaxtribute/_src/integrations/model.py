@@ -77,7 +77,7 @@ class Model:
         key = _key(rng)
         parts, self._outline = take_apart(model)
         self._cells = _made(parts, "", key)
-        self._parameters = self._outline.nest([x.variable for x in self._cells if x.part.kind is Kind.PARAMETER])
+        self._parameters = self._outline.nest(self.trainable_variables)
         found = None if state is None else take_state_apart(state)
         self._state: Outline | None = None if found is None else found[1]
         self._state_cells = [] if found is None else _made(found[0], "state/", None)

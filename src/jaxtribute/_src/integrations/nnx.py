@@ -21,7 +21,7 @@ def accepts(model: Nest) -> bool:
     def is_module(leaf: Leaf) -> bool:
         return isinstance(leaf, _nnx.Pytree)
 
-    return any(is_module(leaf) for leaf in jax.tree.leaves(model, is_leaf=is_module))
+    return any(map(is_module, jax.tree.leaves(model, is_leaf=is_module)))
 
 
 def take_apart(model: Nest) -> tuple[list[Part], Outline]:

@@ -83,7 +83,7 @@ def save(model: Nest, path: str | PathLike[str], *, metadata: Mapping[str, str] 
         target.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as file:
             file.write(header)
-            file.truncate(len(header) + sum(variable.size * variable.dtype.itemsize for variable in variables.values()))
+            file.truncate(len(header) + sum(map(_bytes_of, variables.values())))
     # The file has its whole length before anybody else writes a part into it.
     if workers is not None:
         workers.barrier("safetensors begun", patience(workers))
@@ -129,7 +129,8 @@ def load(
         tensors: dict[str, _Tensor] = {}
         for file in _files(Path(path)):
             opened = stack.enter_context(_safe_open()(file, framework="np"))
-            tensors.update({name: _Tensor(opened, name) for name in opened.keys()})  # noqa: SIM118  # no mapping
+            for name in opened.keys():  # noqa: SIM118  # no mapping
+                tensors[name] = _Tensor(opened, name)
         _check(variables, called, tensors, path, strict=strict)
         for name, variable in variables.items():
             _read(variable, tensors[called[name]])
@@ -172,7 +173,7 @@ def _header(variables: Mapping[str, Variable], metadata: Mapping[str, str] | Non
     starts: dict[str, int] = {}
     end = 0
     for name, variable in variables.items():
-        starts[name], end = end, end + variable.size * variable.dtype.itemsize
+        starts[name], end = end, end + _bytes_of(variable)
         dtype = _NAMES[variable.dtype.name]
         entries[name] = {"dtype": dtype, "shape": list(variable.shape), "data_offsets": [starts[name], end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
@@ -180,6 +181,10 @@ def _header(variables: Mapping[str, Variable], metadata: Mapping[str, str] | Non
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
     return header, {name: len(header) + start for name, start in starts.items()}
+
+
+def _bytes_of(variable: Variable) -> int:
+    return variable.size * variable.dtype.itemsize
 
 
 def _own_parts(variable: Variable, *, first: bool) -> Iterator[tuple[int, Host]]:
@@ -234,6 +239,7 @@ class _Tensor:
         if not shape:
             return np.asarray(self.file.get_tensor(self.name)).reshape(-1)[start:stop]
         row = math.prod(shape[1:])
+        # A slice of the file is one of whole rows: those that hold the run are read, and cut at both ends.
         first, last = start // row, -(-stop // row)
         rows = np.asarray(self.file.get_slice(self.name)[first:last]).reshape(-1)
         return rows[start - first * row : stop - first * row]

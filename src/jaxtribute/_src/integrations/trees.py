@@ -110,6 +110,7 @@ def _apart(nest: Nest, kind: Callable[[Any], Kind]) -> tuple[list[Part], Outline
 
 def _check_numbers(model: Nest) -> None:
     """Numbers in a nest of one's own may be meant to be trained; those in a module of Equinox are settings."""
+    # Without Equinox an empty tuple, of which nothing is an instance.
     module: Any = getattr(sys.modules.get("equinox"), "Module", ())
     for path, leaf in jax.tree.leaves_with_path(model, is_leaf=lambda value: isinstance(value, module)):
         if isinstance(leaf, (float, complex)) and not is_array(leaf):

@@ -132,6 +132,7 @@ class ParameterServerStrategy(Strategy):
     @classmethod
     def of_cluster(cls, cluster: Cluster) -> ParameterServerStrategy:
         """The strategy of a cluster that runs already."""
+        # Not by `__init__`, which starts the processes of a cluster.
         strategy = cls.__new__(cls)
         strategy._resolver = None
         Strategy.__init__(strategy, ParameterServerExtended(cluster.access, cluster))

@@ -142,6 +142,7 @@ class Client:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         methods = self.__dict__.get("_methods", ())
+        # First as it stands: a function of the server's may itself be called `..._blocking`.
         if name in methods:
             return lambda *args: self.call(name, args)
         if name.removesuffix(_BLOCKING) in methods:
@@ -216,11 +217,13 @@ class Client:
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._connected = True
+            # Attempts that failed before the first handshake are no end of a connection.
             elif self._connected:
                 self._connected = False
                 while self._socket.poll(0):
                     self._take(self._socket.recv_multipart())  # what it said before
                 text = f"{self._address} has ended, or the connection to it, before it answered. HINT: does it run?"
+                # Only values are replaced: the dictionary must keep its keys while it is walked.
                 for number, outcome in self._outcomes.items():
                     self._outcomes[number] = outcome or Outcome(None, UNAVAILABLE, text)
 

@@ -161,6 +161,7 @@ def _answer(frames: Sequence[bytes], functions: Functions) -> wire.Frames:
     number: Any = None
     try:
         header, arrays = wire.unpack(frames)
+        # Exactly an int: True would be taken for call number 1.
         if type(header["id"]) is not int:
             raise ArgumentTypeError("the call has no number")
         number, method = header["id"], header["method"]

@@ -27,6 +27,7 @@ def register(rank: int) -> Callable[[_R], _R]:
     return add
 
 
+# At the first question and not at the import: the files import this package in turn.
 @cache
 def _load() -> None:
     for module in pkgutil.iter_modules(__path__):

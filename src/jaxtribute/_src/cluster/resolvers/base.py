@@ -102,6 +102,7 @@ class ClusterResolver(ABC):
           task_id: a task of it; this process's by default.
           config_proto: means nothing here.
         """
+        # Nobody but a process itself can count its devices.
         if (task_type, task_id) not in ((None, None), (self.task_type, self.task_id)):
             return {}
         return local_accelerators(self.environ)
@@ -120,6 +121,7 @@ class ClusterResolver(ABC):
             )
         spec = self.cluster_spec()
         if task_type != "evaluator" or task_type in spec.jobs:
+            # Called for its error, where the cluster has no such task.
             spec.task_address(task_type, task_id)
         return task_type, task_id
 
@@ -176,8 +178,21 @@ def with_protocol(address: str, rpc_layer: str | None) -> str:
     return f"{rpc_layer}://{address}" if rpc_layer else address
 
 
-_DIGITS = 18
+DIGITS = 18
 """Of a number that counts anything; Python refuses to read very long ones."""
+
+
+def counts_of(name: str, given: Mapping[str, int] | None) -> dict[str, int]:
+    """Checks an argument that counts something for each of some names; empty where there is none.
+
+    Raises:
+      ArgumentTypeError: a count is no whole number.
+      ArgumentError: a count is below 0.
+    """
+    counts: dict[str, int] = {}
+    for key, count in (given or {}).items():
+        counts[key] = settings.whole(f"{name}[{key!r}]", count)
+    return counts
 
 
 def integer(environ: Mapping[str, str], name: str) -> int:
@@ -188,7 +203,7 @@ def integer(environ: Mapping[str, str], name: str) -> int:
     """
     text = environ[name]
     # `int` reads more than that: signs, spaces, underscores, digits of other scripts.
-    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS):
+    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
         raise ClusterSpecError(
             f"{name} is {text!r}: expected a whole number from 0 on. HINT: leave it to the scheduler, or correct it."
         )

@@ -13,6 +13,7 @@ from jaxtribute._src.cluster.spec import ClusterSpec
 from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ClusterError, MissingLibraryError
 
+# The metadata server is close to the machine: it answers soon or not at all.
 _TIMEOUT_S = 5.0
 
 
@@ -34,6 +35,7 @@ def make_service(api: str, version: str, credentials: Foreign, discovery_url: st
         raise MissingLibraryError(
             f"the {api} API needs Google's client library. HINT: pip install 'jaxtribute[gce]', or pass service=."
         ) from error
+    # With None Google's library looks for credentials by itself.
     used = None if credentials == "default" else credentials
     return discovery.build(api, version, credentials=used, cache_discovery=False, discoveryServiceUrl=discovery_url)
 
@@ -117,6 +119,7 @@ class GCEClusterResolver(ClusterResolver):
         # The API answers page by page.
         while request is not None:
             response = request.execute()
+            # A page without machines has no `items` at all.
             addresses += [self._address(item["instance"]) for item in response.get("items", [])]
             request = groups.listInstances_next(previous_request=request, previous_response=response)
         if not addresses:
@@ -128,6 +131,7 @@ class GCEClusterResolver(ClusterResolver):
         return ClusterSpec({self._job: sorted(addresses)})
 
     def _address(self, instance: str) -> str:
+        # The group lists its machines by their URLs.
         name = instance.rpartition("/")[2]
         request = self._service.instances().get(project=self._project, zone=self._zone, instance=name)
         return f"{request.execute()['networkInterfaces'][0]['networkIP']}:{self._port}"

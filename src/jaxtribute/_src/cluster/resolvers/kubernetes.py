@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxtribute._src import settings
 from jaxtribute._src.cluster.resolvers import register
-from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, integer
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, counts_of, integer
 from jaxtribute._src.cluster.spec import ClusterSpec
 from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ClusterError, ClusterSpecError, MissingLibraryError
@@ -86,11 +86,10 @@ class KubernetesClusterResolver(ClusterResolver):
         self._selectors = dict(job_to_label_mapping or {"worker": ["job-name=tensorflow"]})
         self._port = settings.port("tf_server_port", tf_server_port)
         self._client: Any = override_client or _make_client(executable_location, self.environ)
+        # A client that was passed, such as a stand-in for tests, may not know the option.
         self._options: dict[str, Any] = {} if override_client else {"_request_timeout": _ANSWER_S}
         self._namespace = settings.text("namespace", namespace, optional=True)
-        self._num_tasks = {
-            job: settings.whole(f"num_tasks[{job!r}]", count) for job, count in (num_tasks or {}).items()
-        }
+        self._num_tasks = counts_of("num_tasks", num_tasks)
         self._timeout_s = settings.amount("timeout_s", timeout_s)
 
     @classmethod
@@ -106,6 +105,7 @@ class KubernetesClusterResolver(ClusterResolver):
                 f"{_INDEX} is {index} and {_HOSTNAME} is {hostname!r}: expected the name of the Job and '-{index}'. "
                 "HINT: build KubernetesClusterResolver yourself, with the Job's label selector."
             )
+        # The file is there in pods alone; without it the pods of all namespaces are asked for.
         space = _ACCOUNT / "namespace"
         namespace = space.read_text(encoding="utf-8").strip() if space.exists() else None
         resolver = cls({"worker": [f"job-name={job}"]}, namespace=namespace, environ=environ)
@@ -127,6 +127,7 @@ class KubernetesClusterResolver(ClusterResolver):
                 return ClusterSpec({job: self._addresses(found) for job, found in pods.items()})
             if time.monotonic() >= deadline:
                 raise ClusterError(f"{problem}, after {self._timeout_s:g} s. HINT: {self._remedy()}")
+            # A tenth of the time at most, so that a short wait looks several times.
             time.sleep(min(_POLL_S, self._timeout_s / 10))
 
     def _addresses(self, pods: Sequence[Any]) -> list[str]:
@@ -160,6 +161,7 @@ class KubernetesClusterResolver(ClusterResolver):
             idle = [f"{pod.metadata.name!r} is {pod.status.phase}" for pod in found if pod.status.phase != "Running"]
             if idle:
                 return f"not every pod of job {job!r} is running: {', '.join(idle)}"
+            # A job whose number nobody has told must have a pod at least.
             expected = self._num_tasks.get(job, 1)
             if len(found) < expected:
                 return f"job {job!r} has {len(found)} of {expected} pods with the labels {list(self._selectors[job])}"

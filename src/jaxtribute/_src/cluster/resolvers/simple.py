@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtribute._src import settings
-from jaxtribute._src.cluster.resolvers.base import ClusterResolver, with_protocol
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver, counts_of, with_protocol
 from jaxtribute._src.cluster.spec import ClusterSpec
 from jaxtribute.errors import ArgumentTypeError
 
@@ -50,8 +49,7 @@ class SimpleClusterResolver(ClusterResolver):
         self._cluster_spec = cluster_spec
         self._master = master
         self._environment = environment
-        given = num_accelerators or {}
-        self._num_accelerators = {kind: settings.whole(f"num_accelerators[{kind!r}]", n) for kind, n in given.items()}
+        self._num_accelerators = counts_of("num_accelerators", num_accelerators)
 
     def cluster_spec(self) -> ClusterSpec:
         """The cluster that the constructor was given."""

@@ -11,7 +11,7 @@ from typing import Any
 from jaxtribute._src import settings
 from jaxtribute._src.cluster.accelerators import VISIBLE, visible_gpus
 from jaxtribute._src.cluster.resolvers import register
-from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, integer
+from jaxtribute._src.cluster.resolvers.base import DIGITS, ClusterResolver, Detection, counts_of, integer
 from jaxtribute._src.cluster.spec import ClusterSpec
 from jaxtribute.errors import ClusterSpecError
 
@@ -67,10 +67,12 @@ class SlurmClusterResolver(ClusterResolver):
         self._check_present(jobs is None, tasks_per_node)
         self._rank = integer(self.environ, RANK)
         self._nodes = self._tasks_by_node(tasks_per_node)
-        counts = {job: settings.whole(f"jobs[{job!r}]", count) for job, count in (jobs or {}).items()}
+        counts = counts_of("jobs", jobs)
+        # By their names, as TensorFlow sorts them: every task must count the same ranks.
         self._jobs = dict(sorted((counts or {"worker": integer(self.environ, TASKS)}).items()))
         self._check_counts()
-        self._places = [(node, local) for node, count in self._nodes.items() for local in range(count)]
+        # Node by node, as srun gives tasks out by default.
+        self._places = _numbered(self._nodes)
         self._check_places()
         self._gpus = _node_gpus(self.environ, settings.whole("gpus_per_node", gpus_per_node, optional=True))
         self._gpus_per_task = self._share_gpus(settings.whole("gpus_per_task", gpus_per_task, optional=True))
@@ -120,7 +122,7 @@ class SlurmClusterResolver(ClusterResolver):
 
     def _tasks_by_node(self, tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
         if isinstance(tasks_per_node, Mapping):
-            return {node: settings.whole(f"tasks_per_node[{node!r}]", n) for node, n in tasks_per_node.items()}
+            return counts_of("tasks_per_node", tasks_per_node)
         nodes = expand_hosts(self.environ[HOSTS])
         if tasks_per_node is not None:
             return dict.fromkeys(nodes, settings.whole("tasks_per_node", tasks_per_node))
@@ -174,16 +176,24 @@ class SlurmClusterResolver(ClusterResolver):
         return per_task
 
     def _own_place(self) -> tuple[str, int]:
-        tasks = [(job, index) for job, count in self._jobs.items() for index in range(count)]
-        return tasks[self._rank]
+        return _numbered(self._jobs)[self._rank]
 
     def _set_gpus(self) -> None:
+        # A mapping that was passed may be read-only: then it tells, and nothing is set.
         if not self._gpus_per_task or not isinstance(self.environ, MutableMapping):
             return
         # By the task's place on its node: all tasks of a node see the same GPUs, and each takes others.
         first = self._places[self._rank][1] * self._gpus_per_task
         self.environ[_ALL_GPUS] = ",".join(self._gpus)
         self.environ[VISIBLE] = ",".join(self._gpus[first : first + self._gpus_per_task])
+
+
+def _numbered(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Each name as often as it counts, with numbers from 0."""
+    found: list[tuple[str, int]] = []
+    for name, count in counts.items():
+        found += zip(itertools.repeat(name), range(count))
+    return found
 
 
 def _node_gpus(environ: Mapping[str, str], count: int | None) -> list[str]:
@@ -201,7 +211,6 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
 
 
-_DIGITS = 18
 _MOST = 1 << 17
 """Hosts or tasks that a list may have; the largest machines have a tenth of that."""
 
@@ -250,7 +259,7 @@ def _count_ranges(text: str, ranges: str) -> int:
 def _ranges(text: str, ranges: str) -> Generator[tuple[str, str]]:
     for part in ranges.split(","):
         found = _RANGE.fullmatch(part)
-        if found is None or max(map(len, part.split("-"))) > _DIGITS or int(found[2] or found[1]) < int(found[1]):
+        if found is None or max(map(len, part.split("-"))) > DIGITS or int(found[2] or found[1]) < int(found[1]):
             raise _malformed_hosts(text, f"at {part!r}, which is no number and no range of rising numbers")
         yield found[1], found[2] or found[1]
 
@@ -277,7 +286,7 @@ def expand_counts(text: str) -> list[int]:
                 "such as '3(x2),2,1'."
             )
         # A number that is too long to be read counts too many in any case.
-        too_long = max(len(found[1]), len(found[2] or "")) > _DIGITS
+        too_long = max(len(found[1]), len(found[2] or "")) > DIGITS
         tasks, more = (_MOST, 2) if too_long else (int(found[1]), int(found[2] or 1))
         total += max(tasks, 1) * more
         if total > _MOST:

@@ -79,6 +79,7 @@ class TFConfigClusterResolver(ClusterResolver):
         # The base returns an empty address here; TensorFlow's programs take that for a cluster of one task.
         if task_type is None or task_id is None:
             raise self._without_task()
+        # Only None stands for the resolver's own protocol: an empty string asks for none.
         return with_protocol(spec.task_address(task_type, task_id), self.rpc_layer if rpc_layer is None else rpc_layer)
 
     def own_task(self) -> tuple[str, int]:

@@ -18,6 +18,7 @@ from jaxtribute.errors import ArgumentError, ClusterError, ClusterSpecError
 
 _ENDPOINTS, _NAME, _CONFIG = "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME", "TPU_CONFIG"
 _HOSTS, _ID = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"), "TPU_WORKER_ID"
+# The hosts of a TPU listen here where no other port is named.
 _PORT = "8470"
 
 
@@ -102,8 +103,8 @@ class TPUClusterResolver(ClusterResolver):
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> Detection | None:
         """Finds a slice whose hosts the environment names."""
-        seen = [name for name in (_ENDPOINTS, *_HOSTS) if environ.get(name)]
-        return Detection(cls(environ=environ), f"{seen[0]} is {environ[seen[0]]}") if seen else None
+        name = _first_set(environ, (_ENDPOINTS, *_HOSTS))
+        return Detection(cls(environ=environ), f"{name} is {environ[name]}") if name else None
 
     @staticmethod
     def connect(tpu: str | None = None, zone: str | None = None, project: str | None = None) -> TPUClusterResolver:
@@ -144,6 +145,7 @@ class TPUClusterResolver(ClusterResolver):
         devices = tuple(device for device in jax.devices() if device.platform == "tpu")
         hosts = {device.process_index for device in devices}
         places: list[Any] = [getattr(device, "coords", ()) for device in devices]
+        # Coordinates count from 0, so that the largest of an axis tells its length.
         topology = tuple(max(axis) + 1 for axis in zip(*places, strict=True)) or None
         per_host = len(devices) // len(hosts) if hosts else 0
         return TPUSystemMetadata(len(devices), len(hosts), per_host, topology, devices)
@@ -165,7 +167,7 @@ class TPUClusterResolver(ClusterResolver):
         if tpu:
             return str(tpu)
         # What the machine says of its slice goes before a name, about which the API would have to be asked.
-        hosts = next((self.environ[name] for name in _HOSTS if self.environ.get(name)), "")
+        hosts = self.environ.get(_first_set(self.environ, _HOSTS), "")
         slices = ",".join(f"grpc://{host.strip()}" for host in hosts.split(",")) if hosts else ""
         named = self.environ.get(_ENDPOINTS) or slices or self.environ.get(_NAME) or self._from_config()
         if not named:
@@ -181,6 +183,7 @@ class TPUClusterResolver(ClusterResolver):
             return ""
         try:
             config = json.loads(text)
+            # What the constructor was told stays.
             self._project = self._project or config.get("project")
             self._zone = self._zone or config.get("zone")
             return config.get("tpu_node_name", "")
@@ -196,6 +199,7 @@ class TPUClusterResolver(ClusterResolver):
         name = f"projects/{project}/locations/{zone}/nodes/{self._tpu}"
         try:
             node = service.projects().locations().nodes().get(name=name).execute()
+        # Of any class: the client library need not be installed where a service was passed.
         except Exception as error:
             raise ClusterError(
                 f"the Cloud TPU API does not know {name!r}: {error}. HINT: check the three names."
@@ -206,6 +210,11 @@ class TPUClusterResolver(ClusterResolver):
             )
         # Of a TPU of one host the address stands at the node itself.
         return [f"{end['ipAddress']}:{end['port']}" for end in node.get("networkEndpoints", [node])]
+
+
+def _first_set(environ: Mapping[str, str], names: Sequence[str]) -> str:
+    """The first of some variables that is set, and not empty; an empty name if none is."""
+    return next(filter(environ.get, names), "")
 
 
 def _addresses(endpoints: str) -> Iterable[str]:

@@ -115,6 +115,7 @@ class UnionResolver(ClusterResolver):
 
 
 def _merge(job: str, parts: list[list[str] | dict[int, str]]) -> list[str] | dict[int, str]:
+    # Lists alone are joined one behind the other: none of them says at which index it begins.
     lists = [part for part in parts if isinstance(part, list)]
     if len(lists) == len(parts):
         return list(itertools.chain.from_iterable(lists))

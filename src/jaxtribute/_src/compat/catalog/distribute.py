@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Members that several classes below share: TensorFlow lists them for each class by itself.
 _RESOLVER = "cluster_spec environment master num_accelerators task_id task_type"
 _OPS = "batch_reduce batch_reduce_implementation broadcast broadcast_implementation reduce reduce_implementation"
 _STRATEGY = (
@@ -27,6 +28,7 @@ class Module:
     names: dict[str, str]
 
 
+# Members stand in one text, split where they are looked up: the table is read by eye, against TensorFlow's pages.
 MODULES: dict[str, Module] = {
     "tf.distribute": Module(
         "jd",
@@ -122,6 +124,7 @@ MODULES: dict[str, Module] = {
             "experimental_get_current_worker_index": "",
         },
     ),
+    # Listed by itself: version 1 lacks names of version 2, and has members of its own.
     "tf.compat.v1.distribute": Module(
         "v1",
         {

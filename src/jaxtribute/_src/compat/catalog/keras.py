@@ -12,6 +12,7 @@ _LEGACY = "tf.keras.optimizers.legacy"
 ABSENT = "Keras 3 has no such name"
 
 
+# All files are read and parsed, and what is installed stays the same while a program runs.
 @cache
 def keras_names() -> dict[str, bool]:
     """The public names by their full ones in TensorFlow, each with True if it is a module; empty without Keras."""
@@ -24,6 +25,7 @@ def keras_names() -> dict[str, bool]:
     found = _names_below(root / "_tf_keras" / "keras")
     for name, module in _names_below(root).items():
         top = ".".join(name.split(".")[:3])
+        # Within a module that both trees have, the first one says what TensorFlow had.
         if top == name or top not in found:
             found.setdefault(name, module)
     return found
@@ -33,6 +35,7 @@ def _names_below(root: Path) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for file in sorted(root.rglob("__init__.py")):
         parts = file.parent.relative_to(root).parts
+        # `src` is Keras's own code, and `_tf_keras` the other tree, which is read by itself.
         if parts[:1] and parts[0] in _PRIVATE:
             continue
         module = ".".join(("tf.keras", *parts))
@@ -49,6 +52,7 @@ def keras_problem(name: str) -> str:
     Names are believed where Keras is not installed, as are the members of its classes.
     """
     known = keras_names()
+    # Without Keras nothing is known of its names, so that none is refused.
     if not known:
         return ""
     if name.startswith(f"{_LEGACY}."):
@@ -61,6 +65,7 @@ def keras_problem(name: str) -> str:
         if path not in known:
             last = name.rpartition(".")[2]
             others = sorted(other for other in known if other.endswith(f".{last}") and known.get(other) is False)
+            # The shortest: Keras exports the same object at several places.
             also = min((other for other in others if ".legacy" not in other), key=len, default="")
             return f"{ABSENT}: write {also}" if also else ABSENT
     return ""

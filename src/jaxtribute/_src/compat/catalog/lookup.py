@@ -66,6 +66,7 @@ def exists(path: str) -> bool:
     return True
 
 
+# Each name is looked up in the library itself, which loads nearly all of it.
 @cache
 def distribute_entries() -> dict[str, Entry]:
     """All names of `tf.distribute` and their members, by full name, in the order of the documentation."""
@@ -101,6 +102,7 @@ def entry_of(name: str) -> Entry:
         if path in known:
             return known[path]
         path = path.rpartition(".")[0]
+    # Before a look into modules: a library is not loaded only to see whether it has a name.
     for library, note in others.LIBRARIES.items():
         full = in_keras(name)
         if f"{full}.".startswith(f"{library}."):
@@ -123,11 +125,12 @@ def in_keras(name: str) -> str:
 
 def why_absent(full: str) -> str:
     """The reason for which a name does not exist here, or an empty string if none is known."""
-    for reasons in (notes.ABSENT, others.ABSENT):
-        if full in reasons:
-            return reasons[full]
-    parent = full.rpartition(".")[0]
-    return others.ABSENT[parent] if parent in others.ABSENT else why_absent(parent) if parent else ""
+    while full:
+        if full in others.ABSENT:
+            return others.ABSENT[full]
+        # A name below one that is absent is absent for the same reason.
+        full = full.rpartition(".")[0]
+    return ""
 
 
 def explain_absent(module: str, prefix: str, name: str) -> AttributeError:

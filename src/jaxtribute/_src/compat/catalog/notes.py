@@ -1,4 +1,4 @@
-"""Differences from `tf.distribute`, and reasons for absent names: the words of the guide."""
+"""Differences from `tf.distribute`, and remarks on what is the same: the words of the guide."""
 
 from __future__ import annotations
 
@@ -65,6 +65,3 @@ REMARKS: dict[str, str] = {
     "StrategyExtended.experimental_run_steps_on_iterator": "A Python loop. One `DeprecationWarning`.",
 }
 """Remarks on names that mean the same, by their last parts or, where those are not enough, in full."""
-
-ABSENT: dict[str, str] = {}
-"""Reasons for absent names, by their full names."""

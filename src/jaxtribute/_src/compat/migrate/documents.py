@@ -17,12 +17,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+# With a letter that no program holds by chance: whatever follows the mark is put back as it stands.
 HIDDEN = "# \N{SYMBOL FOR NULL}jaxtribute: "
 """Stands before a line that is not Python."""
 _CELL = "# \N{SYMBOL FOR NULL}jaxtribute cell"
 """Stands alone on the line before each cell."""
+# Up to the two spaces and the mark stands the statement that took the line's place; only the indentation stays.
 _RESTORED = re.compile(rf"^([ \t]*).*?  {HIDDEN}(.*)$", re.MULTILINE)
+# `!command`, `%magic`, `name = !command`, `name?`: within a block too, so that the indentation is kept apart.
 _MAGIC = re.compile(r"^(?P<indent>[ \t]*)(?P<text>(?:(?P<target>[\w., \t]+?)[ \t]*=[ \t]*)?[!%?].*|\S.*\?[ \t]*)$")
+# Options, such as `-a`, may stand before the file's name.
 _WRITES_A_FILE = re.compile(r"%%(?:writefile|file)[ \t]+(?:-\w+[ \t]+)*(?P<name>\S+\.py)[ \t]*\n")
 _OF_PYTHON = ("capture", "prun", "time", "timeit")
 """Magics of a whole cell below which the cell is Python all the same."""
@@ -117,6 +121,7 @@ class Notebook(Document):
     """
 
     def __init__(self, data: bytes) -> None:
+        # Some editors write a byte-order mark, which JSON does not allow.
         self._json = data.decode("utf-8-sig")
         self._content = _notebook(self._json)
         self._cells: list[tuple[int, dict[str, Any]]] = []
@@ -150,6 +155,7 @@ class Notebook(Document):
         """The notebook with its code cells changed, and laid out as it was."""
         for file, part in zip(self._files, parts, strict=True):
             file.write(part)
+        # What an edit put above the first mark, such as an import, belongs to the first cell.
         before, *texts = re.split(rf"^{_CELL}\n", text, flags=re.MULTILINE)
         for index, ((_, cell), one) in enumerate(zip(self._cells, texts, strict=True)):
             # The newline before the next cell's mark came with the mark.
@@ -168,6 +174,7 @@ def _source(cell: dict[str, Any]) -> str:
 
 def _put(cell: dict[str, Any], text: str) -> None:
     """Changes a cell's text, laid out as it was."""
+    # A cell that stays the same is not touched: its text may be one string or a list of lines, cut anywhere.
     if text != _source(cell):
         cell["source"] = text if isinstance(cell["source"], str) else text.splitlines(keepends=True)
 
@@ -193,8 +200,10 @@ def readable(text: str, where: str) -> str:
       SyntaxError: it is not Python even without them.
     """
     first = text.lstrip().partition("\n")[0]
+    # A cell of another language is kept whole.
     if first.startswith("%%") and (first[2:].split() or [""])[0] not in _OF_PYTHON:
         return "\n".join(f"pass  {HIDDEN}{line}" for line in text.split("\n"))
+    # First as it stands: a line of a docstring that ends in `?` looks like one for IPython, and is Python.
     if _problem(text) is None:
         return text
     changed = "\n".join(_hidden(text.split("\n")))
@@ -251,6 +260,7 @@ def _notebook(text: str) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
         raise ValueError("it is no notebook of format 4. HINT: convert it with `jupyter nbconvert --to notebook`.")
     metadata: Any = content.get("metadata", {})
+    # Some tools write the one, some the other, some neither; without both it counts as Python's.
     language = metadata.get("kernelspec", {}).get("language") or metadata.get("language_info", {}).get("name", "python")
     if language != "python":
         raise ValueError(f"it is a notebook of {language}. HINT: give one of Python.")

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from jaxtribute._src.compat.catalog.lookup import Kind
-from jaxtribute._src.compat.migrate.findings import Edit, Finding, Source
+from jaxtribute._src.compat.migrate.findings import Edit, Finding, Source, keyword, nodes
 from jaxtribute._src.compat.migrate.naming import Names
 
 _CHECKPOINT = "tf.keras.callbacks.ModelCheckpoint"
@@ -17,17 +17,19 @@ _JOINS = ("join", "joinpath")
 def find(source: Source, names: Names) -> Iterator[Finding]:
     """Calls of `ModelCheckpoint` with a file that Keras 3 refuses, as far as its name can be read."""
     values = _assigned(source.tree)
-    for node in ast.walk(source.tree):
-        if not isinstance(node, ast.Call) or names.of(node.func) != _CHECKPOINT:
+    for node in nodes(source.tree, ast.Call):
+        if names.of(node.func) != _CHECKPOINT:
             continue
-        path = next((one.value for one in node.keywords if one.arg == "filepath"), node.args[0] if node.args else None)
+        path = keyword(node, "filepath") or (node.args[0] if node.args else None)
         suffix = _suffix(node)
         if path is None or suffix is None:
             continue
+        # Followed eight names deep: two names that are assigned from each other would go round for ever.
         end = _end(path, values, 8)
         if end is None or end.endswith(suffix):
             continue
         start, stop = source.span(path)
+        # Only behind these does a `+` surely add to the whole path: other expressions are left to the reader.
         text = (
             f'{source.of(path)} + "{suffix}"'
             if isinstance(path, (ast.Name, ast.Attribute, ast.Call, ast.Constant))
@@ -40,7 +42,7 @@ def find(source: Source, names: Names) -> Iterator[Finding]:
 
 def _suffix(call: ast.Call) -> str | None:
     """The end that the file of a call must have; None if that cannot be read."""
-    given = next((one.value for one in call.keywords if one.arg == "save_weights_only"), None)
+    given = keyword(call, "save_weights_only")
     if given is None:
         return _MODEL
     return (_WEIGHTS if given.value else _MODEL) if isinstance(given, ast.Constant) else None
@@ -55,6 +57,7 @@ def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
             name = node.targets[0].id
             several |= {name} & found.keys()
             found[name] = node.value
+        # An argument, a loop or `+=` gives the name a value that the text does not show.
         elif isinstance(node, (ast.arg, ast.For, ast.AugAssign)):
             target = node.arg if isinstance(node, ast.arg) else getattr(node.target, "id", "")
             several.add(target)

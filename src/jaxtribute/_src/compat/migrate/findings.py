@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from jaxtribute._src.compat.catalog.lookup import Kind
+
+_N = TypeVar("_N", bound=ast.AST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +93,26 @@ class Source:
         """The program with edits made. An edit within another one is left out: the outer one's text stays."""
         pieces: list[bytes] = []
         done = 0
+        # A set, since two findings may ask for the same change.
         for edit in _outermost(sorted(set(edits), key=_order)):
             pieces += self._bytes[done : edit.start], edit.text.encode()
             done = edit.end
         return b"".join([*pieces, self._bytes[done:]]).decode()
+
+
+def nodes(tree: ast.AST, kind: type[_N]) -> Iterator[_N]:
+    """The nodes of a kind in a tree, the tree itself among them, in the order of `ast.walk`."""
+    for node in ast.walk(tree):
+        if isinstance(node, kind):
+            yield node
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    """Finds the value that a call is given by the keyword `name`."""
+    for given in call.keywords:
+        if given.arg == name:
+            return given.value
+    return None
 
 
 def _order(edit: Edit) -> tuple[int, bool, int]:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from jaxtribute._src.compat.catalog.lookup import Kind
-from jaxtribute._src.compat.migrate.findings import Finding, Source
+from jaxtribute._src.compat.migrate.findings import Finding, Source, keyword, nodes
 from jaxtribute._src.compat.migrate.naming import Names
 
 _KNOWN = "the condition must be known while the function is traced: use "
@@ -28,9 +28,9 @@ _CONDITIONS = ("tf.reduce_", "tf.math.", "tf.equal", "tf.not_equal", "tf.less", 
 
 def find(tree: ast.Module, names: Names) -> Iterator[Finding]:
     """Loops, branches and reads in functions under `@tf.function` that work otherwise here, as far as one can see."""
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef) and _is_compiled(function, names):
-            arguments = {argument.arg for argument in ast.walk(function.args) if isinstance(argument, ast.arg)}
+    for function in nodes(tree, ast.FunctionDef):
+        if _is_compiled(function, names):
+            arguments = {argument.arg for argument in nodes(function.args, ast.arg)}
             for node in ast.walk(function):
                 what = _what(node, names, arguments)
                 if what and isinstance(node, (ast.stmt, ast.expr)):
@@ -40,8 +40,11 @@ def find(tree: ast.Module, names: Names) -> Iterator[Finding]:
 
 
 def _is_compiled(function: ast.FunctionDef, names: Names) -> bool:
-    decorators = [part.func if isinstance(part, ast.Call) else part for part in function.decorator_list]
-    return any(names.of(part) == "tf.function" for part in decorators)
+    for decorator in function.decorator_list:
+        # With arguments, as in `@tf.function(jit_compile=True)`, it is a call.
+        if names.of(decorator.func if isinstance(decorator, ast.Call) else decorator) == "tf.function":
+            return True
+    return False
 
 
 def _what(node: ast.AST, names: Names, arguments: set[str]) -> str:
@@ -56,8 +59,11 @@ def _what(node: ast.AST, names: Names, arguments: set[str]) -> str:
         given = isinstance(over, ast.Name) and over.id in arguments and "iterator" not in over.id
         return "for dataset argument" if given else "for dataset"
     if isinstance(node, (ast.If, ast.While)):
-        called = [names.of(part.func) or "" for part in ast.walk(node.test) if isinstance(part, ast.Call)]
-        return type(node).__name__.lower() if any(name.startswith(_CONDITIONS) for name in called) else ""
+        # Only calls that surely make arrays: a bare comparison, such as `step < 10`, may be one of Python's numbers.
+        for call in nodes(node.test, ast.Call):
+            if names.called_by(call).startswith(_CONDITIONS):
+                return type(node).__name__.lower()
+        return ""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get_next_as_optional":
         source = node.func.value
         return "get_next_as_optional" if isinstance(source, ast.Name) and source.id not in arguments else ""
@@ -70,16 +76,17 @@ def _what(node: ast.AST, names: Names, arguments: set[str]) -> str:
 def _is_dataset(node: ast.expr, names: Names) -> bool:
     if (names.of(node) or "").endswith("Dataset"):
         return True
+    # By its name alone, where nothing in the text says what it holds.
     return isinstance(node, ast.Name) and node.id.endswith(("dataset", "iterator"))
 
 
 def find_fits(source: Source, names: Names) -> Iterator[Finding]:
     """Keras's `fit` and `evaluate` of a dataset in programs of parameter servers, whose workers make their own data."""
-    made = {name for node in ast.walk(source.tree) if (name := _strategy_made(node, names))}
+    made = {_strategy_made(call, names) for call in nodes(source.tree, ast.Call)} - {""}
     if not any(name.endswith(".ParameterServerStrategy") for name in made):
         return
-    for node in ast.walk(source.tree):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
+    for node in nodes(source.tree, ast.Call):
+        if not isinstance(node.func, ast.Attribute) or not node.args:
             continue
         given, method = node.args[0], node.func.attr
         if method not in ("fit", "evaluate") or not _is_dataset(given, names):
@@ -94,18 +101,22 @@ def find_fits(source: Source, names: Names) -> Iterator[Finding]:
 
 def find_weights(source: Source, names: Names) -> Iterator[Finding]:
     """`weights` of Keras's layers in programs with a `variable_partitioner`, where TensorFlow lists shards."""
-    if not any(_splits(node, names) for node in ast.walk(source.tree)):
+    calls = list(nodes(source.tree, ast.Call))
+    if not any(_splits(call, names) for call in calls):
         return
-    made = {
-        node.targets[0].id
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _makes_weights(node.value, names)
-    }
-    done = {id(part) for node in ast.walk(source.tree) if _is_shards(node) for part in ast.walk(node)}
-    for node in ast.walk(source.tree):
-        if not isinstance(node, ast.Attribute) or node.attr != "weights" or not isinstance(node.value, ast.Name):
+    made: set[str] = set()
+    for node in nodes(source.tree, ast.Assign):
+        if isinstance(node.targets[0], ast.Name) and _makes_weights(node.value, names):
+            made.add(node.targets[0].id)
+    # Names within `shards(...)` were rewritten before: the program is scanned again after each turn of edits.
+    done: set[ast.AST] = set()
+    for call in calls:
+        if isinstance(call.func, ast.Name) and call.func.id == "shards":
+            done.update(ast.walk(call))
+    for node in nodes(source.tree, ast.Attribute):
+        if node.attr != "weights" or not isinstance(node.value, ast.Name):
             continue
-        if node.value.id not in made or not isinstance(node.ctx, ast.Load) or id(node) in done:
+        if node.value.id not in made or not isinstance(node.ctx, ast.Load) or node in done:
             continue
         text = f"shards({source.of(node)})"
         advice = f"a layer's variable is one here, however the servers split it: write {text}"
@@ -113,26 +124,23 @@ def find_weights(source: Source, names: Names) -> Iterator[Finding]:
         yield Finding(*place, Kind.RENAMED, advice, (source.replace(node, text),))
 
 
-def _splits(node: ast.AST, names: Names) -> bool:
-    """True if a node makes a strategy of parameter servers that splits variables."""
-    if not isinstance(node, ast.Call) or not _strategy_made(node, names).endswith(".ParameterServerStrategy"):
+def _splits(call: ast.Call, names: Names) -> bool:
+    """True if a call makes a strategy of parameter servers that splits variables."""
+    if not _strategy_made(call, names).endswith(".ParameterServerStrategy"):
         return False
-    return len(node.args) > 1 or any(one.arg == "variable_partitioner" for one in node.keywords)
+    # The partitioner is the strategy's second argument.
+    return len(call.args) > 1 or keyword(call, "variable_partitioner") is not None
 
 
 def _makes_weights(node: ast.expr, names: Names) -> bool:
-    name = (names.of(node.func) or "") if isinstance(node, ast.Call) else ""
+    name = names.called_by(node)
     return name.startswith(("tf.keras.layers.", "tf.keras.models.")) or name in (
         "tf.keras.Model",
         "tf.keras.Sequential",
     )
 
 
-def _is_shards(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "shards"
-
-
-def _strategy_made(node: ast.AST, names: Names) -> str:
-    """The class of strategy that a call makes; empty for any other node."""
-    name = (names.of(node.func) or "") if isinstance(node, ast.Call) else ""
+def _strategy_made(call: ast.Call, names: Names) -> str:
+    """The class of strategy that a call makes; empty for any other call."""
+    name = names.called_by(call)
     return name if name.endswith("Strategy") and name.startswith(("tf.distribute.", "tf.compat.v1.")) else ""

@@ -48,14 +48,17 @@ def _other_packages(node: ast.AST) -> Iterator[Finding]:
 def _imports(source: Source, node: ast.Import) -> Iterator[Finding]:
     for alias in node.names:
         root = root_of(alias.name)
+        # This library's own modules have a root as well, and nothing is to be changed in their imports.
         if root is None or alias.name.startswith("jaxtribute"):
             continue
         place = (node.lineno, node.col_offset + 1, alias.name)
         # `import a.b` takes modules only; everything else needs `from a import b`.
         if not _is_module(root):
             yield Finding(*place, Kind.ABSENT, _reason(root))
+        # The edit would take the place of the whole line, and with it of the other modules.
         elif len(node.names) > 1:
             yield Finding(*place, Kind.RENAMED, f"put it on a line of its own: import {_here(root)} as ...")
+        # `import tensorflow.x` binds the name `tensorflow`; the same line with this library's module would not.
         elif alias.asname is None and "." in alias.name:
             yield Finding(*place, Kind.RENAMED, f"give it a name: import {_here(root)} as ...")
         else:

@@ -6,6 +6,7 @@ import ast
 
 from jaxtribute._src.compat.catalog.distribute import MODULES
 
+# This library's modules too, so that a program which is rewritten in part is read like any other.
 _ROOTS = {
     "tensorflow": "tf",
     "tensorflow.compat.v2": "tf",
@@ -13,6 +14,7 @@ _ROOTS = {
     "jaxtribute.compat.v1": "tf.compat.v1.distribute",
 }
 _DATASET = "tf.data.Dataset"
+# Every other method of a dataset returns a dataset.
 _NO_DATASET = {"as_numpy_iterator", "cardinality", "element_spec", "options", "reduce"}
 _RESULTS = {
     "get_strategy": "Strategy",
@@ -57,11 +59,16 @@ class Names:
             base = self.of(node.value)
             if base is None:
                 return None
+            # Every strategy has it, and the catalogue lists what it holds under a name of its own.
             return _extended(base) if node.attr == "extended" and base.endswith("Strategy") else f"{base}.{node.attr}"
         if isinstance(node, ast.Call):
             called = self.of(node.func)
             return None if called is None else _result(called)
         return None
+
+    def called_by(self, node: ast.AST) -> str:
+        """TensorFlow's full name of what a node calls; empty if it is no call, or of something else."""
+        return (self.of(node.func) or "") if isinstance(node, ast.Call) else ""
 
     def _take_import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -70,6 +77,7 @@ class Names:
                 continue
             if alias.asname:
                 self._known[alias.asname] = root
+            # `import tensorflow.x` binds only the first part of the name.
             elif alias.name.partition(".")[0] == "tensorflow":
                 self._known["tensorflow"] = "tf"
 
@@ -102,7 +110,7 @@ def _result(called: str) -> str | None:
     if module not in MODULES:
         return None
     main = "tf.compat.v1.distribute" if module.startswith("tf.compat.v1") else "tf.distribute"
-    if name.endswith("Strategy") and name != "experimental_set_strategy" and name != "get_strategy":
+    if name.endswith("Strategy"):
         return f"{main}.Strategy"
     if name in _RESULTS:
         return f"{main}.{_RESULTS[name]}"

@@ -12,7 +12,7 @@ from jaxtribute._src.compat.catalog.keras import keras_problem
 from jaxtribute._src.compat.catalog.lookup import Kind, entry_of
 from jaxtribute._src.compat.migrate import files, graphs, imports, tape
 from jaxtribute._src.compat.migrate.documents import HIDDEN
-from jaxtribute._src.compat.migrate.findings import Edit, Finding, Source
+from jaxtribute._src.compat.migrate.findings import Edit, Finding, Source, nodes
 from jaxtribute._src.compat.migrate.naming import Names
 
 _SHOWN = ("tf.distribute", "tf.compat.v1.distribute", "tf.data", "tf.function")
@@ -44,7 +44,9 @@ class Report:
 
     def rewritten(self) -> str:
         """The program with all mechanical changes made, also those within each other."""
-        edits = [edit for finding in self.findings for edit in finding.edits]
+        edits: list[Edit] = []
+        for finding in self.findings:
+            edits += finding.edits
         if not edits:
             return self.source.text
         # Scanned once more: an edit within another one was left out, and is made in the next turn.
@@ -83,7 +85,7 @@ def _uses(source: Source, names: Names) -> Iterator[Finding]:
     """Names of TensorFlow, each chain of attributes once."""
     told: set[str] = set()
     # Of `tf.data.Dataset.map` only the whole chain counts, not each name in it.
-    inner = {id(node.value) for node in ast.walk(source.tree) if isinstance(node, ast.Attribute)}
+    inner = {id(node.value) for node in nodes(source.tree, ast.Attribute)}
     for node in ast.walk(source.tree):
         if not isinstance(node, (ast.Attribute, ast.Name)) or id(node) in inner or not isinstance(node.ctx, ast.Load):
             continue
@@ -97,10 +99,12 @@ def _uses(source: Source, names: Names) -> Iterator[Finding]:
             yield older
             continue
         if entry.kind is not Kind.SAME or name.startswith(_SHOWN):
+            # What is remarked on a name that means the same is said at its first use alone.
             advice = "" if entry.kind is Kind.SAME and name in told else entry.note
             told.add(name)
             if entry.kind is Kind.ABSENT and not advice:
                 advice = "it has no counterpart in jaxtribute.compat.tf: write it with jax.numpy, or in Python"
+            # The place of the last part: a chain of attributes may begin lines earlier.
             line, column = (node.end_lineno or 0, (node.end_col_offset or 0) - len(name.rpartition(".")[2]))
             yield Finding(line, max(column, 0) + 1, name, entry.kind, advice)
 
@@ -134,25 +138,28 @@ def _is_import(name: str) -> bool:
 
 def _methods(source: Source) -> Iterator[Finding]:
     """Methods of arrays and strategies that are called otherwise here."""
-    for node in ast.walk(source.tree):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+    for node in nodes(source.tree, ast.Call):
+        if not isinstance(node.func, ast.Attribute):
             continue
         attribute = node.func
         line, column = attribute.end_lineno or 0, (attribute.end_col_offset or 0) - len(attribute.attr) + 1
+        # With arguments it is somebody else's method.
         if attribute.attr == "numpy" and not node.args and not node.keywords:
             text = f"np.asarray({source.of(attribute.value)})"
             edit = source.replace(node, text)
             yield Finding(line, column, ".numpy()", Kind.RENAMED, f"arrays are JAX's: write {text}", (edit,))
         elif attribute.attr in others.METHODS:
             new, why = others.METHODS[attribute.attr]
+            # The method's name alone, since the object and the arguments may hold edits of their own.
             _, end = source.span(attribute)
             edit = Edit(end - len(attribute.attr), end, new)
             yield Finding(line, column, f".{attribute.attr}", Kind.RENAMED, f"{why}: write .{new}", (edit,))
 
 
 def _tapes(source: Source, names: Names) -> Iterator[Finding]:
-    taken = {node.id for node in ast.walk(source.tree) if isinstance(node, ast.Name)}
-    taken |= {node.name for node in ast.walk(source.tree) if isinstance(node, ast.FunctionDef)}
+    # A function that takes the place of a block must not hide a name of the program.
+    taken = {node.id for node in nodes(source.tree, ast.Name)}
+    taken |= {node.name for node in nodes(source.tree, ast.FunctionDef)}
     blocks = tape.find_tapes(source.tree, names)
     for node in ast.walk(source.tree):
         if names.of(node) != "tf.GradientTape" or not isinstance(node, (ast.Attribute, ast.Name)):
@@ -191,7 +198,10 @@ def _needed_imports(source: Source, edits: list[Edit]) -> Iterator[Edit]:
         ("np", "np.", "import numpy as np\n"),
         ("shards", "shards(", "from jaxtribute.integrations.keras import shards\n"),
     ]
-    lines = "".join(line for name, use, line in wanted if use in text and name not in have)
+    lines = ""
+    for name, use, line in wanted:
+        if use in text and name not in have:
+            lines += line
     if lines:
         place = source.place(imports.first_line(source.tree), 0)
         yield Edit(place, place, lines)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from jaxtribute._src.compat.migrate.findings import Edit, Source
+from jaxtribute._src.compat.migrate.findings import Edit, Source, nodes
 from jaxtribute._src.compat.migrate.naming import Names
 
 Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
+# Within a function these would end or suspend that function, or bind a name of its own, and not the block's.
 _LEAVES_THE_BLOCK = (
     ast.Return,
     ast.Yield,
@@ -47,6 +49,7 @@ def find_tapes(tree: ast.Module, names: Names) -> dict[ast.expr, tuple[ast.With,
 
     def visit(node: ast.AST, scope: Scope) -> None:
         scope = node if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else scope
+        # By lists of statements, not by blocks: what follows a block in its list is where the gradient is looked for.
         for field in ("body", "orelse", "finalbody"):
             statements: list[ast.stmt] = getattr(node, field, [])
             for statement in statements if isinstance(statements, list) else []:
@@ -108,6 +111,7 @@ def _gradient_call(after: Sequence[ast.stmt], tape: str) -> tuple[ast.Assign, as
                 and isinstance(function.value, ast.Name)
                 and function.value.id == tape
             ):
+                # Any further argument, or one by keyword, asks for more than `jd.value_and_grad` gives.
                 return (statement, call) if len(call.args) == 2 and not call.keywords else None
     return None
 
@@ -123,12 +127,12 @@ def _problem(
 ) -> str:
     """Reason why the block cannot become a function without a human eye; empty if it can."""
     # Any other use, such as `tape.watch`, does something that the function would not.
-    uses = [node for node in ast.walk(scope) if isinstance(node, ast.Name) and node.id == tape]
+    uses = [name for name in nodes(scope, ast.Name) if name.id == tape]
     if len(uses) != 2:
         return f"`{tape}` is used more than once"
     if block.lineno == block.body[0].lineno:
         return "the block stands on one line"
-    for node in (node for part in block.body for node in ast.walk(part)):
+    for node in itertools.chain.from_iterable(map(ast.walk, block.body)):
         if isinstance(node, _LEAVES_THE_BLOCK):
             return f"the block holds a `{type(node).__name__.lower()}` on line {getattr(node, 'lineno', block.lineno)}"
         if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
@@ -152,8 +156,10 @@ def _text(
     indent = " " * block.col_offset
     inner = " " * block.body[0].col_offset
     body = source.lines(block.lineno + 1, block.end_lineno or 0)
+    # The block may be the end of a file that lacks its last newline.
     body = body if body.endswith("\n") else body + "\n"
     target = source.of(statement.targets[0])
+    # In brackets, since it becomes one part of a longer target.
     if isinstance(statement.targets[0], ast.Tuple) and not target.startswith("("):
         target = f"({target})"
     others = f"({', '.join(aux)}{',' if len(aux) == 1 else ''})"
@@ -164,17 +170,18 @@ def _text(
 
 
 def _used_elsewhere(block: ast.With, scope: Scope, call: ast.Call) -> set[str]:
+    # The loss in `tape.gradient(loss, ...)` is no reason to hand it out: that call goes away.
     inside = {*ast.walk(block), call.args[0]}
     found: set[str] = set()
-    for node in ast.walk(scope):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node not in inside:
-            found.add(node.id)
+    for name in nodes(scope, ast.Name):
+        if isinstance(name.ctx, ast.Load) and name not in inside:
+            found.add(name.id)
     return found
 
 
 def _names(statements: Sequence[ast.stmt]) -> Iterator[ast.Name]:
     for statement in statements:
-        yield from (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+        yield from nodes(statement, ast.Name)
 
 
 def _stored(statements: Sequence[ast.stmt]) -> set[str]:
@@ -188,6 +195,7 @@ def _loaded(statements: Sequence[ast.stmt]) -> set[str]:
 def _read_before_stored(statements: Sequence[ast.stmt]) -> set[str]:
     stored, early, all_stored = set[str](), set[str](), _stored(statements)
     for statement in statements:
+        # `x += 1` reads what it writes, but Python's tree marks the name as written only.
         changed = _stored([statement]) if isinstance(statement, ast.AugAssign) else set[str]()
         early |= ((_loaded([statement]) | changed) & all_stored) - stored
         stored |= _stored([statement])

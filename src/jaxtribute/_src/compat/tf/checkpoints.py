@@ -34,6 +34,7 @@ def latest_checkpoint(checkpoint_dir: str | PathLike[str], latest_filename: str 
     """
     del latest_filename
     folder = check_path(checkpoint_dir, "checkpoint_dir")
+    # The name ends in the number of the save; other folders with a hyphen may lie beside it.
     found = [path for path in folder.glob("*-*") if re.search(r"-\d+$", path.name) and _is_checkpoint(path)]
     return newest_whole(sorted(found, key=_written_at, reverse=True), folder, {})
 
@@ -72,6 +73,7 @@ class Checkpoint(checkpoints.Checkpoint):
     """
 
     def __init__(self, root: Leaf = None, **kwargs: Leaf) -> None:
+        # Left out where it is None, which would be kept by the name `root`.
         super().__init__(**({} if root is None else {"root": root}), **kwargs)
 
     def save(

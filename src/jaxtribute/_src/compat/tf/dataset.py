@@ -112,6 +112,7 @@ class Sources:
     def zip(*datasets: Nest, name: str | None = None) -> Dataset:
         """Makes a dataset of tuples, one element of each dataset. Source: `tf.data.Dataset.zip`."""
         del name
+        # Given one by one or in a nest: TensorFlow takes both.
         parts: Any = datasets[0] if len(datasets) == 1 and not isinstance(datasets[0], Dataset) else datasets
         leaves, tree = jax.tree.flatten(parts, is_leaf=lambda node: isinstance(node, Dataset))
 
@@ -275,4 +276,5 @@ def _source(dataset: Dataset) -> Source:
     return _StreamedSource(dataset.pipeline, policy)
 
 
+# From here: the room of input lies below this one, and may not import it.
 register("tf.data.Dataset of jaxtribute.compat.tf", lambda dataset: isinstance(dataset, Dataset), _source)

@@ -62,6 +62,7 @@ def function(func: Callable[..., Any] | None = None, input_signature: Nest = Non
     if unknown:
         raise TypeError(f"tf.function got {sorted(unknown)}, which it does not have. HINT: {sorted(_OPTIONS)}.")
     if func is None:
+        # The options need not be passed on: none of them means anything on JAX.
         return lambda func: function(func, input_signature)
 
     @functools.wraps(func)
@@ -78,12 +79,14 @@ class _Function(functions.Function[..., Any]):
         self, python_function: Callable[..., Any], input_signature: Nest = None, donate_argnums: Sequence[int] = ()
     ) -> None:
         super().__init__(python_function, input_signature, donate_argnums)
+        # Compiled forms are found again at the next call, and go with the function or the object that they belong to.
         self._replicas: weakref.WeakKeyDictionary[Any, dict[Any, Callable[..., Any]]] = weakref.WeakKeyDictionary()
 
     def __call__(self, *args: Nest, **kwargs: Nest) -> Any:
         """Calls the compiled function; given a dataset, the Python function."""
         context = contexts.current()
         given = (*args, *kwargs.values())
+        # Within a program that is being traced the function is part of that one.
         if context.executor.traced or not any(isinstance(value, (DistributedDataset, Dataset)) for value in given):
             return super().__call__(*args, **kwargs)
         executor = Eager(self._compiled)
@@ -185,6 +188,7 @@ def cond(pred: ArrayLike, true_fn: Callable[[], Any], false_fn: Callable[[], Any
     pred = operand(pred)
     # Otherwise the value is known, and one branch runs as Python, with its effects.
     if isinstance(pred, Tracer):
+        # As arrays, since JAX wants the same types from both branches.
         return jax.lax.cond(pred, lambda: map_leaves(as_tensor, true_fn()), lambda: map_leaves(as_tensor, false_fn()))
     return true_fn() if pred else false_fn()
 
@@ -205,9 +209,10 @@ def while_loop(
     def step(state: Nest) -> Any:
         count, values = state
         result = body(*values)
-        return count + 1, [as_tensor(value) for value in (result if isinstance(result, (list, tuple)) else [result])]
+        # A body of one variable may return its value without a list around it.
+        return count + 1, list(map(as_tensor, result if isinstance(result, (list, tuple)) else [result]))
 
-    start = (jnp.int32(0), [as_tensor(value) for value in loop_vars])
+    start = (jnp.int32(0), list(map(as_tensor, loop_vars)))
     return jax.lax.while_loop(goes_on, step, start)[1]
 
 
@@ -216,9 +221,9 @@ def print(*inputs: Nest, end: str = "\n", sep: str = " ", output_stream: TextIO 
     stream = sys.stderr if output_stream is None else output_stream
 
     def write(*values: Nest) -> None:
-        stream.write(sep.join(_shown(value) for value in values) + end)
+        stream.write(sep.join(map(_shown, values)) + end)
 
-    inputs = tuple(operand(value) for value in inputs)
+    inputs = tuple(map(operand, inputs))
     if any(isinstance(value, Tracer) for value in inputs):
         # Texts cannot be arguments of a callback: they are put in where the arrays come back.
         places = [place for place, value in enumerate(inputs) if isinstance(value, jax.Array)]

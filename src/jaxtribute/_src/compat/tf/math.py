@@ -89,6 +89,7 @@ def _binary(function: Callable[[Any, Any], Any], name: str) -> Callable[..., Any
 def _reduction(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def call(input_tensor: TensorLike, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Any:
         del name
+        # JAX takes several axes in a tuple only.
         axes = tuple(axis) if isinstance(axis, (list, np.ndarray)) else axis
         return function(as_tensor(input_tensor), axis=axes, keepdims=keepdims)
 
@@ -105,6 +106,7 @@ def _abs(x: Array) -> Any:
 
 
 def _maximum(x: TensorLike, y: TensorLike) -> Any:
+    # `x != x` holds for NaN alone, which is to win as in TensorFlow; one in `y` fails the comparison and wins too.
     return jnp.where((x >= y) | (x != x), x, y)
 
 
@@ -198,7 +200,7 @@ def argmin(input: TensorLike, axis: int | None = None, output_type: DType = np.i
 def add_n(inputs: TensorLike, name: str | None = None) -> Any:
     """Adds up arrays of one shape. Source: `tf.math.add_n`."""
     del name
-    first, *rest = [as_tensor(part) for part in inputs]
+    first, *rest = map(as_tensor, inputs)
     for part in rest:
         first = first + part
     return first
@@ -229,12 +231,13 @@ def tensordot(a: TensorLike, b: TensorLike, axes: Leaf, name: str | None = None)
 
 def einsum(equation: str, *inputs: TensorLike) -> Any:
     """Multiplies and adds up by Einstein's convention. Source: `tf.einsum`."""
-    return jnp.einsum(equation, *(as_tensor(part) for part in inputs))
+    return jnp.einsum(equation, *map(as_tensor, inputs))
 
 
 def norm(tensor: TensorLike, ord: Leaf = "euclidean", axis: Axis = None, keepdims: bool = False) -> Any:
     """Returns a norm, of all elements by default. Source: `tf.norm`."""
     array = as_tensor(tensor)
+    # By hand, as JAX's norm takes two axes at most.
     if ord == "euclidean":
         return jnp.sqrt(_sum(jnp.square(array), tuple(axis) if isinstance(axis, list) else axis, keepdims))
     return jnp.linalg.norm(array.reshape(-1) if axis is None else array, ord, axis, keepdims)
@@ -243,6 +246,7 @@ def norm(tensor: TensorLike, ord: Leaf = "euclidean", axis: Axis = None, keepdim
 def global_norm(t_list: TensorLike, name: str | None = None) -> Any:
     """Returns the Euclidean norm of all elements of several arrays. Source: `tf.linalg.global_norm`."""
     del name
+    # None stands for a variable that had no gradient.
     return jnp.sqrt(add_n([jnp.sum(jnp.square(as_tensor(part))) for part in t_list if part is not None]))
 
 

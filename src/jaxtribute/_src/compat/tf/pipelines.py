@@ -27,6 +27,7 @@ class Indexed:
     """True if records are batches of which the last may be smaller."""
 
     def __iter__(self) -> Iterator[Nest]:
+        # Grain's own shuffle repeats a record at some lengths.
         dataset = exact(self.dataset)
         return (dataset[index] for index in range(len(dataset)))
 
@@ -125,6 +126,7 @@ class Streamed:
         """The records in an order drawn within a buffer that moves along."""
 
         def shuffled() -> Iterator[Nest]:
+            # Seeded at the start of each pass, so that all passes have the same order.
             generator = np.random.default_rng(seed)
             held: list[Nest] = []
             for record in self.open():
@@ -165,10 +167,12 @@ def take_turns(streams: Iterator[Iterator[Nest]], width: int, block: int) -> Ite
     """The records of `width` streams at a time, `block` from each in turn; where one ends the next takes its place."""
     turns = list(itertools.islice(streams, width))
     while turns:
+        # A copy, since the list changes while it is walked.
         for turn in tuple(turns):
             records = list(itertools.islice(turn, block))
             yield from records
             if len(records) < block:
+                # Searched for, since streams that ended earlier in this round have moved it.
                 place, fresh = turns.index(turn), next(streams, None)
                 turns[place : place + 1] = [] if fresh is None else [fresh]
 

@@ -107,6 +107,7 @@ def stateless_uniform(
 
 
 def _key(seed: Sequence[int]) -> jax.Array:
+    # A key of JAX is made of one number; the second one is folded in.
     first, second = seed
     return jax.random.fold_in(jax.random.key(first), second)
 

@@ -35,6 +35,7 @@ class TFRecordSource(FileRecords):
         super().__init__(paths, _records)
 
     def __getitem__(self, index: SupportsIndex) -> np.ndarray[Any, Any]:
+        # As an object: an array of NumPy's own bytes would lose zeros at the end.
         return np.array(self._read(int(index)), dtype=object)
 
 
@@ -43,6 +44,7 @@ def _records(path: str) -> tuple[Places, Places]:
     size, offset = Path(path).stat().st_size, 0
     begins, ends = [], []
     with Path(path).open("rb") as stream:
+        # Headers alone are read; records are when they are asked for, since a file may not fit into memory.
         while offset < size:
             stream.seek(offset)
             header = stream.read(_HEADER)
@@ -51,6 +53,7 @@ def _records(path: str) -> tuple[Places, Places]:
             begins.append(offset + _HEADER)
             ends.append(begins[-1] + length)
             offset = ends[-1] + _FOOTER
+    # Short of the end or beyond it: cut off, compressed, or no file of records at all.
     if offset != size:
         raise InputError(f"{path} ends within record {len(ends) - 1}. HINT: is it an uncompressed TFRecord file?")
     return np.asarray(begins, np.int64), np.asarray(ends, np.int64)

@@ -17,6 +17,7 @@ string = np.dtype(object)
 
 def as_dtype(type_value: DType) -> np.dtype[Any]:
     """Returns the element type of that name, or of a Python or NumPy type. Source: `tf.as_dtype`."""
+    # NumPy has no type of strings of any length: they are objects there.
     return string if type_value == "string" else np.dtype(type_value)
 
 
@@ -42,6 +43,7 @@ class TensorShape(tuple[int | None, ...]):
 
     def num_elements(self) -> int | None:
         """Returns the number of elements, or None if it is not known. Source: `tf.TensorShape.num_elements`."""
+        # The lengths are all known; `or 0` only tells the type checker so.
         return None if None in self else math.prod(length or 0 for length in self)
 
     def is_fully_defined(self) -> bool:
@@ -69,6 +71,7 @@ class TensorSpec:
     name: str | None = None
 
     def __init__(self, shape: Iterable[int | None], dtype: DType = np.float32, name: str | None = None) -> None:
+        # A frozen dataclass refuses plain assignment, and the arguments are converted on their way in.
         object.__setattr__(self, "shape", tuple(shape))
         object.__setattr__(self, "dtype", as_dtype(dtype))
         object.__setattr__(self, "name", name)
@@ -87,6 +90,7 @@ class TensorSpec:
         return (
             np.dtype(spec_or_value.dtype) == self.dtype
             and len(shape) == len(self.shape)
+            # None, on either side, fits any length.
             and all(size in (None, other) or other is None for size, other in zip(self.shape, shape, strict=True))
         )
 

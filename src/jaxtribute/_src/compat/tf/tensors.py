@@ -79,6 +79,7 @@ ShapeLike: TypeAlias = Any
 """A shape, or lengths in the form of one: a tuple, a list, a `TensorShape` or an array of integers."""
 Axis: TypeAlias = Any
 """One axis, several in a tuple or list, or None."""
+# What NumPy makes of Python's numbers, and what TensorFlow makes of them.
 _DEFAULTS = {np.dtype("float64"): np.dtype("float32"), np.dtype("int64"): np.dtype("int32")}
 
 
@@ -109,6 +110,7 @@ def as_tensor(value: TensorLike, dtype: DType = None) -> Any:
     """
     value = operand(value)
     if dtype is not None and np.dtype(dtype).kind != "O":
+        # JAX warns where it is asked for a type of 64 bits that it does not have.
         dtype = jax.dtypes.canonicalize_dtype(dtype)
     if isinstance(value, jax.Array):
         return value if dtype is None or value.dtype == dtype else value.astype(dtype)
@@ -147,6 +149,7 @@ def constant(value: TensorLike, dtype: DType = None, shape: ShapeLike = None, na
     array = as_tensor(value, dtype)
     if shape is None:
         return array
+    # A single number fills the shape, as in TensorFlow.
     return jnp.full(shape, array) if array.size == 1 else array.reshape(shape)
 
 
@@ -216,6 +219,7 @@ def range(
 ) -> jax.Array:
     """Returns evenly spaced numbers; int32 for Python ints, as in TensorFlow. Source: `tf.range`."""
     del name
+    # A single argument is the limit, as Python's own `range` has it.
     start, limit = (0, start) if limit is None else (start, limit)
     if dtype is None:
         dtype = jnp.result_type(*(as_tensor(value).dtype for value in (start, limit, delta)))
@@ -259,7 +263,7 @@ def rank(input: TensorLike, name: str | None = None) -> Any:
 def reshape(tensor: TensorLike, shape: ShapeLike, name: str | None = None) -> Any:
     """Returns the array in another shape, of which one entry may be -1. Source: `tf.reshape`."""
     del name
-    return as_tensor(tensor).reshape(tuple(int(entry) for entry in np.atleast_1d(shape)))
+    return as_tensor(tensor).reshape(tuple(map(int, np.atleast_1d(shape))))
 
 
 def expand_dims(input: TensorLike, axis: int, name: str | None = None) -> Any:
@@ -283,7 +287,7 @@ def transpose(a: TensorLike, perm: Sequence[int] | None = None, name: str | None
 def stack(values: TensorLike, axis: int = 0, name: str | None = None) -> Any:
     """Joins arrays along a new axis. Source: `tf.stack`."""
     del name
-    return jnp.stack([as_tensor(value) for value in values], axis)
+    return jnp.stack(list(map(as_tensor, values)), axis)
 
 
 def unstack(value: TensorLike, num: int | None = None, axis: int = 0, name: str | None = None) -> list[Any]:
@@ -300,7 +304,7 @@ def unstack(value: TensorLike, num: int | None = None, axis: int = 0, name: str 
 def concat(values: TensorLike, axis: int, name: str | None = None) -> Any:
     """Joins arrays along an axis. Source: `tf.concat`."""
     del name
-    return jnp.concatenate([as_tensor(value) for value in values], axis)
+    return jnp.concatenate(list(map(as_tensor, values)), axis)
 
 
 def split(value: TensorLike, num_or_size_splits: TensorLike, axis: int = 0, name: str | None = None) -> list[Any]:
@@ -308,7 +312,8 @@ def split(value: TensorLike, num_or_size_splits: TensorLike, axis: int = 0, name
     del name
     if isinstance(num_or_size_splits, int):
         return jnp.split(as_tensor(value), num_or_size_splits, axis)
-    return jnp.split(as_tensor(value), [int(end) for end in np.cumsum(num_or_size_splits)[:-1]], axis)
+    # TensorFlow is given the sizes of all parts, NumPy and JAX the places between them.
+    return jnp.split(as_tensor(value), list(map(int, np.cumsum(num_or_size_splits)[:-1])), axis)
 
 
 def tile(input: TensorLike, multiples: ShapeLike, name: str | None = None) -> Any:

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 def to_host(element: Nest) -> Nest:
     """An element with NumPy leaves. Lists are arrays, as in TensorFlow; tuples and dictionaries are structure."""
+    # None is a leaf here: a tree would drop it without a word.
     return jax.tree.map(host_array, element, is_leaf=lambda node: isinstance(node, list) or node is None)
 
 
 def apply(function: Callable[..., Any], element: Nest) -> Any:
     """Calls a user's function on an element; a tuple's parts become its arguments. It computes on the CPU."""
+    # Elements lie on the host, and a function that runs for each of them must not wait for an accelerator.
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         return function(*element) if isinstance(element, tuple) else function(element)
 

@@ -83,6 +83,7 @@ class Variable(metaclass=_IsJaxtributes):
             lambda: _value(initial_value, dtype),
             trainable,
             name,
+            # None, since the value has its type already.
             dtype=None,
             synchronization=synchronization,
             aggregation=aggregation,
@@ -121,9 +122,11 @@ class Module:
     @property
     def variables(self) -> tuple[JdVariable, ...]:
         """The variables: those of the module by attribute name, then those of the modules in it."""
-        own = [leaf for leaf in _leaves(self) if isinstance(leaf, JdVariable)]
-        below = [variable for module in self.submodules for variable in module._own_variables()]
-        return tuple(dict.fromkeys([*own, *below]))
+        found = self._own_variables()
+        for module in self.submodules:
+            found += module._own_variables()
+        # Each once: attributes of several modules may hold the same.
+        return tuple(dict.fromkeys(found))
 
     @property
     def trainable_variables(self) -> tuple[JdVariable, ...]:

@@ -41,6 +41,7 @@ def register(name: str, accepts: Callable[[Foreign], bool], make: Callable[[Fore
     adapters.append(Adapter(name, accepts, make, rank))
 
 
+# At the first dataset and not at the import: the files import this package in turn.
 @lru_cache(maxsize=1)
 def _load() -> None:
     for module in pkgutil.iter_modules(__path__):
@@ -56,6 +57,7 @@ def adapt(dataset: Foreign) -> Source:
     _load()
     if isinstance(dataset, Source):
         return dataset
+    # Those that take nearly anything have a high rank, and are asked last.
     in_order = sorted(adapters, key=lambda adapter: adapter.rank)
     for adapter in in_order:
         if adapter.accepts(dataset):

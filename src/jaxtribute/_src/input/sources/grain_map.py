@@ -59,6 +59,7 @@ class MapSource(Source):
         # Grain repeats without end by a length near the largest int.
         if self._batch is None or grain_tree.drops_elements(self._dataset) or batches >= sys.maxsize // 2:
             return None
+        # No whole number of epochs, as after a slice of batches: all of them are taken to be full.
         if self._batch.drops_remainder or batches % max(self._batches, 1):
             return batches, batches * self._batch.size
         return batches, batches // max(self._batches, 1) * self._records

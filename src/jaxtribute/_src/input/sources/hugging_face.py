@@ -57,11 +57,13 @@ def _as_arrays(name: str, column: Any) -> Nest:
     problem = "its rows have different shapes"
     try:
         array = np.asarray(column)
+        # A column of arrays comes as one of objects, which are stacked where their shapes agree.
         if array.dtype == object and array.size and isinstance(array.flat[0], np.ndarray):
             array = np.stack(list(array.ravel())).reshape(*array.shape, *array.flat[0].shape)
     except ValueError:
         array = np.empty(0, object)
     else:
+        # Strings pass, since a dataset may stay on the host; nothing can be done with other objects there either.
         if array.dtype != object or all(isinstance(value, (str, bytes)) for value in array.flat):
             return array
         problem = f"it holds values such as {next(iter(array.flat), None)!r:.80}"

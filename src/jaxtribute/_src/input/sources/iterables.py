@@ -50,6 +50,7 @@ class IterableSource(Source):
         """Batches and examples of one pass, if they are known."""
         if not isinstance(self._iterable, Sequence):
             return None
+        # A sequence can be walked beforehand: nothing of it is used up.
         totals = [as_batch(element).total for element in self._iterable]
         return None if None in totals else (len(totals), sum(total or 0 for total in totals))
 

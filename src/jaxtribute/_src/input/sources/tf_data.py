@@ -19,8 +19,6 @@ from jaxtribute._src.types import Foreign, Json, Nest
 from jaxtribute._src.values.spec import ArraySpec
 from jaxtribute.errors import InputError
 
-_READERS = ("TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2", "_TFRecordDataset")
-
 
 def _tf() -> Any:
     return sys.modules.get("tensorflow")
@@ -107,6 +105,7 @@ def _shuffles_anew(node: Foreign) -> bool:
     """True if a node shuffles in another order each time: without a seed, or with one for each iteration."""
     if "Shuffle" not in type(node).__name__:
         return False
+    # TensorFlow keeps a seed in two halves, of which one may be 0.
     seeds = [getattr(node, name, None) for name in ("_seed", "_seed2")]
     seeded = any(int(seed) for seed in seeds if seed is not None)
     return not seeded or getattr(node, "_reshuffle_each_iteration", True) is not False
@@ -121,6 +120,7 @@ def _auto_shard(dataset: Foreign, shard: Shard, policy: AutoShardPolicy) -> Any:
     try:
         return input_ops.auto_shard_dataset(dataset.with_options(options), shard.workers, shard.worker, shard.replicas)
     except tf.errors.OpError as error:
+        # Behind the name of the graph's node stands what a reader can understand.
         why = error.message.splitlines()[0].split("}} ")[-1].strip()
         raise InputError(
             f"AutoShardPolicy.{policy.name}: TensorFlow cannot shard this dataset over {shard.workers} workers: "
@@ -131,6 +131,7 @@ def _auto_shard(dataset: Foreign, shard: Shard, policy: AutoShardPolicy) -> Any:
 
 def _names_below(node: Foreign) -> list[str]:
     """The strings that an interleaving starts from, which are the names of files that its function opens."""
+    # The walk ends at the innermost source.
     source = [*_walk(node)][-1]
     spec = source.element_spec
     is_names = getattr(spec, "dtype", None) == _tf().string and spec.shape.rank == 0

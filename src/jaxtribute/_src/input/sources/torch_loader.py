@@ -31,6 +31,7 @@ def _to_numpy(node: Nest) -> Nest:
         return node.detach().cpu().numpy()
     if isinstance(node, dict):
         return {key: _to_numpy(value) for key, value in node.items()}
+    # A named tuple takes its fields one by one, not as one sequence.
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return type(node)(*map(_to_numpy, node))
     if isinstance(node, (list, tuple)):

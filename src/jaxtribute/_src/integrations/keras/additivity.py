@@ -49,6 +49,7 @@ def check_additive(
     owners: dict[int, Any] = {}
     for metric in _own_metrics(model):
         for variable in metric.variables:
+            # With any other aggregation the variable says itself how the replicas' values become one.
             if variable.aggregation == "sum":
                 owners[id(variable)] = metric
     if not owners:
@@ -98,6 +99,7 @@ class _Sums(Flow[int]):
         # A change of type may round, and a sum of rounded shares is not the rounded sum.
         if name in _SAME and aval(eqn.outvars[0]).dtype == aval(eqn.invars[0]).dtype:
             return [given[0]]
+        # Of a difference the input must be the first part: what is subtracted changes its sign.
         if name in _PLUS and len(bound) == 1 and (given[0] != _FREE or name.startswith("add")):
             return bound
         return [_MIXED] * len(eqn.outvars)

@@ -95,6 +95,7 @@ def _check_callbacks(given: Leaf, phase: str) -> None:
     Raises:
       ArgumentError: one has a method for batches.
     """
+    # Keras takes one callback, several, or a list that it has wrapped before.
     listed: Iterable[Any] = given.callbacks if isinstance(given, keras_callbacks.CallbackList) else given or ()
     listed = listed if isinstance(listed, (list, tuple)) else [listed]
     found = [callback for callback in listed if _wants_batches(callback, phase)]
@@ -107,6 +108,7 @@ def _check_callbacks(given: Leaf, phase: str) -> None:
 
 
 def _wants_batches(callback: Foreign, phase: str) -> bool:
+    # Named by the callback: `save_freq` of checkpoints, `update_freq` of TensorBoard.
     frequency = getattr(callback, "save_freq", getattr(callback, "update_freq", None))
     if isinstance(frequency, int) or frequency == "batch":
         return True

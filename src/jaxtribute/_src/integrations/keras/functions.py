@@ -16,6 +16,8 @@ from jaxtribute.errors import ArgumentError
 _HOMES = ("jaxtribute.compat.tf", "jaxtribute.compat.tf.math", "jaxtribute.compat.tf.nn")
 
 
+# Models' files know it by this registered name. What looks for symbols is `compat.tf.symbolic`, as that loads without
+# Keras.
 @keras.saving.register_keras_serializable("jaxtribute")
 class FunctionOperation(keras.Operation):
     """A function of arrays as a step of a Keras model.

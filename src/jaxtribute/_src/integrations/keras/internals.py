@@ -95,6 +95,7 @@ def owner_of_slot(name: str, shape: tuple[int, ...]) -> KerasVariable | None:
     """
     variables: list[KerasVariable] = getattr(_maker(), "_trainable_variables", None) or []
     found = [v for v in variables if tuple(v.shape) == shape and name.startswith(v.path.replace("/", "_") + "_")]
+    # The longest path: that of one variable may be the beginning of another one's.
     return max(found, key=lambda variable: len(variable.path), default=None)
 
 
@@ -164,6 +165,7 @@ def learning_rate(optimizer: KerasOptimizer) -> Any:
 
 def updated_by(optimizer: KerasOptimizer) -> list[Any]:
     """The variables that a built optimizer updates."""
+    # An optimizer that scales losses leaves its variables to the one inside it.
     return list(getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables)
 
 

@@ -91,7 +91,8 @@ class _Lookup(keras.layers.Layer):
         listed: Any = vocabulary
         if isinstance(vocabulary, str):
             listed = Path(vocabulary).read_text().splitlines()
-        tokens = [self._token(value) for value in np.asarray(listed, object).reshape(-1).tolist()]
+        tokens = list(map(self._token, np.asarray(listed, object).reshape(-1).tolist()))
+        # What `get_vocabulary` gives begins with the special tokens, and can be given back as it is.
         special = self._special()
         if special and tokens[: len(special)] == special:
             tokens = tokens[len(special) :]
@@ -127,6 +128,7 @@ class _Lookup(keras.layers.Layer):
           data: tokens in an array or lists of any shape, or batches of them in a dataset.
           steps: the number of batches to read; by default all.
         """
+        # One array is a single batch; anything else gives batches when it is walked.
         counts: Counter[Any] = Counter()
         for number, batch in enumerate([data] if _is_array(data) else data):
             if number == steps:
@@ -171,7 +173,7 @@ class _Lookup(keras.layers.Layer):
         if self.invert:
             return self._tokens_of(inputs)
         tokens, shape = self._read(inputs)
-        numbers = np.array([self._number(token) for token in tokens], np.int64).reshape(shape)
+        numbers = np.array(list(map(self._number, tokens)), np.int64).reshape(shape)
         if self.output_mode == "int":
             return keras.ops.convert_to_tensor(numbers)
         return keras.ops.convert_to_tensor(self._encoded(numbers))
@@ -197,6 +199,7 @@ class _Lookup(keras.layers.Layer):
                 f"{self.name}: output_mode {self.output_mode!r} of an array of shape {numbers.shape}, of which Keras "
                 "encodes the second axis and describes the last. HINT: give a row of tokens for each example."
             )
+        # A scalar counts as a row of one token. The -1 of a mask equals no column, so that its row stays empty.
         hot = numbers.reshape(*(numbers.shape or (1,)), 1) == np.arange(depth)
         if self.output_mode == "one_hot":
             return hot.astype(np.int64)
@@ -216,7 +219,7 @@ class _Lookup(keras.layers.Layer):
     def _read(self, inputs: Nest) -> tuple[list[Any], tuple[int, ...]]:
         """The tokens in one list, and the shape in which they were."""
         array = np.asarray(_concrete(inputs, self.name))
-        return [self._token(value) for value in array.reshape(-1).tolist()], array.shape
+        return list(map(self._token, array.reshape(-1).tolist())), array.shape
 
     def _token(self, value: Leaf) -> Any:
         raise NotImplementedError
@@ -383,6 +386,7 @@ class IntegerLookup(_Lookup):
         name: str | None = None,
         **kwargs: Leaf,
     ) -> None:
+        # First of all, as in `StringLookup`.
         settings = dict(locals())
         _refuse("IntegerLookup", idf_weights=idf_weights, sparse=sparse, salt=salt)
         if oov_method != "floormod" or vocabulary_dtype != "int64":

@@ -92,8 +92,10 @@ def _agreed_seed(strategy: Strategy) -> int:
 
 def _seeded(iterator: Iterator[Any], seed: int) -> Iterator[Any]:
     """Runs an iterator on random numbers of its own, NumPy's and Python's."""
+    # Of both, since a `PyDataset` of the user's may shuffle by either.
     inside = np.random.RandomState(seed).get_state(), random.Random(seed).getstate()
     while True:
+        # Exchanged around each batch: the rest of the program draws as if nothing had been drawn here.
         outside = np.random.get_state(), random.getstate()
         np.random.set_state(inside[0])
         random.setstate(inside[1])

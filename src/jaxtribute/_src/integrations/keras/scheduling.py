@@ -41,6 +41,7 @@ def shipped_runner(model: KerasModel, optimizer: Optimizer | None) -> PerWorkerV
 
 
 Function = Callable[[Any, Iterator[Any]], tuple[Any, Any]]
+# One number for each pass over data: a worker that meets another number begins its dataset again.
 _passes = itertools.count(1)
 _AHEAD = 16
 """Number of executions scheduled per worker before the oldest is waited for."""
@@ -158,6 +159,7 @@ class Scheduler:
         """Waits for all that is scheduled."""
         if not self._running:
             return
+        # Forgotten before the wait: if that raises, no later call asks for the results of steps that failed.
         last = self._running[-1]
         self._running.clear()
         self._coordinator.join()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from jaxtribute._src.integrations.keras import internals
-from jaxtribute._src.integrations.keras.internals import KerasModel, KerasOptimizer, KerasVariable
-from jaxtribute._src.integrations.keras.variables import StrategyVariable, on_servers
+from jaxtribute._src.integrations.keras.internals import KerasModel, KerasOptimizer
+from jaxtribute._src.integrations.keras.variables import StrategyVariable, is_on_servers
 from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ArgumentTypeError
 
@@ -81,6 +81,7 @@ class Sender:
         """Brings the optimizers among objects onto the servers; True if one has changed by that."""
         from jaxtribute._src.integrations.keras.server_optimizer import place_optimizer
 
+        # An optimizer that scales losses holds another one, which is placed together with it.
         inner = {id(getattr(obj, "inner_optimizer", None)) for obj in sent}
         optimizers = [obj for obj in sent if isinstance(obj, keras.optimizers.Optimizer) and id(obj) not in inner]
         changed = False
@@ -104,21 +105,19 @@ def bare(kind: type[Any]) -> Any:
 
 def _check(obj: Foreign) -> None:
     """Refuses what would be a copy, with variables of its own on each worker."""
-    trained = isinstance(obj, keras.Variable) and (obj.trainable or isinstance(obj, StrategyVariable)) and _is_here(obj)
+    copied: Sequence[Any] = ()
     if isinstance(obj, keras.layers.Layer):
-        trained = any(_is_here(variable) for variable in obj.trainable_variables)
+        copied = obj.trainable_variables
     elif isinstance(obj, keras.metrics.Metric):
-        trained = any(_is_here(variable) for variable in obj.variables)
-    if trained:
+        copied = obj.variables
+    elif isinstance(obj, keras.Variable) and (obj.trainable or isinstance(obj, StrategyVariable)):
+        copied = (obj,)
+    if not all(map(is_on_servers, copied)):
         raise ArgumentTypeError(
             f"{type(obj).__name__} {obj.name!r} of Keras in a function for workers was not made in the strategy's "
             "scope: each worker would have a copy with variables of its own. HINT: make it in `with "
             "strategy.scope():`, outside of the function."
         )
-
-
-def _is_here(variable: KerasVariable) -> bool:
-    return not (isinstance(variable, StrategyVariable) and on_servers(variable.strategy))
 
 
 def _updated_by(optimizer: KerasOptimizer, others: Sequence[Any], sent: Sequence[Foreign]) -> list[Any] | str:
@@ -130,10 +129,12 @@ def _updated_by(optimizer: KerasOptimizer, others: Sequence[Any], sent: Sequence
         if _owns(model, optimizer):
             return list(model.trainable_variables)
     unbuilt = [one for one in others if not one.built and not any(_owns(layer, one) for layer in layers)]
-    largest: list[Any] = max((list(layer.trainable_variables) for layer in layers), key=len, default=[])
-    within = {id(variable) for variable in largest}
+    largest: list[Any] = []
+    for layer in layers:
+        largest = max(largest, list(layer.trainable_variables), key=len)
+    within = set(map(id, largest))
     # Of several models it may train one only.
-    apart = [layer.name for layer in layers if any(id(v) not in within for v in layer.trainable_variables)]
+    apart = [layer.name for layer in layers if not within.issuperset(map(id, layer.trainable_variables))]
     if largest and not apart and len(unbuilt) == 1:
         return largest
     return (

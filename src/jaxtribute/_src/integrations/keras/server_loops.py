@@ -8,7 +8,7 @@ from typing import Any
 from jaxtribute._src.integrations.keras import internals, share
 from jaxtribute._src.integrations.keras.custom_loops import summed_gradients
 from jaxtribute._src.integrations.keras.internals import KerasOptimizer
-from jaxtribute._src.integrations.keras.variables import StrategyVariable, on_servers, worker_index
+from jaxtribute._src.integrations.keras.variables import is_on_servers, worker_index
 from jaxtribute._src.types import Nest
 from jaxtribute.errors import ArgumentError
 
@@ -24,13 +24,9 @@ def applied(
         trainable_variables = variables = list(trainable_variables)
     else:
         variables = internals.updated_by(optimizer) if optimizer.built else []
-    if not any(_is_on_servers(variable) for variable in variables):
+    if not any(map(is_on_servers, variables)):
         return summed_gradients(original, optimizer, grads, trainable_variables)
     return _apply(optimizer, list(grads), variables)
-
-
-def _is_on_servers(variable: object) -> bool:
-    return isinstance(variable, StrategyVariable) and on_servers(variable.strategy)
 
 
 def _apply(optimizer: KerasOptimizer, grads: list[Any], variables: Sequence[Any]) -> None:
@@ -39,9 +35,15 @@ def _apply(optimizer: KerasOptimizer, grads: list[Any], variables: Sequence[Any]
     Raises:
       ArgumentError: the optimizer is not on the servers, or for other variables.
     """
-    from jaxtribute._src.integrations.keras.server_optimizer import Placed, clips_before, place_optimizer, placed
+    from jaxtribute._src.integrations.keras.server_optimizer import (
+        Placed,
+        clips_before,
+        keys_of,
+        place_optimizer,
+        placed,
+    )
 
-    elsewhere = [variable.path for variable in variables if not _is_on_servers(variable)]
+    elsewhere = [variable.path for variable in variables if not is_on_servers(variable)]
     if elsewhere:
         raise ArgumentError(
             f"{optimizer.name} is to update {', '.join(elsewhere)}, not on the parameter servers, together with "
@@ -55,8 +57,7 @@ def _apply(optimizer: KerasOptimizer, grads: list[Any], variables: Sequence[Any]
             f"the optimizer {optimizer.name} is not on the parameter servers: {known}. HINT: on the coordinator, "
             "before the function is scheduled, call optimizer.build(variables) with the variables that it updates."
         )
-    given = {variable.stored.description.key: variable for variable in variables}
-    if set(given) != set(known.keys) or len(grads) != len(known.keys):
+    if set(keys_of(variables)) != set(known.keys) or len(grads) != len(known.keys):
         raise ArgumentError(
             f"the optimizer {optimizer.name} on the parameter servers updates {len(known.keys)} variables and was "
             f"given {len(grads)} gradients, of {', '.join(variable.path for variable in variables)}. HINT: on the "

@@ -17,7 +17,7 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src.integrations.keras import internals
 from jaxtribute._src.integrations.keras.internals import KerasOptimizer, KerasVariable
 from jaxtribute._src.integrations.keras.unpickling import rebuilt
-from jaxtribute._src.integrations.keras.variables import StrategyVariable, keep_in, on_servers
+from jaxtribute._src.integrations.keras.variables import is_on_servers, keep_in
 from jaxtribute._src.optimizer.optimizer import Optimizer
 from jaxtribute._src.parameter_servers.variables.variable import ServerVariable
 from jaxtribute._src.types import Array, Leaf, Nest
@@ -114,6 +114,7 @@ class KerasTransform:
             return self._built(params)[1]
 
     def _built(self, params: Sequence[Any]) -> tuple[Any, list[int | None]]:
+        # A server may hold some of the parameters only, and is not told which: none is known apart then.
         """A copy of the optimizer for parameters of these shapes, and whom its variables belong to."""
         known = self._parameters if len(self._parameters) == len(params) else None
         with jax.ensure_compile_time_eval():
@@ -156,11 +157,13 @@ def nested(values: Sequence[Any], owners: Sequence[int | None]) -> Any:
         if owner is None:
             shared[f"{len(shared):03}"] = value
             continue
+        # A parameter's n-th slot goes into the n-th list, whatever order the optimizer made its variables in.
         depth = seen[owner] = seen.get(owner, -1) + 1
         if depth == len(slots):
             slots.append({})
         slots[depth][owner] = value
-    return {"shared": shared, "slots": [[slot.get(i) for i in range(max(slot) + 1)] for slot in slots]}
+    # None stands for a parameter that lacks the slot.
+    return {"shared": shared, "slots": [list(map(slot.get, range(max(slot) + 1))) for slot in slots]}
 
 
 def _watched(optimizer: keras.optimizers.Optimizer) -> dict[int, int]:
@@ -173,6 +176,7 @@ def _watched(optimizer: keras.optimizers.Optimizer) -> dict[int, int]:
         belonging[id(made)] = id(reference_variable)
         return made
 
+    # Past Keras's own `__setattr__`, which looks at what becomes an attribute.
     object.__setattr__(optimizer, "add_variable_from_reference", add_variable_from_reference)
     return belonging
 
@@ -229,7 +233,7 @@ def place_optimizer(keras_optimizer: KerasOptimizer, variables: Sequence[Any] | 
     """
     before, reason = keras_optimizer.__dict__.get(_ATTRIBUTE), variables
     if not isinstance(variables, str):
-        on_them = [v for v in variables if isinstance(v, StrategyVariable) and on_servers(v.strategy)]
+        on_them = list(filter(is_on_servers, variables))
         if not on_them:
             return False
         try:
@@ -243,6 +247,11 @@ def place_optimizer(keras_optimizer: KerasOptimizer, variables: Sequence[Any] | 
     return reason != before
 
 
+def keys_of(variables: Sequence[Any]) -> tuple[int, ...]:
+    """The numbers by which the cluster knows variables on servers."""
+    return tuple(variable.stored.description.key for variable in variables)
+
+
 def optimizer_on_servers(keras_optimizer: KerasOptimizer, variables: Sequence[Any], strategy: Strategy) -> Optimizer:
     """Function that applies a Keras optimizer's gradients on the servers; it is built if it is not.
 
@@ -251,7 +260,7 @@ def optimizer_on_servers(keras_optimizer: KerasOptimizer, variables: Sequence[An
     Raises:
       ArgumentError: it asks more of variables than their values, and they are on several servers.
     """
-    keys = tuple(variable.stored.description.key for variable in variables)
+    keys = keys_of(variables)
     known = placed(keras_optimizer)
     if isinstance(known, Placed) and known.keys == keys:
         return known.optimizer
@@ -275,10 +284,19 @@ def optimizer_on_servers(keras_optimizer: KerasOptimizer, variables: Sequence[An
     return optimizer
 
 
+def _on_one_server(variables: Sequence[ServerVariable]) -> bool:
+    """True if a single server holds all variables, none of them split."""
+    servers: set[int] = set()
+    for variable in variables:
+        if variable.layout.split:
+            return False
+        servers |= variable.layout.servers
+    return len(servers) == 1
+
+
 def _check_alike(transform: KerasTransform, stored: list[ServerVariable], shapes: list[Any], owners: list[Any]) -> None:
-    if len({shard.server for variable in stored for shard in variable.layout.shards}) == 1 and not any(
-        variable.layout.split for variable in stored
-    ):
+    # One server that holds all variables, each as a whole, can do whatever Keras can.
+    if _on_one_server(stored):
         return
     odd = [shape for shape, owner in zip(shapes, owners, strict=True) if owner is None and len(shape)]
     if transform.told_apart or odd:

@@ -119,6 +119,7 @@ def predict_step(model: KerasModel, lists: Lists) -> Step:
         if not share.alone and any(new is not None for new in changed):
             totals = share.sum(contributions(lists.layers, start, changed, share))
             changed = _changed(layers, merged(lists.layers, layers, totals))
+        # A replica without examples computed made-up ones, of which no row may reach the outputs.
         outputs = jax.tree.map(lambda leaf: _own(leaf if share.rows else leaf[:0], share), outputs)
         rest = [None] * (len(lists.optimizer) + len(lists.metrics))
         return [*[None] * len(trainable), *changed, *rest], outputs

@@ -38,6 +38,7 @@ class Total:
 
 def remember(model: KerasModel, strategy: Strategy) -> None:
     """Notes in whose scope a model is made."""
+    # Past Keras's own `__setattr__`, which looks at what becomes an attribute.
     object.__setattr__(model, _ATTRIBUTE, strategy)
 
 
@@ -104,6 +105,7 @@ def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], St
     lists = Lists.of(model)
     for variable in (*lists.trainable, *lists.layers, *lists.metrics):
         adopt(variable, strategy)
+    # Parameter servers make slots of their own.
     if not on_servers(strategy):
         for variable in lists.optimizer:
             adopt(variable, strategy)
@@ -140,6 +142,7 @@ def _repeated(model: KerasModel, step: Callable[[Any], Any], *, joins: bool = Fa
     """`steps_per_execution` steps in one call, up to the end of the data."""
 
     def call(state: Nest, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        # Not guarded: the end of the data before any step is what Keras waits for.
         results = [step(next(iterator))]
         for _ in range(model.steps_per_execution - 1):
             batch = next(iterator, None)
@@ -148,7 +151,7 @@ def _repeated(model: KerasModel, step: Callable[[Any], Any], *, joins: bool = Fa
             results.append(step(batch))
         if not joins or len(results) == 1:
             return results[-1], state
-        return jax.tree.map(lambda *parts: np.concatenate([np.asarray(part) for part in parts]), *results), state
+        return jax.tree.map(lambda *parts: np.concatenate(list(map(np.asarray, parts))), *results), state
 
     return call
 

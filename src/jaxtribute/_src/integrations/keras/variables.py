@@ -229,6 +229,37 @@ def on_servers(strategy: Strategy) -> bool:
     return module is not None and isinstance(strategy, module.ParameterServerStrategy)
 
 
+def is_on_servers(variable: object) -> bool:
+    """True if parameter servers hold a Keras variable's value."""
+    return isinstance(variable, StrategyVariable) and on_servers(variable.strategy)
+
+
+def shards(variables: Iterable[KerasVariable]) -> list[Any]:
+    """Returns variables with each that a `variable_partitioner` has split replaced by its shards, in order of rows.
+
+    In TensorFlow `layer.weights` lists the shards. Here a layer's variable is one, whatever the servers do: in Keras 3
+    the layer computes with it, gradients are by it, and `trainable_weights`, `get_weights` and `set_weights` are made
+    of `weights`.
+
+    Args:
+      variables: such as `layer.weights` of a model on parameter servers. Variables of other strategies, and plain
+        ones, are returned as they are.
+
+    Returns:
+      Variables of parameter servers, with `shape`, `device`, `numpy` and `assign`.
+
+    Source: `ShardedVariable.variables` of TensorFlow's `tf.distribute`.
+    """
+    found: list[Any] = []
+    for variable in variables:
+        if is_on_servers(variable):
+            stored: Any = variable.stored
+            found.extend(stored.variables if stored.layout.split else [stored])
+        else:
+            found.append(variable)
+    return found
+
+
 def keep_in(variable: KerasVariable, stored: Variable, strategy: Strategy) -> None:
     """Makes `stored` hold a Keras variable's value."""
     # An attribute of the object would hide the property of the class.

@@ -167,6 +167,7 @@ class ThreadEngine:
     def stop(self) -> None:
         """Ends all tasks."""
         self._stopping = True
+        # All are told before the first is waited for: they end side by side.
         for task, _, _ in self._tasks.values():
             task.stop()
         for _, thread, _ in self._tasks.values():

@@ -127,6 +127,7 @@ def make_token() -> None:
     if not path.exists():
         command = [*_COMMAND, "get-auth-token", "--generate"]
         subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=START_S)
+    # Whoever made it: nobody but its owner may read it.
     with contextlib.suppress(OSError):
         path.chmod(0o600)
 
@@ -159,6 +160,7 @@ def _offer(chief: str, own: str, task: ServerDef) -> None:
         time.sleep(_POLL_S)
     node = _joined(host, port, own, task)
     try:
+        # A busy chief may miss a question: only silence for some seconds counts as its end.
         gone = deadline(_GONE_S)
         while gone():
             if not node.alive:

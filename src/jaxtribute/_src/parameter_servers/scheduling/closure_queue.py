@@ -126,6 +126,7 @@ class ClosureQueue:
         return any(worker.running for worker in self.workers.values())
 
     def _wait(self, ready: Callable[[], bool]) -> None:
+        # By turns: the dispatcher's thread, or the last worker, may go without waking anybody.
         while not self.changed.wait_for(lambda: self._failed is not None or ready(), timeout=0.5):
             self._check_served()
             if self.absent_since is not None and time.monotonic() - self.absent_since > self.patience_s:
@@ -135,6 +136,7 @@ class ClosureQueue:
                     "HINT: look for their processes' errors; ParameterServerStrategy(timeout_s=...) waits longer."
                 )
                 self.cancel(error)
+                # Raised here, and so not once more by the next call.
                 self._error = None
                 raise error
         if not ready() and self._failed is not None:
@@ -176,6 +178,7 @@ class ClosureQueue:
             for closure in closures:
                 self._drop(closure, CancelledError("the function did not run again, as another failed"))
             return
+        # The time of their next run counts from its own start.
         for closure in closures:
             closure.started = None
         self.waiting.extendleft(reversed(closures))
@@ -213,6 +216,7 @@ class ClosureQueue:
                 "coordinator.save() and jd.Checkpoint keep what is to outlive it."
             )
             self.cancel(self._failed)
+            # Kept as the lasting failure; as the error of a call it would be raised once and forgotten.
             self._error = None
             self._drop_running()
             self.changed.notify_all()

@@ -260,6 +260,7 @@ def outcome_of(
     definition = closure.definition
     if "s" in header:
         before = definition.seconds
+        # A mean that follows slowly: one slow run makes no function a long one.
         definition.seconds = header["s"] if before is None else 0.8 * before + 0.2 * header["s"]
     if not header["ok"]:
         error = unpack_error(blob, header["error"])

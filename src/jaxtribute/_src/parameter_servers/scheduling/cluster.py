@@ -106,16 +106,7 @@ class Cluster:
         self._mirrors: list[Endpoint] = []
         self.dispatcher = Dispatcher(
             hub,
-            [
-                Worker(
-                    i,
-                    functools.partial(engine.define, "worker", i),
-                    functools.partial(engine.take, i),
-                    functools.partial(engine.stack, i),
-                    functools.partial(engine.renew, i),
-                )
-                for i in range(workers)
-            ],
+            [_worker_of(engine, index) for index in range(workers)],
             self.numbers,
             lambda: (self.endpoints, self.epoch),
             timeout_s,
@@ -186,9 +177,11 @@ class Cluster:
                     f"the partitioner splits a variable of shape {shape} into {counts}. "
                     "HINT: parameter servers split the first axis only."
                 )
+            # A shard without rows would only cost requests.
             count = max(1, min(counts[0], shape[0]))
         if count == 1:
             stop = shape[0] if shape else 0
+            # The next server in turn, over all variables, so that small ones spread as well.
             return Layout(shape, dtype, (Shard(next(self.keys), next(self._turn) % self.servers, 0, stop, shape),))
         offsets = shard_offsets(shape[0], count)
         shards = [
@@ -228,6 +221,7 @@ class Cluster:
         names = slot_names([path for path, _ in leaves], [None if o is None else variables[o].name for o in owners])
         slots: list[ServerVariable] = []
         for (_, leaf), where, owner, name in zip(leaves, shards, owners, names, strict=True):
+            # The parts came server by server; a layout lists its shards by rows.
             where.sort(key=lambda shard: shard.start)
             layout = Layout(tuple(leaf.shape), np.dtype(leaf.dtype), tuple(where), copies=owner is None)
             self._note(layout)
@@ -417,6 +411,17 @@ def _by_part(initial: object) -> functools.partial[Any] | None:
         return None
     takes = inspect.signature(initial.func).parameters
     return initial if "shard_info" in takes else None
+
+
+def _worker_of(engine: Engine, index: int) -> Worker:
+    """A worker of an engine, as the dispatcher deals with it."""
+    return Worker(
+        index,
+        functools.partial(engine.define, "worker", index),
+        functools.partial(engine.take, index),
+        functools.partial(engine.stack, index),
+        functools.partial(engine.renew, index),
+    )
 
 
 def _close(dispatcher: Dispatcher, client: Client, engine: Engine, folder: Folder) -> None:

@@ -122,9 +122,7 @@ class ClusterCoordinator:
                 constants.append(_PLACE)
             except NotPlainError:
                 constants.append(leaf)
-        arrays = [
-            np.array(array) if isinstance(array, np.ndarray) and array.flags.writeable else array for array in arrays
-        ]
+        arrays = list(map(_unchanging, arrays))
         definition = self._definition(fn, tree, constants)
         return self._queue.put(definition, plain, arrays, timeout_s, self._max_attempts)
 
@@ -287,6 +285,12 @@ def _flattened(args: Nest, kwargs: Nest) -> tuple[list[Any], Any]:
 
 
 _PLACE = object()
+
+
+def _unchanging(array: Leaf) -> Any:
+    """An array as it is now."""
+    # Copied where the caller could write into it before it has left.
+    return np.array(array) if isinstance(array, np.ndarray) and array.flags.writeable else array
 
 
 def _is_whole(value: object) -> bool:

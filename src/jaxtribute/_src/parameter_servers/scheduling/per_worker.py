@@ -81,6 +81,7 @@ def check_dataset_fn(dataset_fn: Callable[[], Any] | Iterable[Nest]) -> Callable
     Raises:
       ArgumentTypeError: neither a function nor a dataset.
     """
+    # A compiled function gives arrays; the Python function in it can make a dataset.
     if isinstance(dataset_fn, Function):
         return dataset_fn.python_function
     if callable(dataset_fn):

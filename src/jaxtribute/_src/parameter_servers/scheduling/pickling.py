@@ -185,11 +185,13 @@ def dumps(value: Nest, *, completes: bool = True, watch: Watch | None = None) ->
         if sender is None:
             return blob
         if completes and sender.completed(sent):
+            # Once more, since the objects now hold the numbers of what was placed.
             blob, _, sent = _pickled(value, number)
         if watch is not None:
             sender.follow(sent, watch)
         return cloudpickle.dumps(_Received(sender, blob))
     except ArgumentTypeError:
+        # It says already what cannot be sent, and why.
         raise
     except (Exception, SystemExit) as error:
         raise ArgumentTypeError(
@@ -266,15 +268,14 @@ def _function(function: Function[..., Any], number: int) -> tuple[Any, tuple[Any
     python_function = function.python_function
     owner = getattr(python_function, "__self__", None)
     if owner is not None:
+        # A method is found by its name at its object, which may travel as a reference itself.
         return getattr, (owner, python_function.__name__)
     # Not its `id`, which another function has when this one is gone: workers would run this one in its place.
     key = function.__dict__.setdefault(_KEY, next(_keys)), number
     return find_function, (key, type(function), python_function, function.input_signature, function.donated)
 
 
-_LIBRARIES = tuple(
-    Path(path).resolve() for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-)
+_LIBRARIES = tuple(Path(path).resolve() for path in set(map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))))
 _OWN = Path(__file__).resolve().parents[3]
 
 

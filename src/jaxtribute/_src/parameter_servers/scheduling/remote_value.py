@@ -51,7 +51,9 @@ class RemoteValue(ByReference):
 
     def settle(self, value: Nest, error: BaseException | None = None) -> None:
         """Takes the result, or the error in its place; the caller tells those who wait."""
+        # The first outcome stays: a call that was cancelled may still end on its worker.
         if not self._done:
+            # `_done` is set last, since other threads look at it without a lock.
             self._value, self._error, self._done = value, error, True
 
     @property

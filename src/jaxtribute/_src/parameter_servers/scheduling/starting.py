@@ -48,6 +48,7 @@ def _start(node: RayNode | None, address: str | None, servers: int, workers: int
 
     remote = address is not None
     folder = Folder()
+    # Without an address all processes speak through the folder, which no other user can open.
     task_settings = TaskSettings(folder.path, Keys.make() if remote else None)
     if node is not None:
         # Nodes of other machines join when their `jd.Server` does, which takes Ray longer than a process takes to

@@ -265,6 +265,7 @@ class WorkerTask:
             frames = self._failure(key, error, reply)
         if not self._link.local:
             self._replies[self._attempt] = frames
+            # As many as may wait here at a time: answers before those have been taken.
             if len(self._replies) > AHEAD:
                 self._replies.popitem(last=False)
         self._link.send(frames)

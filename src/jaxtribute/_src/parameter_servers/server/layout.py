@@ -49,7 +49,13 @@ class Layout:
     @property
     def split(self) -> bool:
         """True if several shards make up the value."""
+        # Copies of one value are shards too, but no parts of it.
         return len(self.shards) > 1 and not self.copies
+
+    @property
+    def servers(self) -> set[int]:
+        """The servers that hold some of it."""
+        return {shard.server for shard in self.shards}
 
     def join(self, parts: Sequence[Any]) -> Any:
         """The value, of the shards' values."""
@@ -66,6 +72,7 @@ class Layout:
         Rows beyond the variable are on no shard.
         """
         for shard in self.shards:
+            # A shard that is no part holds all rows, whatever bounds it was made with.
             start, stop = (shard.start, shard.stop) if self.split else (0, self.shape[0])
             mask = (ids >= start) & (ids < stop)
             if mask.any():

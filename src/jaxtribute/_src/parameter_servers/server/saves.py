@@ -26,6 +26,7 @@ from jaxtribute._src.messaging.wire import Header
 from jaxtribute.errors import ClusterError
 
 _LOG = logging.getLogger(__name__)
+# The save before the last stays as well, in case the last one turns out damaged.
 _KEPT = 2
 _COMPLETE = "complete.json"
 _NAME = re.compile("save-([0-9]{6,})")
@@ -94,6 +95,7 @@ def write_state(path: Path, header: Header, arrays: Sequence[Any]) -> None:
     text = json.dumps({"header": header, "specs": specs})
     # Bytes: NumPy's format does not know element types such as bfloat16.
     flat = {f"a{i}": np.ascontiguousarray(array).reshape(-1).view(np.uint8) for i, array in enumerate(arrays)}
+    # With a dot, and this process's number: nobody else writes there, and nobody takes it for a state.
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("wb") as file:
         np.savez(file, allow_pickle=False, header=np.array(text), **flat)

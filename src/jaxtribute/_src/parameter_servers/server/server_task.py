@@ -23,6 +23,7 @@ from jaxtribute.errors import ClusterError
 
 _LOG = logging.getLogger(__name__)
 _MIRROR_DEADLINE_S = 20.0
+# What the mirror has to follow, an exchange only where it holds operations.
 _CHANGES = frozenset({"exchange", "create", "delete", "optimizer"})
 
 

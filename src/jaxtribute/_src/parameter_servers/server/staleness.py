@@ -35,6 +35,7 @@ class Staleness:
         """Notes operations, `[kind, key or id, ...]`, that this client sends to a server."""
         for operation in operations:
             if operation[0] == OPTIMIZER:
+                # A step changes all of the optimizer's shards there, none of which the operation names.
                 self._steps[server] += 1
             else:
                 self._direct[operation[1]] += 1
@@ -50,6 +51,7 @@ class Staleness:
         for key, before, now in versions:
             own = self._direct.pop(key, 0) + steps - self._steps_at_pull.get(key, steps)
             self._steps_at_pull[key] = steps
+            # There is nothing that a first pull could be behind of.
             if before:
                 most = max(most, now - before - own)
         return most

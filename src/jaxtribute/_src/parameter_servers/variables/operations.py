@@ -66,6 +66,7 @@ class OptimizerOperation:
 
 def add_operation(exchange: Exchange, kind: str, variable: ServerVariable, values: Sequence[Any]) -> None:
     """Puts a change of one variable into a request."""
+    # A move has two values, the one before and the one after, both of the whole variable.
     if len(values) == 1 or kind == MOVE:
         exchange.dense(kind, variable.layout, *values)
     else:

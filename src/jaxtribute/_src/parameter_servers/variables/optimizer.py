@@ -96,6 +96,7 @@ def check_separable(transform: optax.GradientTransformation, state: Nest, variab
     with optax_rules():
         closed = jax.make_jaxpr(lambda g, s, p: transform.update(g, s, p)[0])(params, state, params)
     count, leaves = len(variables), len(jax.tree.leaves(state))
+    # In the order of the inputs: gradients, state, parameters.
     owners: list[int | None] = [*range(count), *owner_of_leaves(state, variables), *range(count)]
     assert len(owners) == 2 * count + leaves
     taints = [frozenset() if owner is None else frozenset({owner}) for owner in owners]

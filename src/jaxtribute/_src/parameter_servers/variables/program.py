@@ -52,6 +52,7 @@ class ServerProgram:
         shapes = tuple((np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves)
         step = self._steps.get(shapes)
         if step is None:
+            # The first trace is of this call's own shapes; for others the function is traced again.
             capture, self._first = self._first or self._retrace(leaves), None
             step = self._steps[shapes] = Step(capture, self._home)
         return step(leaves)
@@ -197,6 +198,7 @@ class Step:
         access.make_ready(self, 0 if more else self._age + 1)
 
     def _result(self, outputs: Sequence[Any]) -> Any:
+        # They stand behind the results and what goes to the servers.
         for variable, value in zip(self._plain, outputs[len(outputs) - len(self._plain) :], strict=True):
             variable.bind(value)
         result = self._tree.unflatten(outputs[: self._count])

@@ -188,6 +188,7 @@ class ServerVariable(Variable):
         """Replaces the value; on a worker what others have written since it was read stays."""
         access, extended = self.policy.access, cast("Any", self._strategy.extended)
         with access.client.lock:
+            # A value that was never read here cannot have been computed from.
             read = all(shard.key in access.client.known for shard in self.layout.shards)
             if extended.cluster is None and read and not self.layout.copies:
                 access.change(MOVE, self, [pulled(access.client, self.layout), array])
@@ -293,10 +294,10 @@ class ServerVariable(Variable):
         return read_rows(executor, self, ids)
 
     def __repr__(self) -> str:
-        servers = sorted({shard.server for shard in self.layout.shards})
+        servers = ", ".join(map(str, sorted(self.layout.servers)))
         return (
             f"<jd.{type(self).__name__} '{self.name}' shape={self.shape} dtype={self.dtype.name}, "
-            f"{len(self.layout.shards)} shard(s) on parameter server(s) {', '.join(map(str, servers))}>"
+            f"{len(self.layout.shards)} shard(s) on parameter server(s) {servers}>"
         )
 
     def __deepcopy__(self, memo: dict[int, object]) -> ServerVariable:
