@@ -41,6 +41,22 @@ class TestMechanical:
             """
         ) in rewritten(PLAIN)
 
+    @pytest.mark.parametrize(
+        "head",
+        [
+            "with tf.GradientTape(\n        persistent=False,\n    ) as tape:",
+            "with (\n        tf.GradientTape() as tape\n    ):",
+            "with tf.GradientTape() as tape:  # of the: loss",
+            "with (  # the loss:\n        tf.GradientTape() as tape  # here:\n        # and:\n    ):\n        # kept",
+        ],
+    )
+    def test_a_head_of_several_lines(self, head: str) -> None:
+        after = rewritten(PLAIN.replace("with tf.GradientTape() as tape:", head))
+        compile(after, "after", "exec")
+        assert "        loss = f(x)\n        return loss\n" in after
+        assert "tape" not in after
+        assert ("# kept" in after) == ("# kept" in head)
+
     def test_the_advice_is_the_code_to_write(self) -> None:
         assert "loss, grads = jd.value_and_grad(compute_loss, variables)()" in tape(PLAIN).advice
 

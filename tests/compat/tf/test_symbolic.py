@@ -48,9 +48,22 @@ print("done")
 """
 
 
+LOAD = """
+import warnings
+import numpy as np
+import jaxtribute.compat.tf as tf
+
+warnings.simplefilter("ignore", DeprecationWarning)  # Keras's own, of how NumPy copies
+model = tf.keras.models.load_model("symbolic.keras")
+assert np.concatenate(model(np.ones((2, 3))), -1).shape == (2, 12)
+print("loaded")
+"""
+
+
 def test_each_call_becomes_a_step_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_python(PROGRAM).split()[-1] == "done"
+    assert run_python(LOAD).split()[-1] == "loaded"
 
 
 LOOKUPS = """

@@ -150,12 +150,21 @@ def _problem(
     return f"`{sorted(moved)[0]}` changes between the block and the gradient" if moved else ""
 
 
+def _head_end(source: Source, block: ast.With) -> int:
+    """The last line of a `with` statement's head, which brackets may spread over several."""
+    number = block.items[-1].context_expr.end_lineno or block.lineno
+    # Comments and brackets may follow the expression; only a line that ends the head ends with a colon.
+    while not source.line(number).partition("#")[0].rstrip().endswith(":"):
+        number += 1
+    return number
+
+
 def _text(
     source: Source, block: ast.With, statement: ast.Assign, loss: str, variables: str, aux: Sequence[str], function: str
 ) -> str:
     indent = " " * block.col_offset
     inner = " " * block.body[0].col_offset
-    body = source.lines(block.lineno + 1, block.end_lineno or 0)
+    body = source.lines(_head_end(source, block) + 1, block.end_lineno or 0)
     # The block may be the end of a file that lacks its last newline.
     body = body if body.endswith("\n") else body + "\n"
     target = source.of(statement.targets[0])
