@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from jaxtribute._src import context as contexts
+from jaxtribute._src.integrations.keras import checks, internals, multi_worker, sending, trainer
 
-# Not used here: Keras must know the operation of `functions` when it loads a model that another process has saved.
-from jaxtribute._src.integrations.keras import checks, functions, internals, multi_worker, sending, trainer  # noqa: F401
+# Not used here: Keras must know the operation in it when it loads a model that another process has saved.
+from jaxtribute._src.integrations.keras import functions as functions
 from jaxtribute._src.integrations.keras.additivity import checked_updates
 from jaxtribute._src.integrations.keras.custom_loops import initialized_now
 from jaxtribute._src.integrations.keras.data import DistributedAdapter, adapted, readable
