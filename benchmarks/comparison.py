@@ -166,6 +166,8 @@ def _measured(
     try:
         # Programs that share a process would get in each other's way a little.
         peers.extend(_start(one.kind, [*arguments, "--contender", one.name], workers, machines) for one in contenders)
+        for peer in peers:  # they start side by side, which takes most of a suite's time
+            peer.wait()
         return alternate(
             [(peer, one.name, one.label) for peer, one in zip(peers, contenders, strict=True)],
             steps=steps,
@@ -177,6 +179,8 @@ def _measured(
         )
     finally:
         for peer in peers:
+            peer.hang_up()
+        for peer in peers:
             peer.close()
 
 
@@ -184,8 +188,8 @@ def _start(kind: Kind, arguments: Sequence[str], workers: int, machines: Sequenc
     python = python_of(kind.environment) if kind.environment else kind.python or sys.executable
     arguments = [*arguments, *kind.flags]
     if workers > 1:
-        return Group(workers, kind.module, arguments, dict(kind.env), python, machines)
-    return Peer(kind.module, arguments, dict(kind.env), python)
+        return Group(workers, kind.module, arguments, dict(kind.env), python, machines, wait=False)
+    return Peer(kind.module, arguments, dict(kind.env), python, wait=False)
 
 
 def rows_of(contenders: Sequence[Contender], results: Sequence[Result]) -> list[Row]:

@@ -176,6 +176,7 @@ class Group:
       env: environment variables to set.
       python: their interpreter; this one by default.
       machines: where they run, in turn; this machine by default.
+      wait: whether they must be ready now, as for `Peer`.
     """
 
     def __init__(
@@ -186,6 +187,8 @@ class Group:
         env: Mapping[str, str] | None = None,
         python: str = sys.executable,
         machines: Sequence[Machine] = (),
+        *,
+        wait: bool = True,
     ) -> None:
         places = [machines[rank % len(machines)] if machines else None for rank in range(workers)]
         ports = free_ports(workers)
@@ -200,11 +203,16 @@ class Group:
                 if place:
                     own["GLOO_SOCKET_IFNAME"] = place.name  # PyTorch would take the address of the host's name
                 self._members.append(Peer(module, arguments, own, python, place, wait=False))
-            for member in self._members:
-                member.wait()
+            if wait:
+                self.wait()
         except BaseException:
             self.close()
             raise
+
+    def wait(self) -> None:
+        """Waits until all are ready."""
+        for member in self._members:
+            member.wait()
 
     def steps(self, name: str, count: int) -> tuple[float, float]:
         """Runs `count` steps on all; returns the slowest one's seconds a step, and the loss, which must be equal."""
@@ -217,10 +225,14 @@ class Group:
 
     def close(self) -> None:
         """Ends the processes, which may wait for each other to."""
-        for member in self._members:
-            member.hang_up()
+        self.hang_up()
         for member in self._members:
             member.close()
+
+    def hang_up(self) -> None:
+        """Lets the processes end, without waiting for them."""
+        for member in self._members:
+            member.hang_up()
 
 
 def inherited() -> dict[str, str]:

@@ -19,6 +19,7 @@ def suite(quick: bool) -> list[Comparison]:
     """The digits and the large MLP on two machines with 1 Gbit/s between them."""
     contenders = [
         Contender("jaxtribute"),
+        Contender("no-communication", same=False),
         Contender("shard-map-packed"),
         Contender("ddp", TORCH, BAR),
         Contender("tensorflow", TENSORFLOW, BAR),

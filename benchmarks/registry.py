@@ -108,7 +108,7 @@ _MODULES = (
     Module(
         "parameter_server_network", "the same on two machines with 1 Gbit/s between them", tensorflow="--tensorflow"
     ),
-    Module("faults", "failures of a worker: how soon, and whether the right one is named"),
+    Module("faults", "failures of a worker: how soon, and whether the right one is named", ("--trials", "5")),
 )
 MODULES = {one.name: one for one in _MODULES if find_spec(one.module) is not None}
 

@@ -154,13 +154,16 @@ def causes(quick: bool) -> list[Comparison]:
             Contender("jaxtribute", BIG_POOL),
             Contender("shard-map-packed", PLAIN_TUNED),
             Contender("shard-map-packed", PLAIN),
+            Contender("ddp", TORCH),
+            Contender("torch", TORCH, same=False),
         ]
         arguments = ["--problem", problem, "--batch", str(batch), "--devices", "1"]
         steps, rounds = (4, 2) if quick else (steps, 11)
         comparison = compare(
             f"{problem}, batch {batch}, 2 processes", arguments, contenders, steps=steps, rounds=rounds, workers=2
         )
-        own, alone, no_loss, ring, packed, single, pool, plain_tuned, plain = (row.median for row in comparison.rows)
+        medians = (row.median for row in comparison.rows)
+        own, alone, no_loss, ring, packed, single, pool, plain_tuned, plain, ddp, torch = medians
         parts = {
             "computation and update, no communication": alone,
             "communication": own - alone,
@@ -170,6 +173,7 @@ def causes(quick: bool) -> list[Comparison]:
             "saved by XLA's pool of as many threads as cores, against 8": pool - own,
             "saved by the allocator": plain - plain_tuned,
             "the library's threads and settings, beside the same step in bare JAX": packed - plain_tuned,
+            "PyTorch: what communication adds to computation and update": ddp - torch,
         }
         comparison.notes = [f"{name}: {seconds * 1e3:.2f} ms" for name, seconds in parts.items()]
         found.append(comparison)

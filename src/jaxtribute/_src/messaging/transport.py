@@ -182,7 +182,7 @@ class Link:
         _tune(self.socket)
         self._ended = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if once else None
         # Machines may share the disk of the folder: its sockets lead nowhere from another one.
-        here = endpoint.machine == machine_name() and Path(endpoint.path).exists()
+        here = bool(endpoint.path) and endpoint.machine == machine_name() and Path(endpoint.path).exists()
         self.local = here or not endpoint.tcp
         if self.local:
             self.socket.connect(f"ipc://{endpoint.path}")
