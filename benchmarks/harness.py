@@ -310,4 +310,9 @@ def alternate(
 
 def ratio(numerator: Result, denominator: Result) -> float:
     """Median over the rounds of the ratio of their turns."""
-    return statistics.median(a / b for a, b in zip(numerator.seconds, denominator.seconds, strict=True))
+    return median_ratio(numerator.seconds, denominator.seconds)
+
+
+def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
+    """Median over the rounds of the ratio of two figures."""
+    return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))

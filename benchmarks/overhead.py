@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 
 from benchmarks.comparison import Comparison, Row
-from benchmarks.harness import Peer
+from benchmarks.harness import Peer, median_ratio
 
 BARS_US = {10: 15.0, 1000: 60.0}
 RATIO_BAR = 1.1
@@ -59,7 +59,7 @@ def _small_step(peer: Peer, count: int, rounds: int, *, quick: bool) -> Comparis
             if turn > 1:
                 seconds.append(one)
     calls, jits = taken.values()
-    ratio = statistics.median(a / b for a, b in zip(calls, jits, strict=True))
+    ratio = median_ratio(calls, jits)
     rows = [
         Row("jd.function", statistics.median(calls), min(calls), max(calls), ratio=ratio, bar=RATIO_BAR),
         Row("jax.jit", statistics.median(jits), min(jits), max(jits)),

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from tests.support.namespaces import Machine, two_machines
 
-from benchmarks.harness import ROOT, Peer, free_ports, inherited
+from benchmarks.harness import ROOT, Peer, free_ports, inherited, median_ratio
 from benchmarks.network import RATE
 
 STEPS = {"step": 200, "pull": 60, "push": 60}
@@ -146,18 +146,13 @@ def measure(peers: Mapping[str, Peer], machines: Sequence[Machine], rounds: int)
         table[problem] = {
             name: {
                 "ms": round(statistics.median(seconds[name]) * 1e3, 3),
-                "ratio of time": _ratio(seconds["jaxtribute"], seconds[name]),
+                "ratio of time": round(median_ratio(seconds["jaxtribute"], seconds[name]), 3),
                 "bytes": round(statistics.median(moved[name])),
-                "ratio of bytes": _ratio(moved["jaxtribute"], moved[name]),
+                "ratio of bytes": round(median_ratio(moved["jaxtribute"], moved[name]), 3),
             }
             for name in peers
         }
     return table
-
-
-def _ratio(own: Sequence[float], other: Sequence[float]) -> float:
-    """The median over the rounds."""
-    return round(statistics.median(a / b for a, b in zip(own, other, strict=True)), 3)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import numpy as np
 import optax
 
 import jaxtribute as jd
+from benchmarks.harness import median_ratio
 from benchmarks.mlp import LEARNING_RATE, MOMENTUM, compiled, problem
 
 EXAMPLES, BATCH, LAYERS = 1797, 64, (64, 256, 10)
@@ -84,7 +85,7 @@ def main() -> None:
         median = statistics.median(seconds[name])
         print(f"{name:9} {1e3 * median:7.2f} ms an epoch, {1e3 * median / steps:.3f} ms a step")
     for name in ("dropped", "repeated"):
-        ratio = statistics.median(a / b for a, b in zip(seconds["ragged"], seconds[name], strict=True))
+        ratio = median_ratio(seconds["ragged"], seconds[name])
         print(f"ragged / {name}: {ratio:.3f}")
 
 

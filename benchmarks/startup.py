@@ -9,7 +9,7 @@ import sys
 import time
 
 from benchmarks.comparison import Comparison, Row
-from benchmarks.harness import DEADLINE_S, ROOT, inherited
+from benchmarks.harness import DEADLINE_S, ROOT, inherited, median_ratio
 
 IMPORT_BAR_S = 0.03
 _IMPORT = "import time, jax; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
@@ -47,7 +47,7 @@ def suite(quick: bool) -> list[Comparison]:
                 notes.append(f"{kind}, last round: {marks}")
     first, second = (whole[kind] for kind in kinds)
     assert abs(losses[kinds[0]] - losses[kinds[1]]) < 1e-5, losses
-    against = statistics.median(a / b for a, b in zip(first, second, strict=True))
+    against = median_ratio(first, second)
     rows = [_row(kinds[0], first), _row(kinds[1], second, against, 1.2)]
     imports = [float(_output(["-c", _IMPORT.format("jaxtribute")])) for _ in range(rounds + 1)][1:]
     modules = [float(_output(["-c", _IMPORT.format("optax")])) for _ in range(rounds + 1)][1:]
@@ -76,7 +76,7 @@ def _first_step(problem: str, rounds: int) -> Comparison:
             losses.append(told["loss"])
     assert max(losses) - min(losses) < 1e-5 * max(losses), losses
     first, second = taken.values()
-    against = statistics.median(a / b for a, b in zip(first, second, strict=True))
+    against = median_ratio(first, second)
     rows = [_row("jaxtribute", first, against, 1.1), _row("by hand", second)]
     return Comparison(f"first step alone, {problem}, 1 device, seconds of processors", rows)
 

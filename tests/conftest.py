@@ -6,7 +6,7 @@ import gc
 import importlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import hypothesis
@@ -17,6 +17,7 @@ from jaxtribute import config
 from jaxtribute._src.execution import rendezvous
 from jaxtribute._src.testing import leaks
 from jaxtribute._src.testing.shared import SharedRunners
+from namespaces import Machine, NoRightsError, two_machines
 
 pytest_plugins = ["jaxtribute.testing.pytest_plugin"]
 
@@ -72,6 +73,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 _RAY_WAIT_S = 600
 _RAY_PLACES = 2
+
+
+@pytest.fixture
+def machines() -> Generator[tuple[Machine, Machine]]:
+    """Two machines that a cable joins; the test is skipped where this process may not make them."""
+    try:
+        with two_machines() as both:
+            yield both
+    except NoRightsError as error:
+        pytest.skip(f"network namespaces cannot be made here: {error}")
 
 
 @pytest.fixture(autouse=True)

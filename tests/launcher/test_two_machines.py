@@ -11,21 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from namespaces import Machine, NoRightsError, two_machines
+from namespaces import Machine
 
 pytestmark = pytest.mark.slow
 
 PORT = 29400
 SCRIPT = 'echo "$TF_CONFIG"; while :; do sleep 0.1; done'
-
-
-@pytest.fixture
-def machines() -> Generator[tuple[Machine, Machine]]:
-    try:
-        with two_machines() as both:
-            yield both
-    except NoRightsError as error:
-        pytest.skip(f"network namespaces cannot be made here: {error}")
 
 
 def said(log: Path) -> list[str]:

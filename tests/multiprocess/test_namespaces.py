@@ -87,15 +87,6 @@ class Worker:
 
 
 @pytest.fixture
-def machines() -> Generator[tuple[Machine, Machine]]:
-    try:
-        with two_machines() as both:
-            yield both
-    except NoRightsError as error:
-        pytest.skip(f"network namespaces cannot be made here: {error}")
-
-
-@pytest.fixture
 def workers(machines: tuple[Machine, Machine], tmp_path: Path) -> Generator[list[Worker]]:
     outputs = [(tmp_path / f"worker-{rank}").open("w") for rank in range(2)]
     started = [Worker(machines, rank, output) for rank, output in enumerate(outputs)]

@@ -4,15 +4,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
-from collections.abc import Generator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
-from namespaces import Machine, NoRightsError, two_machines
+from namespaces import Machine
 
 pytestmark = pytest.mark.slow
 
@@ -48,15 +46,6 @@ jd.Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resol
 """
 
 
-@pytest.fixture
-def machines() -> Generator[tuple[Machine, Machine]]:
-    try:
-        with two_machines() as both:
-            yield both
-    except NoRightsError as error:
-        pytest.skip(f"network namespaces cannot be made here: {error}")
-
-
 def test_machines_that_share_no_disk(machines: tuple[Machine, Machine], tmp_path: Path) -> None:
     first, second = machines
     before = second.sent_bytes()
@@ -64,18 +53,13 @@ def test_machines_that_share_no_disk(machines: tuple[Machine, Machine], tmp_path
     cluster = {job: [f"{machine.address}:{port}"] for port, (job, machine) in enumerate(places.items(), 2222)}
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="jdt", dir="/tmp"))
-        started: dict[str, subprocess.Popen[bytes]] = {}
+        started: dict[str, subprocess.Popen[str]] = {}
         for job, machine in places.items():
             config = json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}})
-            within = machine.within if machine is first else machine.on_own_disk(folder)
-            started[job] = subprocess.Popen(
-                [*within, sys.executable, "-c", CHIEF if job == "chief" else TASK],
-                stdin=subprocess.DEVNULL,
-                stdout=stack.enter_context((tmp_path / job).open("wb")),
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"TF_CONFIG": config, "TMPDIR": folder},
-                start_new_session=True,
-            )
+            program = CHIEF if job == "chief" else TASK
+            output = stack.enter_context((tmp_path / job).open("w"))
+            own_disk = folder if machine is second else ""
+            started[job] = machine.start(["-c", program], {"TF_CONFIG": config, "TMPDIR": folder}, output, own_disk)
             stack.callback(end, started[job])
         with suppress(subprocess.TimeoutExpired):
             started["chief"].wait(DEADLINE_S)
@@ -85,7 +69,7 @@ def test_machines_that_share_no_disk(machines: tuple[Machine, Machine], tmp_path
     assert second.sent_bytes() - before > VALUES * 4, "the variable never crossed the cable"
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)

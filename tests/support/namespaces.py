@@ -38,10 +38,20 @@ class Machine:
         """The same, where `folder`, which exists, is one that no other process sees, and empty."""
         return [*self.within, "unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{folder}" && exec "$@"', "sh"]
 
-    def start(self, arguments: list[str], env: dict[str, str], output: IO[str]) -> "subprocess.Popen[str]":
-        """Starts Python in the namespace; what it prints, on stderr too, goes to `output`."""
+    def start(
+        self, arguments: list[str], env: dict[str, str], output: IO[str], own_disk: str = ""
+    ) -> "subprocess.Popen[str]":
+        """Starts Python in the namespace; what it prints, on stderr too, goes to `output`.
+
+        Args:
+            arguments: its command line.
+            env: environment variables to set.
+            output: an open file.
+            own_disk: a folder that is to be its own, as for `on_own_disk`; empty for none.
+        """
+        within = self.on_own_disk(own_disk) if own_disk else self.within
         return subprocess.Popen(
-            [*self.within, sys.executable, "-X", "faulthandler", *arguments],
+            [*within, sys.executable, "-X", "faulthandler", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
