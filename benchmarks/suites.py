@@ -168,7 +168,7 @@ def causes(quick: bool) -> list[Comparison]:
             "computation and update, no communication": alone,
             "communication": own - alone,
             "of which the message of the loss": own - no_loss,
-            "saved by exchanging in pairs instead of Gloo's ring": ring - own,
+            "saved by exchanges in pairs and factors of products instead of Gloo's ring": ring - own,
             "saved by packing small gradients": single - packed,
             "saved by XLA's pool of as many threads as cores, against 8": pool - own,
             "saved by the allocator": plain - plain_tuned,

@@ -149,3 +149,16 @@ class TestInThisProcess:
 
         monkeypatch.setattr("jax.local_devices", refuse)
         assert backend.configured_cpu_devices() == 0
+
+
+def test_what_bits_depend_on(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [backend.arithmetic()]
+    assert found[0] == backend.arithmetic()
+    assert "'threads': '2'" in found[0]
+    environment["PJRT_NPROC"] = "8"
+    found.append(backend.arithmetic())
+    environment["XLA_FLAGS"] = "--xla_cpu_enable_fast_math=true"
+    found.append(backend.arithmetic())
+    monkeypatch.setattr("platform.machine", lambda: "another")
+    found.append(backend.arithmetic())
+    assert len(set(found)) == 4

@@ -51,6 +51,19 @@ def test_variables_of_different_shapes_are_an_error_on_all_workers(multi_process
 
 
 @pytest.mark.slow
+def test_large_gradients_are_gathered_by_their_factors_and_stay_the_same_bits(multi_process: SharedRunners) -> None:
+    one, other = on_workers(multi_process, programs.wide_layers, True)
+    # Both factors of both layers: the input, what is hidden, and the cotangents of what comes out, in one message.
+    assert one["gathers"] == other["gathers"] == 1
+    assert one["bits"] == other["bits"]
+    plain, _ = on_workers(multi_process, programs.wide_layers, False)
+    assert plain["gathers"] == 0
+    np.testing.assert_allclose(one["losses"], plain["losses"], rtol=1e-5)
+    for found, wanted in zip(one["rows"], plain["rows"], strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_updates_are_not_in_slices_between_processes_unless_asked_for(multi_process: SharedRunners) -> None:
     assert on_workers(multi_process, programs.sliced_slots, "auto") == [False, False]
     assert on_workers(multi_process, programs.sliced_slots, True) == [True, True]

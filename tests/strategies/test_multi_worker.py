@@ -10,7 +10,14 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.collectives.summation import AutoSum, ExchangeSum
-from jaxtribute._src.strategies.multi_worker import NETWORK_BYTES, PACKED_BYTES, MultiWorkerOps, worker_mesh
+from jaxtribute._src.strategies.multi_worker import (
+    LOCAL_OPERATIONS,
+    NETWORK_BYTES,
+    NETWORK_OPERATIONS,
+    PACKED_BYTES,
+    MultiWorkerOps,
+    worker_mesh,
+)
 from jaxtribute.errors import ArgumentTypeError, ClusterError, ClusterSpecError
 
 
@@ -48,9 +55,9 @@ def test_a_cluster_without_a_task() -> None:
 def test_small_arrays_travel_together() -> None:
     mesh = jd.MultiWorkerMirroredStrategy(resolver()).extended.mesh
     plain, hinted = jd.experimental.CommunicationOptions(), jd.experimental.CommunicationOptions(bytes_per_pack=50)
-    assert MultiWorkerOps(plain, True).summation(mesh, None) == AutoSum(PACKED_BYTES)
-    assert MultiWorkerOps(hinted, True).summation(mesh, plain) == AutoSum(50)
-    assert MultiWorkerOps(plain, True).summation(mesh, hinted) == AutoSum(50)
+    assert MultiWorkerOps(plain, True, True).summation(mesh, None) == AutoSum(PACKED_BYTES)
+    assert MultiWorkerOps(hinted, True, True).summation(mesh, plain) == AutoSum(50)
+    assert MultiWorkerOps(plain, True, True).summation(mesh, hinted) == AutoSum(50)
 
 
 def test_cpu_workers_exchange_arrays_unless_a_ring_is_asked_for() -> None:
@@ -58,13 +65,21 @@ def test_cpu_workers_exchange_arrays_unless_a_ring_is_asked_for() -> None:
         return SimpleNamespace(devices=[SimpleNamespace(platform=platform)], peers=peers, group={})
 
     plain, ring = (jd.experimental.CommunicationOptions(implementation=kind) for kind in ("AUTO", "RING"))
-    assert MultiWorkerOps(plain, True).summation(mesh("cpu", object()), None) == ExchangeSum(PACKED_BYTES)
-    between_machines = ExchangeSum(PACKED_BYTES, NETWORK_BYTES, NETWORK_BYTES)
-    assert MultiWorkerOps(plain, False).summation(mesh("cpu", object()), None) == between_machines
-    assert MultiWorkerOps(plain, True).summation(mesh("gpu", object()), None) == AutoSum(PACKED_BYTES)
-    assert MultiWorkerOps(plain, True).summation(mesh("cpu", None), None) == AutoSum(PACKED_BYTES)
-    assert MultiWorkerOps(ring, True).summation(mesh("cpu", object()), plain) == AutoSum(PACKED_BYTES)
-    assert MultiWorkerOps(plain, True).summation(mesh("cpu", object()), ring) == AutoSum(PACKED_BYTES)
+    here, between, ringed = (MultiWorkerOps(*of, True) for of in ((plain, True), (plain, False), (ring, True)))
+    assert here.summation(mesh("cpu", object()), None) == ExchangeSum(PACKED_BYTES, computes=LOCAL_OPERATIONS)
+    between_machines = ExchangeSum(PACKED_BYTES, NETWORK_BYTES, NETWORK_BYTES, NETWORK_OPERATIONS)
+    assert between.summation(mesh("cpu", object()), None) == between_machines
+    assert here.summation(mesh("gpu", object()), None) == AutoSum(PACKED_BYTES)
+    assert here.summation(mesh("cpu", None), None) == AutoSum(PACKED_BYTES)
+    assert ringed.summation(mesh("cpu", object()), plain) == AutoSum(PACKED_BYTES)
+    assert here.summation(mesh("cpu", object()), ring) == AutoSum(PACKED_BYTES)
+
+
+def test_processors_that_differ_compute_no_sum_of_others() -> None:
+    mesh: Any = SimpleNamespace(devices=[SimpleNamespace(platform="cpu")], peers=object(), group={})
+    for one_machine in (True, False):
+        ops = MultiWorkerOps(jd.experimental.CommunicationOptions(), one_machine, False)
+        assert ops.summation(mesh, None).operations_per_byte == 0
 
 
 def test_replicas_are_ordered_by_worker_and_workers_must_have_equally_many() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +15,7 @@ import optax
 
 import jaxtribute as jd
 from jaxtribute._src.cluster import runtime
+from jaxtribute._src.strategies import multi_worker
 
 
 @cache
@@ -69,6 +73,39 @@ def different_shapes() -> str:
         except jd.errors.ShapeError as error:
             return str(error)
     return "no error"
+
+
+def wide_layers(alike: bool) -> dict[str, Any]:
+    """Trains large layers on few examples, on processors that are alike, or are said to differ."""
+    told = "alike" if alike else os.environ["TF_CONFIG"]
+    with mock.patch.object(multi_worker, "arithmetic", return_value=told):
+        s = jd.MultiWorkerMirroredStrategy()
+    rng = np.random.default_rng(0)
+    with s.scope():
+        layers = [jd.Variable(rng.normal(size=shape).astype(np.float32) / 32) for shape in ((512, 1024), (1024, 512))]
+    optimizer = jd.Optimizer(optax.adam(1e-3), layers)
+
+    def replica(x: Any) -> Any:
+        def loss() -> Any:
+            return jnp.mean((jnp.tanh(x @ layers[0]) @ layers[1] - x) ** 2) / s.num_replicas_in_sync
+
+        value, grads = jd.value_and_grad(loss, layers)()
+        optimizer.apply_gradients(grads)
+        return value
+
+    @jd.function
+    def step(x: Any) -> Any:
+        return s.reduce("SUM", s.run(replica, (x,)), axis=None)
+
+    rows = rng.normal(size=(s.num_replicas_in_sync, 4, 512)).astype(np.float32)
+    batch: Any = s.experimental_distribute_values_from_function(lambda context: rows[context.replica_id_in_sync_group])
+    losses = [float(step(batch)) for _ in range(10)]
+    (program,) = step._programs.values()  # pyright: ignore[reportPrivateUsage]
+    text = program.lower([batch.data]).as_text()  # pyright: ignore[reportFunctionMemberAccess]
+    # A few rows, for the messages between processes, and the bits of all.
+    bits = [hashlib.sha256(layer.numpy().tobytes()).hexdigest() for layer in layers]
+    some = [layer.numpy()[:4] for layer in layers]
+    return {"losses": losses, "gathers": text.count("stablehlo.all_gather"), "bits": bits, "rows": some}
 
 
 def collectives(compiled: bool) -> dict[str, Any]:

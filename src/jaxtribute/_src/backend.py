@@ -6,10 +6,13 @@ program then hangs or aborts. A pool larger than that only costs time.
 """
 
 import os
+import platform
 import re
+from pathlib import Path
 from typing import Any, cast
 
 import jax
+import jaxlib
 
 from jaxtribute._src.allocator import tune_allocator
 from jaxtribute.errors import ConfigError
@@ -104,6 +107,22 @@ def fit_thread_pool(devices: int) -> None:
     elif by_user is None:
         os.environ.pop(POOL, None)
         os.environ.pop(POOL_CHOSEN, None)
+
+
+def arithmetic() -> str:
+    """Names what the last bits of results on this process's CPU devices depend on: processor, threads, compiler."""
+    described = {"machine": platform.machine()}
+    # Linux alone tells the features, by which the compiler chooses instructions; the first processor stands for all.
+    processors = Path("/proc/cpuinfo")
+    lines = processors.read_text("utf-8", "replace").splitlines() if processors.exists() else []
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "flags", "Features", "CPU part"):
+            described.setdefault(name.strip(), value.strip())
+    described["threads"] = os.environ.get(POOL) or str(_cores())
+    described["jaxlib"] = jaxlib.__version__
+    described["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
+    return repr(described)
 
 
 def _as_int(text: str) -> int:

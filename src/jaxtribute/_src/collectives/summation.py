@@ -55,6 +55,11 @@ class Summation(_Choice, ABC):
         """The largest size of arrays that share a collective; 0 where one more may cost more, or is no plain sum."""
         return 0
 
+    @property
+    def operations_per_byte(self) -> float:
+        """Operations that take as long as a byte less to send; 0 where nothing is computed to send less."""
+        return 0.0
+
 
 class SharingSum(Summation):
     """A plain sum in which small arrays share collectives; base of those that choose how themselves.
@@ -140,11 +145,23 @@ class ExchangeSum(SharingSum):
       small_bytes: the largest size that is packed; None for the library's choice.
       pair_bytes: the largest size that is exchanged between two replicas; above it the ring is as fast.
       most_bytes: the largest size that is exchanged where there are more replicas.
+      computes: see `operations_per_byte`.
     """
 
-    def __init__(self, small_bytes: int | None = None, pair_bytes: int = 32 << 20, most_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        small_bytes: int | None = None,
+        pair_bytes: int = 32 << 20,
+        most_bytes: int = 1 << 20,
+        computes: float = 0.0,
+    ) -> None:
         super().__init__(small_bytes)
-        self.pair_bytes, self.most_bytes = pair_bytes, most_bytes
+        self.pair_bytes, self.most_bytes, self.computes = pair_bytes, most_bytes, computes
+
+    @property
+    def operations_per_byte(self) -> float:
+        """Operations that take as long as a byte less to send."""
+        return self.computes
 
     def __call__(self, arrays: Sequence[Any], replicas: int) -> list[Any]:
         """`log2(replicas)` rounds of messages a pack."""
@@ -224,7 +241,7 @@ class Packs(_Choice):
         kinds: dict[Any, list[int]] = {}
         for index, array in enumerate(arrays):
             kinds.setdefault(array.dtype, []).append(index)
-        limit = self.bytes_per_pack or -(-sum(map(_bytes, arrays)) // self.number)
+        limit = self.bytes_per_pack or -(-sum(map(array_bytes, arrays)) // self.number)
         found: list[list[int]] = []
         for members in kinds.values():
             found.extend(_neighbours(members, arrays, limit))
@@ -357,7 +374,7 @@ def groups(arrays: Sequence[jax.Array], small_bytes: int | None = None) -> list[
     alone: list[list[int]] = []
     together: dict[Any, list[int]] = {}
     for index, array in enumerate(arrays):
-        if _bytes(array) <= most:
+        if array_bytes(array) <= most:
             together.setdefault(array.dtype, []).append(index)
         else:
             alone.append([index])
@@ -374,7 +391,7 @@ def _neighbours(indices: Iterable[int], arrays: Sequence[Any], limit: int) -> li
     # Less than nothing, so that even an array without bytes opens a pack.
     room = -1
     for index in indices:
-        size = _bytes(arrays[index])
+        size = array_bytes(arrays[index])
         if size > room:
             packs.append([])
             room = limit
@@ -383,7 +400,8 @@ def _neighbours(indices: Iterable[int], arrays: Sequence[Any], limit: int) -> li
     return packs
 
 
-def _bytes(array: Numeric) -> int:
+def array_bytes(array: Numeric) -> int:
+    """The size of an array, or of one that is only described."""
     return array.size * array.dtype.itemsize
 
 

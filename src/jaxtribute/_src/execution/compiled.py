@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
+from jaxtribute._src.collectives import products
 from jaxtribute._src.context import Context, entered
 from jaxtribute._src.execution.eager import NotSplittable
 from jaxtribute._src.execution.executor import Executor
@@ -300,7 +301,8 @@ def _plan_one(arguments: _Arguments, traced: _Traced) -> _Plan:
 
     def program(*inputs: Nest) -> Sequence[Any]:
         whole = closed(opened(traced.closed), inputs[: len(consts)])
-        return as_function(whole)(*inputs[len(consts) :])
+        own = inputs[len(consts) :]
+        return products.evaluated(whole, own) if traced.executor.puts_off else as_function(whole)(*own)
 
     varying = varying_outputs(opened(traced.closed), flags)
     return _Plan(program, consts, variables, list(traced.executor.written), varying, [None] * len(varying))

@@ -13,6 +13,7 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives import in_replica
 from jaxtribute._src.collectives.cross_replica import check_axes
 from jaxtribute._src.collectives.in_replica import guarded
+from jaxtribute._src.collectives.products import PutOff
 from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context, entered
 from jaxtribute._src.execution import standpoints
@@ -276,6 +277,8 @@ class TracedReplica(TracedProgram):
         """The losses that travel with gradients."""
         self.guesses = False
         """True if the function has seen a gathered array, whose length another replica's shapes may belie."""
+        self.puts_off = False
+        """True if sums are to be made once the program is whole."""
 
     @property
     def idle(self) -> tuple[int, ...]:
@@ -284,6 +287,7 @@ class TracedReplica(TracedProgram):
 
     def all_reduce(self, values: list[Any], op: ReduceOp, summation: Summation | None = None) -> list[Any]:
         """Returns each array reduced over the replicas, small ones in one collective."""
+        summation = None if summation is None else self._put_off(summation)
         return in_replica.all_reduce(values, op, self._mesh.size, summation, self.idle)
 
     def all_gather(self, values: list[Any], axis: int) -> list[Any]:
@@ -320,8 +324,18 @@ class TracedReplica(TracedProgram):
         """Returns the gradients reduced over the replicas; their sums take losses along."""
         # A total that was made in a loop or a branch could not leave it.
         if op is ReduceOp.SUM and not self.idle and current_trace() is self.trace:
-            return self.losses.sum_with(grads, replicas, summation)
-        return super().reduce_gradients(grads, op, replicas, summation)
+            return self.losses.sum_with(grads, replicas, self._put_off(summation))
+        return super().reduce_gradients(grads, op, replicas, self._put_off(summation))
+
+    def _put_off(self, summation: Summation) -> Summation:
+        """The same sum, made once it is known where the arrays come from, if that may be worth it."""
+        # Only sums of the whole program, which all replicas make alike, can be put off to its end: a loop or a
+        # derivative needs its sums at once.
+        possible = not (self._uneven or self.idle) and current_trace() is self.trace
+        if not possible or not summation.operations_per_byte:
+            return summation
+        self.puts_off = True
+        return PutOff(summation)
 
     def _wrapped(self, leaf: Leaf) -> Any:
         if not is_array(leaf):

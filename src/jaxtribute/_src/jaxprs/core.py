@@ -46,6 +46,7 @@ __all__ = [
     "is_ref",
     "is_traced",
     "kept_beyond",
+    "made_by",
     "opened",
     "pruned",
     "recorded_in",
@@ -103,6 +104,12 @@ def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     with eqn.ctx.manager:
         results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return results if eqn.primitive.multiple_results else [results]
+
+
+def made_by(eqn: JaxprEqn) -> AbstractContextManager[Any]:
+    """A context in which operations are recorded as made by the line, and under the names, of another."""
+    names = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    return source_info_util.user_context(eqn.source_info.traceback, name_stack=names)
 
 
 def pruned(program: ClosedJaxpr, outputs: Sequence[Any]) -> tuple[ClosedJaxpr, list[bool]]:

@@ -17,7 +17,7 @@ from jaxtribute._src.jaxprs.core import Jaxpr, JaxprEqn, Primitive, aval, in_wor
 from jaxtribute._src.jaxprs.making import Own
 from jaxtribute._src.jaxprs.walking import STRUCTURES, any_in, operations_in, programs_in
 
-_EQUALISING = frozenset({"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant", "jd_whole"})
+_EQUALISING = frozenset("psum psum_invariant pmax pmin all_gather all_gather_invariant jd_whole jd_sum".split())
 _ASKING = frozenset({"axis_index", "pvary"})
 _RANDOM = frozenset({"rng_uniform"})
 """Random numbers from a state that each device keeps for itself."""

@@ -15,6 +15,7 @@ from jaxtribute._src.jaxprs.core import (
     closed,
     constants,
     is_program,
+    made_by,
     opened,
 )
 
@@ -80,8 +81,11 @@ def evaluate(program: ClosedJaxpr, inputs: Sequence[Any], handle: Handler) -> li
 
     for eqn in jaxpr.eqns:
         operands = list(map(read, eqn.invars))
-        results = handle(eqn, operands)
-        values.update(zip(eqn.outvars, bind(eqn, operands) if results is None else results, strict=True))
+        with made_by(eqn):
+            results = handle(eqn, operands)
+            if results is None:
+                results = bind(eqn, operands)
+        values.update(zip(eqn.outvars, results, strict=True))
     return list(map(read, jaxpr.outvars))
 
 

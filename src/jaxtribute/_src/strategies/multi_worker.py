@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxtribute._src.backend import prepare_cpu_backend
+from jaxtribute._src.backend import arithmetic, prepare_cpu_backend
 from jaxtribute._src.cluster import runtime
 from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute._src.collectives.options import CommunicationImplementation, CommunicationOptions
@@ -42,19 +42,31 @@ work; on a cable of 1 Gbit/s an exchange of 16 MB took 280 ms, the ring 143 ms, 
 """
 
 
+LOCAL_OPERATIONS = 60.0
+"""Multiplications and additions that take as long as a byte less to send between processes of a machine.
+
+Measured: loopback moves 1 GB a second each way, and a core multiplies matrices at 70 to 100 GFLOP/s.
+"""
+NETWORK_OPERATIONS = 500.0
+"""Likewise between machines. On a cable of 1 Gbit/s one core makes up for 600; a faster one joins machines of more
+cores."""
+
+
 class MultiWorkerOps(CrossDeviceOps):
     """The fastest reduction between processes: few collectives, of arrays packed up to a megabyte.
 
-    On CPU the replicas of several workers exchange arrays in pairs, unless the hints ask for a ring; large ones only
-    where a machine is all that lies between the workers.
+    On CPU the replicas of several workers exchange arrays in pairs, large ones only where a machine is all that lies
+    between the workers; and they gather the factors of a large product where that is less to send (`products.py`). The
+    hints can ask for a plain ring.
 
     Args:
       options: the strategy's hints; those of a call take precedence.
       one_machine: True if all workers run on one machine.
+      alike: True if all workers compute the same bits from the same numbers.
     """
 
-    def __init__(self, options: CommunicationOptions, one_machine: bool) -> None:
-        self._options, self._one_machine = options, one_machine
+    def __init__(self, options: CommunicationOptions, one_machine: bool, alike: bool) -> None:
+        self._options, self._one_machine, self._alike = options, one_machine, alike
 
     def summation(self, mesh: ReplicaMesh, options: CommunicationOptions | None) -> Summation:
         """A sum for each large array, one for all small ones; of arrays that replicas hold in parts one for each."""
@@ -65,10 +77,19 @@ class MultiWorkerOps(CrossDeviceOps):
         small_bytes = next((one.bytes_per_pack for one in hints if one.bytes_per_pack), PACKED_BYTES)
         # A hint of the call and one of the strategy count alike.
         ring = any(one.implementation is CommunicationImplementation.RING for one in hints)
-        on_gloo = mesh.peers is not None and mesh.devices[0].platform == "cpu"
-        if ring or not on_gloo:
+        if ring or not _on_gloo(mesh):
             return AutoSum(small_bytes)
-        return ExchangeSum(small_bytes) if self._one_machine else ExchangeSum(small_bytes, NETWORK_BYTES, NETWORK_BYTES)
+        # Each replica multiplies the factors of all. Unless they all get the same bits, mirrored variables would drift
+        # apart.
+        if self._one_machine:
+            return ExchangeSum(small_bytes, computes=LOCAL_OPERATIONS if self._alike else 0.0)
+        computes = NETWORK_OPERATIONS if self._alike else 0.0
+        return ExchangeSum(small_bytes, NETWORK_BYTES, NETWORK_BYTES, computes)
+
+
+def _on_gloo(mesh: ReplicaMesh) -> bool:
+    """True if the replicas' devices are CPUs of several processes."""
+    return mesh.peers is not None and mesh.devices[0].platform == "cpu"
 
 
 class MultiWorkerExtended(StrategyExtended):
@@ -88,7 +109,11 @@ class MultiWorkerExtended(StrategyExtended):
         options: CommunicationOptions,
         layouts: LayoutMap | None = None,
     ) -> None:
-        ops = MultiWorkerOps(options, cluster.roster.shares_machine) if cluster is not None else None
+        ops = None
+        if cluster is not None:
+            # Told once, as the strategy is made: every program of the cluster has to be the same on all workers.
+            alike = _on_gloo(mesh) and len(set(cluster.exchange("the processors of CPU devices", arithmetic()))) == 1
+            ops = MultiWorkerOps(options, cluster.roster.shares_machine, alike)
         super().__init__(mesh, ops, layouts)
         self._cluster = cluster
 
