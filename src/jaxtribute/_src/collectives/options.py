@@ -11,7 +11,7 @@ class CommunicationImplementation(Enum):
     """Library that carries collectives between machines.
 
     XLA chooses by the devices: NCCL between GPUs, Gloo (over TCP) between CPUs, the interconnect between TPUs. Between
-    CPUs `RING` asks for Gloo's ring instead of what is faster, exchanges in pairs and the factors of products; otherwise
+    CPUs `RING` asks for Gloo's ring instead of what is faster, exchanges in pairs and factors of products; otherwise
     the members choose nothing.
 
     Source: `tf.distribute.experimental.CommunicationImplementation`.
