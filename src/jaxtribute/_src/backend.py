@@ -8,11 +8,11 @@ program then hangs or aborts. A pool larger than that only costs time.
 import os
 import platform
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
 import jax
-import jaxlib
 
 from jaxtribute._src.allocator import tune_allocator
 from jaxtribute.errors import ConfigError
@@ -120,7 +120,7 @@ def arithmetic() -> str:
         if name.strip() in ("model name", "flags", "Features", "CPU part"):
             described.setdefault(name.strip(), value.strip())
     described["threads"] = os.environ.get(POOL) or str(_cores())
-    described["jaxlib"] = jaxlib.__version__
+    described["jaxlib"] = version("jaxlib")
     described["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
     return repr(described)
 
