@@ -20,7 +20,7 @@ from benchmarks.harness import ROOT
 from jaxtribute._src.tools.planning.calibration import Comparison, calibrate, calibrate_processes
 
 BAR = 0.25
-SCRIPT = ROOT / "benchmarks" / "planned.py"
+SCRIPT = ROOT / "benchmarks" / "training_script.py"
 PROBLEMS = (
     ("64-256-256-10", "256"),
     ("784-2048-2048-10", "128"),
