@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 300.0
 ROOT = Path(__file__).parents[1]
+TRAINING_SCRIPT = ROOT / "benchmarks" / "training_script.py"
+"""Trains a problem, which its arguments name, as a user's script does."""
 # What decides about devices is a suite's to set, not inherited from the shell. Nor is what keeps Python from writing
 # byte code: an installed library has it, and an import that compiles its source instead takes three times as long.
 _NOT_INHERITED = (
