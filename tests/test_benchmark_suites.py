@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import allreduce, registry, run_steps, scaling, suites  # noqa: E402
 from benchmarks.__main__ import measure  # noqa: E402
 from benchmarks.comparison import PLAIN, Comparison, Contender, Kind, rows_of  # noqa: E402
-from benchmarks.harness import Group, Peer, Result  # noqa: E402
+from benchmarks.harness import Group, Peer, Result, alternate  # noqa: E402
 from benchmarks.peers import host_cost  # noqa: E402
 
 from jaxtribute._src.execution.function import Function  # noqa: E402
@@ -79,6 +80,7 @@ def test_a_suite_runs_in_its_quick_form(name: str) -> None:
     found = measure(name, quick=True, plots=None)
     assert found
     assert all(map(math.isfinite, figures(found)))
+    assert not re.search(r"\bnan\b", json.dumps(found), re.IGNORECASE)  # of those whose figures are lines
 
 
 def contenders_of(names: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> dict[tuple[bool, Kind], dict[str, bool]]:
@@ -137,6 +139,27 @@ def test_all_contenders_of_the_suite_of_sums_make_them(monkeypatch: pytest.Monke
     assert cluster
     first, second = losses(cluster, kind, list(names), "vector-4").values()
     assert first == pytest.approx(second)
+
+
+class Answers(Peer):
+    """A peer without a process, whose contenders answer with the losses that it is given."""
+
+    def __init__(self, losses: dict[str, float]) -> None:
+        self._losses = losses
+
+    def steps(self, name: str, count: int) -> tuple[float, float]:
+        return 1.0, self._losses[name]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_losses_are_held_against_one_that_is_to_be_theirs(order: int) -> None:
+    names = ["jaxtribute", "by hand", "no communication"][::order]
+    peer = Answers({"jaxtribute": 1.0, "by hand": 1.0, "no communication": 2.0})
+    contenders = [(peer, name, name) for name in names]
+    found = alternate(contenders, steps=1, rounds=1, unchecked=["no communication"])
+    assert [result.name for result in found] == names
+    with pytest.raises(AssertionError, match="loss"):
+        alternate(contenders, steps=1, rounds=1)
 
 
 @pytest.mark.slow
