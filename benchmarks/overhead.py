@@ -1,7 +1,7 @@
 """What a call of a `jd.function` costs on the host over a bare `jax.jit` call with the same state.
 
 The difference of the two is lost in their noise where there are many variables. So the library alone is measured too,
-with a program that answers at once: a little more than the difference, since `jax.jit` looks at arguments as well.
+with a program that answers at once.
 """
 
 from __future__ import annotations

@@ -16,11 +16,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness import ROOT
+from benchmarks.harness import TRAINING_SCRIPT
 from jaxtribute._src.tools.planning.calibration import Comparison, calibrate, calibrate_processes
 
 BAR = 0.25
-SCRIPT = ROOT / "benchmarks" / "planned.py"
 PROBLEMS = (
     ("64-256-256-10", "256"),
     ("784-2048-2048-10", "128"),
@@ -53,10 +52,10 @@ def main() -> None:
         problems, local, times = problems[:1], (1,), 1
     found: list[dict[str, Any]] = []
     for problem in problems:
-        repeated = [calibrate(SCRIPT, problem, local)[1] for _ in range(times)]
+        repeated = [calibrate(TRAINING_SCRIPT, problem, local)[1] for _ in range(times)]
         found += [row(", batch ".join(problem), list(same)) for same in zip(*repeated, strict=True)]
         if not arguments.quick:
-            again = [calibrate_processes(SCRIPT, problem, 2) for _ in range(times)]
+            again = [calibrate_processes(TRAINING_SCRIPT, problem, 2) for _ in range(times)]
             found.append(row(", batch ".join(problem), again))
         if arguments.json:
             arguments.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -16,14 +16,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.comparison import Comparison, Row
-from benchmarks.harness import DEADLINE_S, ROOT, Group, Peer
+from benchmarks.harness import DEADLINE_S, ROOT, TRAINING_SCRIPT, Group, Peer
 
 SIZES = {
     "own variables": (1, 10, 100, 1000, 10_000),
     "own width": (1, 10, 100, 1000, 10_000),
     "own depth": (1, 10, 100, 500),
 }
-FLATTENED = ("width", "depth")
 REPLICAS = (1, 4, 16, 64, 256)
 WORKERS = (1, 2, 4, 8)
 ORDER_BAR = 1.1
@@ -54,16 +53,22 @@ def _curve(title: str, sizes: Sequence[int], taken: Sequence[Sequence[float]]) -
     """A row a size, and the fitted order as the last one's ratio."""
     middles = [statistics.median(one) for one in taken]
     rows = [Row(f"{size}", middle, min(one), max(one)) for size, middle, one in zip(sizes, middles, taken, strict=True)]
-    rows[-1].ratio, rows[-1].bar = order(sizes, middles), ORDER_BAR
-    return Comparison(title, rows, [f"order {rows[-1].ratio:.2f}: cost grows as size ** {rows[-1].ratio:.2f}"])
+    exponent = order(sizes, middles)
+    rows[-1].ratio, rows[-1].bar = exponent, ORDER_BAR
+    return Comparison(title, rows, [_growth(exponent, "cost", "size")])
 
 
-def _turns(peer: Peer, names: Sequence[str], steps: int, rounds: int) -> list[float]:
-    """Seconds a step of the first, less what the others take."""
-    for name in names:
-        peer.steps(name, 3)
-    taken = [[peer.steps(name, steps)[0] for name in names] for _ in range(rounds)]
-    return [first if not others else max(first - sum(others), 1e-7) for first, *others in taken]
+def _growth(exponent: float, what: str, by: str) -> str:
+    """The order in words."""
+    if exponent == 0:
+        return f"{what} does not grow with {by}"
+    return f"order {exponent:.2f}: {what} grows as {by} ** {exponent:.2f}"
+
+
+def _turns(peer: Peer, name: str, steps: int, rounds: int) -> list[float]:
+    """Seconds a step, by rounds."""
+    peer.steps(name, 3)
+    return [peer.steps(name, steps)[0] for _ in range(rounds)]
 
 
 def suite(quick: bool) -> list[Comparison]:
@@ -74,12 +79,10 @@ def suite(quick: bool) -> list[Comparison]:
     try:
         for kind, sizes in SIZES.items():
             sizes = sizes[:3] if quick else sizes
-            grown = kind.split()[1]
-            title, names = f"library's own cost by {grown}", [kind]
-            if grown in FLATTENED:  # which `jax.jit` would have to do if the library did not
+            taken = [_turns(peer, f"{kind} {size}", max(300, 3000 // size), rounds) for size in sizes]
+            title = f"library's own cost by {kind.split()[1]}"
+            if kind != "own variables":  # what stands in for a program flattens no arguments
                 title += ", without JAX's flattening of the argument"
-                names.append(f"jax {grown}")
-            taken = [_turns(peer, [f"{name} {size}" for name in names], max(3, 3000 // size), rounds) for size in sizes]
             found.append(_curve(title, sizes, taken))
     finally:
         peer.close()
@@ -88,7 +91,7 @@ def suite(quick: bool) -> list[Comparison]:
     for count in replicas:
         peer = Peer("benchmarks.peers.host_cost", [str(count)])
         try:
-            taken.append(_turns(peer, [f"own replicas {count}"], 300, rounds))
+            taken.append(_turns(peer, f"own replicas {count}", 300, rounds))
         finally:
             peer.close()
     found.append(_curve("library's own cost by replicas", replicas, taken))
@@ -99,7 +102,7 @@ def suite(quick: bool) -> list[Comparison]:
 
 def as_planned(problem: str, batch: int) -> Comparison:
     """A step on 1 to 4,096 devices as `jaxtribute plan` predicts it, each with a batch of its own."""
-    script = ["benchmarks/planned.py", problem, str(batch)]
+    script = [str(TRAINING_SCRIPT), problem, str(batch)]
     command = [sys.executable, "-m", "jaxtribute.cli", "plan", "--json", *PLANNED, *script]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     if done.returncode:
@@ -132,5 +135,5 @@ def _by_workers(counts: Sequence[int], rounds: int) -> Comparison:
         over = [a - b for a, b in pairs]
         rows.append(Row(f"{count}", statistics.median(over), min(over), max(over), ratio=ratio))
     exponent = order(counts, [max(row.median, 1e-9) for row in rows])
-    note = f"order {exponent:.2f}: the difference grows as workers ** {exponent:.2f}"
+    note = _growth(exponent, "the difference", "workers")
     return Comparison("a step's cost over hand-written JAX by workers; ratio to it", rows, [note])

@@ -1,7 +1,7 @@
 """What a call of a `jd.function` costs on the host, over a bare `jax.jit` call and by itself: a peer for `harness`.
 
-By itself: the compiled program is replaced by a function that returns the results of its first call at once, so that
-all that is left is the library. Several contenders, named by what they call:
+By itself: the compiled program is replaced by a function that answers at once, so that all that is left is the library.
+Several contenders, named by what they call:
 
 | contender | is |
 |---|---|
@@ -10,7 +10,6 @@ all that is left is the library. Several contenders, named by what they call:
 | `own variables V` | the library alone, V variables |
 | `own replicas R` | the library alone, `strategy.run` on R replicas with ten variables |
 | `own width W`, `own depth D` | the library alone, an argument that is a dictionary of W arrays, or nested D deep |
-| `jax width W`, `jax depth D` | flattening that argument with JAX, which any `jax.jit` call does too |
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import tree_leaves
 
 import jaxtribute as jd
 from benchmarks.harness import serve
@@ -45,50 +45,57 @@ def repeat(call: Callable[[], Any]) -> Step:
     return run
 
 
-def alone(function: Any, call: Callable[[], Any]) -> Step:
-    """The library's part of `call`, which calls `function`: programs answer at once with what they found first."""
-    jax.block_until_ready(call())
-    for program in function._programs.values():
-        program._jitted = Answer(program._jitted)
-    call()
-    return repeat(call)
-
-
 class Answer:
-    """What is called in place of a compiled program, and returns the results of its first call."""
+    """What the library calls in place of a compiled program; it answers at once with the results of the first call.
+
+    The one place here that knows how a program is called: with lists of the arrays of variables, those that it writes
+    and those that it only reads, with the arguments, and with a guard that is to be flattened. It gives a list of the
+    new arrays and the results, which the library takes over: so each answer is a new list. The new arrays are those
+    that came in, which costs the same however many there are.
+    """
 
     def __init__(self, jitted: Any) -> None:
-        self._jitted, self._found = jitted, None
+        self._jitted, self._results = jitted, None
 
-    def __call__(self, *inputs: Any) -> Any:
-        if self._found is None:
-            self._found = jax.block_until_ready(self._jitted(*inputs))
-        return self._found
+    def __call__(self, written: list[Any], read: list[Any], given: Any, guard: Any) -> list[Any]:
+        if self._results is None:
+            return self._first(written, read, given, guard)
+        tree_leaves(guard)  # calls a function of the library, as `jax.jit` does
+        return [written, self._results]
+
+    def _first(self, *inputs: Any) -> list[Any]:
+        written, self._results = jax.block_until_ready(self._jitted(*inputs))
+        return [written, self._results]
 
 
 class Uncompiled(Answer):
     """The same, without compiling the program, which takes XLA minutes for 10,000 variables; on one device."""
 
-    def __call__(self, *inputs: Any) -> Any:
-        if self._found is None:
-            shapes = self._jitted.eval_shape(*inputs)
-            self._found = jax.tree.map(lambda one: jnp.asarray(np.zeros(one.shape, one.dtype)), shapes)
-        return self._found
+    def _first(self, *inputs: Any) -> list[Any]:
+        shapes = self._jitted.eval_shape(*inputs)[1]
+        self._results = jax.tree.map(lambda one: jnp.asarray(np.zeros(one.shape, one.dtype)), shapes)
+        return [inputs[0], self._results]
 
 
-def untried(call: Callable[[], Any]) -> Step:
-    """As `alone`, with programs that are never compiled."""
-    real = jax.jit
-    jax.jit = lambda *arguments, **options: Uncompiled(real(*arguments, **options))  # pyright: ignore[reportAttributeAccessIssue]
+def alone(call: Callable[[], Any], answer: type[Answer] = Answer) -> Step:
+    """The library's part of `call`, which must make one program: it answers at once with what it found first."""
+    real, made = jax.jit, list[Answer]()
+
+    def jit(*arguments: Any, **options: Any) -> Answer:
+        made.append(answer(real(*arguments, **options)))
+        return made[-1]
+
+    jax.jit = jit  # pyright: ignore[reportAttributeAccessIssue]
     try:
         call()
     finally:
         jax.jit = real
+    assert len(made) == 1, f"{len(made)} programs were made, not one"
     return repeat(call)
 
 
-def writes(count: int) -> tuple[Any, Callable[[], Any]]:
-    """A function that writes `count` variables, and a call of it."""
+def writes(count: int) -> Callable[[], Any]:
+    """A step that writes `count` variables."""
     variables = [jd.Variable(np.float32(0)) for _ in range(count)]
     x = jnp.float32(1)
 
@@ -98,7 +105,7 @@ def writes(count: int) -> tuple[Any, Callable[[], Any]]:
             variable.assign_add(x)
         return x
 
-    return step, lambda: step(x)
+    return lambda: step(x)
 
 
 def bare(count: int) -> Callable[[], Any]:
@@ -114,7 +121,7 @@ def bare(count: int) -> Callable[[], Any]:
     return call
 
 
-def on_replicas(count: int) -> tuple[Any, Callable[[], Any]]:
+def on_replicas(count: int) -> Callable[[], Any]:
     """A step on `count` replicas with ten variables and a sum."""
     strategy = jd.MirroredStrategy([f"cpu:{i}" for i in range(count)]) if count > 1 else jd.OneDeviceStrategy("cpu:0")
     with strategy.scope():
@@ -129,7 +136,7 @@ def on_replicas(count: int) -> tuple[Any, Callable[[], Any]]:
         return x.sum()
 
     step = jd.function(lambda x: strategy.run(replica, (x,)))
-    return step, lambda: step(x)
+    return lambda: step(x)
 
 
 def nested(kind: str, count: int) -> Any:
@@ -148,20 +155,17 @@ def contender(name: str) -> Step:
     count = int(number)
     match kind:
         case ["call"]:
-            return repeat(writes(count)[1])
+            return repeat(writes(count))
         case ["jit"]:
             return repeat(bare(count))
         case ["own", "variables"]:
-            return untried(writes(count)[1])
+            return alone(writes(count), Uncompiled)
         case ["own", "replicas"]:
-            return alone(*on_replicas(count))
+            return alone(on_replicas(count))
         case ["own", shape]:
             argument = nested(shape, count)
             step = jd.function(lambda nest: jax.tree.leaves(nest)[0] + 1)
-            return alone(step, lambda: step(argument))
-        case [_, shape]:
-            argument = nested(shape, count)
-            return repeat(lambda: jax.tree.flatten(argument))
+            return alone(lambda: step(argument))
         case _:
             raise ValueError(name)
 
