@@ -54,7 +54,7 @@ demo-ps: $(READY)  ## the same with a parameter server and two workers, one of w
 demo: $(READY)  ## train on the handwritten digits: one device, then mirrored on four
 	$(BIN)/python examples/digits.py
 
-bench: $(READY)  ## run all benchmarks: an hour or more; `python -m benchmarks list` names them
+bench: $(READY)  ## run all benchmarks, within an hour; `python -m benchmarks list` names them
 	$(BIN)/python -m benchmarks
 
 soak: $(READY)  ## 100 random faults of 79 kinds, then 40 kills of workers at random moments (an hour)

@@ -99,7 +99,7 @@ _MODULES = (
     Module("threads", "steps of several threads that share variables"),
     Module("ragged", "an epoch with a ragged last batch", quick=("--rounds", "3"), json=None),
     Module("central_storage", "central storage against mirrored", quick=("--rounds", "2"), json=None),
-    Module("predicted", "steps as `jaxtribute plan` predicts them, beside what is measured"),
+    Module("predicted", "steps as `jaxtribute plan` predicts them, beside what is measured", ("--times", "1")),
     Module("sharded_memory", "memory a device of fully sharded training"),
     Module("checkpoint", "what a save costs a training"),
     Module("automatic_layout", "bytes that the automatic layout moves, beside the best of all layouts"),
@@ -108,7 +108,7 @@ _MODULES = (
     Module(
         "parameter_server_network", "the same on two machines with 1 Gbit/s between them", tensorflow="--tensorflow"
     ),
-    Module("faults", "failures of a worker: how soon, and whether the right one is named", ("--trials", "5")),
+    Module("faults", "failures of a worker: how soon, and whether the right one is named", ("--trials", "3")),
 )
 MODULES = {one.name: one for one in _MODULES if find_spec(one.module) is not None}
 

@@ -81,7 +81,7 @@ def large(quick: bool) -> list[Comparison]:
             contenders += [Contender("jaxtribute-sharded"), Contender("jaxtribute-whole")]
             if devices <= 4:  # with more, JAX's own settings may hang
                 contenders.append(Contender("shard-map", PLAIN, 1 / 1.6))
-        found.append(_step(LARGE, 128, devices, contenders, 4, quick, 15))
+        found.append(_step(LARGE, 128, devices, contenders, 4, quick, 9))
     return found
 
 
