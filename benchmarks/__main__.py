@@ -85,7 +85,9 @@ def plot(name: str, comparisons: list[Comparison], folder: Path) -> None:
 
     figure, axes = plt.subplots(len(comparisons), 1, figsize=(9, 1.8 * len(comparisons) + 1), squeeze=False)
     for one, axis in zip(comparisons, axes[:, 0], strict=True):
-        scale = 1e3 if one.rows and one.rows[0].unit == "s" else 1.0
+        scale, unit = 1.0, one.rows[0].unit if one.rows else ""
+        if unit == "s":
+            scale, unit = (1e6, "us") if max(row.median for row in one.rows) < 1e-4 else (1e3, "ms")
         if all(row.name.isdecimal() for row in one.rows):  # a quantity that grows
             sizes = [int(row.name) for row in one.rows]
             lows = [row.low * scale for row in one.rows]
@@ -95,7 +97,7 @@ def plot(name: str, comparisons: list[Comparison], folder: Path) -> None:
             axis.set_xticks(sizes, [row.name for row in one.rows])
             axis.set_xticks([], minor=True)
             axis.set_title(one.problem, fontsize=9)
-            axis.set_ylabel("ms" if scale > 1 else one.rows[0].unit, fontsize=8)
+            axis.set_ylabel(unit, fontsize=8)
             axis.tick_params(labelsize=8, which="both")
             continue
         rows = [row for row in reversed(one.rows) if row.median > 0]
@@ -107,7 +109,7 @@ def plot(name: str, comparisons: list[Comparison], folder: Path) -> None:
         colors = ["tab:orange" if row.name.startswith("jaxtribute") else "tab:blue" for row in rows]
         axis.barh([row.name for row in rows], medians, xerr=ranges, color=colors, ecolor="0.4")
         axis.set_title(one.problem, fontsize=9)
-        axis.set_xlabel("ms" if scale > 1 else rows[0].unit if rows else "", fontsize=8)
+        axis.set_xlabel(unit, fontsize=8)
         axis.tick_params(labelsize=8)
     figure.tight_layout()
     folder.mkdir(parents=True, exist_ok=True)

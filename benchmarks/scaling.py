@@ -60,7 +60,7 @@ def _curve(title: str, sizes: Sequence[int], taken: Sequence[Sequence[float]]) -
 
 def _growth(exponent: float, what: str, by: str) -> str:
     """The order in words."""
-    if exponent == 0:
+    if abs(exponent) < 0.005:
         return f"{what} does not grow with {by}"
     return f"order {exponent:.2f}: {what} grows as {by} ** {exponent:.2f}"
 
