@@ -32,14 +32,14 @@ def suite(quick: bool) -> list[Comparison]:
                     if turn > 1:
                         taken[name].append(seconds)
             calls, jits = (taken[name] for name in names)
-            over = [(a - b) * 1e6 for a, b in zip(calls, jits, strict=True)]
+            over = [a - b for a, b in zip(calls, jits, strict=True)]
             middle = statistics.median(over)
             own = [peer.steps(f"own variables {count}", steps)[0] for _ in range(rounds + 1)][1:]
             alone = statistics.median(own)
             rows = [
                 Row("jd.function", statistics.median(calls), min(calls), max(calls)),
                 Row("jax.jit", statistics.median(jits), min(jits), max(jits)),
-                Row("difference", middle, min(over), max(over), "us"),
+                Row("difference", middle, min(over), max(over)),
                 Row("the library alone", alone, min(own), max(own), ratio=alone * 1e6 / bar, bar=1.0),
             ]
             found.append(Comparison(f"a call with {count} variables (bar of the difference: {bar:g} us)", rows))
