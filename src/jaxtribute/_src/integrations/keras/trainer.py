@@ -29,9 +29,13 @@ Function = Callable[[Any, Iterator[Any]], tuple[Any, Any]]
 """Function that Keras calls per step, or per `steps_per_execution` of them: `(state, iterator) -> (logs, state)`."""
 
 
+@jax.tree_util.register_static
 @dataclass(frozen=True)
 class Total:
-    """The number of examples of a batch, as a static argument of a compiled function."""
+    """The number of examples of a batch, as a part of the structure of a compiled function's arguments.
+
+    To JAX it is no leaf: steps are calls of arrays alone, which run again without a look at each argument.
+    """
 
     rows: int
 
