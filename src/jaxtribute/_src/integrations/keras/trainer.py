@@ -167,4 +167,10 @@ def _is_distributed(value: Leaf) -> bool:
 def _joined(value: Leaf, strategy: Strategy) -> Any:
     if isinstance(value, Mirrored):
         return value.data
-    return strategy.gather(value, axis=0) if isinstance(value, PerReplica) else value
+    if not isinstance(value, PerReplica):
+        return value
+    # Left where it is, without a collective: Keras makes one NumPy array of all batches, which takes each replica's
+    # rows from its device. Other workers' rows cannot be had so.
+    if not value.is_ragged and value.component_ndim and value.data.is_fully_addressable:
+        return value.data
+    return strategy.gather(value, axis=0)
