@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src.config import explicit_device_put_scope
 from jax.sharding import Sharding
-from jaxlib import _jax
+
+from jaxtribute._src.jaxprs.core import batched_device_put, explicit_device_put_scope
 
 _KINDS = "biuf"
 """The kinds of NumPy dtypes that go this way: numbers. What NumPy does not know, such as bfloat16, does not."""
@@ -61,7 +61,7 @@ class Transfer:
         pieces = [array[index] for index in plan.pieces] or [array]
         # As JAX itself says that a transfer is meant, and not one that a transfer guard is to find.
         with explicit_device_put_scope():
-            return _jax.batched_device_put(plan.aval, self.sharding, pieces, plan.devices)
+            return batched_device_put(plan.aval, self.sharding, pieces, plan.devices)
 
     def _planned(self, array: np.ndarray[Any, Any]) -> jax.Array:
         """The array on the devices as JAX puts it there, whose answers are kept."""
