@@ -21,7 +21,7 @@ _PLANS = 256
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is the same for all arrays of one shape and dtype."""
+    """Answers that hold for all arrays of one shape and dtype."""
 
     aval: Any
     """JAX's description of the array on devices."""
