@@ -121,3 +121,40 @@ def test_sparse_inputs_are_cut_by_rows(kind: str, four: jd.Strategy) -> None:
     assert found["outputs"].shape == (16, 3)
     for name in expected:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6)
+
+
+class OneBuffer(keras.utils.PyDataset):
+    """Gives each batch in the same memory, at an address at which JAX uses it as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        memory = np.empty(4 * 8 * X.itemsize + 64, np.uint8)
+        start = -memory.ctypes.data % 64
+        self.buffer = memory[start : start + 4 * 8 * X.itemsize].view(np.float32).reshape(4, 8)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        self.buffer[...] = X[index * 4 : index * 4 + 4]
+        return self.buffer, Y[index * 4 : index * 4 + 4]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_source_may_write_the_next_batch_where_the_last_one_was(replicas: int) -> None:
+    strategy = jd.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+    with strategy.scope():
+        placer = Placer(strategy)
+        batches = keras.src.backend.jax.trainer.JAXEpochIterator(OneBuffer())._get_iterator()
+        placed = [placer(batch)[0][0] for batch in batches]  # all of them before the first one is read
+    read = [np.asarray(strategy.gather(leaf, axis=0)) for leaf in placed]
+    np.testing.assert_array_equal(np.concatenate(read), X)
+    with strategy.scope():
+        model = classifier()
+    np.testing.assert_array_equal(model.predict(OneBuffer(), verbose=0), model.predict(X, batch_size=4, verbose=0))
+
+
+def test_batches_of_whole_arrays_are_not_copied() -> None:
+    with jd.MirroredStrategy(["CPU:0"]).scope():
+        batches = keras.src.backend.jax.trainer.JAXEpochIterator(X, batch_size=4, shuffle=False)._get_iterator()
+        assert all(np.shares_memory(batch, X) for batch in batches)

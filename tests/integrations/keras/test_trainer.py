@@ -10,6 +10,7 @@ import pytest
 from jax.core import Tracer
 
 import jaxtribute as jd
+from jaxtribute._src.execution.function import Function
 from jaxtribute._src.integrations.keras.trainer import strategy_of
 from jaxtribute.errors import StrategyMixError
 from keras_models import BATCH, WEIGHTS, X, Y, assert_same, both, classifier, crossentropy, devices, keras, trained
@@ -219,3 +220,35 @@ def test_a_scope_alone_changes_nothing_for_models_of_plain_keras(four: jd.Strate
 def forgotten_names() -> None:
     """Keras numbers the names of what it makes."""
     keras.backend.clear_session(free_memory=False)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_steps_like_the_one_before_are_repeated(replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with jd.MirroredStrategy(devices(replicas)).scope():
+        model = learner()
+    calls: tuple[Callable[[Any, Any], Any], ...] = (
+        lambda x, y: model.fit(x, y, batch_size=3, verbose=0, shuffle=False, epochs=2),
+        lambda x, y: model.evaluate(x, y, batch_size=3, verbose=0),
+        lambda x, _: model.predict(x, batch_size=3, verbose=0),
+    )
+    for call in calls:
+        for _ in range(3):
+            call(X, Y)  # five batches and a last one of another shape
+    looked: list[int] = []
+    look = Function._call_looking  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(Function, "_call_looking", lambda *given: looked.append(1) or look(*given))
+    for call in calls:
+        call(X, Y)
+    assert len(looked) == 2 * len(calls)  # each of the two shapes, once a call: it enters the scope anew
+
+
+def test_even_predictions_are_left_on_their_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    with jd.MirroredStrategy(devices()).scope():
+        model = classifier()
+    expected = model.predict(X, batch_size=16, verbose=0)
+    uneven = model.predict(X, batch_size=BATCH, verbose=0)
+    np.testing.assert_allclose(uneven, expected, rtol=1e-4, atol=1e-6)
+    monkeypatch.setattr(jd.MirroredStrategy, "gather", lambda *_, **__: pytest.fail("a collective"))
+    np.testing.assert_array_equal(model.predict(X, batch_size=16, verbose=0), expected)
+    np.testing.assert_allclose(model.predict(X, batch_size=8, verbose=0), expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(model.predict_on_batch(X), expected)

@@ -62,8 +62,11 @@ def as_batch(element: Nest) -> Batch:
     Raises:
       InputError: if its arrays have different lengths along axis 0, or one is masked.
     """
-    tree = jax.tree.map(as_array, element, is_leaf=is_sparse)
-    lengths = lengths_in(tree)
+    leaves, structure = jax.tree.flatten(element)
+    # Mostly all are arrays, of which nothing is to be made; a sparse one has parts that are none of NumPy's.
+    if not all(type(leaf) is np.ndarray for leaf in leaves):
+        leaves, structure = jax.tree.flatten(jax.tree.map(as_array, element, is_leaf=is_sparse))
+    tree, lengths = structure.unflatten(leaves), set(map(_length, leaves))
     # An element with a scalar in it is no error yet: one replica takes it whole, and only splitting refuses it.
     if len(lengths) > 1 and None not in lengths:
         raise InputError(
@@ -75,7 +78,11 @@ def as_batch(element: Nest) -> Batch:
 
 def lengths_in(tree: Nest) -> set[int | None]:
     """The lengths along axis 0 of a tree's arrays; None among them for an array without that axis."""
-    return {len(leaf) if leaf.ndim else None for leaf in jax.tree.leaves(tree)}
+    return set(map(_length, jax.tree.leaves(tree)))
+
+
+def _length(leaf: Leaf) -> int | None:
+    return len(leaf) if leaf.ndim else None
 
 
 def shapes_in(tree: Nest) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 from jaxtribute._src.input.batches import path_name
 from jaxtribute._src.input.splitting import Shard
 from jaxtribute._src.input.worker_steps import WorkerStep
+from jaxtribute._src.jaxprs.transfers import Transfer
 from jaxtribute._src.types import Array, Foreign, Leaf, Nest
 from jaxtribute._src.values.described import DescribedArray
 from jaxtribute._src.values.distributed import PerReplica
@@ -27,11 +29,12 @@ def to_devices(mesh: ReplicaMesh) -> Placement:
     """Elements on the replicas' devices: `PerReplica` leaves, or plain arrays for one replica."""
     if mesh.described:
         return _Watched(lambda step: _describe(step, mesh))
+    put = partial(_put_share, mesh=mesh) if mesh.peers is not None else partial(_put, where=Transfer(mesh.split))
     if mesh.size == 1:
-        return _Watched(lambda step: _put_whole(step.tree if step.parts is None else step.parts[0], mesh))
-    if len(mesh.local_ids) == mesh.size and mesh.peers is None:
-        return _Watched(lambda step: _place(step, mesh, _put_whole))
-    return _Watched(lambda step: _place(step, mesh, _put_share))
+        return _Watched(lambda step: put(step.tree if step.parts is None else step.parts[0]))
+    if len(mesh.local_ids) < mesh.size:
+        put = partial(_put_share, mesh=mesh)
+    return _Watched(lambda step: _place(step, mesh, put))
 
 
 class _Watched:
@@ -79,14 +82,14 @@ def to_host(mesh: ReplicaMesh) -> Placement:
     return place
 
 
-def _place(step: WorkerStep, mesh: ReplicaMesh, put: Callable[[Nest, ReplicaMesh], Nest]) -> Nest:
-    # One call for the batch: device by device it takes several times as long.
+def _place(step: WorkerStep, mesh: ReplicaMesh, put: Callable[[Nest], Nest]) -> Nest:
+    # One call for an array: device by device it takes several times as long.
     if step.even and step.parts is None:
-        leaves, structure = jax.tree.flatten(put(step.tree, mesh))
+        leaves, structure = jax.tree.flatten(put(step.tree))
         return structure.unflatten([PerReplica.from_split(leaf, mesh) for leaf in leaves])
     if len(mesh.local_ids) == mesh.size and step.parts is None:
         return jax.tree.map(lambda *leaves: PerReplica.from_host(leaves, mesh), *map(_numeric, step.cut()))
-    parts = [_put(part, device) for part, device in zip(step.cut(), mesh.local_places, strict=True)]
+    parts = [_put_by_jax(part, device) for part, device in zip(step.cut(), mesh.local_places, strict=True)]
     if step.rows is None:
         # The shapes of the other workers' parts are not known here.
         if len(mesh.local_ids) < mesh.size:
@@ -136,10 +139,6 @@ def _join(parts: Sequence[Nest], mesh: ReplicaMesh) -> Nest:
     return jax.tree.map(lambda *leaves: PerReplica(leaves, mesh), *parts)
 
 
-def _put_whole(tree: Nest, mesh: ReplicaMesh) -> Nest:
-    return _put(tree, mesh.split) if mesh.peers is None else _put_share(tree, mesh)
-
-
 def _put_share(tree: Nest, mesh: ReplicaMesh) -> Nest:
     """This worker's rows as its part of an array over all workers."""
     # All workers have as many replicas as this one.
@@ -153,7 +152,17 @@ def _put_share(tree: Nest, mesh: ReplicaMesh) -> Nest:
     return jax.tree.map(put, tree)
 
 
-def _put(tree: Nest, where: Foreign) -> Nest:
+def _put(tree: Nest, where: Transfer) -> Nest:
+    leaves, structure = jax.tree.flatten(tree)
+    if not all(type(leaf) is np.ndarray for leaf in leaves):
+        return _put_by_jax(tree, where.sharding)
+    try:
+        return structure.unflatten(map(where, leaves))
+    except TypeError:
+        return _put_by_jax(tree, where.sharding)  # which tells the place of what is no number
+
+
+def _put_by_jax(tree: Nest, where: Foreign) -> Nest:
     try:
         return jax.device_put(tree, where)
     except TypeError:

@@ -6,12 +6,13 @@ A program is *closed* with the values of its constants. JAX 0.10 has a class of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 # `jax.extend.core` has most of these names, but to import it takes a fifth of the time of JAX itself: it loads Pallas.
 from jax._src import core, source_info_util
+from jax._src.config import explicit_device_put_scope
 from jax._src.core import EvalTrace, Jaxpr, JaxprEqn, Literal, Primitive, Var, jaxpr_as_fun
 from jax._src.interpreters.partial_eval import DynamicJaxprTrace
 from jax.core import ShapedArray, Tracer
@@ -36,11 +37,13 @@ __all__ = [
     "as_closed",
     "as_function",
     "aval",
+    "batched_device_put",
     "bind",
     "closed",
     "constants",
     "current_trace",
     "derivative_rule",
+    "explicit_device_put_scope",
     "in_words",
     "is_program",
     "is_ref",
@@ -55,6 +58,8 @@ __all__ = [
 
 ArrayImpl: type = _jax.ArrayImpl
 """The class of arrays on devices."""
+batched_device_put: Callable[..., Any] = _jax.batched_device_put
+"""Puts pieces of an array on devices: `batched_device_put(aval, sharding, pieces, devices)`."""
 as_function = jaxpr_as_fun
 """The Python function that a closed program is."""
 

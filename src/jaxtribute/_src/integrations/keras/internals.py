@@ -24,6 +24,7 @@ from keras.src.losses import loss as losses
 from keras.src.models.functional import Functional as Functional
 from keras.src.saving.keras_saveable import KerasSaveable as KerasSaveable
 from keras.src.trainers.data_adapters import is_grain_dataset, is_tf_dataset, is_torch_dataloader
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
 from keras.src.utils import backend_utils
 from keras.src.utils.python_utils import is_default as is_default
@@ -185,6 +186,11 @@ def exclude_from_decay(optimizer: KerasOptimizer, variables: Sequence[Any]) -> N
 def is_dataset(x: object) -> bool:
     """True for datasets of Grain and of TensorFlow, and loaders of PyTorch."""
     return is_grain_dataset(x) or is_tf_dataset(x) or is_torch_dataloader(x)
+
+
+def has_arrays(adapter: Foreign) -> bool:
+    """True if a data adapter cuts its batches from whole arrays, to which nobody writes meanwhile."""
+    return isinstance(adapter, ArrayDataAdapter)
 
 
 def shuffles(adapter: Foreign) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from jaxtribute._src import context as contexts
+from jaxtribute._src.input.batches import copied
 from jaxtribute._src.integrations.keras import checks, internals, multi_worker, sending, trainer
 
 # Not used here: Keras must know the operation in it when it loads a model that another process has saved.
@@ -235,8 +236,11 @@ def _on_host(original: Method, epoch: Foreign) -> Iterator[Any]:
     if strategy.is_default:
         return original(epoch)
     if multi_worker.several(strategy):
-        return multi_worker.in_one_order(epoch.data_adapter, strategy)
-    return epoch.data_adapter.get_jax_iterator()
+        iterator = multi_worker.in_one_order(epoch.data_adapter, strategy)
+    else:
+        iterator = epoch.data_adapter.get_jax_iterator()
+    # A device may read a batch's memory when its source has long gone on, and written the next one there.
+    return iterator if internals.has_arrays(epoch.data_adapter) else map(copied, iterator)
 
 
 # ---------------------------------------------------------------------------------------------------------- the table

@@ -29,9 +29,13 @@ Function = Callable[[Any, Iterator[Any]], tuple[Any, Any]]
 """Function that Keras calls per step, or per `steps_per_execution` of them: `(state, iterator) -> (logs, state)`."""
 
 
+@jax.tree_util.register_static
 @dataclass(frozen=True)
 class Total:
-    """The number of examples of a batch, as a static argument of a compiled function."""
+    """The number of examples of a batch, as a part of the structure of a compiled function's arguments.
+
+    To JAX it is no leaf: steps are calls of arrays alone, which run again without a look at each argument.
+    """
 
     rows: int
 
@@ -163,4 +167,10 @@ def _is_distributed(value: Leaf) -> bool:
 def _joined(value: Leaf, strategy: Strategy) -> Any:
     if isinstance(value, Mirrored):
         return value.data
-    return strategy.gather(value, axis=0) if isinstance(value, PerReplica) else value
+    if not isinstance(value, PerReplica):
+        return value
+    # Left where it is, without a collective: Keras makes one NumPy array of all batches, which takes each replica's
+    # rows from its device. Other workers' rows cannot be had so.
+    if not value.is_ragged and value.component_ndim and value.data.is_fully_addressable:
+        return value.data
+    return strategy.gather(value, axis=0)
