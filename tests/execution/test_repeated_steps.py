@@ -505,3 +505,30 @@ def test_a_group_holds_what_its_variables_do() -> None:
     release(variables)
     assert [held(v) for v in variables] == arrays
     assert not other.whole
+
+
+def test_numpy_arrays_of_a_caller_who_writes_to_none_are_given_to_jax_as_they_are(repeated: list[Program]) -> None:
+    strategy = one_device(2)
+    v = variable(strategy, np.float32(1))
+
+    def added(x: Any) -> Any:
+        return (v.assign_add(x.sum()), x * v.read_value())[1]
+
+    step = jd.function(lambda x: strategy.run(added, (x,))).owning_arguments()
+    batches = [np.full(4, value, np.float32) for value in (1, 2, 3)] + [np.ones(2, np.float32), np.ones(2, np.float64)]
+    expected = 1.0
+    for batch in [*batches, jnp.ones(2)]:
+        expected += batch.sum()
+        found = step(batch)
+        np.testing.assert_array_equal(found, batch * expected)
+        assert found.devices() == v.read_value().devices()
+    # One trace a shape; float64 is float32 to JAX.
+    assert step.experimental_get_tracing_count() == 2
+    assert len(repeated) == len(batches)
+
+
+def test_numpy_arrays_of_others_are_copied(repeated: list[Program]) -> None:
+    v = variable(one_device(0), np.float32(1))
+    step = jd.function(lambda x: (v.assign_add(x.sum()), v + 0.0)[1])
+    assert [float(step(np.ones(4, np.float32))) for _ in range(3)] == [5.0, 9.0, 13.0]
+    assert not repeated

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import grain
+import jax
 import numpy as np
 import pytest
 
@@ -74,12 +75,12 @@ def test_distributed_datasets_in_fit(model: Any, four: jd.Strategy) -> None:
 
 
 def test_batches_are_cut_as_tensorflow_cuts_them(four: jd.Strategy) -> None:
-    (x, y, nothing), total = Placer(four)((X[:6], Y[:6], None))
+    (x, y, nothing), total = Placer(four, True)((X[:6], Y[:6], None))
     assert total == 6
     assert nothing is None
     assert [part.shape[0] for part in x.values] == [2, 2, 2, 0]
     np.testing.assert_array_equal(np.concatenate([np.asarray(part) for part in y.values]), Y[:6])
-    (x,), total = Placer(jd.OneDeviceStrategy("CPU:3"))((X[:5],))
+    (x,), total = Placer(jd.OneDeviceStrategy("CPU:3"), False)((X[:5],))
     assert total == 5
     assert [device.id for device in x.devices()] == [3]
 
@@ -94,7 +95,7 @@ def test_what_is_placed_already_shows_the_shape_of_the_whole(four: jd.Strategy) 
     assert [leaf.shape for leaf in ragged] == [(6, 8), (6,)]
     assert [leaf.dtype for leaf in even] == [np.float32, np.int32]
     assert [leaf.shape for leaf in even] == [(8, 8), (8,)]
-    placed, total = Placer(four)(even)
+    placed, total = Placer(four, True)(even)
     assert total == 8
     assert all(isinstance(leaf, PerReplica) for leaf in placed)
     alone = jd.OneDeviceStrategy("CPU:0")
@@ -144,7 +145,7 @@ class OneBuffer(keras.utils.PyDataset):
 def test_a_source_may_write_the_next_batch_where_the_last_one_was(replicas: int) -> None:
     strategy = jd.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
     with strategy.scope():
-        placer = Placer(strategy)
+        placer = Placer(strategy, False)
         batches = keras.src.backend.jax.trainer.JAXEpochIterator(OneBuffer())._get_iterator()
         placed = [placer(batch)[0][0] for batch in batches]  # all of them before the first one is read
     read = [np.asarray(strategy.gather(leaf, axis=0)) for leaf in placed]
@@ -152,6 +153,22 @@ def test_a_source_may_write_the_next_batch_where_the_last_one_was(replicas: int)
     with strategy.scope():
         model = classifier()
     np.testing.assert_array_equal(model.predict(OneBuffer(), verbose=0), model.predict(X, batch_size=4, verbose=0))
+
+
+def test_one_devices_program_takes_numbers_of_numpy_as_they_are(four: jd.Strategy) -> None:
+    alone = jd.OneDeviceStrategy("CPU:1")
+    (x, y), total = Placer(alone, True)((X[:5], Y[:5]))
+    assert total == 5
+    assert np.shares_memory(x, X)
+    assert np.shares_memory(y, Y)
+    words = np.array(["a", "b"], object)
+    for strategy, compiled, batch in ((alone, False, X[:4]), (four, True, X[:4]), (alone, True, jax.device_put(X[:4]))):
+        placed, _ = Placer(strategy, compiled)(batch)
+        assert not isinstance(placed, np.ndarray)
+    with pytest.raises(jd.errors.InputError):
+        Placer(alone, True)(words)
+    with pytest.warns(UserWarning, match="keeps the last bits"):
+        Placer(alone, True)(np.array([2**40, 1]))
 
 
 def test_batches_of_whole_arrays_are_not_copied() -> None:

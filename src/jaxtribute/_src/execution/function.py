@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 import jax
 import numpy as np
@@ -77,6 +77,13 @@ class Function(Generic[P, R]):
         self._runs: weakref.WeakKeyDictionary[Strategy, Function[..., Any]] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
         self._traces = 0
+        self._repeatable: tuple[type, ...] = (ArrayImpl,)
+        """Classes of arrays that are given to JAX as they are, by calls that may be repeated."""
+
+    def owning_arguments(self) -> Self:
+        """This function, whose callers write to no array of NumPy that they have passed: none is copied."""
+        self._repeatable = (ArrayImpl, np.ndarray)
+        return self
 
     @property
     def python_function(self) -> Callable[P, R]:
@@ -127,7 +134,7 @@ class Function(Generic[P, R]):
         statics: tuple[Any, ...] = ()
         on_devices = True
         for leaf in leaves:
-            if type(leaf) is not ArrayImpl:
+            if type(leaf) not in self._repeatable:
                 on_devices = False
                 leaves, statics, feeds = _separate(leaves, given)
                 if feeds:
@@ -292,9 +299,10 @@ class Function(Generic[P, R]):
             self._note_numbers(tree, statics)
             if key not in self._programs:
                 given = _places(self._donate, tree, statics)
-                self._programs[key] = program_of(
-                    _laid_out(trace(leaves), leaves), trace, context.strategy.extended.home, given, self.__name__
-                )
+                first, home = _laid_out(trace(leaves), leaves), context.strategy.extended.home
+                program = self._programs[key] = program_of(first, trace, home, given, self.__name__)
+                if isinstance(program, Program):
+                    program.repeatable = self._repeatable
             return self._programs[key]
 
     @observed(TRACE)

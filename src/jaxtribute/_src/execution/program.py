@@ -68,8 +68,8 @@ class Program:
         donated_leaves: Sequence[int] = (),
     ) -> None:
         self._retrace = retrace
-        self.name = ""
-        """Name of the program in messages."""
+        self.name = ""  # in messages
+        self.repeatable: tuple[type, ...] = (ArrayImpl,)  # what the arguments of calls by `again` may be
         self._home = home
         self._donated_leaves = frozenset(donated_leaves)
         """The places among the leaves of arguments whose memory the program may take over."""
@@ -416,7 +416,7 @@ class Program:
         if inputs is not None:
             leaves, structure = leaves_of(inputs[2])
             # `in`, as `==` would compare variables that are static parts of the structure by their values.
-            if structure not in (self._structure,) or any(type(leaf) is not ArrayImpl for leaf in leaves):
+            if structure not in (self._structure,) or any(type(leaf) not in self.repeatable for leaf in leaves):
                 raise Unusual
         if self.donated:
             check_untraced(self.donated[0])

@@ -37,6 +37,24 @@ def to_devices(mesh: ReplicaMesh) -> Placement:
     return _Watched(lambda step: _place(step, mesh, put))
 
 
+def to_program(mesh: ReplicaMesh) -> Placement:
+    """Elements as a compiled program takes them: numbers of NumPy as they are, for one device; else on the devices."""
+    if mesh.size > 1 or mesh.peers is not None or mesh.described or mesh.group:
+        return to_devices(mesh)
+    put = Transfer(mesh.split)
+
+    def place(step: WorkerStep) -> Nest:
+        tree = step.tree if step.parts is None else step.parts[0]
+        # JAX puts them onto the device in C, on the way to the program.
+        return tree if all(map(_is_numbers, jax.tree.leaves(tree))) else _put(tree, put)
+
+    return _Watched(place)
+
+
+def _is_numbers(leaf: Leaf) -> bool:
+    return type(leaf) is np.ndarray and leaf.dtype.kind in "biuf"
+
+
 class _Watched:
     """A placement that says once if integers of 64 bits do not fit into the 32 that JAX has by default.
 

@@ -13,7 +13,7 @@ from jaxtribute._src.input.batches import as_batch
 from jaxtribute._src.input.dataset import DistributedDataset
 from jaxtribute._src.input.iterator import DistributedIterator
 from jaxtribute._src.input.options import DatasetCreator
-from jaxtribute._src.input.placement import to_devices
+from jaxtribute._src.input.placement import to_devices, to_program
 from jaxtribute._src.input.splitting import Shard
 from jaxtribute._src.input.worker_steps import worker_step
 from jaxtribute._src.integrations.keras import multi_worker
@@ -124,13 +124,14 @@ class Placer:
 
     Args:
       strategy: whose replicas they are.
+      compiled: True if a compiled program takes the batches.
     """
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Strategy, compiled: bool) -> None:
         context = strategy.extended.input_context()
         self._mesh = strategy.extended.mesh
         self._shard = Shard(context.num_input_pipelines, context.input_pipeline_id, self._mesh.size)
-        self._place = to_devices(self._mesh)
+        self._place = to_program(self._mesh) if compiled else to_devices(self._mesh)
 
     def __call__(self, batch: Nest) -> tuple[Any, int]:
         """The batch with `PerReplica` leaves (arrays, for one replica), and how many examples it has."""

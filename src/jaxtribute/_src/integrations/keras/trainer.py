@@ -114,10 +114,9 @@ def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], St
         for variable in lists.optimizer:
             adopt(variable, strategy)
     replica = make(model, lists)
-    place = Placer(strategy)
-
     # Keras's own condition for compiling.
     compiled = model.jit_compile and not model.run_eagerly
+    place = Placer(strategy, compiled)
 
     def step(batch: Nest, total: Total) -> Any:
         # New values come out of the replicas rather than being written inside: Keras's steps are pure functions of
@@ -133,7 +132,8 @@ def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], St
             return value.data
         return strategy.experimental_local_results(value)[0]
 
-    run = function(step) if compiled else step
+    # Batches are this file's own: cut from arrays that nobody writes to meanwhile, or copied.
+    run = function(step).owning_arguments() if compiled else step
 
     def on_batch(batch: Nest) -> Any:
         placed, rows = place(batch)
