@@ -43,7 +43,7 @@ PROGRAM = """
             tried("scope", lambda: jd.get_strategy())
             scope.__exit__(None, None, None)
             tried("outside", lambda: jd.Variable(0.0))
-            print("numpy", np.ones(2).sum())
+            print("numpy", np.ones(2).sum(), flush=True)
         os._exit(0)
     print("child", os.waitpid(child, 0)[1])
     if scope is not None:
