@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
+from jaxtribute._src.execution.function import Function
 from jaxtribute.errors import ArgumentTypeError, ContextError, VariableError
 from replicas import components, fraction, here, ident, mirrored, one_device, per_replica, variable
 
@@ -424,6 +425,26 @@ def test_the_strategy_in_scope_is_part_of_the_signature() -> None:
     with mirrored(3).scope():
         assert int(f()) == 3
     assert int(f()) == 1
+
+
+def test_a_scope_that_is_entered_anew_is_the_same_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = mirrored(2)
+    count = variable(strategy, 0.0)
+
+    @jd.function
+    def step(x: Any) -> None:
+        count.assign_add(x * jd.get_strategy().num_replicas_in_sync)
+
+    looked: list[int] = []
+    look = Function._call_looking  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(Function, "_call_looking", lambda *given: looked.append(1) or look(*given))
+    for looks in (1, 1, 1):
+        with strategy.scope():
+            step(jnp.float32(1))
+        assert len(looked) == looks
+    step(jnp.float32(1))  # outside the scope there is one replica
+    assert len(looked) == 2
+    assert float(count) == 7
 
 
 def test_it_runs_on_its_strategys_device() -> None:

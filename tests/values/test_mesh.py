@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxtribute._src.values.mesh import AXIS, ReplicaMesh, own
+from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
+from jaxtribute._src.values.placing import own
 
 
 def mesh_of(count: int, first: int = 0) -> ReplicaMesh:

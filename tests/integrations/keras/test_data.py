@@ -7,8 +7,11 @@ from typing import Any
 
 import grain
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import jaxtribute as jd
 from jaxtribute._src.integrations.keras.data import DistributedAdapter, Placed, Placer, adapted
@@ -169,6 +172,38 @@ def test_one_devices_program_takes_numbers_of_numpy_as_they_are(four: jd.Strateg
         Placer(alone, True)(words)
     with pytest.warns(UserWarning, match="keeps the last bits"):
         Placer(alone, True)(np.array([2**40, 1]))
+
+
+KINDS = (np.float32, np.int32, np.int64, np.uint8, np.bool_, np.float16)
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data(), compiled=st.booleans(), replicas=st.sampled_from([1, 2, 4]))
+def test_batches_like_an_earlier_one_are_placed_as_that_was(data: st.DataObject, compiled: bool, replicas: int) -> None:
+    strategy = jd.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+    placer = Placer(strategy, compiled)
+    for number in range(8):
+        kind, rows = data.draw(st.sampled_from(KINDS)), data.draw(st.integers(0, 4))
+        x = np.arange(number, number + rows * 3).reshape(rows, 3).astype(kind)
+        batch = data.draw(st.sampled_from([(x,), (x, x[:, 0]), {"x": x}, (x, None), (jnp.asarray(x), x)]))
+        (found, total), (expected, fresh) = placer(batch), Placer(strategy, compiled)(batch)
+        assert total == fresh == rows
+        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            assert type(one) is type(other)
+            assert one.dtype == other.dtype
+            assert getattr(one, "sharding", None) == getattr(other, "sharding", None)
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_every_batch_is_looked_through_for_numbers_that_do_not_fit(replicas: int) -> None:
+    placer = Placer(jd.MirroredStrategy([f"CPU:{i}" for i in range(replicas)]), True)
+    small = np.array([1, 2])
+    for _ in range(2):
+        placer(small)
+    with pytest.warns(UserWarning, match="keeps the last bits"):
+        placer(small + 2**40)
 
 
 def test_batches_of_whole_arrays_are_not_copied() -> None:

@@ -219,6 +219,14 @@ def test_datasets_and_callbacks(tmp_path: Any) -> None:
     assert internals.is_dataset(grain.MapDataset.range(3))
     assert not internals.is_dataset(X)
     assert internals.is_default(keras.callbacks.Callback().on_batch_end)
+    told: list[Any] = []
+    callback = keras.callbacks.LambdaCallback()
+    callback.on_batch_end = lambda *given, **named: told.append(given)
+    callback.on_train_batch_end(3)
+    assert told
+    model = classifier()
+    assert internals.model_of(keras.callbacks.CallbackList([callback], model=model)) is model
+    assert parameters(keras.callbacks.CallbackList._async_dispatch) == ["self", "fn", "args"]
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
     assert callable(backup._save_model)
     internals.writes_nothing(backup)

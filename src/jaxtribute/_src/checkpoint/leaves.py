@@ -12,7 +12,7 @@ from jax.sharding import Sharding
 
 from jaxtribute._src.checkpoint.forms import ROWS, VALUE, Spec, dtype_of, spec_of, to_rows, to_value
 from jaxtribute._src.types import Array, HostArray
-from jaxtribute._src.values.mesh import own
+from jaxtribute._src.values.placing import own
 from jaxtribute._src.values.stored import Lease, updating
 from jaxtribute._src.values.variable import Variable
 

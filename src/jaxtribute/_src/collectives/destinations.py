@@ -11,7 +11,7 @@ from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.types import Leaf, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.mesh import ReplicaMesh
-from jaxtribute._src.values.mesh import put as put_on
+from jaxtribute._src.values.placing import put as put_on
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentTypeError
 

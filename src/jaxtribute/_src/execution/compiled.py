@@ -25,7 +25,8 @@ from jaxtribute._src.jaxprs.core import ClosedJaxpr, Tracer, as_function, closed
 from jaxtribute._src.jaxprs.placements import Known, unplaced
 from jaxtribute._src.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, idle_replicas
-from jaxtribute._src.values.mesh import AXIS, ReplicaMesh, put
+from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
+from jaxtribute._src.values.placing import put
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import TraceError, VariableError
 

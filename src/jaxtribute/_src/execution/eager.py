@@ -18,7 +18,7 @@ from jaxtribute._src.traced_reads import traced_reads
 from jaxtribute._src.types import Function, Numeric
 from jaxtribute._src.values import stored
 from jaxtribute._src.values.described import DescribedArray
-from jaxtribute._src.values.mesh import own
+from jaxtribute._src.values.placing import own
 from jaxtribute._src.values.stored import StoredArray, lent, release, replace, set_slot, updating
 
 if TYPE_CHECKING:

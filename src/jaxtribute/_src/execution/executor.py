@@ -30,7 +30,7 @@ from jaxtribute._src.execution.standpoints import AcrossReplicas, check_alone
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import ReduceOp
-from jaxtribute._src.values.mesh import put
+from jaxtribute._src.values.placing import put
 
 if TYPE_CHECKING:
     from jaxtribute._src.collectives.summation import Summation

@@ -111,7 +111,7 @@ class Function(Generic[P, R]):
         if repeated is not None and not STEP.observers and not DISPATCH.observers:
             context, again = repeated
             entries = _stack.entries
-            if (entries[-1] if entries else entries.base or _fallback.context) is context:
+            if (entries[-1] if entries else entries.base or _fallback.context) == context:
                 try:
                     return again(args, kwargs)
                 except (Unusual, NotSplittable):  # the general path says what is to be done
@@ -175,7 +175,7 @@ class Function(Generic[P, R]):
         """Returns the function that runs calls like this one: of its program, or of all that take turns with it."""
         if self._missed < _IN_TURN:
             return program.again
-        if self._in_turn[0] is not context:
+        if self._in_turn[0] != context:
             self._in_turn = context, {}
         self._in_turn[1][leaves_of(given)[1]] = program.again
         return self._again_in_turn

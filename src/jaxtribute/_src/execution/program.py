@@ -25,7 +25,8 @@ from jaxtribute._src.jaxprs.kinds import list_collectives
 from jaxtribute._src.observers import DISPATCH
 from jaxtribute._src.traced_reads import traced_reads
 from jaxtribute._src.types import Nest, Numeric
-from jaxtribute._src.values.mesh import AXIS, ReplicaMesh, own, put
+from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
+from jaxtribute._src.values.placing import own, put
 from jaxtribute._src.values.stored import (
     Group,
     StoredArray,

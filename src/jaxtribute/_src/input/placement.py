@@ -51,6 +51,29 @@ def to_program(mesh: ReplicaMesh) -> Placement:
     return _Watched(place)
 
 
+def even_arrays(mesh: ReplicaMesh, compiled: bool) -> Callable[[np.ndarray[Any, Any]], Any] | None:
+    """Places one array as `to_devices` does, or `to_program` if `compiled`, and asks nothing about it.
+
+    It must be one of `is_small_number`, with equally many rows for each replica, and at least one. None if `mesh` has
+    devices of other processes, or such as are only described.
+    """
+    if mesh.peers is not None or mesh.described or mesh.group or len(mesh.local_ids) < mesh.size:
+        return None
+    if mesh.size == 1:
+        return _as_it_is if compiled else Transfer(mesh.split)
+    transfer = Transfer(mesh.split)
+    return lambda array: PerReplica.from_split(transfer(array), mesh)
+
+
+def _as_it_is(array: np.ndarray[Any, Any]) -> Any:
+    return array
+
+
+def is_small_number(array: np.ndarray[Any, Any]) -> bool:
+    """True for numbers that keep their values under JAX, whatever they are."""
+    return _is_numbers(array) and not _is_wide(array)
+
+
 def _is_numbers(leaf: Leaf) -> bool:
     return type(leaf) is np.ndarray and leaf.dtype.kind in "biuf"
 
@@ -73,8 +96,10 @@ class _Watched:
         return self._place(step)
 
     def _look(self, tree: Nest) -> None:
+        if not any(map(_is_wide, jax.tree.leaves(tree))):
+            return
         for path, leaf in jax.tree.leaves_with_path(tree):
-            if not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype.itemsize < np.dtype(np.int64).itemsize:
+            if not _is_wide(leaf):
                 continue
             # Only integers turn into other numbers; floats lose digits, of which nobody needs to hear.
             dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if leaf.dtype.kind in "iu" else leaf.dtype
@@ -87,6 +112,10 @@ class _Watched:
                     stacklevel=2,
                 )
                 return
+
+
+def _is_wide(leaf: Leaf) -> bool:
+    return isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.itemsize >= np.dtype(np.int64).itemsize
 
 
 def to_host(mesh: ReplicaMesh) -> Placement:

@@ -24,7 +24,7 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src.checkpoint.committing import cluster, patience
 from jaxtribute._src.integrations.model import Model
 from jaxtribute._src.types import Nest
-from jaxtribute._src.values.mesh import own
+from jaxtribute._src.values.placing import own
 from jaxtribute._src.values.stored import updating
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import (

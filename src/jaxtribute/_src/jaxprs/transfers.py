@@ -48,7 +48,7 @@ class Transfer:
     def __call__(self, array: np.ndarray[Any, Any]) -> jax.Array:
         """The array on the devices."""
         dtype = array.dtype
-        if dtype.kind not in _KINDS or not dtype.isnative or not array.ndim or not array.size:
+        if dtype.kind not in _KINDS or not dtype.isnative or not array.size:
             return jax.device_put(array, self.sharding)
         # Asked each time: whether JAX keeps 64 bits is a setting that may change.
         if dtype.itemsize >= _WIDE_BYTES:
@@ -58,7 +58,8 @@ class Transfer:
         plan = self._plans.get((array.shape, dtype))
         if plan is None:
             return self._planned(array)
-        pieces = [array[index] for index in plan.pieces] or [array]
+        # With the ellipsis NumPy gives an array, of no axes as well.
+        pieces = [array[(*index, ...)] for index in plan.pieces] or [array]
         # As JAX itself says that a transfer is meant, and not one that a transfer guard is to find.
         with explicit_device_put_scope():
             return batched_device_put(plan.aval, self.sharding, pieces, plan.devices)

@@ -12,7 +12,7 @@ import optax
 
 from jaxtribute._src.types import Array, Leaf
 from jaxtribute._src.values.enums import VariableSynchronization
-from jaxtribute._src.values.mesh import own, put
+from jaxtribute._src.values.placing import own, put
 from jaxtribute._src.values.policies.base import Policy
 from jaxtribute._src.values.policies.sliced import SlicedPolicy
 from jaxtribute._src.values.slices import Cut

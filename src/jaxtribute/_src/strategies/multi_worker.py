@@ -21,7 +21,8 @@ from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.strategies.extended import StrategyExtended
 from jaxtribute._src.strategies.groups import ALONE, Groups, groups_of
 from jaxtribute._src.values.layouts import LayoutMap
-from jaxtribute._src.values.mesh import AXIS, ReplicaMesh, put
+from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
+from jaxtribute._src.values.placing import put
 from jaxtribute.errors import ArgumentTypeError, ClusterError
 
 if TYPE_CHECKING:

@@ -21,9 +21,10 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
 from jaxtribute._src.types import DType, Leaf, Nest, Numeric
 from jaxtribute._src.values.agreement import Signature, all_signatures
-from jaxtribute._src.values.mesh import ReplicaMesh, own
+from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.numbers import check_cut
 from jaxtribute._src.values.operators import COMPARABLE, ArrayOperators, Asking, operand
+from jaxtribute._src.values.placing import own
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 

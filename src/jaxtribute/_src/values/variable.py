@@ -17,9 +17,9 @@ from jaxtribute._src.values.assigning import AssignMethods
 from jaxtribute._src.values.distributed import DistributedValues, ReplicaValues
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute._src.values.layouts import check_layout, parse_layout
-from jaxtribute._src.values.mesh import put
 from jaxtribute._src.values.numbers import initial_array, initial_shape, row_ids
 from jaxtribute._src.values.operators import ArrayOperators
+from jaxtribute._src.values.placing import put
 from jaxtribute._src.values.policies.base import Policy, Update
 from jaxtribute._src.values.scatter import ScatterMethods
 from jaxtribute._src.values.stored import StoredArray

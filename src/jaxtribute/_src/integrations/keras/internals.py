@@ -188,6 +188,19 @@ def is_dataset(x: object) -> bool:
     return is_grain_dataset(x) or is_tf_dataset(x) or is_torch_dataloader(x)
 
 
+def model_of(callback: Foreign) -> KerasModel:
+    """The model of a callback, or of a list of them. To ask for `model` would bring the model's state up to date."""
+    return callback._model
+
+
+def listen(callbacks: Sequence[Any], hook: Callable[..., Any]) -> bool:
+    """True if any callback does something at the end of a batch, of which a list's private method `hook` tells all."""
+    name = hook.__name__.removeprefix("_")
+    # Keras's own `on_train_batch_end` calls `on_batch_end`.
+    names = {name, "on_batch_end"} if name == "on_train_batch_end" else {name}
+    return any(not is_default(getattr(callback, name)) for callback in callbacks for name in names)
+
+
 def has_arrays(adapter: Foreign) -> bool:
     """True if a data adapter cuts its batches from whole arrays, to which nobody writes meanwhile."""
     return isinstance(adapter, ArrayDataAdapter)

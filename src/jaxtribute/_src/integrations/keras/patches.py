@@ -209,6 +209,15 @@ def _of_workers(original: Method, _: Strategy, model: KerasModel, logs: Leaf) ->
     return original(model, logs if scheduler is None or scheduler.logs is None else scheduler.logs)
 
 
+def _heard(original: Method, callbacks: Foreign, hook: Method, *args: Leaf) -> None:
+    """Hands a batch's end to another thread, if any callback of a strategy's model wants to hear of it.
+
+    Keras has the thread turn logs into numbers first: it waits for each batch, and takes the interpreter meanwhile.
+    """
+    if trainer.strategy_of(internals.model_of(callbacks)) is None or internals.listen(callbacks.callbacks, hook):
+        original(callbacks, hook, *args)
+
+
 # --------------------------------------------------------------------------------------------------------------- data
 
 
@@ -310,6 +319,12 @@ PATCHES = (
         _of_workers,
         "logs are of the last step that ran on a worker",
         in_strategy=True,
+    ),
+    Patch(
+        keras.callbacks.CallbackList,
+        ("_async_dispatch",),
+        _heard,
+        "no thread is asked to do what no callback wants",
     ),
     Patch(JAXEpochIterator, ("__init__",), _adapting, "distributed datasets are data, too"),
     Patch(JAXEpochIterator, ("_get_iterator",), _on_host, "batches stay on the host, one by one, until they are cut"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -27,17 +27,6 @@ SCHEDULER = "_jaxtribute_servers"
 """The attribute of a model that keeps what it has on workers."""
 Function = Callable[[Any, Iterator[Any]], tuple[Any, Any]]
 """Function that Keras calls per step, or per `steps_per_execution` of them: `(state, iterator) -> (logs, state)`."""
-
-
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class Total:
-    """The number of examples of a batch, as a part of the structure of a compiled function's arguments.
-
-    To JAX it is no leaf: steps are calls of arrays alone, which run again without a look at each argument.
-    """
-
-    rows: int
 
 
 def remember(model: KerasModel, strategy: Strategy) -> None:
@@ -91,7 +80,8 @@ def make_predict_function(model: KerasModel, strategy: Strategy) -> Function:
     def whole(batch: Nest) -> Any:
         return jax.tree.map(lambda leaf: _joined(leaf, strategy), step(batch), is_leaf=_is_distributed)
 
-    return _repeated(model, whole, joins=True)
+    # One replica's outputs are arrays.
+    return _repeated(model, step if strategy.num_replicas_in_sync == 1 else whole, joins=True)
 
 
 MAKERS = {"train": make_train_function, "test": make_test_function, "predict": make_predict_function}
@@ -118,26 +108,29 @@ def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], St
     compiled = model.jit_compile and not model.run_eagerly
     place = Placer(strategy, compiled)
 
-    def step(batch: Nest, total: Total) -> Any:
-        # New values come out of the replicas rather than being written inside: Keras's steps are pure functions of
-        # lists.
-        values, result = strategy.run(replica, (batch, total.rows))
-        for variable, value in zip(lists.all, values, strict=True):
-            if value is not None:
-                variable.stored.assign(value if compiled else strategy.experimental_local_results(value)[0])
-        return result if make is predict_step else jax.tree.map(_first, result, is_leaf=_is_distributed)
-
     def _first(value: Leaf) -> Any:
         if isinstance(value, Mirrored):
             return value.data
         return strategy.experimental_local_results(value)[0]
 
-    # Batches are this file's own: cut from arrays that nobody writes to meanwhile, or copied.
-    run = function(step).owning_arguments() if compiled else step
+    # A function for each number of examples: steps are calls of arrays alone, which run again without a look at each.
+    @cache
+    def step_of(total: int) -> Callable[[Any], Any]:
+        def step(batch: Nest) -> Any:
+            # New values come out of the replicas rather than being written inside: Keras's steps are pure functions of
+            # lists.
+            values, result = strategy.run(replica, (batch, total))
+            for variable, value in zip(lists.all, values, strict=True):
+                if value is not None:
+                    variable.stored.assign(value if compiled else strategy.experimental_local_results(value)[0])
+            return result if make is predict_step else jax.tree.map(_first, result, is_leaf=_is_distributed)
+
+        # Batches are this file's own: cut from arrays that nobody writes to meanwhile, or copied.
+        return function(step).owning_arguments() if compiled else step
 
     def on_batch(batch: Nest) -> Any:
         placed, rows = place(batch)
-        return run(placed, Total(rows))
+        return step_of(rows)(placed)
 
     return on_batch
 

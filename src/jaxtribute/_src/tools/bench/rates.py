@@ -20,7 +20,7 @@ import numpy as np
 from jaxtribute._src.execution.function import function
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.values.enums import VariableAggregation
-from jaxtribute._src.values.mesh import own
+from jaxtribute._src.values.placing import own
 from jaxtribute._src.values.variable import Variable
 
 _WAIT_EVERY = 8

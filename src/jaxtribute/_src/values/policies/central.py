@@ -12,7 +12,7 @@ from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.jaxprs.making import equal
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import ReplicaValues
-from jaxtribute._src.values.mesh import own
+from jaxtribute._src.values.placing import own
 from jaxtribute._src.values.policies.base import Policy
 
 if TYPE_CHECKING:

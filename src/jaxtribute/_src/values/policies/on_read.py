@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import VariableAggregation
-from jaxtribute._src.values.mesh import own
+from jaxtribute._src.values.placing import own
 from jaxtribute._src.values.policies.base import Policy, Update, Writes, coerce
 from jaxtribute.errors import VariableError
 

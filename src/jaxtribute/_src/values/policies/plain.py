@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from jaxtribute._src.types import Numeric
-from jaxtribute._src.values.mesh import own
+from jaxtribute._src.values.placing import own
 from jaxtribute._src.values.policies.base import Policy, Writes
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import Sharding
 
 from jaxtribute._src.types import Numeric
-from jaxtribute._src.values.mesh import own
+from jaxtribute._src.values.placing import own
 from jaxtribute._src.values.policies.base import Policy
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.sliced import PiecesPolicy, SlicedPolicy

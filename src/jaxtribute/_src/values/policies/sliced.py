@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.types import Numeric
-from jaxtribute._src.values.mesh import own
+from jaxtribute._src.values.placing import own
 from jaxtribute._src.values.policies.base import Policy, Update, Writes, coerce
 
 if TYPE_CHECKING:
