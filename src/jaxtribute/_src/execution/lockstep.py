@@ -28,8 +28,8 @@ from jaxtribute._src.types import Array, Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.agreement import all_signatures
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues, idle_replicas
 from jaxtribute._src.values.enums import ReduceOp
-from jaxtribute._src.values.mesh import Layout, ReplicaMesh
-from jaxtribute._src.values.placing import put, unbound
+from jaxtribute._src.values.mesh import Layout, ReplicaMesh, unbound
+from jaxtribute._src.values.placing import put
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ContextError
 

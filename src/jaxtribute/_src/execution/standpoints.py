@@ -28,8 +28,7 @@ from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.types import Array, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues
 from jaxtribute._src.values.enums import ReduceOp, VariableAggregation
-from jaxtribute._src.values.mesh import everywhere
-from jaxtribute._src.values.placing import unbound
+from jaxtribute._src.values.mesh import everywhere, unbound
 from jaxtribute._src.values.policies.base import Policy, Update, Writes, check_aggregation, coerce
 from jaxtribute.errors import ArgumentError, ContextError
 

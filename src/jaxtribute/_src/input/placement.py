@@ -13,12 +13,12 @@ import numpy as np
 from jaxtribute._src.input.batches import path_name
 from jaxtribute._src.input.splitting import Shard
 from jaxtribute._src.input.worker_steps import WorkerStep
-from jaxtribute._src.jaxprs.transfers import Transfer
 from jaxtribute._src.types import Array, Foreign, Leaf, Nest
 from jaxtribute._src.values.described import DescribedArray
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.numbers import out_of_range
+from jaxtribute._src.values.placing import Transfer
 from jaxtribute.errors import InputError
 
 Placement = Callable[[WorkerStep], Nest]

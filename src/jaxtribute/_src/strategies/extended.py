@@ -24,8 +24,7 @@ from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.layouts import LayoutMap
-from jaxtribute._src.values.mesh import Layout, ReplicaMesh
-from jaxtribute._src.values.placing import unbound
+from jaxtribute._src.values.mesh import Layout, ReplicaMesh, unbound
 from jaxtribute._src.values.policies.base import Policy
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.on_read import OnReadPolicy

@@ -14,11 +14,6 @@ from jaxtribute._src.types import DType, Nest
 from jaxtribute.errors import DeviceError
 
 
-def is_described(device: jax.Device) -> bool:
-    """True if programs can be compiled for the device, and none can run on it."""
-    return type(device.client).__name__ == "CompileOnlyPyClient"
-
-
 class DescribedArray(jax.Array):
     """The shape, dtype and placement of an array that has no memory: what a compiler needs to know of one.
 

@@ -19,14 +19,26 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding,
 from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
 from jaxtribute._src.types import Function, Nest, Numeric
 from jaxtribute._src.values.agreement import first_workers
-from jaxtribute._src.values.described import DescribedArray, is_described
-from jaxtribute._src.values.placing import own, put, unbound
+from jaxtribute._src.values.described import DescribedArray
+from jaxtribute._src.values.placing import is_described, own, put
 from jaxtribute.errors import DeviceError, VariableError
 
 AXIS = "replica"
 """Name of the mesh axis that runs over the replicas."""
 
 _STEPS_IN_FLIGHT = 16
+
+
+def unbound(array: Numeric) -> Any:
+    """The array where it is, but so that JAX may move it to meet another; only one on one device can be."""
+    if isinstance(array, Tracer) or not isinstance(array, jax.Array) or not array.committed:
+        return array
+    if not isinstance(array.dtype, np.dtype):
+        return jax.random.wrap_key_data(unbound(jax.random.key_data(array)), impl=jax.random.key_impl(array))
+    if len(array.sharding.device_set) > 1:
+        return array
+    # What is looked at already: the checks take half of the time.
+    return ArrayImpl(array.aval, array.sharding, [array], committed=False, _skip_checks=True)
 
 
 def everywhere(array: jax.Array, mesh: ReplicaMesh) -> jax.Array:

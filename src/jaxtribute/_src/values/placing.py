@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -10,14 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
-from jaxtribute._src.jaxprs.transfers import Transfer
+from jaxtribute._src.jaxprs.core import Tracer, batched_device_put, explicit_device_put_scope
 from jaxtribute._src.types import Numeric
-from jaxtribute._src.values.described import DescribedArray, is_described
+from jaxtribute._src.values.described import DescribedArray
 
 _SMALL_BYTES = 1 << 20
 _ALIGNED = 64
 """The multiple of bytes at which an array on the host must begin for JAX to use its memory as it is."""
+_KINDS = "biuf"
+"""The kinds of NumPy dtypes that go this way: numbers. What NumPy does not know, such as bfloat16, does not."""
+_WIDE_BYTES = 8
+_PLANS = 256
+"""Number of shapes whose plans are kept."""
 
 
 def own(value: Numeric, where: Sharding | jax.Device | None = None) -> jax.Array:
@@ -95,17 +101,67 @@ def _transfer(where: Sharding | jax.Device) -> Transfer:
     return Transfer(SingleDeviceSharding(where) if isinstance(where, jax.Device) else where)
 
 
+def is_described(device: jax.Device) -> bool:
+    """True if programs can be compiled for the device, and none can run on it."""
+    return type(device.client).__name__ == "CompileOnlyPyClient"
+
+
 def _only_described(where: Sharding | jax.Device) -> bool:
     return is_described(where if isinstance(where, jax.Device) else next(iter(where.device_set)))
 
 
-def unbound(array: Numeric) -> Any:
-    """The array where it is, but so that JAX may move it to meet another; only one on one device can be."""
-    if isinstance(array, Tracer) or not isinstance(array, jax.Array) or not array.committed:
-        return array
-    if not isinstance(array.dtype, np.dtype):
-        return jax.random.wrap_key_data(unbound(jax.random.key_data(array)), impl=jax.random.key_impl(array))
-    if len(array.sharding.device_set) > 1:
-        return array
-    # What is looked at already: the checks take half of the time.
-    return ArrayImpl(array.aval, array.sharding, [array], committed=False, _skip_checks=True)
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Answers that hold for all arrays of one shape and dtype."""
+
+    aval: Any
+    """JAX's description of the array on devices."""
+    devices: list[jax.Device]
+    pieces: Sequence[Any]
+    """The index of each device's piece; none if there is one device, which gets the whole."""
+
+
+class Transfer:
+    """Puts NumPy arrays in one placement. They may share memory with what becomes of them, as in `jax.device_put`.
+
+    `jax.device_put` asks about every array anew, which takes ten times as long as it takes to hand over a small batch.
+    Here the answers are kept for each shape and dtype.
+
+    Args:
+      where: the placement, on devices of this process.
+    """
+
+    def __init__(self, where: Sharding) -> None:
+        self.sharding = where
+        """The placement."""
+        self._plans: dict[Any, _Plan] = {}
+
+    def __call__(self, array: np.ndarray[Any, Any]) -> jax.Array:
+        """The array on the devices."""
+        dtype = array.dtype
+        if dtype.kind not in _KINDS or not dtype.isnative or not array.size:
+            return jax.device_put(array, self.sharding)
+        # Asked each time: whether JAX keeps 64 bits is a setting that may change.
+        if dtype.itemsize >= _WIDE_BYTES:
+            dtype = jax.dtypes.canonicalize_dtype(dtype)
+            if dtype != array.dtype:
+                array = array.astype(dtype)
+        plan = self._plans.get((array.shape, dtype))
+        if plan is None:
+            return self._planned(array)
+        # With the ellipsis NumPy gives an array, of no axes as well.
+        pieces = [array[(*index, ...)] for index in plan.pieces] or [array]
+        # As JAX itself says that a transfer is meant, and not one that a transfer guard is to find.
+        with explicit_device_put_scope():
+            return batched_device_put(plan.aval, self.sharding, pieces, plan.devices)
+
+    def _planned(self, array: np.ndarray[Any, Any]) -> jax.Array:
+        """The array on the devices as JAX puts it there, whose answers are kept."""
+        whole = jax.device_put(array, self.sharding)
+        indices = self.sharding.addressable_devices_indices_map(array.shape)
+        if len(self._plans) >= _PLANS:
+            self._plans.clear()
+        devices = list(indices)
+        pieces = list(indices.values()) if len(devices) > 1 else ()
+        self._plans[array.shape, array.dtype] = _Plan(whole.aval, devices, pieces)
+        return whole

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from jaxtribute._src.jaxprs import transfers
-from jaxtribute._src.jaxprs.transfers import Transfer
+from jaxtribute._src.values import placing
+from jaxtribute._src.values.placing import Transfer
 
 
 def places() -> list[Sharding]:
@@ -84,7 +84,7 @@ def test_a_transfer_guard_takes_it_for_meant() -> None:
 
 
 def test_plans_are_not_kept_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "_PLANS", 3)
+    monkeypatch.setattr(placing, "_PLANS", 3)
     transfer = Transfer(places()[1])
     for rows in range(4, 44, 4):
         assert transfer(np.zeros((rows, 2), np.float32)).shape == (rows, 2)
