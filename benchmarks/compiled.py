@@ -26,10 +26,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxtribute as jd
 from benchmarks.peers.jax_steps import OPS, replica_step_of
 from benchmarks.problems import Problem, make
-from jaxtribute._src.tools import hlo
-from jaxtribute._src.tools.compiling.step import costs
 from jaxtribute._src.tools.compiling.targets import compile_for
 from jaxtribute._src.tools.compiling.topologies import topology_named
+from jaxtribute._src.tools.hlo.exchanges import bytes_moved, collectives
+from jaxtribute._src.tools.hlo.work import costs, kernels
 
 EMBEDDINGS = "embeddings"
 PROBLEMS = {
@@ -60,26 +60,33 @@ class Figures:
 def figures_of_library(topology: str, train: Callable[[], Any]) -> Figures:
     """The figures of the step of a program of the library."""
     found = compile_for(topology, train)
-    exchanged = hlo.bytes_moved(found.text, len(found.devices))
+    exchanged = bytes_moved(found.text, len(found.devices))
     memory = found.held.total - found.held.code
-    kernels = hlo.kernels(found.text)
-    return Figures(found.flops, found.traffic, memory, found.held.scratch, kernels, len(found.collectives), exchanged)
+    return Figures(
+        found.flops,
+        found.traffic,
+        memory,
+        found.held.scratch,
+        kernels(found.text),
+        len(found.collectives),
+        exchanged,
+    )
 
 
 def figures_by_hand(compiled: Any, devices: int) -> Figures:
     """The figures of what JAX has compiled for a number of devices."""
     text, held = compiled.as_text() or "", compiled.memory_analysis()
-    flops, traffic = costs(compiled, text)
-    sums = hlo.collectives(text, devices)
+    flops, traffic = costs(compiled)
+    sums = collectives(text, devices)
     kept = held.argument_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
     return Figures(
         flops,
         traffic,
         kept + held.temp_size_in_bytes,
         held.temp_size_in_bytes,
-        hlo.kernels(text),
+        kernels(text),
         len(sums),
-        hlo.bytes_moved(text, devices),
+        bytes_moved(text, devices),
     )
 
 

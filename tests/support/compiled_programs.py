@@ -98,6 +98,40 @@ def transformer() -> Made:
     return [projections, mixed, up, down], loss, [np.zeros((BATCH, 128, width), np.float32)]
 
 
+WIDTH, LENGTH, VOCABULARY, LAYERS = 512, 128, 4096, 8
+
+
+def gpt(*, scanned: bool, batch: int = BATCH, width: int = WIDTH) -> Made:
+    """Eight blocks of a language model and its head, with stacked weights; the blocks in a scan, or one by one."""
+    shapes = ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width))
+    stacks = [_matrix(LAYERS, *shape) for shape in shapes]
+    table, head = _matrix(VOCABULARY, width), _matrix(width, VOCABULARY)
+
+    def block(x: Any, weights: Any) -> tuple[Any, None]:
+        projections, mixed, up, down = weights
+        each = (x @ projections).reshape(*x.shape[:2], 3, 8, width // 8)
+        attended = jax.nn.dot_product_attention(each[:, :, 0], each[:, :, 1], each[:, :, 2], is_causal=True)
+        x = x + attended.reshape(x.shape) @ mixed
+        return x + jax.nn.relu(x @ up) @ down, None
+
+    def loss(tokens: Any) -> Any:
+        x = table.read_value()[tokens]
+        weights = [stack.read_value() for stack in stacks]
+        if scanned:
+            x, _ = jax.lax.scan(block, x, weights)
+        else:
+            for layer in range(LAYERS):
+                x, _ = block(x, [stack[layer] for stack in weights])
+        return optax.softmax_cross_entropy_with_integer_labels(x @ head, tokens).mean(axis=-1)
+
+    return [*stacks, table, head], loss, [np.zeros((batch, LENGTH), np.int32)]
+
+
+def operations_of_gpt(batch: int = BATCH, width: int = WIDTH) -> int:
+    """Six for each weight that multiplies and each token: two forward, four backward."""
+    return 6 * (LAYERS * 12 * width * width + width * VOCABULARY) * batch * LENGTH
+
+
 PROGRAMS: dict[str, Callable[[], Made]] = {
     "digits": digits,
     "wide": wide,

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from compiled_programs import PROGRAMS, planned, train
-from jaxtribute._src.tools import hlo
+from compiled_programs import PROGRAMS, gpt, operations_of_gpt, planned, train
 from jaxtribute._src.tools.compiling.step import DoesNotFitError
+from jaxtribute._src.tools.hlo.exchanges import bytes_moved
 from jaxtribute.errors import ArgumentError, DeviceError
 
 pytestmark = [
@@ -49,6 +49,21 @@ def test_all_state_is_donated_and_nothing_goes_to_the_host(topology: str, chips:
     assert min(found.flops, found.traffic, found.estimate) > 0
 
 
+@pytest.mark.parametrize("kind", ["mirrored", "fully-sharded"])
+def test_a_scan_of_layers_counts_each_of_them(kind: str) -> None:
+    scanned, unrolled = (
+        jd.experimental.compile_for(TOPOLOGY, lambda each=each: train(STRATEGIES[kind](), lambda: gpt(scanned=each)))
+        for each in (True, False)
+    )
+    assert scanned.open_loops == unrolled.open_loops == 0
+    assert scanned.flops == pytest.approx(unrolled.flops, rel=0.01)
+    assert scanned.flops == pytest.approx(operations_of_gpt() / CHIPS, rel=0.1)
+    # Each turn also copies a layer's weights out of the stack.
+    assert scanned.traffic == pytest.approx(unrolled.traffic, rel=0.5)
+    moved = [bytes_moved(one.text, CHIPS) for one in (scanned, unrolled)]
+    assert moved[0] == pytest.approx(moved[1], rel=0.02)
+
+
 def test_a_small_models_gradients_are_reduced_in_one_collective() -> None:
     for kind in ("mirrored", "tpu"):
         found = jd.experimental.compile_for(TOPOLOGY, lambda kind=kind: train(STRATEGIES[kind](), PROGRAMS["digits"]))
@@ -74,7 +89,7 @@ def test_gradients_are_scattered_where_rows_are_no_whole_tiles(kind: str) -> Non
     assert "reduce-scatter" in {one.kind for one in found.collectives}
     assert max(one.nbytes for one in found.collectives if one.kind == "all-reduce") < 4096  # the loss
     whole = 4 * (1001 * 1024 + 1024 * 1000)
-    assert hlo.bytes_moved(found.text, CHIPS) <= 1.01 * whole * (2 if kind == "mirrored" else 3) * 7 / 8
+    assert bytes_moved(found.text, CHIPS) <= 1.01 * whole * (2 if kind == "mirrored" else 3) * 7 / 8
 
 
 def test_one_device_and_workers_of_a_slice() -> None:

@@ -16,7 +16,7 @@ import jaxtribute as jd
 from jaxtribute._src.tools.compiling.report import as_dict, text
 from jaxtribute._src.tools.compiling.step import CompiledStep
 from jaxtribute._src.tools.compiling.topologies import topology_named
-from jaxtribute._src.tools.hlo import collectives
+from jaxtribute._src.tools.hlo.exchanges import collectives
 
 pytest.importorskip("libtpu")
 TOPOLOGY = "v5e:2x4"

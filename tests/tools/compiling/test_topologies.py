@@ -10,7 +10,7 @@ from jax.experimental import topologies as jax_topologies
 
 from jaxtribute._src.tools.compiling import gpus, topologies, tpus
 from jaxtribute._src.tools.compiling.topologies import Topology, check_topology, ladder, topology_named
-from jaxtribute._src.tools.hlo import Collective
+from jaxtribute._src.tools.hlo.exchanges import Collective
 from jaxtribute._src.tools.planning.kinds import DEVICES, link_named
 from jaxtribute.errors import ArgumentError, MissingLibraryError
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute._src.tools.hlo import Collective
+from jaxtribute._src.tools.hlo.exchanges import Collective
 from jaxtribute._src.tools.planning.cost import Line, StepCost
 from jaxtribute.errors import ArgumentError
 

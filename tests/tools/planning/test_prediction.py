@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxtribute._src.tools.hlo import Collective
+from jaxtribute._src.tools.hlo.exchanges import Collective
 from jaxtribute._src.tools.planning.cost import Line, StepCost
 from jaxtribute._src.tools.planning.kinds import DEVICES, Device, Link
 from jaxtribute._src.tools.planning.prediction import (

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtribute._src.tools.hlo import Collective
+from jaxtribute._src.tools.hlo.exchanges import Collective
 from jaxtribute._src.tools.planning import probes as module
 from jaxtribute._src.tools.planning.probes import Parts, Probes, Wanted, measure, parts, probes
 from jaxtribute._src.tools.planning.products import products

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from jaxtribute._src.tools.hlo import Collective
+from jaxtribute._src.tools.hlo.exchanges import Collective
 from jaxtribute._src.tools.planning import report
 from jaxtribute._src.tools.planning.prediction import epoch, predict
 from jaxtribute.errors import ArgumentError, MissingLibraryError
 from tools.planning.test_prediction import COST, cluster
+
+pytest.importorskip("matplotlib.font_manager")  # looks for fonts when it is first imported, by a process of its own
 
 EXCHANGING = replace(COST, collectives=(Collective("all-reduce", (4000,)),))
 

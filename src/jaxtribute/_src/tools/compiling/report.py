@@ -42,6 +42,7 @@ def as_dict(step: CompiledStep) -> dict[str, Any]:
             {
                 "kind": one.kind,
                 "bytes": one.nbytes,
+                "times": one.times,
                 "asynchronous": one.asynchronous,
                 "arrays": len(one.parts),
                 "devices": among.size,
@@ -64,6 +65,7 @@ def as_dict(step: CompiledStep) -> dict[str, Any]:
         "host_transfers": step.host,
         "flops": step.flops,
         "bytes_accessed": step.traffic,
+        "open_loops": step.open_loops,
         "compute": step.compute,
         "hidden": step.exchange(hidden=True),
         "exposed": step.exchange(hidden=False),
@@ -98,6 +100,11 @@ def text(one: dict[str, Any]) -> str:
         f"Each device computes {one['flops'] / 1e9:,.3g} GFLOP and touches {bytes_text(one['bytes_accessed'])}; "
         f"{one['host_transfers']} transfer(s) to or from the host."
     )
+    if one["open_loops"]:
+        lines.append(
+            f"{one['open_loops']} loop(s) whose number of turns depends on values: what they do counts once, and the "
+            "step takes longer by their further turns."
+        )
     lines.append(
         f"Estimated step: {seconds_text(one['step'])}; computing {seconds_text(one['compute'])}, collectives beside it "
         f"{seconds_text(one['hidden'])}, others {seconds_text(one['exposed'])}."
@@ -113,8 +120,8 @@ def _collectives(found: Sequence[dict[str, Any]]) -> str:
     sums: Counter[tuple[str, bool, int, str]] = Counter()
     for each in found:
         key = each["kind"], each["asynchronous"], each["devices"], each["link"]
-        counts[key] += 1
-        sums[key] += each["bytes"]
+        counts[key] += each["times"]
+        sums[key] += each["times"] * each["bytes"]
     parts: list[str] = []
     for key, count in counts.items():
         kind, beside, devices, link = key

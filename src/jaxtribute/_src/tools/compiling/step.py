@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 
 import jax
 
-from jaxtribute._src.tools import hlo
 from jaxtribute._src.tools.compiling.topologies import Topology
-from jaxtribute._src.tools.hlo import Collective, collectives
+from jaxtribute._src.tools.hlo.exchanges import Collective, collectives
+from jaxtribute._src.tools.hlo.work import costs, open_loops
 from jaxtribute._src.tools.planning.inspection import Step
 from jaxtribute._src.tools.planning.prediction import COMPUTE, MEMORY, collective_time
 from jaxtribute._src.types import Foreign, Leaf
@@ -77,6 +77,7 @@ class CompiledStep:
       host: how often the program exchanges data with the host.
       flops: floating-point operations of each device.
       traffic: bytes that operations of each device read and write.
+      open_loops: loops whose number of turns depends on values: what they do counts once.
       seconds: how long tracing and compiling took.
       layout: the table of an automatic layout of the variables; empty where there is none.
       text: the compiled program.
@@ -94,6 +95,7 @@ class CompiledStep:
     host: int
     flops: float
     traffic: float
+    open_loops: int
     seconds: float
     layout: str
     text: str = field(repr=False)
@@ -114,7 +116,7 @@ class CompiledStep:
           hidden: whether those that run beside computing, or those that it waits for.
         """
         return sum(
-            collective_time(one, self.topology.among(one, self.devices))
+            one.times * collective_time(one, self.topology.among(one, self.devices))
             for one in self.collectives
             if one.asynchronous is hidden
         )
@@ -157,7 +159,7 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
         raise _too_large(error, topology, rows * step.replicas) from error
     seconds = time.perf_counter() - start
     text = compiled.as_text()
-    flops, traffic = costs(compiled, text)
+    flops, traffic = costs(compiled)
     memory = compiled.memory_analysis()
     program, held = step.program, _held(step, rows, memory)
     devices = topology.devices[:1] if program.mesh is None else program.mesh.devices
@@ -178,24 +180,11 @@ def compile_step(step: Step, topology: Topology, rows: int | None = None) -> Com
         host=len(_HOST.findall(text)),
         flops=flops,
         traffic=traffic,
+        open_loops=open_loops(text),
         seconds=seconds,
         layout=step.layout,
         text=text,
     )
-
-
-def costs(compiled: Foreign, text: str) -> tuple[float, float]:
-    """The operations of a program on each device, and the bytes that they touch.
-
-    Args:
-      compiled: what JAX has compiled.
-      text: its text, in which they are counted where the compiler tells neither.
-    """
-    told = compiled.cost_analysis()
-    # The compiler of GPUs tells neither.
-    if not told:
-        return hlo.flops(text), hlo.traffic(text)
-    return max(float(told.get("flops", 0.0)), 0.0), max(float(told.get("bytes accessed", 0.0)), 0.0)
 
 
 def _share(array: Leaf) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from jaxtribute._src.tools.compiling import gpus, tpus
-from jaxtribute._src.tools.hlo import Collective
+from jaxtribute._src.tools.hlo.exchanges import Collective
 from jaxtribute._src.tools.planning.kinds import Device, Link
 from jaxtribute._src.tools.planning.prediction import Cluster
 from jaxtribute.errors import ArgumentError

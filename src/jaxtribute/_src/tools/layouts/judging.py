@@ -12,7 +12,7 @@ from jax.sharding import Sharding
 
 from jaxtribute._src.execution.capture import Capture
 from jaxtribute._src.jaxprs.core import as_function, aval, opened
-from jaxtribute._src.tools.hlo import bytes_moved
+from jaxtribute._src.tools.hlo.exchanges import bytes_moved
 from jaxtribute._src.values.automatic import Candidate
 from jaxtribute._src.values.mesh import Layout, ReplicaMesh
 from jaxtribute._src.values.policies.base import Policy

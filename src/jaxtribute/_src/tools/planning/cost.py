@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxtribute._src.tools.hlo import Collective
+from jaxtribute._src.tools.hlo.exchanges import Collective
 from jaxtribute.errors import ArgumentError
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,9 @@ class StepCost:
                 raise ValueError("another format")
             for name in ("flops", "traffic", "memory"):
                 data[name] = Line(**data[name])
-            data["collectives"] = tuple(Collective(one["kind"], tuple(one["parts"])) for one in data["collectives"])
+            data["collectives"] = tuple(
+                Collective(one["kind"], tuple(one["parts"]), times=one["times"]) for one in data["collectives"]
+            )
             return cls(**data)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArgumentError(f"{path} holds no cost of a step: {error}. HINT: write one with --save.") from error

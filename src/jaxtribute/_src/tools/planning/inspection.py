@@ -12,7 +12,8 @@ import jax
 
 from jaxtribute._src.execution.program import Program
 from jaxtribute._src.observers import INPUT, Event, Observer, observe
-from jaxtribute._src.tools.hlo import collectives, passes
+from jaxtribute._src.tools.hlo.exchanges import collectives
+from jaxtribute._src.tools.hlo.work import costs, passes
 from jaxtribute._src.tools.planning.cost import Line, StepCost
 from jaxtribute._src.tools.planning.probes import Wanted
 from jaxtribute._src.tools.planning.products import products
@@ -160,15 +161,11 @@ def _replicated(leaf: Leaf) -> bool:
 
 def _quantities(compiled: Foreign) -> tuple[float, float, float]:
     """Floating-point operations, bytes accessed and bytes of memory on one device."""
-    costs = compiled.cost_analysis() or {}
+    operations, traffic = costs(compiled)
     memory = compiled.memory_analysis()
     # An output that takes over an argument's memory is counted once.
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return (
-        max(float(costs.get("flops", 0.0)), 0.0),
-        max(float(costs.get("bytes accessed", 0.0)), 0.0),
-        float(held + memory.temp_size_in_bytes),
-    )
+    return operations, traffic, float(held + memory.temp_size_in_bytes)
 
 
 class Looker(Observer):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxtribute._src.input.splitting import slice_size, slice_sizes
-from jaxtribute._src.tools.hlo import Collective
+from jaxtribute._src.tools.hlo.exchanges import Collective
 from jaxtribute._src.tools.planning.cost import StepCost
 from jaxtribute._src.tools.planning.kinds import Device, Link
 from jaxtribute.errors import ArgumentError
@@ -123,7 +123,7 @@ def predict(
         batch *= cluster.size
     rows = slice_size(batch, cluster.size)
     compute, memory = compute_of(rows), cost.memory.at(rows)
-    exchange = sum(collective_time(one, cluster) for one in cost.exchanged()) if cluster.size > 1 else 0.0
+    exchange = sum(one.times * collective_time(one, cluster) for one in cost.exchanged()) if cluster.size > 1 else 0.0
     return Prediction(
         devices=cluster.size,
         batch=batch,

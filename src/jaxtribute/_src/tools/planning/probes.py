@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jaxtribute._src.tools.bench.rates import in_turns, seconds_a_call
-from jaxtribute._src.tools.hlo import Collective
+from jaxtribute._src.tools.hlo.exchanges import Collective
 from jaxtribute._src.tools.planning.products import Product, all_made
 from jaxtribute._src.types import Array, HostArray
 from jaxtribute._src.values.slices import Cut
@@ -171,9 +171,12 @@ def probes(wanted: Wanted, devices: Sequence[Any]) -> Probes:
             calls[name] = everywhere.call(_passes(count), [_floats(size // 8)])  # half is read, half is written
     if wanted.collectives and len(devices) > 1:
         arrays: list[jax.ShapeDtypeStruct] = []
+        repeated: list[Collective] = []
         for one in wanted.collectives:
+            repeated += [one] * one.times
+        for one in repeated:
             arrays += [_floats(max(nbytes // 4, 1)) for nbytes in one.parts]
-        calls["collectives"] = everywhere.call(_exchanges(wanted.collectives), arrays)
+        calls["collectives"] = everywhere.call(_exchanges(repeated), arrays)
     return Probes(calls, times, besides)
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxtribute._src.tools.hlo import Collective, bytes_moved, collectives, passes
+from jaxtribute._src.tools.hlo.exchanges import Collective, bytes_moved, collectives
+from jaxtribute._src.tools.hlo.work import passes
 
 LINES = {
     "  %all-reduce.1 = (f32[64,256]{1,0}, f32[]) all-reduce(%dot, %b), channel_id=1": Collective(
