@@ -28,12 +28,13 @@ def names(directory: Path) -> list[str]:
     """The files below a folder, by their paths from there with `/`, in order.
 
     Raises:
-      OSError: a folder cannot be listed.
+      OSError: a folder cannot be listed now.
     """
     found: list[str] = []
 
-    def fail(error: OSError) -> None:  # by default such a folder would count as empty
-        raise error
+    def fail(error: OSError) -> None:
+        if passing(error):  # by default such a folder would count as empty
+            raise error
 
     for folder, _, files in os.walk(directory, onerror=fail):
         place = Path(folder).relative_to(directory)

@@ -343,7 +343,7 @@ class CheckpointManager:
 
     def _begins_span(self, entry: Entry) -> bool:
         """True if a checkpoint is the first one of a span of time, and stays."""
-        if self._every_s is None or not entry.written_at:  # damaged: nobody can use it
+        if self._every_s is None or not entry.described:  # damaged: nobody can use it
             return False
         passed_s = entry.written_at - self._preserved_at
         if 0 <= passed_s < self._every_s:

@@ -33,17 +33,22 @@ class Entry:
       path: its path.
       number: the number in its name.
       complete: whether it has its description, which is written last.
-      known: whether its files tell the rest, which they do not if both that do are damaged.
-      turn: its place among the saves; None of an earlier version's.
+      described: whether its description is as it was written.
+      turn: its place among the saves; None of an earlier version's, or if both files that tell it are damaged.
       written_at: when it was complete, in seconds since 1970, by a clock that may have been set since.
     """
 
     path: Path
     number: int
     complete: bool
-    known: bool
+    described: bool
     turn: Turn | None
     written_at: float
+
+    @property
+    def known(self) -> bool:
+        """True if its files tell its turn, or that it has none."""
+        return self.described or self.turn is not None
 
     @classmethod
     def read(cls, path: Path, number: int) -> Entry:
@@ -53,11 +58,11 @@ class Entry:
           CheckpointUnreadableError: they cannot be read now.
         """
         place, turns = standing(path), list[Turn | None]()
-        complete, described, written_at = present(place / FILE), False, 0.0
+        complete, described, written_at = present(place / FILE), False, _touched_at(place)
         try:
             entries = entries_of(place)
             turns.append(Turn.parse(entries.get("turn")))
-            written_at, described = float(entries.get("written_at", 0.0)), True
+            written_at, described = float(entries.get("written_at", written_at)), True
         except CheckpointUnreadableError:
             raise
         except CheckpointError:
@@ -65,7 +70,14 @@ class Entry:
         turns.append(_turn_of(place))
         # The larger of both: one of them may be of an older checkpoint, if a disk has mixed them up.
         turn = max((turn for turn in turns if turn is not None), key=lambda turn: turn.number, default=None)
-        return cls(path, number, complete, described or turn is not None, turn, written_at)
+        return cls(path, number, complete, described, turn, written_at)
+
+
+def _touched_at(place: Path) -> float:
+    try:
+        return place.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _turn_of(place: Path) -> Turn | None:

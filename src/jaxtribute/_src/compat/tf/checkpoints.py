@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
@@ -35,10 +36,11 @@ def latest_checkpoint(checkpoint_dir: str | PathLike[str], latest_filename: str 
     check_folder(folder)
     # The name ends in the number of the save; other folders with a hyphen may lie beside it.
     names = {stem(path) for path in folder.glob("*-*") if number_of(path) is not None and _is_checkpoint(path)}
+    found = [Series(folder, name).line() for name in names]
     # Within a name the order of the saves is known; between names only the clock tells.
-    lines = [Series(folder, name).line() for name in names]
-    line, others = max(lines, key=lambda found: found[0][0].written_at, default=([], []))
-    return newest_whole([entry.path for entry in line], folder, {}, paths_of(others))
+    merged = heapq.merge(*(line for line, _ in found), key=lambda entry: -entry.written_at)
+    others = [path for _, given_up in found for path in paths_of(given_up)]
+    return newest_whole([entry.path for entry in merged], folder, {}, others)
 
 
 def _is_checkpoint(path: Path) -> bool:
