@@ -55,9 +55,10 @@ class Background:
         Raises:
           BaseException: what it has raised, once.
         """
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-            if not self._thread.is_alive():
+        thread = self._thread  # another thread that waits may forget it meanwhile
+        if thread is not None:
+            thread.join(timeout_s)
+            if not thread.is_alive() and self._thread is thread:
                 self._thread = None
         # Once: the next save starts without the error of the last.
         error, self._error = self._error, None
