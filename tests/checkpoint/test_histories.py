@@ -33,6 +33,7 @@ class Saved:
     number: int
     line: tuple[int, ...]
     damaged: bool = False
+    described: bool = True
 
     @property
     def value(self) -> int:
@@ -83,7 +84,7 @@ class Folder(RuleBasedStateMachine):
         new = Saved(self.counter if number is None else number, (*self.line, self.values))
         assert path == str(self.path(new))
         self.saves = [one for one in self.saves if one.number != new.number]
-        others = [one for one in self.saves if one not in self.found_damaged]
+        others = [one for one in self.saves if one not in self.found_damaged and one.described]
         for one in others[: 1 - KEPT]:
             self.saves.remove(one)
         self.saves.append(new)
@@ -145,7 +146,7 @@ class Folder(RuleBasedStateMachine):
         if not whole:
             return
         saved = whole[place % len(whole)]
-        saved.damaged = True
+        saved.damaged, saved.described = True, (file, kind) != (FILES[0], "missing")
         target = standing(self.path(saved)) / file
         content = target.read_bytes()
         target.unlink()

@@ -265,7 +265,7 @@ class CheckpointManager:
 
     def _check_unread(self, target: Path) -> None:
         """Checks that a save does not take the place of what could not be read, and may be whole."""
-        if self._unread and present(target):
+        if self._unread and present(standing(target)):
             raise CheckpointError(
                 f"{target} is not replaced, as restore_or_initialize() could not read the folder. HINT: call it again; "
                 "or restore a checkpoint by its path, and save in a folder of its own."
