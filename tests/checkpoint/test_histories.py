@@ -1,4 +1,4 @@
-"""Random histories of a folder of checkpoints, against a model of it: a list of saves, each with the line it belongs to."""
+"""Random histories of a folder of checkpoints, against a model: a list of saves, each with the line it belongs to."""
 
 from __future__ import annotations
 

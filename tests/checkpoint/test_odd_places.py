@@ -208,12 +208,14 @@ _FULL = """
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 3 MB in memory, of which 1.2 are taken."""
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(tmp_path)], capture_output=True)  # noqa: S607
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(tmp_path)], capture_output=True, check=False
+    )
     if mount.returncode:
         pytest.skip("this user may not mount a disk")
     (tmp_path / "filler").write_bytes(b"0" * 1_200_000)
     yield tmp_path
-    subprocess.run(["umount", "-l", str(tmp_path)], check=True)  # noqa: S607
+    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
 @pytest.mark.slow
@@ -225,7 +227,7 @@ def test_a_disk_that_is_full(small_disk: Path) -> None:
 def test_a_disk_that_can_only_be_read(small_disk: Path) -> None:
     with jd.CheckpointManager(jd.Checkpoint(v=1), small_disk / "run", block=True) as manager:
         manager.save()
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)  # noqa: S607
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     checkpoint = jd.Checkpoint(v=0)
     manager = jd.CheckpointManager(checkpoint, small_disk / "run", block=True)
     assert manager.restore_or_initialize() == str(small_disk / "run" / "ckpt-1")

@@ -1,4 +1,4 @@
-"""What cannot be read now is not damaged: no older checkpoint is taken for it, nothing begins anew, nothing is replaced."""
+"""What cannot be read now is not damaged: no older checkpoint is taken for it, and nothing begins anew."""
 
 from __future__ import annotations
 
@@ -96,14 +96,15 @@ def test_an_error_that_lasts_is_no_damage(error: str, saved: Path) -> None:
         manager = jd.CheckpointManager(checkpoint, saved, init_fn=lambda: pytest.fail("begun anew"), block=True)
         with pytest.MonkeyPatch.context() as patch:
             Disk(patch, error, names, float("inf"))
-            for action in (
-                lambda: jd.latest_checkpoint(saved),
-                lambda: manager.latest_checkpoint,
-                lambda: manager.restore_or_initialize(),
-                lambda: checkpoint.restore(saved / "ckpt-3"),
-            ):
-                with pytest.raises(CheckpointUnreadableError, match=r"/run[\s\S]* cannot be read now: [\s\S]*HINT"):
-                    action()
+            text = r"/run[\s\S]* cannot be read now: [\s\S]*HINT"
+            with pytest.raises(CheckpointUnreadableError, match=text):
+                jd.latest_checkpoint(saved)
+            with pytest.raises(CheckpointUnreadableError, match=text):
+                print(manager.latest_checkpoint)
+            with pytest.raises(CheckpointUnreadableError, match=text):
+                manager.restore_or_initialize()
+            with pytest.raises(CheckpointUnreadableError, match=text):
+                checkpoint.restore(saved / "ckpt-3")
         assert checkpoint.v == 7
         # Whoever goes on all the same does not lose what may be whole.
         with pytest.raises(CheckpointError, match=r"ckpt-1 is not replaced.*HINT"):

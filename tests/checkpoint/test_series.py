@@ -1,4 +1,4 @@
-"""The latest checkpoint is the one that was saved last, and only what its training has come through stands in for it."""
+"""The latest checkpoint is the one saved last, and only what its training has come through stands in for it."""
 
 from __future__ import annotations
 
