@@ -6,7 +6,7 @@ import contextlib
 import errno
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import jaxtribute as jd
 from jaxtribute import errors
 from jaxtribute._src import checksums, reading
-from jaxtribute._src.checkpoint import committing
+from jaxtribute._src.checkpoint import committing, files
 from jaxtribute._src.checkpoint.files import standing
 
 KEPT = 3
@@ -190,7 +190,7 @@ def refuse(*_: object) -> Any:
 
 
 @contextlib.contextmanager
-def failing_once(number: int) -> Iterator[None]:
+def failing_once(number: int) -> Generator[None]:
     """The first file that is looked at cannot be read, the next time it can."""
     mark, failed = checksums.mark, list[int]()
 
@@ -207,9 +207,9 @@ def failing_once(number: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def copied_at(moment: int, folder: Path) -> Iterator[Path]:
+def copied_at(moment: int, folder: Path) -> Generator[Path]:
     """Copies a folder when a save comes to one of its last moments: what a program that is killed there leaves."""
-    sync, calls = committing.sync, list[Path]()
+    sync, calls = files.sync, list[Path]()
     copy = folder.with_name("copy")
 
     def note(place: Path) -> None:

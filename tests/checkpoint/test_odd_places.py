@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.checkpoint import committing
+from jaxtribute._src.checkpoint import committing, files
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, CheckpointError
 from processes import run_python
 
@@ -158,7 +158,7 @@ def test_a_disk_that_takes_nothing_more(
 ) -> None:
     manager = jd.CheckpointManager(jd.Checkpoint(v=1), tmp_path, block=True)
     manager.save()
-    write = committing.write_text
+    write = files.write_text
 
     def fail(path: Path, text: str) -> None:
         write(path, text[: len(text) // 2])

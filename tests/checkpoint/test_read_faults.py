@@ -16,7 +16,7 @@ import pytest
 import jaxtribute as jd
 from jaxtribute._src import checksums, reading
 from jaxtribute._src.checkpoint import arrays
-from jaxtribute._src.checkpoint.description import FILE
+from jaxtribute._src.checkpoint.files import FILE
 from jaxtribute.errors import CheckpointDamagedError, CheckpointError, CheckpointUnreadableError
 
 PASSING = ("EIO", "EMFILE", "ESTALE", "ENFILE", "EACCES", "ENOMEM", "ETIMEDOUT", "EHOSTDOWN", "ENODEV", "EINTR")
@@ -84,7 +84,7 @@ def test_an_error_that_passes_changes_nothing(error: str, saved: Path, caplog: p
         assert checkpoint.v == 30
         assert "left out" not in caplog.text
         manager.close()
-    with jd.CheckpointManager(checkpoint, saved, block=True) as manager:
+    with jd.CheckpointManager(jd.Checkpoint(v=0), saved, block=True) as manager:
         manager.restore_or_initialize()
         assert manager.save() == str(saved / "ckpt-4")
 

@@ -197,7 +197,7 @@ def not_written(path: Path, error: BaseException) -> CheckpointError:
 
 
 def remedy(error: BaseException) -> str:
-    """What helps against an error of the system."""
+    """Says what helps against an error of the system."""
     return _REMEDIES.get(error_number(error) or 0, "see the cause above")
 
 

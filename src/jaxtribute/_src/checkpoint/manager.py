@@ -293,7 +293,7 @@ class CheckpointManager:
         return [Path(path) for path in line], others
 
     def _listed(self) -> tuple[str, str, list[str], list[str]]:
-        """The kind of what went wrong and its text, the checkpoints that may be restored, and the others."""
+        """The kind and the text of an error, the checkpoints that may be restored, and the others."""
         try:
             try:
                 self._owner.claim()

@@ -94,7 +94,7 @@ _NOBODY = ProcessIdentity("", 0, "", "", "")
 
 
 class Seat:
-    """What the objects of this process share that save under one name in one folder.
+    """Place in a process that its objects share which save under one name in one folder.
 
     They save one after the other, whichever threads they do it in, and the file is there as long as any of them is.
     Of managers of different checkpoints the one that was made last takes over when it first saves: those made before
@@ -206,7 +206,7 @@ class Owner:
 
     @property
     def seat(self) -> Seat:
-        """What it shares with other objects of this process, by whatever path they name the folder."""
+        """The seat that it shares with other objects of this process, by whatever path they name the folder."""
         file = Path(os.path.realpath(self._directory)) / f".{self._name}.owner"
         found = _seats.get(file)
         return found if found is not None else _seats.setdefault(file, Seat(file))

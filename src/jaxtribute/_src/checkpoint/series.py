@@ -202,5 +202,5 @@ class Past:
 
 
 def _series(path: Path) -> tuple[str, str]:
-    """What the checkpoints of a manager have in common, by whatever path its folder was given."""
+    """The folder and the name that the checkpoints of a manager have in common, by whatever path it was given."""
     return os.path.realpath(path.parent), stem(path)

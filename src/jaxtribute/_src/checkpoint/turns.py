@@ -78,11 +78,11 @@ class Turn:
         return zlib.crc32(json.dumps(self.entries(), sort_keys=True).encode())
 
     def entries(self) -> dict[str, Any]:
-        """What JSON can hold."""
+        """The turn as JSON can hold it."""
         return asdict(self)
 
     def as_text(self) -> str:
-        """What the file holds."""
+        """The text of the file."""
         return json.dumps({"checksum": self.checksum, **self.entries()}) + "\n"
 
     def came_through(self, turn: Turn | None, number: int) -> bool:
