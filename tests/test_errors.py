@@ -13,6 +13,7 @@ BUILTINS = {
     "CheckpointDamagedError": RuntimeError,
     "CheckpointError": RuntimeError,
     "CheckpointMismatchError": ValueError,
+    "CheckpointUnreadableError": RuntimeError,
     "ClusterError": RuntimeError,
     "ClusterSpecError": ValueError,
     "ConfigError": RuntimeError,

@@ -23,6 +23,7 @@ Each error also inherits the builtin that Python code would expect at that place
     ├── ProcessFailedError   (RuntimeError)  a process of a job on this machine that raised or died
     └── CheckpointError      (RuntimeError)  a checkpoint that could not be written or read
         ├── CheckpointDamagedError (RuntimeError)  a checkpoint whose files are not as they were written
+        ├── CheckpointUnreadableError (RuntimeError)  a checkpoint that cannot be read now, and may be whole
         └── CheckpointMismatchError (ValueError)  a checkpoint that does not fit what it is restored into
 """
 
@@ -113,6 +114,10 @@ class CheckpointError(JaxtributeError, RuntimeError):
 
 class CheckpointDamagedError(CheckpointError):
     """Files of a checkpoint are missing, or hold other bytes than were written. The message lists them."""
+
+
+class CheckpointUnreadableError(CheckpointError):
+    """The system cannot read a checkpoint now (EIO, too many open files, ...), which says nothing about its files."""
 
 
 class CheckpointMismatchError(CheckpointError, ValueError):

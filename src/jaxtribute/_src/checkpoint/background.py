@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,9 +17,15 @@ _running: weakref.WeakSet[Background] = weakref.WeakSet()
 
 
 class Background:
-    """Runs saves one after the other."""
+    """Runs saves one after the other.
+
+    Attributes:
+      alone: held by the thread that saves or restores, for what must not happen in two threads at a time.
+    """
 
     def __init__(self) -> None:
+        # A thread may take it again, as a handler of signals that saves does in the midst of a save.
+        self.alone = threading.RLock()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         _running.add(self)
@@ -48,9 +55,10 @@ class Background:
         Raises:
           BaseException: what it has raised, once.
         """
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-            if not self._thread.is_alive():
+        thread = self._thread  # another thread that waits may forget it meanwhile
+        if thread is not None:
+            thread.join(timeout_s)
+            if not thread.is_alive() and self._thread is thread:
                 self._thread = None
         # Once: the next save starts without the error of the last.
         error, self._error = self._error, None
@@ -77,6 +85,13 @@ def settle_all() -> None:
         one.settle()
 
 
+def _forget_threads() -> None:
+    """Frees, in a process that was just forked, what other threads hold, which are not there."""
+    for one in list(_running):
+        one.alone = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_threads)
 # Not `atexit`, which comes after the threads that Orbax writes with have been told to end: what is registered last
 # is called first.
 import_module("concurrent.futures.thread")

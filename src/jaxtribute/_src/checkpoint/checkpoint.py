@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import threading
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
@@ -15,9 +15,11 @@ from jaxtribute._src.checkpoint.background import Background
 from jaxtribute._src.checkpoint.collecting import Contents, cell, collect
 from jaxtribute._src.checkpoint.committing import STATE, Save, SaveChannel
 from jaxtribute._src.checkpoint.description import Description, Differences
-from jaxtribute._src.checkpoint.files import FILE, check_name, check_path, check_text, stem
+from jaxtribute._src.checkpoint.files import FILE, check_name, check_path, check_prefix, check_text, stem
 from jaxtribute._src.checkpoint.owner import Owner
 from jaxtribute._src.checkpoint.restoring import Restore, mismatch
+from jaxtribute._src.checkpoint.series import Past
+from jaxtribute._src.checkpoint.turns import TURN
 from jaxtribute._src.observers import FLUSH, RESTORE, SAVE, observed
 from jaxtribute._src.types import Foreign, Nest
 from jaxtribute._src.values.copies import SpareMemory
@@ -88,6 +90,7 @@ class Checkpoint:
         object.__setattr__(self, "_background", Background())
         object.__setattr__(self, "_memory", SpareMemory())
         object.__setattr__(self, "_counts", dict.fromkeys(_COUNTERS, 0))
+        object.__setattr__(self, "_past", Past())
         object.__setattr__(self, "_channel", None)
         for name, value in trackables.items():
             setattr(self, name, value)
@@ -96,6 +99,7 @@ class Checkpoint:
     _background: Background
     _memory: SpareMemory
     _counts: dict[str, int]
+    _past: Past
     _channel: SaveChannel | None
 
     def __setattr__(self, name: str, value: Nest) -> None:
@@ -137,13 +141,15 @@ class Checkpoint:
         Raises:
           CheckpointError: the save before this one failed, or with `block` this one.
           DeadlineError: likewise, because a worker did not come.
+          ArgumentError: a prefix that has no name in it, as "/" and "folder/".
           ContextError: called in a replica function or a `jd.function`.
 
         Source: `tf.train.Checkpoint.save`.
         """
-        check_path(file_prefix, "file_prefix")
-        self.wait()
-        return self.write(f"{os.fspath(file_prefix)}-{self.count()}", block=block, timeout_s=timeout_s)
+        prefix = check_prefix(file_prefix, "file_prefix")
+        with self._background.alone:
+            self.wait()
+            return self.write(f"{prefix}-{self.count()}", block=block, timeout_s=timeout_s)
 
     def count(self, counter: str = "save_counter") -> int:
         """Counts `save_counter` or `run_counter` up, and returns it; for managers and handlers."""
@@ -174,22 +180,37 @@ class Checkpoint:
         """
         _check_context("save")
         target = check_path(path, "path")
-        check_name(target.name, "path")
-        # One save at a time: two would hold two copies of what the training has changed meanwhile. An error of the one
-        # before comes out here.
-        self._background.wait()
-        found, channel = self._found(), self._agreeing()
-        positions = {name: _position(name, iterator) for name, iterator in found.iterators.items()}
-        with updating:  # no step in between: all values are of one moment
-            specs, leaves = found.snapshots(self._memory)  # a function of its own: see interrupts
-        description = Description.of(specs, positions, channel.cluster.workers if channel else 1)
-        # Still in the thread that trains: no step can come before what is written first is taken.
-        arrays.begin(leaves)
+        check_name(target.name, f"path={str(path)!r}, whose last part")
         claim = owner or Owner(target.parent, stem(target))
-        save = Save(target, leaves, positions, description, committed, claim, owner is not None, channel, timeout_s)
-        self._background.start(save.run)
-        if block:
+        with self._background.alone:
+            # One save at a time: two would hold two copies of what the training has changed meanwhile. An error of the
+            # one before comes out here.
             self._background.wait()
+            found, channel = self._found(), self._agreeing()
+            if channel is None:
+                claim.check_manager()  # at once; of several workers the first alone knows, and tells the others
+            positions = {name: _position(name, iterator) for name, iterator in found.iterators.items()}
+            with updating:  # no step in between: all values are of one moment
+                specs, leaves = found.snapshots(self._memory)  # a function of its own: see interrupts
+            description = Description.of(specs, positions, channel.cluster.workers if channel else 1)
+            # Still in the thread that trains: no step can come before what is written first is taken.
+            arrays.begin(leaves)
+            self._background.start(
+                Save(
+                    path=target,
+                    arrays=leaves,
+                    positions=positions,
+                    description=description,
+                    committed=committed,
+                    owner=claim,
+                    past=self._past,
+                    owned=owner is not None,
+                    channel=channel,
+                    timeout_s=timeout_s,
+                ).run
+            )
+            if block:
+                self._background.wait()
         return str(target)
 
     @property
@@ -223,6 +244,7 @@ class Checkpoint:
         Raises:
           CheckpointMismatchError: names, shapes or dtypes differ: all that do are listed.
           CheckpointDamagedError: files are missing or not as they were written: they are listed.
+          CheckpointUnreadableError: the system cannot read files now, nor after a moment; they may be whole.
           CheckpointError: there is no complete checkpoint, or it cannot be read.
           InputError: an iterator cannot go to its position.
           ArgumentTypeError: `save_path` is no path.
@@ -244,15 +266,22 @@ class Checkpoint:
     @observed(RESTORE)
     def _restore(self, save_path: str | PathLike[str] | None, strict: bool, *, counters: bool) -> RestoreStatus:
         _check_context("restore")
-        self._background.wait()
-        if save_path is None:
-            return RestoreStatus(Path(), Differences((), (), ()))
-        path = check_path(save_path, "save_path")
-        found, without = self._found(), () if counters else _COUNTERS
-        for name in without:
-            del found.leaves[name]
-        differences = Restore(path, found, strict, without, committing.cluster()).run()
+        with self._background.alone:
+            self._background.wait()
+            if save_path is None:
+                return RestoreStatus(Path(), Differences((), (), ()))
+            path = check_path(save_path, "save_path")
+            found, without = self._found(), () if counters else _COUNTERS
+            for name in without:
+                del found.leaves[name]
+            differences, turn = Restore(path, found, strict, without, committing.cluster()).run()
+            self._past.restored(path, turn)
         return RestoreStatus(path, differences)
+
+    @property
+    def _alone(self) -> threading.RLock:
+        """Held by managers while they count and save, which no other thread may do then."""
+        return self._background.alone
 
     def _agreeing(self) -> SaveChannel | None:
         """Agreement of the workers on this object's saves; None for one process."""
@@ -267,7 +296,7 @@ class Checkpoint:
             check_text(name, "the name of a value")
         for name in found.iterators:
             check_name(name, "the name of an iterator, whose position is saved in a folder of that name,")
-            if name in (STATE, FILE):
+            if name in (STATE, FILE, TURN):
                 raise ArgumentError(
                     f"an iterator named {name!r} would be saved where other files are. HINT: rename it."
                 )

@@ -5,9 +5,9 @@ Processes tell each other over the cluster's key-value store, never by a collect
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,20 @@ import jax
 from jaxtribute._src import checksums
 from jaxtribute._src.checkpoint import arrays
 from jaxtribute._src.checkpoint.description import Description
-from jaxtribute._src.checkpoint.files import REPLACED, UNFINISHED, standing, sync, write_text
+from jaxtribute._src.checkpoint.files import (
+    REPLACED,
+    UNFINISHED,
+    not_written,
+    present,
+    remedy,
+    remove,
+    standing,
+    sync,
+    write_text,
+)
 from jaxtribute._src.checkpoint.owner import Owner
+from jaxtribute._src.checkpoint.series import Past
+from jaxtribute._src.checkpoint.turns import TURN
 from jaxtribute._src.checksums import Mark
 from jaxtribute._src.cluster import runtime
 from jaxtribute._src.cluster.runtime import Cluster
@@ -26,7 +38,7 @@ from jaxtribute._src.input.iterator import position_file
 from jaxtribute._src.observers import WRITE
 from jaxtribute._src.types import HostArray
 from jaxtribute._src.values.stored import Lease
-from jaxtribute.errors import CheckpointError, ConfigError
+from jaxtribute.errors import CheckpointError, ConfigError, DeadlineError
 
 STATE = "state"
 """The folder of a checkpoint that holds its arrays."""
@@ -91,6 +103,7 @@ class Save:
       description: what the checkpoint says of itself.
       committed: called by the first process once the checkpoint is complete.
       owner: what makes this process the only one that saves there.
+      past: the checkpoints that the values come from; it learns of this one.
       owned: whether it stays so after this save.
       channel: how the processes agree; None for one alone.
       timeout_s: how long the processes wait for each other; None for `patience`.
@@ -102,6 +115,7 @@ class Save:
     description: Description
     committed: Callable[[], None]
     owner: Owner
+    past: Past
     owned: bool = False
     channel: SaveChannel | None = None
     timeout_s: float | None = None
@@ -121,25 +135,39 @@ class Save:
         try:
             with WRITE.during(self, str(self.path)):
                 self._run()
-        except (CheckpointError, TimeoutError):
+        except (CheckpointError, DeadlineError):
             raise  # they name the worker already
         except Exception as error:
-            raise CheckpointError(
-                f"{self.path} was not saved: {type(error).__name__}: {error}. HINT: see the cause above; checkpoints "
-                "that were complete before are untouched."
-            ) from error
+            raise not_written(self.path, error) from error
         finally:
             self._give_back()
             if not self.owned:
                 self.owner.release()
 
     def _run(self) -> None:
-        if self.channel is None:
-            self._make()
-            self._write()
-            self._complete({})
-        else:
+        if self.channel is not None and self.channel.cluster.rank != 0:
             self._run_in(self.channel)
+            return
+        # Another manager of this name, in another thread, waits: their files and what they delete would mix.
+        with self.owner.seat.saving:
+            if self.channel is not None:
+                self._run_in(self.channel)
+                return
+            self._make()
+            with self._clearing():
+                self._write()
+                self._complete({})
+
+    @contextlib.contextmanager
+    def _clearing(self) -> Generator[None]:
+        """Removes what is half written if that fails: a disk that is full would stay so."""
+        try:
+            yield
+        except Exception:
+            with contextlib.suppress(CheckpointError):
+                self.owner.check()  # what is there may be another process's by now
+                remove(self.unfinished)
+            raise
 
     def _give_back(self) -> None:
         # Also where nothing came to be written: of a variable on loan each step makes a copy.
@@ -167,14 +195,7 @@ class Save:
 
         cluster.set(f"{key}/written/{cluster.rank}", made or _outcome(write))
         if first:
-            failed: list[str] = []
-            for rank in range(cluster.workers):
-                outcome = cluster.get(f"{key}/written/{rank}", timeout_s, of=rank)
-                if outcome:
-                    failed.append(f"{cluster.names[rank]}: {outcome}")
-            cluster.set(
-                f"{key}/result", "; ".join(failed) or _outcome(lambda: self._complete(self._all_marks(channel)))
-            )
+            cluster.set(f"{key}/result", f"{cluster.names[0]}: {made}" if made else self._end(channel, timeout_s))
             channel.clean()
         # All wait for the end: a save that one process takes for complete is so for every other.
         result = cluster.get(f"{key}/result", timeout_s, of=0)
@@ -184,13 +205,31 @@ class Save:
                 "that were complete before are untouched."
             )
 
+    def _end(self, channel: SaveChannel, timeout_s: float) -> str:
+        """Completes the checkpoint once all workers have written; returns what went wrong on any of them."""
+        cluster, failed = channel.cluster, list[str]()
+        for rank in range(cluster.workers):
+            outcome = cluster.get(f"{channel.key}/written/{rank}", timeout_s, of=rank)
+            if outcome:
+                failed.append(f"{cluster.names[rank]}: {outcome}")
+
+        def complete() -> None:
+            with self._clearing():
+                if failed:
+                    raise CheckpointError("; ".join(failed))
+                self._complete(self._all_marks(channel))
+
+        found = _outcome(complete)
+        return "; ".join(failed) or found
+
     def _make(self) -> None:
         """Makes the folder anew; what is there is of a save that never ended."""
         self.owner.claim()
+        self.owner.take_over()
         old = standing(self.path)
         if old != self.path:  # a program was killed while it replaced this checkpoint
             old.rename(self.path)
-        shutil.rmtree(self.unfinished, ignore_errors=True)
+        remove(self.unfinished)
         (self.unfinished / STATE).mkdir(parents=True)
 
     def _write(self) -> None:
@@ -224,21 +263,25 @@ class Save:
         # others, with their checksums. The files are there before the name is, and the name before the old checkpoint
         # goes: whenever the machine stops, one of both is whole under a name that is looked for.
         arrays.merge(self.unfinished / STATE)
+        turn = self.past.next(self.path)
+        if turn is not None:
+            write_text(self.unfinished / TURN, turn.as_text())
         # What the processes have written they have read themselves; the index is new.
         rest = [name for name in checksums.names(self.unfinished) if name not in known]
         marks = {**known, **checksums.marks(self.unfinished, rest)}
-        replace(self.description, files=marks).write(self.unfinished)
+        replace(self.description, files=marks, turn=turn).write(self.unfinished)
         sync(self.unfinished)
         # The last look: had this process been stopped for minutes, another job could own the name by now, and its
         # checkpoint would be replaced here.
         self.owner.check()
         replaced = self.path.with_name(self.path.name + REPLACED)
-        shutil.rmtree(replaced, ignore_errors=True)
-        if self.path.exists():
+        remove(replaced)
+        if present(self.path):
             self.path.rename(replaced)  # from here until the next line the checkpoint of this name is found there
         self.unfinished.rename(self.path)
+        self.past.saved(self.path, turn)
         sync(self.path.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        remove(replaced)
         self.committed()
 
 
@@ -247,5 +290,6 @@ def _outcome(action: Callable[[], Any]) -> str:
     try:
         action()
     except Exception as error:  # noqa: BLE001  # the others must learn of it, whatever it is
-        return f"{type(error).__name__}: {error}"
+        helps = "" if isinstance(error, CheckpointError) else f" ({remedy(error)})"
+        return f"{type(error).__name__}: {error}{helps}"
     return ""

@@ -14,9 +14,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from jaxtribute._src.checkpoint.files import FILE, write_text
+from jaxtribute._src.checkpoint.files import FILE, not_read, present, write_text
 from jaxtribute._src.checkpoint.forms import Spec
+from jaxtribute._src.checkpoint.turns import Turn
 from jaxtribute._src.checksums import Mark
+from jaxtribute._src.reading import passing, patiently
 from jaxtribute.errors import CheckpointDamagedError, CheckpointError
 
 _FORMAT = 2
@@ -33,6 +35,7 @@ class Description:
       workers: the processes that wrote it.
       written_at: when it was complete, in seconds since 1970.
       files: the marks of all other files of the checkpoint, by name.
+      turn: its place among the saves of its name; None of one without a number, or of an earlier version.
     """
 
     values: Mapping[str, Spec]
@@ -40,6 +43,7 @@ class Description:
     workers: int
     written_at: float
     files: Mapping[str, Mark] = field(default_factory=dict[str, Mark])
+    turn: Turn | None = None
 
     def write(self, directory: Path) -> None:
         """Writes the file into a checkpoint, through to the disk."""
@@ -48,6 +52,7 @@ class Description:
             "jaxtribute": version("jaxtribute"),
             "written_at": self.written_at,
             "workers": self.workers,
+            "turn": None if self.turn is None else self.turn.entries(),
             "iterators": list(self.iterators),
             "values": {name: spec.as_json() for name, spec in self.values.items()},
             "files": {name: list(mark) for name, mark in self.files.items()},
@@ -65,9 +70,10 @@ class Description:
 
         Raises:
           CheckpointDamagedError: the file is missing, or not as it was written.
+          CheckpointUnreadableError: the file cannot be read now.
           CheckpointError: there is no such folder, or another version has written the checkpoint.
         """
-        entries = _entries(directory)
+        entries = entries_of(directory)
         if entries["format"] != _FORMAT:
             raise CheckpointError(
                 f"{directory} was written by jaxtribute {entries['jaxtribute']} in format {entries['format']}, and "
@@ -75,7 +81,8 @@ class Description:
             )
         values = {name: Spec.from_json(entry) for name, entry in entries["values"].items()}
         files = {name: (size, checksum) for name, (size, checksum) in entries["files"].items()}
-        return cls(values, tuple(entries["iterators"]), entries["workers"], entries["written_at"], files)
+        turn = Turn.parse(entries.get("turn"))
+        return cls(values, tuple(entries["iterators"]), entries["workers"], entries["written_at"], files, turn)
 
     def without(self, name: str) -> Description:
         """The description but for one value."""
@@ -134,12 +141,18 @@ def _kind(spec: Spec | None) -> str:
     return "an iterator's position" if spec is None else str(spec)
 
 
-def _entries(directory: Path) -> dict[str, Any]:
-    """Contents of a checkpoint's file, if the file is as it was written."""
+def entries_of(directory: Path) -> dict[str, Any]:
+    """Contents of a checkpoint's file, of whatever version, if the file is as it was written.
+
+    Raises:
+      CheckpointDamagedError: the file is missing, or not as it was written.
+      CheckpointUnreadableError: it cannot be read now.
+      CheckpointError: there is no such folder.
+    """
     try:
-        content = (directory / FILE).read_bytes()
+        content = patiently((directory / FILE).read_bytes)
     except (FileNotFoundError, NotADirectoryError):
-        if not directory.is_dir():
+        if not present(directory / "."):
             raise CheckpointError(
                 f"{directory} is no checkpoint: there is no such folder. HINT: pass the path that save() returned, "
                 "or manager.latest_checkpoint."
@@ -148,8 +161,10 @@ def _entries(directory: Path) -> dict[str, Any]:
             f"{directory} is no checkpoint of this library, or a damaged one: it has no {FILE}. HINT: pass the path "
             "that save() returned, or manager.latest_checkpoint."
         ) from None
-    except OSError as error:
-        raise _damaged(directory, f"{FILE} cannot be read: {error.strerror or error}") from error
+    except (OSError, MemoryError) as error:
+        if passing(error):
+            raise not_read(directory, error) from error
+        raise _damaged(directory, f"{FILE} cannot be read: {error}") from error
     try:
         entries = json.loads(content)
         checksum = entries.pop("checksum", None)

@@ -9,47 +9,63 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 
-from jaxtribute._src.checkpoint.files import FILE, check_name, check_path, complete, numbered, standing, write_text
+from jaxtribute._src.checkpoint.files import check_name, check_path, complete, not_read, present, standing, write_text
 from jaxtribute._src.checkpoint.restoring import verify
-from jaxtribute.errors import CheckpointDamagedError, CheckpointError
+from jaxtribute._src.checkpoint.series import Entry, Identity, Series, identity_of
+from jaxtribute._src.reading import passing, patiently
+from jaxtribute.errors import CheckpointDamagedError, CheckpointError, CheckpointUnreadableError
 
 _LOG = logging.getLogger(__name__)
 
-Identity = tuple[int, int]
-"""Tells a checkpoint from a later one of the same name."""
-
 
 def latest_checkpoint(directory: str | PathLike[str], checkpoint_name: str = "ckpt") -> str | None:
-    """Finds the whole checkpoint of the highest number in a folder; None where there is none at all.
+    """Finds the whole checkpoint of a folder that was saved last; None where there is none at all.
 
     Its files are read and compared with their checksums. Of one that is damaged a warning says so, and the one before
-    it is looked at. Where workers must agree, call `CheckpointManager.restore_or_initialize` instead.
+    it is looked at, of those that its training has come through. Where workers must agree, call
+    `CheckpointManager.restore_or_initialize` instead.
 
     Args:
       directory: the folder.
       checkpoint_name: what the checkpoints' names start with.
 
     Raises:
-      CheckpointDamagedError: there are checkpoints, and all are damaged.
+      CheckpointDamagedError: there are checkpoints, and all that the last one's training has come through are damaged.
+      CheckpointUnreadableError: the system cannot read them now.
+      CheckpointError: it is no folder; or an earlier version did not note which one was the last.
       ArgumentError: a name or a path that cannot be one.
 
     Source: `tf.train.latest_checkpoint`.
     """
     folder = check_path(directory, "directory")
-    found = numbered(folder, check_name(checkpoint_name, "checkpoint_name"))
-    return newest_whole([found[number] for number in sorted(found, reverse=True)], folder, {})
+    return latest_of(Series(folder, check_name(checkpoint_name, "checkpoint_name")), folder, {})
 
 
-def newest_whole(paths: Iterable[Path], directory: Path, known: dict[Path, Identity | None]) -> str | None:
+def latest_of(series: Series, directory: Path, known: dict[Path, Identity | None]) -> str | None:
+    """The last whole checkpoint of a series; otherwise as `newest_whole`."""
+    line, others = series.line()
+    return newest_whole([entry.path for entry in line], directory, known, paths_of(others))
+
+
+def paths_of(entries: Iterable[Entry]) -> list[str]:
+    """The paths of some checkpoints."""
+    return [str(entry.path) for entry in entries]
+
+
+def newest_whole(
+    paths: Iterable[Path], directory: Path, known: dict[Path, Identity | None], others: Sequence[str] = ()
+) -> str | None:
     """The first of some checkpoints whose files are as they were written.
 
     Args:
-      paths: the newest first.
+      paths: the last first.
       directory: where they are.
-      known: those that were found whole before, with their identities; one that is found now is added.
+      known: those that were known as whole before, with their identities; what is learned is added.
+      others: those that may not stand in, of lines that were given up.
 
     Raises:
       CheckpointDamagedError: there are some, and all are damaged.
+      CheckpointUnreadableError: the system cannot read them now.
     """
     skipped: list[str] = []
     for path in paths:
@@ -59,26 +75,19 @@ def newest_whole(paths: Iterable[Path], directory: Path, known: dict[Path, Ident
             if identity is None or known.get(path) != identity:
                 verify(path)
         except CheckpointDamagedError as error:
-            if standing(path).exists():  # otherwise another process has just deleted it
+            if present(standing(path)):  # otherwise another process has just deleted it
                 skipped.append(leave_out(path, error))
             continue
+        except CheckpointUnreadableError:
+            raise
         except CheckpointError:
-            if not standing(path).exists():
+            if not present(standing(path)):
                 continue  # likewise; one of another version says so when it is restored
         known[path] = identity
         return str(path)
     if skipped:
-        raise nothing_whole(directory, skipped)
+        raise nothing_whole(directory, skipped, others)
     return None
-
-
-def identity_of(path: Path) -> Identity | None:
-    """The identity of a checkpoint, from the file of it that was written last; None where there is none."""
-    try:
-        stat = (standing(path) / FILE).stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns
 
 
 def leave_out(path: Path, error: CheckpointDamagedError) -> str:
@@ -88,12 +97,24 @@ def leave_out(path: Path, error: CheckpointDamagedError) -> str:
     return reason
 
 
-def nothing_whole(directory: Path, reasons: Sequence[str]) -> CheckpointDamagedError:
-    """The error of a folder all of whose checkpoints are damaged, each for its reason."""
+def nothing_whole(directory: Path, reasons: Sequence[str], others: Sequence[str] = ()) -> CheckpointDamagedError:
+    """The error of a folder all of whose checkpoints are damaged, each for its reason.
+
+    Args:
+      directory: the folder.
+      reasons: what is wrong with each.
+      others: checkpoints of lines that were given up.
+    """
     listed = "\n".join(reasons)
+    if not others:
+        return CheckpointDamagedError(
+            f"none of the {len(reasons)} checkpoints in {directory} is whole:\n{listed}\nHINT: bring one back from a "
+            "backup, or move them away to begin anew."
+        )
     return CheckpointDamagedError(
-        f"none of the {len(reasons)} checkpoints in {directory} is whole:\n{listed}\nHINT: bring one back from a "
-        "backup, or move them away to begin anew."
+        f"none of the {len(reasons)} checkpoints that the last training in {directory} has come through is whole:\n"
+        f"{listed}\nThere are others, of a line that it did not come through: {', '.join(others)}. HINT: if you mean "
+        "one of these, restore it by its path, checkpoint.restore(path), and save; or bring one back from a backup."
     )
 
 
@@ -112,14 +133,19 @@ class KeptCheckpoints:
     def entries(self) -> dict[int, float]:
         """The numbers of those that stay, with their times in seconds since 1970.
 
-        A file that cannot be read says nothing of what may be deleted, so all that is there now stays.
+        A file that is damaged says nothing of what may be deleted, so all that is there now stays.
+
+        Raises:
+          CheckpointUnreadableError: the file cannot be read now.
         """
         try:
-            found = json.loads(self._file.read_text(encoding="utf-8"))
+            found = json.loads(patiently(lambda: self._file.read_text(encoding="utf-8")))
             return {int(number): float(at) for number, at in found}
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, MemoryError, ValueError, TypeError) as error:
+            if passing(error):
+                raise not_read(self._file, error) from error
             numbers = complete(self._directory, self._name)
             _LOG.warning(
                 "%s cannot be read: %s. All checkpoints that are there stay: %s. HINT: delete what is not needed.",

@@ -3,11 +3,14 @@
 The job's first process has a file `.NAME.owner` there, with the host and the process, and touches it every few seconds:
 this works on every file system, over the network too. The file of a process that is gone is taken over, at once on the
 same machine; from another machine only once it has not been touched for a minute, by the file system's own clock.
+
+Within a process several objects may save under a name, as when a notebook's cell is run twice: see `Seat`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -18,7 +21,9 @@ import weakref
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from jaxtribute._src.checkpoint.files import not_read
 from jaxtribute._src.folders import machine_name
+from jaxtribute._src.reading import passing, patiently
 from jaxtribute.errors import CheckpointError
 
 _TOUCHED_EVERY_S = 10.0
@@ -88,20 +93,123 @@ class ProcessIdentity:
 _NOBODY = ProcessIdentity("", 0, "", "", "")
 
 
-class Owner:
-    """This process as the one that saves under a name.
+class Seat:
+    """Place in a process that its objects share which save under one name in one folder.
 
-    Several objects of one process may own a name together.
+    They save one after the other, whichever threads they do it in, and the file is there as long as any of them is.
+    Of managers of different checkpoints the one that was made last takes over when it first saves: those made before
+    save no more, as the states of two trainings would come to lie in one series.
+
+    Args:
+      file: the file that says which process it is.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.saving = threading.Lock()
+        self._users = 0
+        self._stop: threading.Event | None = None
+        self._owner = ProcessIdentity.own()
+        self._manager = -1
+        self._saved: weakref.ref[object] | None = None
+        # Garbage is collected at any place, also in the thread that holds it: see `leave`.
+        self._lock = threading.RLock()
+
+    def join(self) -> None:
+        """Makes this process the owner of the file, and counts one more object that needs it."""
+        with self._lock:
+            self._users += 1
+            try:
+                self._claim()
+            except BaseException:
+                self.leave()
+                raise
+
+    def renew(self) -> None:
+        """Makes this process the owner again if the file is gone."""
+        with self._lock:
+            self._claim()
+
+    def leave(self) -> None:
+        """Counts one object less; without any the file goes, and other processes may save."""
+        if os.getpid() != self._owner.pid:
+            return  # in a process that was forked from it: also the lock may be held for ever here
+        with self._lock:
+            self._users -= 1
+            if not self._users and self._stop is not None:
+                self._stop.set()
+                self._stop = None
+                _unlink(self.file, self._owner)
+
+    def take_over(self, manager: int, checkpoint: object) -> None:
+        """Lets a manager save.
+
+        Args:
+          manager: counts the managers as they were made.
+          checkpoint: what it saves.
+
+        Raises:
+          CheckpointError: one that was made later has saved another checkpoint.
+        """
+        with self._lock:
+            self.check(manager, checkpoint)
+            if manager > self._manager:
+                self._manager = manager
+                self._saved = weakref.ref(checkpoint)
+
+    def check(self, manager: int, checkpoint: object) -> None:
+        """Checks that a manager may save; otherwise as `take_over`."""
+        if manager < self._manager and (self._saved is None or self._saved() is not checkpoint):
+            raise CheckpointError(
+                f"{self.file.parent}: a CheckpointManager that was made later in this process has saved another "
+                f"Checkpoint under the same name ({self.file.name.removeprefix('.').removesuffix('.owner')}), and has "
+                "taken over, as when a notebook's cell is run again. HINT: save with the new manager; or give one of "
+                "both a directory or a checkpoint_name of its own."
+            )
+
+    def _claim(self) -> None:
+        own = self._owner
+        while not own.same(_parsed(self.file)):
+            if _created(self.file, own):
+                break
+            other = _await_end(self.file, own)
+            if other is not None and not own.same(other):
+                _remove(self.file, other)
+        if self._stop is None:
+            self._stop = threading.Event()
+            arguments = (self.file, own, self._stop)
+            threading.Thread(target=_renew, args=arguments, name="jaxtribute-owner", daemon=True).start()
+
+
+_seats: dict[Path, Seat] = {}
+"""The seats of this process, by their files. They stay: a manager that was taken over from is refused for good."""
+_managers = itertools.count()
+# A lock that another thread held would be held for ever in the new process, which is no owner either.
+os.register_at_fork(after_in_child=_seats.clear)
+
+
+class Owner:
+    """An object of this process that saves under a name.
 
     Args:
       directory: the folder.
       name: what the checkpoints' names start with.
+      checkpoint: what a manager saves; None for a single save, which never takes over.
     """
 
-    def __init__(self, directory: Path, name: str) -> None:
-        self._file = directory / f".{name}.owner"
-        self._what = f"{directory / name}-*"
+    def __init__(self, directory: Path, name: str, checkpoint: object | None = None) -> None:
+        self._directory, self._name = directory, name
+        self._checkpoint = checkpoint
+        self._manager = next(_managers)
+        self._seat: Seat | None = None
         self._closing: weakref.finalize[..., Owner] | None = None
+
+    @property
+    def seat(self) -> Seat:
+        """The seat that it shares with other objects of this process, by whatever path they name the folder."""
+        file = Path(os.path.realpath(self._directory)) / f".{self._name}.owner"
+        found = _seats.get(file)
+        return found if found is not None else _seats.setdefault(file, Seat(file))
 
     def claim(self) -> None:
         """Makes this process the owner; waits where it is not known yet whether another one still is.
@@ -110,22 +218,34 @@ class Owner:
           CheckpointError: another process is; it is named.
           OSError: nothing can be written there.
         """
-        own = ProcessIdentity.own()
-        if own.same(ProcessIdentity.parse(_text(self._file))):
-            return  # also by another object of this process
-        self.release()
         with contextlib.suppress(FileExistsError):  # where it is no folder, the next line says so
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-        while not _created(self._file, own):
-            other = _await_end(self._file, own)
-            if own.same(other):
-                return  # another object of this process was faster, in another thread
-            if other is not None:
-                _remove(self._file, other)
-        # At the latest when Python ends; the thread must not hold this object, which would then never be garbage.
-        stop = threading.Event()
-        self._closing = weakref.finalize(self, _release, self._file, own, stop)
-        threading.Thread(target=_renew, args=(self._file, own, stop), name="jaxtribute-owner", daemon=True).start()
+            self._directory.mkdir(parents=True, exist_ok=True)
+        seat = self.seat
+        if self._seat is seat and self._closing is not None and self._closing.alive:
+            seat.renew()
+            return
+        self.release()
+        seat.join()
+        # At the latest when Python ends; the seat does not hold this object, which would then never be garbage.
+        self._seat, self._closing = seat, weakref.finalize(self, seat.leave)
+
+    def take_over(self) -> None:
+        """Lets this object save; others that were made before save no more.
+
+        Raises:
+          CheckpointError: another one has taken over.
+        """
+        if self._checkpoint is not None:
+            self.seat.take_over(self._manager, self._checkpoint)
+
+    def check_manager(self) -> None:
+        """Checks that no other manager of this process has taken over.
+
+        Raises:
+          CheckpointError: one has.
+        """
+        if self._checkpoint is not None:
+            self.seat.check(self._manager, self._checkpoint)
 
     def check(self) -> None:
         """Checks that no other process has taken over, as after this one had been stopped for minutes.
@@ -133,11 +253,11 @@ class Owner:
         Raises:
           CheckpointError: one has; it is named.
         """
-        other = ProcessIdentity.parse(_text(self._file))
+        other = _parsed(self.seat.file)
         if other is not None and not ProcessIdentity.own().same(other):
             raise CheckpointError(
-                f"{self._what} now belong to {other}, which took them over while this process did not run. HINT: end "
-                "one of both jobs, or give them folders or names of their own."
+                f"{self._directory / self._name}-* now belong to {other}, which took them over while this process did "
+                "not run. HINT: end one of both jobs, or give them folders or names of their own."
             )
 
     def release(self) -> None:
@@ -151,9 +271,13 @@ def _created(file: Path, own: ProcessIdentity) -> bool:
     try:
         # The system creates it or fails, over the network too: of two processes that come at once, one gets it.
         with file.open("x") as made:
-            made.write(json.dumps(asdict(own)))
-            made.flush()
-            os.fsync(made.fileno())
+            try:
+                made.write(json.dumps(asdict(own)))
+                made.flush()
+                os.fsync(made.fileno())
+            except BaseException:
+                file.unlink(missing_ok=True)  # as of a disk that is full: an empty file would be waited for
+                raise
     except FileExistsError:
         return False
     return True
@@ -170,7 +294,7 @@ def _await_end(file: Path, own: ProcessIdentity) -> ProcessIdentity | None:
     first: int | None = None
     deadline = time.monotonic() + _GRACE_S
     while True:
-        other = ProcessIdentity.parse(_text(file))
+        other = _parsed(file)
         if other is not None and (own.same(other) or other.ended(own.machine)):
             return other
         try:
@@ -226,12 +350,26 @@ def _renew(file: Path, own: ProcessIdentity, stop: threading.Event) -> None:
                 os.utime(file)
 
 
-def _release(file: Path, own: ProcessIdentity, stop: threading.Event) -> None:
-    stop.set()
+def _unlink(file: Path, own: ProcessIdentity) -> None:
     with contextlib.suppress(OSError):
-        # Not in a process that was forked from the owner.
-        if ProcessIdentity.own().same(own) and own.same(ProcessIdentity.parse(_text(file))):
+        if own.same(ProcessIdentity.parse(_text(file))):
             file.unlink(missing_ok=True)
+
+
+def _parsed(file: Path) -> ProcessIdentity | None:
+    """The process that a file names; None if there is no file, or it says nothing.
+
+    Raises:
+      CheckpointError: it cannot be read now, so that nobody knows.
+    """
+    try:
+        return ProcessIdentity.parse(patiently(file.read_text))
+    except ValueError:  # no UTF-8
+        return None
+    except (OSError, MemoryError) as error:
+        if passing(error):
+            raise not_read(file, error) from error
+        return None
 
 
 def _started(pid: int) -> str:

@@ -22,12 +22,20 @@ from jaxtribute._src.checkpoint import arrays
 from jaxtribute._src.checkpoint.collecting import Contents
 from jaxtribute._src.checkpoint.committing import STATE
 from jaxtribute._src.checkpoint.description import Description, Differences
-from jaxtribute._src.checkpoint.files import standing
+from jaxtribute._src.checkpoint.files import not_read, standing
 from jaxtribute._src.checkpoint.forms import Spec, dtype_of
+from jaxtribute._src.checkpoint.series import Identity, identity_of
+from jaxtribute._src.checkpoint.turns import Turn
 from jaxtribute._src.cluster.runtime import Cluster
 from jaxtribute._src.input.iterator import position_file
+from jaxtribute._src.reading import passing, patiently
 from jaxtribute._src.values.stored import updating
-from jaxtribute.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError
+from jaxtribute.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointUnreadableError,
+)
 
 
 @dataclass(frozen=True)
@@ -48,34 +56,35 @@ class Restore:
     without: Sequence[str]
     cluster: Cluster | None
 
-    def run(self) -> Differences:
-        """Restores; returns what was left out.
+    def run(self) -> tuple[Differences, Turn | None]:
+        """Restores; returns what was left out, and the turn of the checkpoint.
 
         Raises:
           CheckpointMismatchError: names, shapes or dtypes differ.
           CheckpointDamagedError: files are not as they were written; on another worker, too.
+          CheckpointUnreadableError: they cannot be read now, or are replaced just now.
           CheckpointError: they cannot be read.
           InputError: an iterator cannot go to its position.
         """
         undo: list[Callable[[], None]] = []
         values = _Values(self.path, self.found)
         try:
-            differences = self._prepare(values, undo)
+            found = self._prepare(values, undo)
             self._change(values, undo)
         # Ctrl-C, too, must not leave half of another state. Values go back before positions, as they changed last.
         except BaseException as error:
             _put_back([*undo, *values.undo], error)
             raise
-        return differences
+        return found
 
-    def _prepare(self, values: _Values, undo: list[Callable[[], None]]) -> Differences:
+    def _prepare(self, values: _Values, undo: list[Callable[[], None]]) -> tuple[Differences, Turn | None]:
         """Checks all files, then reads what is needed; each time agrees with the other workers that all is well."""
         error: Exception | None = None
-        differences, saved = Differences((), (), ()), None
+        differences, saved, identity = Differences((), (), ()), None, identity_of(self.path)
         try:
             saved = self._described()
             differences = self._fitting(saved)
-            self._verify(saved)
+            self._verify(saved, identity)
         except Exception as problem:  # noqa: BLE001  # the other workers must learn of it, whatever it is
             error = problem
         # Before anything is read: a file that another worker finds damaged would be a raw error here.
@@ -84,10 +93,11 @@ class Restore:
         try:
             values.read(saved)
             self._go_to(saved, undo)
+            _check_same(self.path, identity)
         except Exception as problem:  # noqa: BLE001  # the same
             error = problem
         _agree(self.path, error, self.cluster, values.state)
-        return differences
+        return differences, saved.turn
 
     def _change(self, values: _Values, undo: list[Callable[[], None]]) -> None:
         """Puts all values in their places; agrees with the other workers that all could."""
@@ -112,9 +122,9 @@ class Restore:
             raise mismatch(self.path, differences)
         return differences
 
-    def _verify(self, saved: Description) -> None:
+    def _verify(self, saved: Description, identity: Identity | None) -> None:
         part = (self.cluster.rank, self.cluster.workers) if self.cluster is not None else (0, 1)
-        verify(self.path, saved, part)
+        _verify(self.path, saved, identity, part)
 
     def _go_to(self, saved: Description, undo: list[Callable[[], None]]) -> None:
         """Sends the iterators to their positions, and notes how to send them back."""
@@ -122,32 +132,67 @@ class Restore:
             iterator = self.found.iterators[name]
             files = sorted(file for file in saved.files if file.rpartition("/")[0] == name)
             own = f"{name}/{position_file()}"
-            position = json.loads((standing(self.path) / (own if own in files else files[0])).read_text("utf-8"))
+            position = self._position(own if own in files else files[0])
             before = iterator.get_state()
             # Before any value changes: an iterator may refuse its position.
             iterator.set_state(position)
             undo.append(lambda iterator=iterator, before=before: iterator.set_state(before))
 
+    def _position(self, name: str) -> Any:
+        """The position of an iterator, from its file."""
+        try:
+            return json.loads(patiently(lambda: (standing(self.path) / name).read_text("utf-8")))
+        except (OSError, MemoryError) as error:
+            raise not_read(self.path, error) from error
 
-def verify(path: Path, saved: Description | None = None, part: tuple[int, int] = (0, 1)) -> None:
+
+_TRIALS = 5
+"""Trials to verify a checkpoint that other processes replace meanwhile."""
+
+
+def verify(path: Path, part: tuple[int, int] = (0, 1)) -> None:
     """Checks that the files of a checkpoint are as they were written; nothing else is looked at.
 
     Args:
       path: the checkpoint.
-      saved: its description, where that was read already.
       part: which part of the files to look at, of how many.
 
     Raises:
       CheckpointDamagedError: some are not; they are listed.
+      CheckpointUnreadableError: some cannot be read now, or are replaced again and again.
       CheckpointError: there is no checkpoint, or one of another version.
     """
-    place = standing(path)
-    saved = saved or Description.read(place)
-    if problems := checksums.damages(place, saved.files, part):
+    for trial in range(_TRIALS):
+        identity = identity_of(path)
+        try:
+            _verify(path, Description.read(standing(path)), identity, part)
+        except CheckpointError:
+            if trial + 1 < _TRIALS and identity_of(path) not in (identity, None):
+                continue  # a save has replaced it meanwhile
+            raise
+        return
+
+
+def _verify(path: Path, saved: Description, identity: Identity | None, part: tuple[int, int]) -> None:
+    try:
+        problems = checksums.damages(standing(path), saved.files, part)
+    except (OSError, MemoryError) as error:
+        raise not_read(path, error) from error
+    if problems:
+        _check_same(path, identity)
         lines = "".join(f"\n  {problem}" for problem in problems)
         raise CheckpointDamagedError(
             f"{path} is damaged:{lines}\nHINT: restore an earlier checkpoint; manager.restore_or_initialize() does so "
             "by itself."
+        )
+
+
+def _check_same(path: Path, identity: Identity | None) -> None:
+    """Checks that a checkpoint is still the one that was there, and not another save's of its name."""
+    now = identity_of(path)
+    if now is not None and now != identity:
+        raise CheckpointUnreadableError(
+            f"{path} was replaced by another save while it was read. HINT: read it again, or jd.latest_checkpoint."
         )
 
 
@@ -168,23 +213,27 @@ def _put_back(undo: list[Callable[[], None]], error: BaseException) -> None:
             error.add_note(f"One value or position could not be put back: {type(problem).__name__}: {problem}")
 
 
+_TOLD = (CheckpointDamagedError, CheckpointUnreadableError)
+"""Errors that are told as such to the other workers; all others as `CheckpointError`."""
+
+
 def _agree(path: Path, error: Exception | None, cluster: Cluster | None, state: str) -> None:
     """Raises on every worker if one has found an error, so that all restore or none."""
     if cluster is None:
         if error is not None:
             raise error
         return
-    own = [isinstance(error, CheckpointDamagedError), "" if error is None else f"{type(error).__name__}: {error}"]
+    own = [type(error).__name__, "" if error is None else f"{type(error).__name__}: {error}"]
     told = [json.loads(text) for text in cluster.exchange("restore", json.dumps(own))]
-    failed = [(rank, damaged, text) for rank, (damaged, text) in enumerate(told) if text]
+    failed = [(rank, kind, text) for rank, (kind, text) in enumerate(told) if text]
     if not failed:
         return
-    only_damage = all(damaged for _, damaged, _ in failed)
     # Its own error says most, and has the traceback. Only damage that others have not found alone is told anew below.
-    if error is not None and not (own[0] and len(failed) > 1):
+    if error is not None and not (isinstance(error, CheckpointDamagedError) and len(failed) > 1):
         raise error
     # All raise the same kind, as all or none fall back to an earlier checkpoint.
-    kind = CheckpointDamagedError if only_damage else CheckpointError
+    kinds = {kind for _, kind, _ in failed}
+    kind = next((kind for kind in _TOLD if kinds == {kind.__name__}), CheckpointError)
     lines = "".join(f"\n{cluster.names[rank]}: {text}" for rank, _, text in failed)
     raise kind(f"{path} was not restored, and {state}:{lines}")
 
@@ -256,8 +305,10 @@ class _Values:
                 chosen = names[part][batch]
                 wanted = {name: self._found.leaves[name].placement(self._specs[name]) for name in chosen}
                 try:
-                    values |= arrays.read(standing(self._path) / STATE, wanted)
+                    values |= patiently(lambda wanted=wanted: arrays.read(standing(self._path) / STATE, wanted))
                 except Exception as error:
+                    if passing(error):
+                        raise CheckpointUnreadableError(f"{self.state}: {not_read(self._path, error)}") from error
                     raise CheckpointError(
                         f"{self._path} cannot be read: {type(error).__name__}: {error}. Its files are as they were "
                         f"written; {self.state}. HINT: see the cause above, and restore once more."

@@ -17,6 +17,7 @@ from jaxtribute.errors import CheckpointError, DeadlineError
 
 if TYPE_CHECKING:
     from jaxtribute._src.checkpoint.checkpoint import Checkpoint
+    from jaxtribute._src.checkpoint.series import Identity
     from jaxtribute._src.summary import Writer
 
 
@@ -52,7 +53,8 @@ class SidecarEvaluator:
         self._poll_s = settings.amount("poll_s", poll_s)
         self._timeout_s = settings.amount("timeout_s", timeout_s, optional=True)
         self._stopping = threading.Event()
-        self._present: list[int] | None = None
+        self._present: list[tuple[Path, Identity | None]] | None = None
+        self._seen: tuple[str, Identity | None] | None = None
         self.results: list[dict[str, float]] = []
         """The metrics of each checkpoint, in order."""
 
@@ -75,9 +77,8 @@ class SidecarEvaluator:
         return self.results[-1] if self.results else {}
 
     def _evaluate_all(self, writer: Writer | None) -> None:
-        seen: str | None = None
         while not self._stopping.is_set() and (self._limit is None or len(self.results) < self._limit):
-            seen = self._next(seen)
+            seen = self._next()
             if seen is None:
                 break
             try:
@@ -95,25 +96,30 @@ class SidecarEvaluator:
         """Ends `start` after the evaluation that is under way; callable from any thread."""
         self._stopping.set()
 
-    def _next(self, seen: str | None) -> str | None:
-        """The newest checkpoint, once it is another than `seen`; None after `stop`."""
+    def _next(self) -> str | None:
+        """The checkpoint that was saved last, once it is another than before; None after `stop`."""
         from jaxtribute._src.checkpoint.files import check_path, complete
         from jaxtribute._src.checkpoint.folder import latest_checkpoint
+        from jaxtribute._src.checkpoint.series import identity_of
 
         directory = check_path(self._directory, "directory")
         left = deadline(self._timeout_s if self._timeout_s is not None else float("inf"))
         while left():
-            present = sorted(complete(directory, "ckpt"))
+            # Also of one that a training has saved anew under its old name, after it had gone back.
+            present = [(path, identity_of(path)) for _, path in sorted(complete(directory, "ckpt").items())]
             if present != self._present:  # whether a checkpoint is whole takes long to find out
                 found = latest_checkpoint(directory)
                 self._present = present
-                if found is not None and found != seen:
+                seen = None if found is None else (found, identity_of(Path(found)))
+                if found is not None and seen != self._seen:
+                    self._seen = seen
                     return found
             # Waiting for the event, `stop` is noticed at once.
             if self._stopping.wait(self._poll_s):
                 return None
+        last = None if self._seen is None else self._seen[0]
         raise DeadlineError(
-            f"no checkpoint has come after {seen} in {self._directory} for {self._timeout_s} s. "
+            f"no checkpoint has come after {last} in {self._directory} for {self._timeout_s} s. "
             "HINT: does the training still run, and write there?"
         )
 

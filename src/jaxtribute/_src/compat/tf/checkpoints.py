@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import heapq
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
@@ -12,12 +12,11 @@ from jaxtribute._src.checkpoint import checkpoint as checkpoints
 from jaxtribute._src.checkpoint import committing
 from jaxtribute._src.checkpoint import manager as managers
 from jaxtribute._src.checkpoint.checkpoint import RestoreStatus
-from jaxtribute._src.checkpoint.description import Description
-from jaxtribute._src.checkpoint.files import FILE, check_path
-from jaxtribute._src.checkpoint.folder import newest_whole
+from jaxtribute._src.checkpoint.files import FILE, check_folder, check_path, number_of, present, stem
+from jaxtribute._src.checkpoint.folder import newest_whole, paths_of
 from jaxtribute._src.checkpoint.owner import Owner
+from jaxtribute._src.checkpoint.series import Series
 from jaxtribute._src.types import Leaf
-from jaxtribute.errors import CheckpointError
 
 
 def latest_checkpoint(checkpoint_dir: str | PathLike[str], latest_filename: str | None = None) -> str | None:
@@ -34,22 +33,19 @@ def latest_checkpoint(checkpoint_dir: str | PathLike[str], latest_filename: str 
     """
     del latest_filename
     folder = check_path(checkpoint_dir, "checkpoint_dir")
+    check_folder(folder)
     # The name ends in the number of the save; other folders with a hyphen may lie beside it.
-    found = [path for path in folder.glob("*-*") if re.search(r"-\d+$", path.name) and _is_checkpoint(path)]
-    return newest_whole(sorted(found, key=_written_at, reverse=True), folder, {})
+    names = {stem(path) for path in folder.glob("*-*") if number_of(path) is not None and _is_checkpoint(path)}
+    found = [Series(folder, name).line() for name in names]
+    # Within a name the order of the saves is known; between names only the clock tells.
+    merged = heapq.merge(*(line for line, _ in found), key=lambda entry: -entry.written_at)
+    others = [path for _, given_up in found for path in paths_of(given_up)]
+    return newest_whole([entry.path for entry in merged], folder, {}, others)
 
 
 def _is_checkpoint(path: Path) -> bool:
     """True if a folder is a checkpoint of this library, or what is left of one."""
-    return (path / FILE).exists() or (path / committing.STATE).exists()
-
-
-def _written_at(path: Path) -> float:
-    """The time of a checkpoint; of one that cannot tell, that of its folder."""
-    try:
-        return Description.read(path).written_at
-    except CheckpointError:
-        return path.stat().st_mtime
+    return present(path / FILE) or present(path / committing.STATE)
 
 
 class CheckpointOptions:

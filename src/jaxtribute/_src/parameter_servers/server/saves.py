@@ -23,6 +23,7 @@ import numpy as np
 from jaxtribute._src import checksums
 from jaxtribute._src.checksums import Mark
 from jaxtribute._src.messaging.wire import Header
+from jaxtribute._src.reading import exists, passing, patiently
 from jaxtribute.errors import ClusterError
 
 _LOG = logging.getLogger(__name__)
@@ -138,7 +139,7 @@ def complete(path: Path, description: SaveDescription) -> None:
         os.fsync(file.fileno())
     temporary.replace(path / _COMPLETE)
     others = _all(path.parent)
-    kept = [number for number in sorted(others) if (others[number] / _COMPLETE).exists()][-_KEPT:]
+    kept = [number for number in sorted(others) if _present(others[number] / _COMPLETE)][-_KEPT:]
     for number, other in others.items():
         if number not in kept:
             shutil.rmtree(other, ignore_errors=True)
@@ -148,17 +149,19 @@ def latest(directory: Path) -> Path | None:
     """The last whole save of a directory; None if nothing was ever saved there.
 
     Raises:
-      ClusterError: there are saves, and all are damaged.
+      ClusterError: there are saves, and all are damaged; or the system cannot read the last one now.
     """
     found, damaged = _all(directory), list[str]()
     for number in sorted(found, reverse=True):
-        if not (found[number] / _COMPLETE).exists():
+        if not _present(found[number] / _COMPLETE):
             _LOG.warning(
                 "%s has no %s and is left out: its writer was killed, or it is damaged", found[number], _COMPLETE
             )
             continue
         try:
             described(found[number])
+        except _UnreadableError:
+            raise  # it may be whole, so no other one is taken for it
         except ClusterError as error:
             reason = str(error)
             _LOG.warning("%s is left out, and an earlier save is taken: %s", found[number], reason)
@@ -178,18 +181,46 @@ def described(path: Path | None) -> SaveDescription:
     """Contents of a save; all its files are read and compared with their checksums.
 
     Raises:
-      ClusterError: there is none, or it is damaged: what is not as it was written is listed.
+      ClusterError: there is none, or it is damaged: what is not as it was written is listed. Or it cannot be read now.
     """
-    if path is None or not (path / _COMPLETE).exists():
+    try:
+        return _described(path)
+    except (OSError, MemoryError) as error:
+        raise _unreadable(path, error) from error
+
+
+class _UnreadableError(ClusterError):
+    """The system cannot read a save now, which says nothing about its files."""
+
+
+def _unreadable(path: Path | None, error: BaseException) -> _UnreadableError:
+    return _UnreadableError(
+        f"{path} cannot be read now: {type(error).__name__}: {error}. That says nothing about what it holds, so no "
+        "earlier save is taken for it. HINT: try again once the disk answers; if it never will, move the save away."
+    )
+
+
+def _present(path: Path) -> bool:
+    """True if there is something at a path; raises if that cannot be said now."""
+    try:
+        return exists(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _described(path: Path | None) -> SaveDescription:
+    if path is None or not exists(path / _COMPLETE):
         raise ClusterError(
             f"there is nothing to restore at {path}. HINT: call coordinator.save() once variables are made."
         )
     try:
-        entries = json.loads((path / _COMPLETE).read_bytes())
+        entries = json.loads(patiently((path / _COMPLETE).read_bytes))
         checksum = entries.pop("checksum")
         description = SaveDescription(**entries)
         sound = description.checksum == checksum
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        if passing(error):
+            raise
         description, sound = None, False
     if description is None or not sound:
         raise _damaged(path, [f"{_COMPLETE}: not as it was written"])
@@ -209,10 +240,14 @@ def _damaged(path: Path, problems: list[str]) -> ClusterError:
 
 def _all(directory: Path) -> dict[int, Path]:
     """The saves of a directory by their numbers, those that never ended too; other files there are not touched."""
-    if not directory.is_dir():
+    try:
+        listed = patiently(lambda: list(directory.iterdir()))
+    except OSError as error:
+        if passing(error):
+            raise _unreadable(directory, error) from error
         return {}
     found: dict[int, Path] = {}
-    for path in directory.iterdir():
+    for path in listed:
         match = _NAME.fullmatch(path.name)
         if match is not None:
             found[int(match[1])] = path
