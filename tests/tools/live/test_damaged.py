@@ -134,7 +134,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = worker_file(tmp_path, 1)
     path.unlink()
     path.mkdir()
-    assert "worker-00001.jsonl cannot be read: Is a directory" in shown(Run(tmp_path), now)
+    assert "worker-00001.jsonl cannot be read: it is a folder" in shown(Run(tmp_path), now)
     for name in ("worker-00000.jsonl", "job.jsonl"):
         (tmp_path / name).unlink()
         (tmp_path / name).mkdir()

@@ -11,8 +11,9 @@ from typing import Any
 from jaxtribute._src import settings
 from jaxtribute._src.cluster.accelerators import VISIBLE, visible_gpus
 from jaxtribute._src.cluster.resolvers import register
-from jaxtribute._src.cluster.resolvers.base import DIGITS, ClusterResolver, Detection, counts_of, integer
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, counts_of, integer
 from jaxtribute._src.cluster.spec import ClusterSpec
+from jaxtribute._src.environment import DIGITS, shown
 from jaxtribute.errors import ClusterSpecError
 
 RANK, TASKS, HOSTS = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"
@@ -260,13 +261,14 @@ def _ranges(text: str, ranges: str) -> Generator[tuple[str, str]]:
     for part in ranges.split(","):
         found = _RANGE.fullmatch(part)
         if found is None or max(map(len, part.split("-"))) > DIGITS or int(found[2] or found[1]) < int(found[1]):
-            raise _malformed_hosts(text, f"at {part!r}, which is no number and no range of rising numbers")
+            raise _malformed_hosts(text, f"at {shown(part)}, which is no number and no range of rising numbers")
         yield found[1], found[2] or found[1]
 
 
 def _malformed_hosts(text: str, where: str) -> ClusterSpecError:
     return ClusterSpecError(
-        f"{text!r} is no list of Slurm's hosts {where}. HINT: expected names and ranges, such as 'n[01-03,7],login'."
+        f"{HOSTS} is {shown(text)}, which is no list of Slurm's hosts {where}. HINT: expected names and ranges, "
+        "such as 'n[01-03,7],login'."
     )
 
 
@@ -282,14 +284,16 @@ def expand_counts(text: str) -> list[int]:
         found = _COUNT.fullmatch(part)
         if found is None:
             raise ClusterSpecError(
-                f"{text!r} is no list of Slurm's tasks per node at {part!r}. HINT: expected counts and repetitions, "
-                "such as '3(x2),2,1'."
+                f"{COUNTS} is {shown(text)}, which is no list of Slurm's tasks per node at {shown(part)}. HINT: "
+                "expected counts and repetitions, such as '3(x2),2,1'."
             )
         # A number that is too long to be read counts too many in any case.
         too_long = max(len(found[1]), len(found[2] or "")) > DIGITS
         tasks, more = (_MOST, 2) if too_long else (int(found[1]), int(found[2] or 1))
         total += max(tasks, 1) * more
         if total > _MOST:
-            raise ClusterSpecError(f"{text!r} counts more than {_MOST} tasks. HINT: let nothing but srun set it.")
+            raise ClusterSpecError(
+                f"{COUNTS} is {shown(text)}, and counts more than {_MOST} tasks. HINT: let nothing but srun set it."
+            )
         counts += [tasks] * more
     return counts
