@@ -72,8 +72,9 @@ def apply_environment() -> None:
         if not backend.backend_started() or present == wanted:
             raise
         raise ConfigError(
-            f"{CPU_DEVICES}={wanted} comes too late: JAX had started, with {present} CPU devices, before jaxtribute "
-            "was imported. HINT: move `import jaxtribute` above the first line that makes a JAX array or asks for devices."
+            f"{CPU_DEVICES}={wanted} comes too late: JAX had started, with {present} CPU devices, before "
+            "jaxtribute was imported. HINT: move `import jaxtribute` above the first line that makes a JAX array or "
+            "asks for devices."
         ) from error
 
 
@@ -86,6 +87,6 @@ def _device_count(n: SupportsIndex) -> int:
     number = operator.index(n)
     if not 1 <= number <= MOST_DEVICES:
         raise ArgumentError(
-            f"{shown(number)} logical CPU devices cannot be made. HINT: ask for at least 1, and {MOST_DEVICES} at most."
+            f"{shown(number)} logical CPU devices cannot be made. HINT: ask for 1 to {MOST_DEVICES}."
         )
     return number

@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixtur
         (tmp_path / name).unlink()
         (tmp_path / name).mkdir()
     assert main(["top", "--once", str(tmp_path)]) == 2
-    assert "cannot be read: Is a directory. HINT: " in capsys.readouterr().err
+    assert "cannot be read: it is a folder, and no regular file. HINT: " in capsys.readouterr().err
 
 
 def test_a_folder_that_goes_away(tmp_path: Path) -> None:

@@ -210,8 +210,11 @@ class RankOutput:
             while data and self._log is not None:
                 data = data[self._log.write(data) :]
         except OSError as error:
-            path, self._log = self._log.name if self._log is not None else "", None
-            say(f"the log {path} ends here: {error.strerror}. The job goes on. HINT: make room on that disk.")
+            log, self._log = self._log, None
+            if log is not None:
+                with contextlib.suppress(OSError):
+                    log.close()
+                say(f"the log {log.name} ends here: {error.strerror}. The job goes on. HINT: make room on that disk.")
 
     def _add(self, rest: bytes) -> None:
         """Takes a piece of a line that has not ended."""

@@ -130,7 +130,7 @@ class SlurmClusterResolver(ClusterResolver):
         counts = expand_counts(self.environ[COUNTS])
         if len(counts) != len(nodes):
             raise ClusterSpecError(
-                f"{HOSTS}={self.environ[HOSTS]!r} has {len(nodes)} nodes, {COUNTS}={self.environ[COUNTS]!r} "
+                f"{HOSTS}={shown(self.environ[HOSTS])} has {len(nodes)} nodes, {COUNTS}={shown(self.environ[COUNTS])} "
                 f"counts the tasks of {len(counts)}. HINT: let nothing but srun set them."
             )
         return dict(zip(nodes, counts, strict=True))
@@ -139,7 +139,8 @@ class SlurmClusterResolver(ClusterResolver):
         asked, assigned = sum(self._jobs.values()), sum(self._nodes.values())
         if asked != assigned:
             raise ClusterSpecError(
-                f"the jobs {self._jobs} have {asked} tasks, and Slurm runs {assigned}: {self._nodes}. "
+                f"the jobs {self._jobs} have {asked} tasks, and Slurm runs {assigned} by {HOSTS} and {COUNTS}: "
+                f"{shown(self._nodes)}. "
                 f"HINT: start with srun --ntasks={asked}, or change jobs."
             )
 
@@ -147,7 +148,7 @@ class SlurmClusterResolver(ClusterResolver):
         assigned = len(self._places)
         if self._rank >= assigned:
             raise ClusterSpecError(
-                f"{RANK} is {self._rank}: expected 0 to {assigned - 1}, because {self._nodes} has {assigned} tasks. "
+                f"{RANK} is {self._rank}: expected 0 to {assigned - 1}, because {shown(self._nodes)} has {assigned} tasks. "
                 "HINT: let nothing but srun set it."
             )
         # With another distribution (srun --distribution=cyclic) the tasks count otherwise than the nodes do: this one
@@ -156,7 +157,7 @@ class SlurmClusterResolver(ClusterResolver):
         if here in self._nodes and here != expected:
             raise ClusterSpecError(
                 f"rank {self._rank} runs on {here!r} ({_NODE}), and would run on {expected!r} if the tasks "
-                f"{self._nodes} were given out node by node. HINT: start with srun --distribution=block."
+                f"{shown(self._nodes)} were given out node by node. HINT: start with srun --distribution=block."
             )
 
     def _share_gpus(self, per_task: int | None) -> int:
@@ -166,7 +167,7 @@ class SlurmClusterResolver(ClusterResolver):
             per_task = available // most if most else 0
             if available and not per_task:
                 raise ClusterSpecError(
-                    f"a node has {available} GPUs for {most} tasks. HINT: start at most {available} tasks a node, or "
+                    f"a node has {available} GPUs for {most} tasks ({COUNTS}, {VISIBLE}). HINT: start at most {available} tasks a node, or "
                     "pass gpus_per_task=0 to leave GPUs alone."
                 )
         if most * per_task > available:
