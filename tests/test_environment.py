@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Callable, Mapping
 from unittest import mock
 
@@ -54,6 +53,7 @@ def resolved(environ: Mapping[str, str]) -> tuple[ClusterSpec, tuple[str, int]] 
     resolver = found.resolver
     spec, task = resolver.cluster_spec(), resolver.own_task()
     resolver.master()
+    assert task[0] in spec.jobs or task[0] == "evaluator"
     list(map(spec.job_tasks, spec.jobs))
     if task[0] in ("chief", "worker"):
         Roster.of(spec.as_dict(), *task)
@@ -179,19 +179,16 @@ WORKERS = '{"cluster": {"worker": ["h:1", "h:2"]}, "task": {"type": "worker", "i
 @example(WORKERS % LONG)
 @example(WORKERS % f'"{LONG}"')
 @example(WORKERS % "2")
-@example('{"cluster": {"worker": ["h:%s"]}, "task": {"type": "worker", "index": 0}}' % LONG)
+@example(f'{{"cluster": {{"worker": ["h:{LONG}"]}}, "task": {{"type": "worker", "index": 0}}}}')
 def test_a_cluster(text: str) -> None:
     environ = {TF_CONFIG: text}
-    found = outcome(TF_CONFIG, lambda: resolved(environ))
+    outcome(TF_CONFIG, lambda: resolved(environ))
     rank = rank_of_this_process(environ)
     assert type(rank) is int
     assert rank >= 0
     if "\0" not in text and "\ud800" not in text:
         with mock.patch.dict(os.environ, {TF_CONFIG: text.encode(errors="replace").decode()}):
             assert holds_a_place() in (True, False)
-    if isinstance(found, tuple):
-        spec, (job, index) = found  # pyright: ignore[reportUnknownVariableType]
-        assert job == "evaluator" or re.search(r".", spec.task_address(job, index))  # pyright: ignore
 
 
 def test_long_values_are_cut_in_messages() -> None:

@@ -86,7 +86,5 @@ def _device_count(n: SupportsIndex) -> int:
         )
     number = operator.index(n)
     if not 1 <= number <= MOST_DEVICES:
-        raise ArgumentError(
-            f"{shown(number)} logical CPU devices cannot be made. HINT: ask for 1 to {MOST_DEVICES}."
-        )
+        raise ArgumentError(f"{shown(number)} logical CPU devices cannot be made. HINT: ask for 1 to {MOST_DEVICES}.")
     return number

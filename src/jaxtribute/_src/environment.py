@@ -39,7 +39,7 @@ def count(variable: str, default: int, least: int = 0, most: int = 10**DIGITS) -
     if number is None or not least <= number <= most:
         limit = f" to {most}" if most < 10**DIGITS else " on"
         raise ConfigError(
-            f"{variable}={shown(text)} is no whole number from {least}{limit}. HINT: unset it for {default}."
+            f"{variable}={shown(text)} is no whole number from {least}{limit}. HINT: set it to one, or unset it."
         )
     return number
 

@@ -69,6 +69,9 @@ def read_secret(path: Path, most: int = 1 << 16, patience_s: float = 10.0) -> by
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
     try:
+        kind = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(kind) and not stat.S_ISFIFO(kind):
+            raise _refusal(path, kind)
         while len(found) < most:
             if not waiting.poll(1000 * max(0.0, end - time.monotonic())):
                 raise TimeoutError(errno.ETIMEDOUT, f"nothing came for {patience_s:g} s", str(path))

@@ -148,8 +148,8 @@ class SlurmClusterResolver(ClusterResolver):
         assigned = len(self._places)
         if self._rank >= assigned:
             raise ClusterSpecError(
-                f"{RANK} is {self._rank}: expected 0 to {assigned - 1}, because {shown(self._nodes)} has {assigned} tasks. "
-                "HINT: let nothing but srun set it."
+                f"{RANK} is {self._rank}: expected 0 to {assigned - 1}, because {shown(self._nodes)} has {assigned} "
+                "tasks. HINT: let nothing but srun set it."
             )
         # With another distribution (srun --distribution=cyclic) the tasks count otherwise than the nodes do: this one
         # would then listen at an address that the others look for on another machine.
@@ -167,8 +167,8 @@ class SlurmClusterResolver(ClusterResolver):
             per_task = available // most if most else 0
             if available and not per_task:
                 raise ClusterSpecError(
-                    f"a node has {available} GPUs for {most} tasks ({COUNTS}, {VISIBLE}). HINT: start at most {available} tasks a node, or "
-                    "pass gpus_per_task=0 to leave GPUs alone."
+                    f"a node has {available} GPUs for {most} tasks ({COUNTS}, {VISIBLE}). HINT: start at most "
+                    f"{available} tasks a node, or pass gpus_per_task=0 to leave GPUs alone."
                 )
         if most * per_task > available:
             raise ClusterSpecError(
