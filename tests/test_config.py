@@ -110,7 +110,9 @@ def test_a_number_below_one(n: int) -> None:
 @pytest.mark.parametrize("value", ["0", "-1", "many", "2.5", "1e3", "²"])
 def test_an_environment_that_is_no_number(monkeypatch: pytest.MonkeyPatch, requested: list[int], value: str) -> None:
     monkeypatch.setenv("JAXTRIBUTE_CPU_DEVICES", value)
-    with pytest.raises(ConfigError, match=rf"JAXTRIBUTE_CPU_DEVICES='{value}' is no whole number from 1 to 16384. HINT"):
+    with pytest.raises(
+        ConfigError, match=rf"JAXTRIBUTE_CPU_DEVICES='{value}' is no whole number from 1 to 16384. HINT"
+    ):
         config.apply_environment()
     assert requested == []
 
