@@ -104,6 +104,7 @@ _MODULES = (
     Module("checkpoint", "what a save costs a training"),
     Module("automatic_layout", "bytes that the automatic layout moves, beside the best of all layouts"),
     Module("launch", "start-up of local workers, and the loss for each shape of a cluster"),
+    Module("launcher_output", "100 MB of a rank's output beside a plain pipe, and a job that nobody reads"),
     Module("parameter_server", "training with parameter servers", tensorflow="--tensorflow"),
     Module(
         "parameter_server_network", "the same on two machines with 1 Gbit/s between them", tensorflow="--tensorflow"

@@ -45,7 +45,7 @@ class Ranks:
         return asyncio.run(job())
 
     def lines(self, rank: int) -> list[str]:
-        return [line.decode() for line in self.outputs[rank]._lines]  # pyright: ignore[reportPrivateUsage]
+        return [line.decode() for line in self.outputs[rank].lines()]
 
 
 def test_ranks_that_end_well() -> None:

@@ -15,6 +15,7 @@ from typing import Any, cast
 import jax
 
 from jaxtribute._src.allocator import tune_allocator
+from jaxtribute._src.environment import whole_number
 from jaxtribute.errors import ConfigError
 
 POOL = "PJRT_NPROC"
@@ -53,7 +54,7 @@ def configured_cpu_devices() -> int:
     if configured >= 0:
         return configured
     flags = _XLA_FLAG.findall(os.environ.get("XLA_FLAGS", ""))
-    return int(flags[-1]) if flags else 1
+    return _as_int(flags[-1]) if flags else 1
 
 
 def request_cpu_devices(count: int) -> None:
@@ -126,7 +127,7 @@ def arithmetic() -> str:
 
 
 def _as_int(text: str) -> int:
-    return int(text) if text.strip().isdecimal() else 0
+    return whole_number(text.strip()) or 0
 
 
 def _cores() -> int:

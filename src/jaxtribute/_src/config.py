@@ -8,14 +8,16 @@
 """
 
 import operator
-import os
 from typing import SupportsIndex
 
 from jaxtribute._src import allocator, backend, devices
 from jaxtribute._src.backend import prepare_cpu_backend
+from jaxtribute._src.environment import count, shown
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ConfigError
 
 CPU_DEVICES = "JAXTRIBUTE_CPU_DEVICES"
+MOST_DEVICES = 1 << 14
+"""Logical CPU devices of a process; with each come two threads."""
 
 
 def set_logical_cpu_devices(n: SupportsIndex, *, tune_allocator: bool = True) -> None:
@@ -33,15 +35,15 @@ def set_logical_cpu_devices(n: SupportsIndex, *, tune_allocator: bool = True) ->
 
     Raises:
         ArgumentTypeError: `n` is no integer.
-        ArgumentError: `n` is less than 1.
+        ArgumentError: `n` is less than 1, or more than 16,384.
         ConfigError: JAX has already started with another number of devices.
 
     Source: `tf.config.set_logical_device_configuration` for a CPU.
     """
-    count = _device_count(n)
+    number = _device_count(n)
     if devices.are_described():
         return  # strategies take none of these
-    backend.request_cpu_devices(count)
+    backend.request_cpu_devices(number)
     if tune_allocator:
         allocator.tune_allocator()
     else:
@@ -58,24 +60,21 @@ def apply_environment() -> None:
     Raises:
         ConfigError: A variable has an invalid value, or JAX has already started with another number of devices.
     """
-    text = os.environ.get(CPU_DEVICES, "").strip()
-    if not text:
+    wanted = count(CPU_DEVICES, 0, 1, MOST_DEVICES)
+    if not wanted:
         prepare_cpu_backend()
         return
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(
-            f"{CPU_DEVICES}={text!r} is no number of devices. HINT: set it to a whole number from 1 up, or unset it."
-        )
     try:
-        set_logical_cpu_devices(int(text))
+        set_logical_cpu_devices(wanted)
     except ConfigError as error:
         present = backend.configured_cpu_devices()
         # Another error, or one that is not about the time: it says itself what is wrong.
-        if not backend.backend_started() or present == int(text):
+        if not backend.backend_started() or present == wanted:
             raise
         raise ConfigError(
-            f"{CPU_DEVICES}={text} comes too late: JAX had started, with {present} CPU devices, before jaxtribute was "
-            "imported. HINT: move `import jaxtribute` above the first line that makes a JAX array or asks for devices."
+            f"{CPU_DEVICES}={wanted} comes too late: JAX had started, with {present} CPU devices, before "
+            "jaxtribute was imported. HINT: move `import jaxtribute` above the first line that makes a JAX array or "
+            "asks for devices."
         ) from error
 
 
@@ -85,7 +84,7 @@ def _device_count(n: SupportsIndex) -> int:
             f"the number of logical CPU devices must be an int, not {n!r} of type {type(n).__name__}. "
             "HINT: write jd.config.set_logical_cpu_devices(4)."
         )
-    count = operator.index(n)
-    if count < 1:
-        raise ArgumentError(f"{count} logical CPU devices cannot be made. HINT: ask for at least 1.")
-    return count
+    number = operator.index(n)
+    if not 1 <= number <= MOST_DEVICES:
+        raise ArgumentError(f"{shown(number)} logical CPU devices cannot be made. HINT: ask for 1 to {MOST_DEVICES}.")
+    return number

@@ -1,9 +1,13 @@
 """Folders of runs that are damaged, of a later version, or not to be read: a sentence, and what is whole is shown."""
 
+import contextlib
 import io
 import json
+import os
 import random
 import shutil
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +17,13 @@ from rich.console import Console
 
 import live_runs
 from jaxtribute._src.tools.cli.main import main
+from jaxtribute._src.tools.live import files
 from jaxtribute._src.tools.live.files import now_file, parsed, worker_file, write_now
 from jaxtribute._src.tools.live.server import _as_json  # pyright: ignore[reportPrivateUsage]
+from jaxtribute._src.tools.live.starting import record_run
 from jaxtribute._src.tools.live.state import Run
 from jaxtribute._src.tools.live.terminal import view
-from jaxtribute.errors import ArgumentError
+from jaxtribute.errors import ArgumentError, ConfigError
 from live_runs import START
 
 NUMBERS = [-1, 0, 1e308, float("nan"), float("inf"), -float("inf"), 10**400, 1.5, -1e18]
@@ -134,12 +140,12 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = worker_file(tmp_path, 1)
     path.unlink()
     path.mkdir()
-    assert "worker-00001.jsonl cannot be read: Is a directory" in shown(Run(tmp_path), now)
+    assert "worker-00001.jsonl cannot be read: it is a folder" in shown(Run(tmp_path), now)
     for name in ("worker-00000.jsonl", "job.jsonl"):
         (tmp_path / name).unlink()
         (tmp_path / name).mkdir()
     assert main(["top", "--once", str(tmp_path)]) == 2
-    assert "cannot be read: Is a directory. HINT: " in capsys.readouterr().err
+    assert "cannot be read: it is a folder, and no regular file. HINT: " in capsys.readouterr().err
 
 
 def test_a_folder_that_goes_away(tmp_path: Path) -> None:
@@ -148,3 +154,98 @@ def test_a_folder_that_goes_away(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(ArgumentError, match="there is no folder"):
         run.state(now)
+
+
+def put_in_place(kind: str, path: Path) -> None:
+    """Puts something that is no regular file at a path, or a file that is hard to read."""
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(path.parent):
+            listener.bind(path.name)
+    elif kind == "huge":
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    else:
+        path.symlink_to(path.name if kind == "loop" else "/dev/zero")
+
+
+def within(seconds: float, call: Callable[[], str]) -> str:
+    """What a call returns, which must not wait."""
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert found, "it waits, or has failed"
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("pipe", "it is a named pipe"),
+        ("folder", "it is a folder"),
+        ("socket", "it is a socket"),
+        ("device", "it is a device"),
+        ("loop", "Too many levels of symbolic links"),
+    ],
+)
+@pytest.mark.parametrize("name", ["worker-00001.jsonl", "worker-00001.now.json", "job.jsonl", "plan.json"])
+def test_what_is_no_regular_file_is_skipped_with_a_sentence(kind: str, words: str, name: str, tmp_path: Path) -> None:
+    now = live_runs.running(tmp_path, 2, 5)
+    put_in_place(kind, tmp_path / name)
+    text = within(60, lambda: shown(Run(tmp_path), now))
+    assert f"! {name} cannot be read: {words}" in text
+    assert "100 steps" in text
+
+
+def test_a_huge_file_is_read_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_AT_ONCE", 1 << 23)
+    now = live_runs.running(tmp_path, 2, 5)
+    put_in_place("huge", tmp_path / "worker-00001.jsonl")
+    text = within(60, lambda: shown(Run(tmp_path), now))
+    assert "of worker-00001.jsonl 1,099,494,850,560 bytes are still to be read" in text
+
+
+def test_a_file_that_was_emptied_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "worker-00000.jsonl"
+    path.write_text('{"n": 1}\n{"n": 2}\n{"n":')
+    tail = files.Tail(path)
+    assert [record["n"] for record in tail.new()] == [1, 2]
+    path.write_text('{"n": 3}\n')
+    assert [record["n"] for record in tail.new()] == [3]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "socket", "device", "loop"])
+@pytest.mark.parametrize("name", ["worker-00000.jsonl", "worker-00000.now.json", "job.jsonl"])
+def test_nobody_records_into_what_is_no_regular_file(
+    kind: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_in_place(kind, tmp_path / name)
+    if name == "job.jsonl":
+        status = within(60, lambda: str(main(["launch", "--run", str(tmp_path), "true"])))
+        assert status == "70"
+        told = capsys.readouterr().err
+    else:
+        with pytest.raises(ConfigError) as caught:
+            record_run(tmp_path)
+        told = str(caught.value)
+    assert "cannot record the run in" in told
+    assert "HINT: name a folder" in told
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "loop"])
+@pytest.mark.parametrize("command", ["launch", "serve"])
+def test_a_secret_that_cannot_be_read(
+    kind: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    live_runs.running(tmp_path, 2, 5)
+    put_in_place(kind, tmp_path / "secret")
+    arguments = ["--key", str(tmp_path / "secret"), "true"]
+    if command == "serve":
+        arguments = ["--host", "0.0.0.0", "--token-file", str(tmp_path / "secret"), str(tmp_path)]
+    assert within(60, lambda: str(main([command, *arguments]))) == "2"
+    assert "HINT" in capsys.readouterr().err

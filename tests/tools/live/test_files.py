@@ -23,24 +23,24 @@ def test_a_line_that_a_kill_has_cut_is_left_out(tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"n":2,"text":"abc')
     tail = Tail(path)
-    assert tail.new() == [{"n": 1}]
+    assert list(tail.new()) == [{"n": 1}]
     again = Lines(path)  # the program that is started again
     again.write({"n": 3})
     again.close()
     again.close()
-    assert tail.new() == [{"n": 3}]
-    assert Tail(path).new() == [{"n": 1}, {"n": 3}]
+    assert list(tail.new()) == [{"n": 3}]
+    assert list(Tail(path).new()) == [{"n": 1}, {"n": 3}]
 
 
 def test_a_line_in_two_pieces(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     tail = Tail(path)
-    assert tail.new() == []
+    assert list(tail.new()) == []
     path.write_bytes(b'{"n":1}\n{"n":')
-    assert tail.new() == [{"n": 1}]
+    assert list(tail.new()) == [{"n": 1}]
     with path.open("ab") as file:
         file.write(b"2}\n")
-    assert tail.new() == [{"n": 2}]
+    assert list(tail.new()) == [{"n": 2}]
 
 
 @pytest.mark.parametrize("cut", range(0, 400, 7))

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from jaxtribute._src.environment import shown, whole_number
 from jaxtribute.errors import ClusterSpecError
 
 
@@ -32,12 +33,12 @@ class Address:
         # From the right: an IPv6 address has colons of its own.
         host, _, port = text.rpartition("://")[2].rpartition(":")
         bare = host.removeprefix("[").removesuffix("]")
-        # ASCII alone: "²" is a digit for Python as well.
-        if not bare or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        if not bare or (number := whole_number(port)) is None or number > 65535:
             raise ClusterSpecError(
-                f"{text!r} is no address of a task. HINT: write host:port, such as '10.0.0.2:2222' or '[::1]:2222'."
+                f"{shown(text)} is no address of a task. HINT: write host:port, such as '10.0.0.2:2222' or "
+                "'[::1]:2222'."
             )
-        return cls(bare, int(port))
+        return cls(bare, number)
 
     def is_loopback(self) -> bool:
         """True if only this machine can reach it: `localhost`, 127.0.0.0/8 or ::1. Asks no name server."""

@@ -73,5 +73,5 @@ def say(text: str) -> None:
     try:
         sys.stderr.write(f"jaxtribute: {text}\n")
         sys.stderr.flush()
-    except (OSError, ValueError):
-        return  # whoever read it is gone, and the watch must go on
+    except (OSError, ValueError, AttributeError):
+        return  # whoever read it is gone, or never was, and the watch must go on

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxtribute._src.cluster.addresses import Address, all_loopback
+from jaxtribute._src.environment import shown
 from jaxtribute.errors import ClusterSpecError
 
 JOBS = ("chief", "worker")
@@ -52,14 +53,19 @@ class Roster:
                 members.append(Member(job, index, address))
         found = [rank for rank, one in enumerate(members) if (one.job, one.index) == (task_type, task_id)]
         if not found:
-            known = ", ".join(map(str, members)) or "none"
+            known = shown([str(member) for member in members]) if members else "none"
             raise ClusterSpecError(
                 f"this process is {task_type!r} {task_id!r}, which is none of the cluster's training tasks: {known}. "
                 "HINT: set the task's type and index in TF_CONFIG, or the resolver's task_type and task_id."
             )
         # Read here, so that a malformed address is an error on every worker and not only on those that call it.
         for member in members:
-            Address.parse(member.address)
+            try:
+                Address.parse(member.address)
+            except ClusterSpecError as error:
+                raise ClusterSpecError(
+                    f"the address of {member.job} {member.index}, in TF_CONFIG or in the resolver: {error}"
+                ) from None
         return cls(tuple(members), found[0])
 
     @property

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import sys
@@ -36,6 +37,7 @@ from jaxtribute._src.cluster.spec import ClusterSpec
 from jaxtribute._src.cluster.step_log import StepLog
 from jaxtribute._src.cluster.waiting import RunningClock, await_workers
 from jaxtribute._src.cluster.watch import Watch
+from jaxtribute._src.environment import seconds
 from jaxtribute._src.observers import BARRIER, observed
 from jaxtribute._src.types import Foreign, Nest
 from jaxtribute.errors import ClusterError, ConfigError, DeadlineError
@@ -177,8 +179,9 @@ class Cluster(KeyValues):
         self.watch.depart()
         failure = self.watch.failure
         # No exit of Python's: its last steps, those of JAX among them, would wait for the workers that are gone.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # full, gone, or closed from the start
+                stream.flush()
         os._exit(1 if failure is not None and failure.rank == self.rank else ELSEWHERE)
 
     def _end(self, failure: Failure) -> None:
@@ -233,7 +236,9 @@ def connect(
         )
     _prepare(roster)
     _start(roster, timeout_s)
-    cluster = Cluster(roster, distributed.global_state.client, _seconds(SILENCE, 20.0), _seconds(TIMEOUT, 600.0))
+    cluster = Cluster(
+        roster, distributed.global_state.client, seconds(SILENCE, 20.0, 1.0), seconds(TIMEOUT, 600.0, 1.0)
+    )
     cluster.watch.start()
     atexit.register(leave)
     # A forked child is no worker, and its end not this one's.
@@ -279,17 +284,6 @@ def _await_leaving(cluster: Cluster) -> None:
         return [rank for rank in range(1, cluster.workers) if rank not in cluster.watch.left]
 
     await_workers(cluster.roster, still_here, "at the end of the program", float("inf"), cluster.check)
-
-
-def _seconds(variable: str, default: float) -> float:
-    text = os.environ.get(variable, str(default))
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if value < 1:
-        raise ConfigError(f"{variable}={text!r} is no number of seconds from 1 up. HINT: unset it for {default:g}.")
-    return value
 
 
 def _prepare(roster: Roster) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, SupportsIndex
 
 from jaxtribute._src import settings
+from jaxtribute._src.environment import shown, whole_number
 from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ArgumentTypeError, ClusterSpecError
 
@@ -163,7 +164,7 @@ def _jobs_of(cluster: Foreign) -> Iterable[tuple[Any, Any]]:
     if hasattr(cluster, "job"):
         return [(job.name, dict(job.tasks)) for job in cluster.job]
     raise ArgumentTypeError(
-        f"a cluster is described by a dict of jobs, not by {cluster!r} of type {type(cluster).__name__}. "
+        f"a cluster is described by a dict of jobs, not by {shown(cluster)} of type {type(cluster).__name__}. "
         f"HINT: write jd.ClusterSpec({_FORMS})."
     )
 
@@ -173,7 +174,7 @@ def _tasks_of(job: str, tasks: object) -> dict[int, str]:
         tasks = dict(enumerate(tasks))
     if not isinstance(tasks, Mapping):
         raise ArgumentTypeError(
-            f"the tasks of job {job!r} are a list of addresses or a dict of them by index, not {tasks!r} of type "
+            f"the tasks of job {job!r} are a list of addresses or a dict of them by index, not {shown(tasks)} of type "
             f"{type(tasks).__name__}. HINT: write jd.ClusterSpec({_FORMS})."
         )
     found: dict[int, str] = {}
@@ -189,8 +190,8 @@ def _tasks_of(job: str, tasks: object) -> dict[int, str]:
 
 def task_number(value: object) -> int | None:
     """The number of a task: a whole number from 0 on, or one in digits, as JSON has keys; None for anything else."""
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        return int(value)
+    if isinstance(value, str):
+        return whole_number(value)
     # True and False are ints of Python's, and no numbers of tasks.
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
@@ -202,7 +203,8 @@ def _index(job: str, key: object) -> int:
     index = task_number(key)
     if index is None:
         raise ClusterSpecError(
-            f"{key!r} is no index of a task of job {job!r}: expected a whole number from 0 on. HINT: write {_FORMS}."
+            f"{shown(key)} is no index of a task of job {job!r}: expected a whole number from 0 on. HINT: write "
+            f"{_FORMS}."
         )
     return index
 
@@ -212,7 +214,8 @@ def _text(value: object, what: str) -> str:
         return value.decode()
     if not isinstance(value, str):
         raise ArgumentTypeError(
-            f"{what} is a string, not {value!r} of type {type(value).__name__}. HINT: write jd.ClusterSpec({_FORMS})."
+            f"{what} is a string, not {shown(value)} of type {type(value).__name__}. HINT: write "
+            f"jd.ClusterSpec({_FORMS})."
         )
     return value
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ import jax
 
 from jaxtribute._src.callers import located, main_thread
 from jaxtribute._src.cluster.waiting import RunningClock
+from jaxtribute._src.environment import seconds
 from jaxtribute._src.observers import Event, Observer
 from jaxtribute._src.types import Nest
-from jaxtribute.errors import ConfigError
 
 _KEPT = 64
 EVERY = "JAXTRIBUTE_STRAGGLERS_S"
@@ -125,13 +124,7 @@ def interval_s() -> float:
     Raises:
       ConfigError: the environment variable is no number.
     """
-    text = os.environ.get(EVERY, "60")
-    try:
-        return max(0.0, float(text))
-    except ValueError:
-        raise ConfigError(
-            f"{EVERY}={text!r} is no number of seconds. HINT: unset it for 60, or 0 for no line."
-        ) from None
+    return seconds(EVERY, 60.0, 0.0)
 
 
 def comparison(before: Reports, after: Reports, seconds: float, names: Sequence[str]) -> str | None:

@@ -17,6 +17,7 @@ from typing import Any, Self
 from jaxtribute._src.cluster.failures import ELSEWHERE, RESUME
 from jaxtribute._src.launcher.family import Family, Process
 from jaxtribute._src.launcher.output import OutputReader, RankOutput, copy_size
+from jaxtribute.errors import ArgumentError
 
 
 class Kind(StrEnum):
@@ -78,8 +79,8 @@ def in_words(returncode: int) -> str:
 
 CAUSE_S = 3.0
 """Seconds that the rank that caused a failure may take to end once another has ended because of it."""
-DRAIN_S = 0.5
-"""Seconds to wait for output that a process has left in its pipe."""
+DRAIN_S = 1.0
+"""Seconds without any output after which it is not waited for that processes close it which outlive their rank."""
 
 Signal = signal.Signals
 
@@ -168,6 +169,11 @@ class Attempt:
         self._readers.append(reader)
         try:
             process = family.start(program.command, program.environment, reader.child_end)
+        except OSError as error:
+            raise ArgumentError(
+                f"rank {rank} cannot be started: {program.command[0]!r}: {error.strerror}. HINT: give a Python file, "
+                "or a program that this machine can run; a script says in its first line what runs it (#!/bin/sh)."
+            ) from error
         finally:
             # Open here, too, it would hide the end of the output, which comes when nobody can write any more.
             os.close(reader.child_end)

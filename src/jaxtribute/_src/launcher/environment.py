@@ -6,11 +6,15 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
+from jaxtribute._src.cluster.spec import task_number
 from jaxtribute._src.config import CPU_DEVICES
+from jaxtribute._src.environment import parse_json
 
 TF_CONFIG = "TF_CONFIG"
 LAUNCHER = "JAXTRIBUTE_LAUNCHER"
 """Set to 1 in a process that the launcher, or the runner of `jd.testing`, has started."""
+RESTART = "JAXTRIBUTE_RESTART"
+"""Number of restarts of the job, for its processes."""
 PLATFORMS = "JAX_PLATFORMS"
 LOCAL_CLUSTER = "JAXTRIBUTE_LOCAL_CLUSTER"
 """Set to 1 where the chief starts all other tasks of its cluster on this machine."""
@@ -66,7 +70,7 @@ def chief_environment(address: str, servers: int, workers: int) -> dict[str, str
 def holds_a_place() -> bool:
     """True if `TF_CONFIG` makes this process a place where the chief starts a parameter server, or one's worker."""
     try:
-        described = json.loads(os.environ[TF_CONFIG])
+        described = parse_json(os.environ[TF_CONFIG])
         return "ps" in described["cluster"] and described["task"]["type"] in ("ps", "worker")
     except (KeyError, TypeError, ValueError):
         return False
@@ -75,8 +79,8 @@ def holds_a_place() -> bool:
 def rank_of_this_process(environment: Mapping[str, str] | None = None) -> int:
     """The rank that `TF_CONFIG` gives this process: the chief first, then the workers; 0 where there is none."""
     try:
-        described = json.loads((os.environ if environment is None else environment)[TF_CONFIG])
-        kind, index = described["task"]["type"], int(described["task"]["index"])
+        described = parse_json((os.environ if environment is None else environment)[TF_CONFIG])
+        kind, index = described["task"]["type"], task_number(described["task"]["index"]) or 0
         return index + len(described["cluster"].get("chief", ())) if kind == "worker" else index
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return 0

@@ -11,7 +11,7 @@ from jaxtribute._src.launcher.attempt import Outcome, Signal
 from jaxtribute._src.launcher.connection import Line, Message, connect
 from jaxtribute._src.launcher.node import LocalNode, Start
 from jaxtribute._src.launcher.options import Options
-from jaxtribute._src.launcher.output import say
+from jaxtribute._src.launcher.terminal import say
 from jaxtribute.errors import ClusterError, DeadlineError
 
 SPEAK_EVERY_S = 10.0

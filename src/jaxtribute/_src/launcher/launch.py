@@ -17,6 +17,7 @@ from jaxtribute._src.launcher.environment import LAUNCHER, TF_CONFIG, tf_config
 from jaxtribute._src.launcher.follower import Follower
 from jaxtribute._src.launcher.leader import Leader
 from jaxtribute._src.launcher.options import Options
+from jaxtribute._src.launcher.terminal import open_terminal
 
 
 def launch(options: Options) -> int:
@@ -45,17 +46,23 @@ def _kept_programs(options: Options) -> Generator[Options]:
 async def _launch(options: Options) -> int:
     launcher = Leader(options) if options.node_rank == 0 else Follower(options)
     loop = asyncio.get_running_loop()
-    handlers: dict[Signal, Callable[[], None]] = {}
-    for number in (Signal.SIGINT, Signal.SIGTERM, Signal.SIGQUIT):
-        handlers[number] = partial(launcher.forward, number)
-    # A terminal that closes takes the job along, and lets it save before.
-    handlers[Signal.SIGHUP] = lambda: launcher.forward(Signal.SIGTERM)
-    handlers[Signal.SIGUSR1] = launcher.grow
-    handlers[Signal.SIGWINCH] = launcher.resize
-    # Called by the loop between two steps, so that none is interrupted in its middle.
-    for number, handler in handlers.items():
-        loop.add_signal_handler(number, handler)
-    return await launcher.run()
+    async with open_terminal() as terminal:
+
+        def end(number: Signal) -> None:
+            launcher.forward(number)
+            terminal.hurry()
+
+        handlers: dict[Signal, Callable[[], None]] = {}
+        for number in (Signal.SIGINT, Signal.SIGTERM, Signal.SIGQUIT):
+            handlers[number] = partial(end, number)
+        # A terminal that closes takes the job along, and lets it save before.
+        handlers[Signal.SIGHUP] = partial(end, Signal.SIGTERM)
+        handlers[Signal.SIGUSR1] = launcher.grow
+        handlers[Signal.SIGWINCH] = launcher.resize
+        # Called by the loop between two steps, so that none is interrupted in its middle.
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        return await launcher.run()
 
 
 def become(command: tuple[str, ...], environment: dict[str, str]) -> None:

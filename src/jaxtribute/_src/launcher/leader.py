@@ -14,8 +14,8 @@ from jaxtribute._src.cluster.failures import ELSEWHERE
 from jaxtribute._src.launcher.attempt import CAUSE_S, Kind, Outcome, Signal
 from jaxtribute._src.launcher.node import LOOPBACK, LocalNode, Start
 from jaxtribute._src.launcher.options import Options
-from jaxtribute._src.launcher.output import say
 from jaxtribute._src.launcher.remote import Meeting, RemoteNode
+from jaxtribute._src.launcher.terminal import say
 from jaxtribute._src.observers import ATTEMPT
 from jaxtribute.errors import DeadlineError
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,9 +20,10 @@ from jaxtribute._src.compilation_cache import cache_environment
 from jaxtribute._src.folders import Folder
 from jaxtribute._src.launcher.attempt import Attempt, Outcome, Program, Signal
 from jaxtribute._src.launcher.certificates import VARIABLES, secret_of_run, write_certificates
-from jaxtribute._src.launcher.environment import chief_environment, rank_environment
+from jaxtribute._src.launcher.environment import RESTART, chief_environment, rank_environment
 from jaxtribute._src.launcher.options import Options
 from jaxtribute._src.launcher.output import RankOutput, open_log
+from jaxtribute._src.launcher.terminal import say
 from jaxtribute.errors import ArgumentError
 
 LOOPBACK = "127.0.0.1"
@@ -58,10 +60,6 @@ class ReservedPorts:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
-
-
-RESTART = "JAXTRIBUTE_RESTART"
-"""Number of restarts of the job, for its processes."""
 
 
 @dataclass(frozen=True)
@@ -160,15 +158,26 @@ class LocalNode:
             environment |= chief_environment(start.addresses[rank], *options.served)
         if options.gpus is not None:
             environment[VISIBLE] = ",".join(gpus_of(index, options.gpus, options.workers, os.environ))
-        terminal = rank == 0 and sys.stdout.isatty()
+        terminal = rank == 0 and sys.stdout is not None and sys.stdout.isatty()
         # A progress bar is drawn with more than lines, so a prefix has no place in it.
         bare = terminal or (options.split and rank == 0)
         output = RankOutput(
-            None if bare else f"[{rank}] ".encode(),
-            shown=rank == 0 or not options.split,
-            log=open_log(options.log_dir, rank, start.restart),
+            None if bare else f"[{rank}] ".encode(), shown=rank == 0 or not options.split, log=self._log(start, rank)
         )
         return Program(options.command, environment, output, terminal=terminal)
+
+    def _log(self, start: Start, rank: int) -> FileIO | None:
+        directory = self.options.log_dir
+        try:
+            return open_log(directory, rank, start.restart)
+        except OSError as error:
+            why = f"--log-dir {directory}: the log of rank {rank} cannot be written: {error.strerror or error}"
+            hint = "HINT: name a folder that this user may write to."
+            if start.restart == 0:
+                raise ArgumentError(f"{why}. {hint}") from error
+            # What has trained for hours does not end because of it.
+            say(f"{why}. The job goes on without it. {hint}")
+            return None
 
 
 def gpus_of(index: int, each: int, workers: int, environment: Mapping[str, str]) -> list[str]:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from jaxtribute._src.cluster.addresses import Address
+from jaxtribute._src.cluster.resolvers.base import integer
 from jaxtribute._src.cluster.resolvers.slurm import HOSTS, RANK, TASKS, expand_hosts
+from jaxtribute._src.environment import shown, whole_number
 from jaxtribute.errors import ArgumentError, ClusterSpecError
 
 PREEMPTIONS = 100
@@ -120,21 +122,27 @@ def _in_slurm(options: Options, environment: Mapping[str, str]) -> Options:
             "HINT: let a container pass on all SLURM_ variables, or give --nodes 1 to run on this machine alone."
         )
     hosts = expand_hosts(environment[HOSTS])
-    rank = int(environment[RANK])
+    rank = integer(environment, RANK)
+    if rank >= len(hosts):
+        raise ClusterSpecError(
+            f"{RANK} is {rank}, and {HOSTS}={shown(environment[HOSTS])} has {len(hosts)} machines. HINT: let nothing "
+            "but srun set them, and start one task a machine (srun --ntasks-per-node=1)."
+        )
     if len(hosts) == 1:
         return options
     # Each machine works the port out by itself: one job, one port, and another job on the same machines another.
     job = environment.get(_JOB, "0")
-    port = _FIRST_PORT + (int(job) if job.isdecimal() else 0) % _PORTS
+    port = _FIRST_PORT + (whole_number(job) or 0) % _PORTS
     coordinator = options.coordinator or f"{hosts[0]}:{port}"
     return replace(options, nodes=len(hosts), node_rank=rank, coordinator=coordinator)
 
 
 def _pod_index(environment: Mapping[str, str], nodes: int) -> int:
     text = environment.get(POD_INDEX, "")
-    if not text.isdecimal():
+    index = whole_number(text)
+    if index is None:
         raise ArgumentError(
-            f"--nodes {nodes} without --node-rank, and {POD_INDEX}={text!r} does not say it either. "
+            f"--nodes {nodes} without --node-rank, and {POD_INDEX}={shown(text)} does not say it either. "
             "HINT: give --node-rank 0 on one machine, 1 on the next, and so on."
         )
-    return int(text)
+    return index

@@ -1,4 +1,4 @@
-"""Output of the ranks: read without waiting for it, and carried to the terminal and to a log file each."""
+"""Output of the ranks: read by a thread for each, kept in a log file, cut into lines and handed on to the terminal."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ import pty
 import re
 import sys
 import termios
+import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
-from typing import IO
 
-_CHUNK = 1 << 16
+from jaxtribute._src.launcher.terminal import say, write
+from jaxtribute._src.regular_files import open_regular
+
+_CHUNK = 1 << 18
+_LONGEST_DRAIN_S = 20.0
 
 
 class OutputReader:
-    """The reading end of a process's output.
+    """The reading end of a process's output. A thread waits for it, and for the disk that it is written to.
 
     Args:
-      feed: gets what was read.
+      feed: gets what was read, in that thread.
       terminal: whether the process is to see a terminal, as large as this process's, instead of a pipe.
 
     Attributes:
@@ -36,38 +42,61 @@ class OutputReader:
         if terminal:
             _raw(self.child_end)
             copy_size(self._fd)
+        else:
+            _widen(self._fd)
         self.terminal = self._fd if terminal else None
-        os.set_blocking(self._fd, False)
+        self._taken = 0
+        self._given_up = False
         self._ended = asyncio.Event()
-        asyncio.get_running_loop().add_reader(self._fd, self._read)
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._run, args=(loop,), name="read a rank's output", daemon=True).start()
 
     async def finish(self, patience_s: float) -> None:
-        """Waits for the end of the output, though not for processes that keep it open longer than that."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ended.wait(), patience_s)
-        if not self._ended.is_set():
-            self._end()
+        """Waits for the end of the output, though not for processes that keep it open and are silent so long."""
+        end = time.monotonic() + _LONGEST_DRAIN_S
+        while not self._ended.is_set():
+            taken = self._taken
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), patience_s)
+            if self._taken == taken or time.monotonic() > end:
+                break
+        # The thread ends when those processes do, and says nothing more.
+        self._given_up = not self._ended.is_set()
+        self.terminal = None
 
-    def _read(self) -> None:
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            data = os.read(self._fd, _CHUNK)
-        except BlockingIOError:
-            return
+            while data := self._read():
+                if not self._given_up:
+                    self._feed(data)
+                self._taken += len(data)
+        finally:
+            try:
+                loop.call_soon_threadsafe(self._end)
+            except RuntimeError:  # the loop has ended before
+                os.close(self._fd)
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._fd, _CHUNK)
         except OSError as error:
             if error.errno != errno.EIO:  # how a terminal says that nobody writes any more
                 raise
-            data = b""
-        if data:
-            self._feed(data)
-        else:
-            self._end()
+            return b""
 
     def _end(self) -> None:
-        # First: once it is closed, another file may get the same number.
-        asyncio.get_running_loop().remove_reader(self._fd)
-        os.close(self._fd)
+        # In the loop's thread, which may be about to ask for the terminal's size: the number is then another file's.
         self.terminal = None
+        os.close(self._fd)
         self._ended.set()
+
+
+def _widen(pipe: int) -> None:
+    """Lets a pipe hold more, so that who writes and who reads take turns less often."""
+    # Linux alone can, and no more for a user than 64 MiB in all.
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _CHUNK)
 
 
 def copy_size(terminal: int) -> None:
@@ -86,9 +115,15 @@ def _raw(terminal: int) -> None:
 
 KEPT_LINES = 400
 """Number of a rank's last lines that are kept for the summary of a failure."""
+_KEPT_BYTES = 1 << 18
+_LONGEST_LINE = 1 << 20
+"""Bytes of a line that are waited for; what is longer is passed on in parts."""
+_LAST_LETTERS = 2000
 _TRACEBACK = b"Traceback (most recent call last):"
 _NOISE = re.compile(rb"(?m)^(\[Gloo\] Rank \d+ is connected|W\d+ .*Using experimental recoverable task feature).*\n")
 """Lines that the collectives and the coordination service of JAX print at every start."""
+_SIGNS = (b"[Gloo] Rank ", b"Using experimental recoverable task feature")
+_CLOSE_S = 1.0
 
 
 class RankOutput:
@@ -100,43 +135,62 @@ class RankOutput:
       log: a file that all of it goes to, lines of JAX's runtime that tell a user nothing too.
     """
 
-    def __init__(self, prefix: bytes | None, *, shown: bool, log: IO[bytes] | None) -> None:
+    def __init__(self, prefix: bytes | None, *, shown: bool, log: FileIO | None) -> None:
         self._prefix, self.shown, self._log = prefix, shown, log
-        self._lines: deque[bytes] = deque(maxlen=KEPT_LINES)
-        self._rest = b""
+        self._kept: deque[bytes] = deque()
+        """The last whole lines, in pieces of one or many, each with its end."""
+        self._kept_bytes = 0
+        self._rest: list[bytes] = []
+        """The line that has not ended, in pieces: joined once, however many there are."""
+        self._rest_bytes = 0
+        self._closed = False
+        self._lock = threading.Lock()
 
     def feed(self, data: bytes) -> None:
         """Takes what was read."""
-        if self._log is not None:
-            self._log.write(data)
-            # For whoever follows the file, and for what is left of a launcher that is killed.
-            self._log.flush()
-        data = _NOISE.sub(b"", data)
-        if self._prefix is None and self.shown:
-            write(data)
-        # Whole lines alone: ranks that write at once would else be mixed within a line.
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._end(line)
+        with self._lock:
+            if self._closed:
+                return
+            self._write_log(data)
+            if self._prefix is None and self.shown:
+                write(None, _quiet(data))
+            lines, end, rest = data.rpartition(b"\n")
+            if end:
+                self._rest.append(lines)
+                self._end_lines()
+            if rest:
+                self._add(rest)
 
     def close(self) -> None:
         """Takes a last line without an end as a line, and closes the file."""
-        if self._rest:
-            self._end(self._rest)
-            self._rest = b""
-        if self._log is not None:
-            self._log.close()
+        # Whoever feeds it may be waiting for a disk that does not answer, and would be waited for in vain.
+        if not self._lock.acquire(timeout=_CLOSE_S):
+            return
+        try:
+            if self._rest:
+                self._end_lines()
+            if self._log is not None:
+                self._log.close()
+            self._closed = True
+        finally:
+            self._lock.release()
+
+    def lines(self) -> list[bytes]:
+        """The last lines that are kept."""
+        if not self._kept:
+            return []
+        return b"".join(list(self._kept)).removesuffix(b"\n").split(b"\n")[-KEPT_LINES:]
 
     def traceback(self) -> str:
         """The last traceback among the lines that are kept; empty if there is none."""
-        lines = list(self._lines)
+        lines = self.lines()
         starts = [index for index, line in enumerate(lines) if line.startswith(_TRACEBACK)]
         if not starts:
             return ""
         # An exception raised while another was handled: the first one is where it began.
         first = last = starts[-1]
         for index in reversed(starts[:-1]):
-            if not _joined(lines[index:last]):
+            if not _follows(lines[index:last]):
                 break
             first = last = index
         # The frames are indented; the line with the error, which ends the traceback, is not.
@@ -146,41 +200,95 @@ class RankOutput:
         return b"\n".join(lines[first : end + 1]).decode(errors="replace")
 
     def last_line(self) -> str:
-        """The last line that is not empty."""
-        return next((line.decode(errors="replace") for line in reversed(self._lines) if line.strip()), "")
+        """The last line that is not empty, or its beginning."""
+        last = next((line for line in reversed(self.lines()) if line.strip()), b"")
+        return last[:_LAST_LETTERS].decode(errors="replace")
 
-    def _end(self, line: bytes) -> None:
-        # Of a line that was drawn over and over, the last state.
-        line = line.rstrip(b"\r").rpartition(b"\r")[2]
-        self._lines.append(line)
+    def _write_log(self, data: bytes) -> None:
+        # At once, for whoever follows the file, and for what is left of a launcher that is killed.
+        try:
+            while data and self._log is not None:
+                data = data[self._log.write(data) :]
+        except OSError as error:
+            log, self._log = self._log, None
+            if log is not None:
+                with contextlib.suppress(OSError):
+                    log.close()
+                say(f"the log {log.name} ends here: {error.strerror}. The job goes on. HINT: make room on that disk.")
+
+    def _add(self, rest: bytes) -> None:
+        """Takes a piece of a line that has not ended."""
+        drawn = rest.rstrip(b"\r")
+        returned = bool(self._rest) and self._rest[-1].endswith(b"\r")
+        # Of a line that is drawn over and over only the last state is kept, or hours of it would be.
+        if drawn and (returned or b"\r" in drawn):
+            self._rest, self._rest_bytes = [], 0
+            rest = rest[drawn.rfind(b"\r") + 1 :]
+        elif not drawn:
+            if returned:
+                return
+            rest = b"\r"
+        self._rest.append(rest)
+        self._rest_bytes += len(rest)
+        if self._rest_bytes > _LONGEST_LINE:
+            self._pass_on(b"".join(self._rest))
+
+    def _end_lines(self) -> None:
+        lines = b"".join([*self._rest, b"\n"])
+        if b"\r" in lines:
+            lines = b"\n".join(map(_last_state, lines.split(b"\n")))
+        self._pass_on(_quiet(lines))
+
+    def _pass_on(self, lines: bytes) -> None:
+        """Keeps whole lines, or a part of a very long one, and shows them."""
+        self._rest, self._rest_bytes = [], 0
+        if not lines:
+            return
+        self._kept.append(lines[-_KEPT_BYTES:])
+        self._kept_bytes += len(self._kept[-1])
+        while self._kept_bytes - len(self._kept[0]) >= _KEPT_BYTES:
+            self._kept_bytes -= len(self._kept.popleft())
         if self._prefix is not None and self.shown:
-            write(self._prefix + line + b"\n")
+            # The terminal puts the first line's prefix.
+            end = len(lines) - lines.endswith(b"\n")
+            write(self._prefix, lines[:end].replace(b"\n", b"\n" + self._prefix) + lines[end:])
 
 
-def _joined(lines: list[bytes]) -> bool:
+def _quiet(data: bytes) -> bytes:
+    """Whole lines without those that every start prints."""
+    # A single byte is looked for ten times as fast as a word, and stands in both.
+    if b"]" in data and any(sign in data for sign in _SIGNS):
+        return _NOISE.sub(b"", data)
+    return data
+
+
+def _last_state(line: bytes) -> bytes:
+    """What is to be seen of a line that was drawn over and over."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+def _follows(lines: list[bytes]) -> bool:
+    """True if a traceback is followed by that of an exception which was raised while the first was handled."""
     return any(line.startswith((b"During handling of the above", b"The above exception was")) for line in lines)
 
 
-def open_log(directory: Path | None, rank: int, restart: int) -> IO[bytes] | None:
-    """The log file of a rank; a restart writes on, below a line that says so."""
+def open_log(directory: Path | None, rank: int, restart: int) -> FileIO | None:
+    """The log file of a rank; a restart writes on, below a line that says so.
+
+    Raises:
+      OSError: it cannot be made, or something else than a file is in its place.
+    """
     if directory is None:
         return None
     directory.mkdir(parents=True, exist_ok=True)
-    log = (directory / f"rank-{rank}.log").open("ab" if restart else "wb")
+    # Appending, so that whoever empties the file meanwhile finds what comes later at its beginning.
+    log = FileIO(str(directory / f"rank-{rank}.log"), "ab", opener=_open_log)
     if restart:
         log.write(f"\n--- restart {restart}\n".encode())
+    else:
+        log.truncate(0)
     return log
 
 
-def write(data: bytes) -> None:
-    """Writes to the terminal; a reader that has gone away is no reason to end the job."""
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-
-
-def say(text: str) -> None:
-    """A line of the launcher's own."""
-    with contextlib.suppress(BrokenPipeError):
-        sys.stderr.write(f"jaxtribute launch: {text}\n")
-        sys.stderr.flush()
+def _open_log(path: str, flags: int) -> int:
+    return open_regular(path, flags, 0o666)

@@ -11,7 +11,7 @@ from jaxtribute._src.cluster.failures import ELSEWHERE
 from jaxtribute._src.launcher.attempt import Kind, Outcome, Signal
 from jaxtribute._src.launcher.connection import LONGEST, Line, Message
 from jaxtribute._src.launcher.node import Start
-from jaxtribute._src.launcher.output import say
+from jaxtribute._src.launcher.terminal import say
 from jaxtribute.errors import ClusterError
 
 HELLO_S = 10.0

@@ -11,7 +11,6 @@ A program that knows nothing of it takes them from `JAXTRIBUTE_FAULTS`, a list i
 from __future__ import annotations
 
 import gc
-import json
 import os
 import random
 import signal
@@ -25,8 +24,8 @@ from typing import Any, TypedDict, Unpack
 import jax
 import numpy as np
 
-from jaxtribute._src.launcher.environment import rank_of_this_process
-from jaxtribute._src.launcher.node import RESTART
+from jaxtribute._src.environment import count, parse_json, shown
+from jaxtribute._src.launcher.environment import RESTART, rank_of_this_process
 from jaxtribute._src.testing import points
 from jaxtribute._src.types import Foreign
 from jaxtribute._src.values.variable import Variable
@@ -194,7 +193,7 @@ def parse(text: str) -> list[Fault]:
         ConfigError: It is something else.
     """
     try:
-        entries: Sequence[dict[str, Any]] = json.loads(text)
+        entries: Sequence[dict[str, Any]] = parse_json(text)
         found: list[Fault] = []
         for entry in entries:
             settings = dict(entry)
@@ -202,13 +201,13 @@ def parse(text: str) -> list[Fault]:
         return found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{VARIABLE}={text!r} is no list of faults: {error!r}. "
+            f"{VARIABLE}={shown(text)} is no list of faults: {error!r}. "
             'HINT: write [{"kind": "kill", "rank": 1, "step": 5}]; the kinds are ' + f"{', '.join(KINDS)}."
         ) from error
 
 
 def _start(faults: Sequence[Fault]) -> ExitStack:
-    rank, restart = rank_of_this_process(), int(os.environ.get(RESTART, "0"))
+    rank, restart = rank_of_this_process(), count(RESTART, 0)
     # A fault of the first start only, as by default, lets the restarted job go on: else it would never end.
     mine = [
         _Pending(fault, rank) for fault in faults if fault.rank in (None, rank) and fault.restart in (None, restart)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from jaxtribute._src import settings
 from jaxtribute._src.cluster.accelerators import local_accelerators
 from jaxtribute._src.cluster.spec import ClusterSpec
+from jaxtribute._src.environment import shown, whole_number
 from jaxtribute.errors import ClusterSpecError
 
 
@@ -178,10 +179,6 @@ def with_protocol(address: str, rpc_layer: str | None) -> str:
     return f"{rpc_layer}://{address}" if rpc_layer else address
 
 
-DIGITS = 18
-"""Of a number that counts anything; Python refuses to read very long ones."""
-
-
 def counts_of(name: str, given: Mapping[str, int] | None) -> dict[str, int]:
     """Checks an argument that counts something for each of some names; empty where there is none.
 
@@ -201,10 +198,10 @@ def integer(environ: Mapping[str, str], name: str) -> int:
     Raises:
       ClusterSpecError: it holds something else.
     """
-    text = environ[name]
-    # `int` reads more than that: signs, spaces, underscores, digits of other scripts.
-    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
+    number = whole_number(environ[name])
+    if number is None:
         raise ClusterSpecError(
-            f"{name} is {text!r}: expected a whole number from 0 on. HINT: leave it to the scheduler, or correct it."
+            f"{name} is {shown(environ[name])}: expected a whole number from 0 on. HINT: leave it to the scheduler, or "
+            "correct it."
         )
-    return int(text)
+    return number

@@ -11,8 +11,9 @@ from typing import Any
 from jaxtribute._src import settings
 from jaxtribute._src.cluster.accelerators import VISIBLE, visible_gpus
 from jaxtribute._src.cluster.resolvers import register
-from jaxtribute._src.cluster.resolvers.base import DIGITS, ClusterResolver, Detection, counts_of, integer
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, counts_of, integer
 from jaxtribute._src.cluster.spec import ClusterSpec
+from jaxtribute._src.environment import DIGITS, shown
 from jaxtribute.errors import ClusterSpecError
 
 RANK, TASKS, HOSTS = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"
@@ -129,7 +130,7 @@ class SlurmClusterResolver(ClusterResolver):
         counts = expand_counts(self.environ[COUNTS])
         if len(counts) != len(nodes):
             raise ClusterSpecError(
-                f"{HOSTS}={self.environ[HOSTS]!r} has {len(nodes)} nodes, {COUNTS}={self.environ[COUNTS]!r} "
+                f"{HOSTS}={shown(self.environ[HOSTS])} has {len(nodes)} nodes, {COUNTS}={shown(self.environ[COUNTS])} "
                 f"counts the tasks of {len(counts)}. HINT: let nothing but srun set them."
             )
         return dict(zip(nodes, counts, strict=True))
@@ -138,7 +139,8 @@ class SlurmClusterResolver(ClusterResolver):
         asked, assigned = sum(self._jobs.values()), sum(self._nodes.values())
         if asked != assigned:
             raise ClusterSpecError(
-                f"the jobs {self._jobs} have {asked} tasks, and Slurm runs {assigned}: {self._nodes}. "
+                f"the jobs {self._jobs} have {asked} tasks, and Slurm runs {assigned} by {HOSTS} and {COUNTS}: "
+                f"{shown(self._nodes)}. "
                 f"HINT: start with srun --ntasks={asked}, or change jobs."
             )
 
@@ -146,8 +148,8 @@ class SlurmClusterResolver(ClusterResolver):
         assigned = len(self._places)
         if self._rank >= assigned:
             raise ClusterSpecError(
-                f"{RANK} is {self._rank}: expected 0 to {assigned - 1}, because {self._nodes} has {assigned} tasks. "
-                "HINT: let nothing but srun set it."
+                f"{RANK} is {self._rank}: expected 0 to {assigned - 1}, because {shown(self._nodes)} has {assigned} "
+                "tasks. HINT: let nothing but srun set it."
             )
         # With another distribution (srun --distribution=cyclic) the tasks count otherwise than the nodes do: this one
         # would then listen at an address that the others look for on another machine.
@@ -155,7 +157,7 @@ class SlurmClusterResolver(ClusterResolver):
         if here in self._nodes and here != expected:
             raise ClusterSpecError(
                 f"rank {self._rank} runs on {here!r} ({_NODE}), and would run on {expected!r} if the tasks "
-                f"{self._nodes} were given out node by node. HINT: start with srun --distribution=block."
+                f"{shown(self._nodes)} were given out node by node. HINT: start with srun --distribution=block."
             )
 
     def _share_gpus(self, per_task: int | None) -> int:
@@ -165,8 +167,8 @@ class SlurmClusterResolver(ClusterResolver):
             per_task = available // most if most else 0
             if available and not per_task:
                 raise ClusterSpecError(
-                    f"a node has {available} GPUs for {most} tasks. HINT: start at most {available} tasks a node, or "
-                    "pass gpus_per_task=0 to leave GPUs alone."
+                    f"a node has {available} GPUs for {most} tasks ({COUNTS}, {VISIBLE}). HINT: start at most "
+                    f"{available} tasks a node, or pass gpus_per_task=0 to leave GPUs alone."
                 )
         if most * per_task > available:
             raise ClusterSpecError(
@@ -260,13 +262,14 @@ def _ranges(text: str, ranges: str) -> Generator[tuple[str, str]]:
     for part in ranges.split(","):
         found = _RANGE.fullmatch(part)
         if found is None or max(map(len, part.split("-"))) > DIGITS or int(found[2] or found[1]) < int(found[1]):
-            raise _malformed_hosts(text, f"at {part!r}, which is no number and no range of rising numbers")
+            raise _malformed_hosts(text, f"at {shown(part)}, which is no number and no range of rising numbers")
         yield found[1], found[2] or found[1]
 
 
 def _malformed_hosts(text: str, where: str) -> ClusterSpecError:
     return ClusterSpecError(
-        f"{text!r} is no list of Slurm's hosts {where}. HINT: expected names and ranges, such as 'n[01-03,7],login'."
+        f"{HOSTS} is {shown(text)}, which is no list of Slurm's hosts {where}. HINT: expected names and ranges, "
+        "such as 'n[01-03,7],login'."
     )
 
 
@@ -282,14 +285,16 @@ def expand_counts(text: str) -> list[int]:
         found = _COUNT.fullmatch(part)
         if found is None:
             raise ClusterSpecError(
-                f"{text!r} is no list of Slurm's tasks per node at {part!r}. HINT: expected counts and repetitions, "
-                "such as '3(x2),2,1'."
+                f"{COUNTS} is {shown(text)}, which is no list of Slurm's tasks per node at {shown(part)}. HINT: "
+                "expected counts and repetitions, such as '3(x2),2,1'."
             )
         # A number that is too long to be read counts too many in any case.
         too_long = max(len(found[1]), len(found[2] or "")) > DIGITS
         tasks, more = (_MOST, 2) if too_long else (int(found[1]), int(found[2] or 1))
         total += max(tasks, 1) * more
         if total > _MOST:
-            raise ClusterSpecError(f"{text!r} counts more than {_MOST} tasks. HINT: let nothing but srun set it.")
+            raise ClusterSpecError(
+                f"{COUNTS} is {shown(text)}, and counts more than {_MOST} tasks. HINT: let nothing but srun set it."
+            )
         counts += [tasks] * more
     return counts

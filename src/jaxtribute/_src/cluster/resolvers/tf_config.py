@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from jaxtribute._src import settings
 from jaxtribute._src.cluster.resolvers import register
 from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, with_protocol
 from jaxtribute._src.cluster.spec import ClusterSpec, task_number
+from jaxtribute._src.environment import parse_json, shown
 from jaxtribute.errors import ArgumentTypeError, ClusterSpecError
 
 _NAME = "TF_CONFIG"
@@ -60,7 +60,7 @@ class TFConfigClusterResolver(ClusterResolver):
         try:
             return ClusterSpec(config.get("cluster", {}))
         except (ArgumentTypeError, ClusterSpecError) as error:
-            raise ClusterSpecError(f"the cluster in {_NAME}={self.environ[_NAME]!r} is malformed: {error}") from error
+            raise ClusterSpecError(f"the cluster in {_NAME}={shown(self._text())} is malformed: {error}") from error
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """The address of a task, this process's by default; empty where the cluster is one task 0, or none.
@@ -93,7 +93,7 @@ class TFConfigClusterResolver(ClusterResolver):
         try:
             return super().own_task()
         except ClusterSpecError as error:
-            raise ClusterSpecError(f"the task in {_NAME}={self._text()!r} is wrong: {error}") from error
+            raise ClusterSpecError(f"the task in {_NAME}={shown(self._text())} is wrong: {error}") from error
 
     @property
     def environment(self) -> str:
@@ -117,7 +117,7 @@ class TFConfigClusterResolver(ClusterResolver):
         index = self._task().get("index") if self._task_id is None else self._task_id
         number = task_number(index)
         if number is None and index is not None:
-            raise self._malformed(f"the task's index is {index!r}, and not a whole number from 0 on")
+            raise self._malformed(f"the task's index is {shown(index)}, and not a whole number from 0 on")
         return number
 
     @task_id.setter
@@ -143,8 +143,8 @@ class TFConfigClusterResolver(ClusterResolver):
         if not text.strip():
             return {}
         try:
-            config = json.loads(text)
-        except json.JSONDecodeError as error:
+            config = parse_json(text)
+        except ValueError as error:
             raise self._malformed(f"it is no JSON: {error}") from None
         if not isinstance(config, dict):
             raise self._malformed(f"it is a {type(config).__name__}, not an object")
@@ -153,11 +153,11 @@ class TFConfigClusterResolver(ClusterResolver):
     def _task(self) -> dict[str, Any]:
         task = self._read().get("task", {})
         if not isinstance(task, dict):
-            raise self._malformed(f"its task is {task!r}, not an object with a type and an index")
+            raise self._malformed(f"its task is {shown(task)}, not an object with a type and an index")
         return task
 
     def _malformed(self, why: str) -> ClusterSpecError:
-        return ClusterSpecError(f"{_NAME} is {self._text()!r}: {why}. HINT: write {_EXAMPLE}.")
+        return ClusterSpecError(f"{_NAME} is {shown(self._text())}: {why}. HINT: write {_EXAMPLE}.")
 
     def _without_task(self) -> ClusterSpecError:
         return self._malformed("it does not say which task this process is")

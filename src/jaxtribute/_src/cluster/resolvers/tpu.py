@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from jaxtribute._src.cluster.resolvers import register
 from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, integer
 from jaxtribute._src.cluster.resolvers.gce import make_service, metadata
 from jaxtribute._src.cluster.spec import ClusterSpec
+from jaxtribute._src.environment import parse_json, shown
 from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ArgumentError, ClusterError, ClusterSpecError
 
@@ -182,14 +182,15 @@ class TPUClusterResolver(ClusterResolver):
         if not text:
             return ""
         try:
-            config = json.loads(text)
+            config = parse_json(text)
             # What the constructor was told stays.
             self._project = self._project or config.get("project")
             self._zone = self._zone or config.get("zone")
             return config.get("tpu_node_name", "")
-        except (json.JSONDecodeError, AttributeError) as error:
+        except (ValueError, AttributeError) as error:
             raise ClusterSpecError(
-                f"{_CONFIG} is {text!r}: {error}. HINT: expected a JSON object with tpu_node_name, project and zone."
+                f"{_CONFIG} is {shown(text)}: {error}. HINT: expected a JSON object with tpu_node_name, project and "
+                "zone."
             ) from None
 
     def _ask(self) -> list[str]:

@@ -7,9 +7,15 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
 from typing import Protocol, cast
 
 from jaxtribute._src.tools.cli import commands
+from jaxtribute._src.tools.cli.streams import standard_streams
+
+WRONG = 2
+"""Exit status of wrong arguments, or of surroundings in which no command can run."""
 
 
 class Command(Protocol):
@@ -38,15 +44,25 @@ def find_commands() -> dict[str, Command]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `jaxtribute` with the given arguments, those of the process by default, and returns the exit status."""
     parser = argparse.ArgumentParser(prog="jaxtribute", description="The programming model of tf.distribute on JAX.")
+    parser.add_argument("--version", action="version", version=f"jaxtribute {version('jaxtribute')}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     found = find_commands()
     # All of them, whichever is asked for, so that `--help` lists them: they import what is heavy only as they run.
     for name, command in found.items():
         command.add_arguments(subparsers.add_parser(name, help=command.HELP, description=command.HELP))
     arguments = parser.parse_args(argv)
+    try:
+        Path.cwd()
+    except OSError as error:
+        sys.stderr.write(
+            f"jaxtribute {arguments.command}: the working folder is not there: {error.strerror}. HINT: it was removed "
+            "or moved; change to another one, such as with cd.\n"
+        )
+        return WRONG
     return found[arguments.command].run(arguments)
 
 
 def entry_point() -> None:
     """Runs the `jaxtribute` script."""
-    sys.exit(main())
+    with standard_streams():
+        sys.exit(main())

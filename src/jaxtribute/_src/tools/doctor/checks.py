@@ -17,6 +17,7 @@ from jaxtribute._src.cluster.accelerators import VISIBLE, visible_gpus
 from jaxtribute._src.cluster.addresses import Address
 from jaxtribute._src.cluster.resolvers import known
 from jaxtribute._src.cluster.runtime import BIND
+from jaxtribute._src.environment import whole_number
 from jaxtribute._src.tools.doctor.report import Finding, Level, Situation
 
 _NEEDED = ("jaxtribute", "jax", "jaxlib", "numpy", "optax", "grain", "orbax-checkpoint")
@@ -221,7 +222,8 @@ def _gpus(situation: Situation, found: int) -> Iterator[Finding]:
 def _pool(situation: Situation, devices: int) -> Iterator[Finding]:
     size = situation.environ.get(POOL, os.environ.get(POOL, ""))
     # Each device may hold one thread in a collective and one in a launch that follows.
-    if size.isdecimal() and int(size) < 2 * devices:
+    threads = whole_number(size)
+    if threads is not None and threads < 2 * devices:
         yield Finding(
             Level.WARNING,
             "thread pool",

@@ -15,9 +15,11 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
+from jaxtribute._src.regular_files import open_regular, read_regular
 from jaxtribute._src.types import Json
 
 JOB = "job.jsonl"
@@ -38,6 +40,8 @@ LABELS = {
 ROLES = {"worker": "ps-worker", "ps": "ps", "mirror": "mirror"}
 """Roles of files, by the tasks of a cluster with parameter servers."""
 _LONGEST = 1 << 20
+_PIECE, _AT_ONCE = 1 << 22, 1 << 28
+"""Bytes that are read together, and in one look at a run."""
 
 
 def worker_file(directory: Path, rank: int, role: str = "worker") -> Path:
@@ -62,7 +66,7 @@ class Lines:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         size = os.fstat(self._descriptor).st_size
         if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
             os.write(self._descriptor, b"\n")  # the end of a line that a kill has cut
@@ -94,28 +98,36 @@ class Tail:
         self._place = 0
         self._rest = b""
 
-    def new(self) -> list[dict[str, Json]]:
+    def new(self) -> Generator[dict[str, Json]]:
         """Records that were appended since the last call."""
         try:
-            with self.path.open("rb") as file:
-                file.seek(self._place)
-                data = file.read()
+            with os.fdopen(open_regular(self.path, os.O_RDONLY), "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                yield from self._records(file, size)
+            left = size - self._place
+            self.problem = f"of {self.path.name} {left:,} bytes are still to be read" if left else ""
         except FileNotFoundError:
-            return []
+            return
         except OSError as error:
             self.problem = f"{self.path.name} cannot be read: {error.strerror or error}"
-            return []
-        self.problem = ""
-        self._place += len(data)
-        *lines, rest = (self._rest + data).split(b"\n")
-        # What never ends is no record, and must not fill the memory.
-        self._rest = rest if len(rest) < _LONGEST else b""
-        records: list[dict[str, Json]] = []
-        for line in lines:
-            record = parsed(line)
-            if record is not None:
-                records.append(record)
-        return records
+
+    def _records(self, file: BinaryIO, size: int) -> Generator[dict[str, Json]]:
+        # Somebody has emptied the file: what stands there now is all new.
+        if size < self._place:
+            self._place, self._rest = 0, b""
+        file.seek(self._place)
+        # A piece at a time, of what is there now: it may be larger than the memory, or grow as fast as it is read.
+        end = min(size, self._place + _AT_ONCE)
+        while self._place < end:
+            data = file.read(min(_PIECE, end - self._place))
+            if not data:
+                return
+            self._place += len(data)
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            # What never ends is no record, and must not fill the memory.
+            if len(self._rest) >= _LONGEST:
+                self._rest = b""
+            yield from filter(None, map(parsed, lines))
 
 
 def parsed(line: bytes) -> dict[str, Json] | None:
@@ -128,18 +140,26 @@ def parsed(line: bytes) -> dict[str, Json] | None:
 
 
 def read_json(path: Path) -> dict[str, Json] | None:
-    """Content of a small file of JSON; None if it is not there or is no object."""
+    """Content of a small file of JSON; None if it is not there or is no object.
+
+    Raises:
+      OSError: it is there, and cannot be read.
+    """
     try:
-        return parsed(path.read_bytes())
-    except OSError:
+        return parsed(read_regular(path, _LONGEST))
+    except FileNotFoundError:
         return None
 
 
 def read_now(path: Path) -> dict[str, Json] | None:
-    """The record that `write_now` has put into a file; None if there is none, or only a part of it."""
+    """The record that `write_now` has put into a file; None if there is none, or only a part of it.
+
+    Raises:
+      OSError: the file is there, and cannot be read.
+    """
     try:
-        line = path.read_bytes().partition(b"\n")[0]
-    except OSError:
+        line = read_regular(path, _LONGEST).partition(b"\n")[0]
+    except FileNotFoundError:
         return None
     text, _, check = line.rpartition(b" ")
     return parsed(text) if check == _checked(text) else None
@@ -151,7 +171,7 @@ def write_now(path: Path, record: Mapping[str, Json]) -> None:
     # the middle of a write, or after a kill there, sees a checksum that is not the text's. Behind the line the rest of
     # a longer one may stand. It is closed, as network file systems then show it to others.
     text = json.dumps(record, separators=(",", ":")).encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT)
     try:
         os.write(descriptor, b"%b %b\n" % (text, _checked(text)))
     finally:

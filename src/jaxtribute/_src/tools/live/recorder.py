@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, cast
 import jax
 
 from jaxtribute._src.callers import located
+from jaxtribute._src.environment import count
 from jaxtribute._src.input.batches import examples_in
+from jaxtribute._src.launcher.environment import RESTART
 from jaxtribute._src.observers import (
     CLOSURE,
     DISPATCH,
@@ -91,7 +93,7 @@ class Recorder(Observer):
         self._is_task = role != "worker"
         self._now = now_file(directory, rank, role)
         self._path = worker_file(directory, rank, role)
-        self._again = self._path.exists() or bool(int(os.environ.get("JAXTRIBUTE_RESTART", "0") or 0))
+        self._again = self._path.exists() or bool(count(RESTART, 0))
         self._lines = Lines(self._path)
         self._keep_last_window()
         self._base = time.time() - time.monotonic()
@@ -349,8 +351,8 @@ class Recorder(Observer):
     def _fill(self, window: Window) -> None:
         """Moves what the thread that trains has noted into a window."""
         blocks, self._blocks = self._blocks, []
-        for seconds, count in blocks:
-            window.add_steps(seconds / count, count)
+        for seconds, steps in blocks:
+            window.add_steps(seconds / steps, steps)
         steps, examples = self._steps, self._examples
         window.steps += steps - self._told[0]
         window.examples += examples - self._told[1]

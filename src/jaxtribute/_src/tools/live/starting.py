@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from jaxtribute._src.environment import shown, whole_number
 from jaxtribute._src.launcher.environment import holds_a_place, rank_of_this_process
 from jaxtribute._src.observers import DISPATCH
 from jaxtribute._src.tools.live.files import ROLES
@@ -54,6 +55,12 @@ def apply_environment() -> None:
     directory, task = os.environ.pop(RUN, ""), os.environ.pop(_TASK, "")
     if directory and task:
         role, _, index = task.partition(" ")
-        _record(directory, int(index), ROLES[role])
+        number = whole_number(index)
+        if role not in ROLES or number is None:
+            raise ConfigError(
+                f"{_TASK}={shown(task)} names no task of parameter servers. HINT: unset it; the coordinator sets it "
+                "for the processes that it starts."
+            )
+        _record(directory, number, ROLES[role])
     elif directory and not holds_a_place():
         record_run(directory)

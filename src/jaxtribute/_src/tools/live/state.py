@@ -41,11 +41,13 @@ class Run:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._job = Job.at(directory)
+        self._plan_problem = ""
         self._processes: dict[tuple[str, int], Worker] = {}
         self._read()
         problems = self._problems()
         # One file that cannot be read is a notice; only where none can be there is no run to show.
-        if problems and not any(one.starts or one.count for one in self._processes.values()):
+        read = self._job.started is not None or any(one.starts or one.count for one in self._processes.values())
+        if problems and not read:
             raise ArgumentError(
                 f"the run in {str(directory)!r} cannot be read: {problems[0]}. HINT: ask who records it to let this "
                 "user read the folder and its files."
@@ -57,7 +59,9 @@ class Run:
 
     def _problems(self) -> list[str]:
         """Files that cannot be read, and why."""
-        problems = [self._job.tail.problem, *(process.tail.problem for process in self._processes.values())]
+        problems = [self._job.tail.problem, self._plan_problem]
+        for process in self._processes.values():
+            problems += [process.tail.problem, process.now_problem]
         return list(filter(None, problems))
 
     def _read(self) -> None:
@@ -188,7 +192,11 @@ class Run:
 
     def _predicted(self) -> float | None:
         """Seconds of a step as `jaxtribute plan --json` predicted them, if its answer lies in the folder."""
-        plan = read_json(self.directory / PLAN)
+        plan, self._plan_problem = None, ""
+        try:
+            plan = read_json(self.directory / PLAN)
+        except OSError as error:
+            self._plan_problem = f"{PLAN} cannot be read: {error.strerror or error}"
         # The file may be a user's own, so every part of it is looked at before it is used.
         curve = (plan or {}).get("curve")
         devices = sum(max(len(one.devices), 1) for one in self._of("worker"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
+from jaxtribute._src.environment import whole_number
 from jaxtribute._src.tools.live.attempts import Attempt
 from jaxtribute._src.tools.live.doing import doing
 from jaxtribute._src.tools.live.worker import COORDINATOR, Worker, number
@@ -54,7 +55,7 @@ def _task(name: str, figures: dict[str, Json], process: Worker, now: float) -> d
     """Figures of a task, those per second over the time since its last window."""
     role, _, index = name.partition(" ")
     known = {COORDINATOR: _OF_COORDINATOR, "worker": _OF_WORKERS}.get(role, _OF_SERVERS)
-    task: dict[str, Json] = {"name": name, "role": role, "index": int(index or 0)}
+    task: dict[str, Json] = {"name": name, "role": role, "index": whole_number(index) or 0}
     for figure in known:
         task[figure] = number(figures.get(figure))
     if role == COORDINATOR:

@@ -68,6 +68,7 @@ class Worker:
       events: what is worth a line.
       series: for each metric, moments, steps and values.
       saved: moments at which the training had begun a save that was then completed.
+      now_problem: why the file of what it does now cannot be read; empty if it can, or is not there.
       role: of the process, one of those that files are named by.
       figures: for each task of a cluster with parameter servers that runs in it, what that counts of itself.
       figures_at: the moment at which it told them.
@@ -95,6 +96,7 @@ class Worker:
     series: dict[str, list[tuple[float, float, float]]] = field(
         default_factory=dict[str, list[tuple[float, float, float]]]
     )
+    now_problem: str = ""
     role: str = "worker"
     figures: dict[str, dict[str, Json]] = field(default_factory=dict[str, dict[str, Json]])
     figures_at: float = 0.0
@@ -130,14 +132,15 @@ class Worker:
             self._note_figures(told, number((self.now or {}).get("t")))
 
     def _read_now(self) -> None:
-        now = read_now(self.now_path)
-        # One that is just being written is read the next time.
+        self.now_problem = ""
         try:
-            gone = not self.now_path.exists()
-        except OSError:  # nobody may look
-            gone = True
-        if now is not None or gone:
-            self.now = now
+            now = read_now(self.now_path)
+            # One that is just being written is read the next time.
+            if now is not None or not self.now_path.exists():
+                self.now = now
+        except OSError as error:
+            self.now = None
+            self.now_problem = f"{self.now_path.name} cannot be read: {error.strerror or error}"
 
     def table(self) -> HostArray:
         """The windows in order, that which is not over included: a row each, with the columns `COLUMNS`."""

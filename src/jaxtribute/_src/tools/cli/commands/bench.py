@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", type=Path, metavar="FILE", help="write the numbers there too; - prints them in place of the tables")
     add("--quick", action="store_true", help="few and small sizes, to try it out; the numbers mean little")
     parser.epilog = (
-        "On a cluster run it once a process, as any training: jaxtribute launch --workers 2 -m jaxtribute.cli bench. "
+        "On a cluster run it once a process, as any training: jaxtribute launch --workers 2 -m jaxtribute bench. "
         "Ratios are to hand-written JAX on the same devices; bandwidth is what each device must send at least."
     )
 

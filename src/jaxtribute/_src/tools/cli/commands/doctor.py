@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rehearse a preemption of this program with its arguments, on two workers, and do nothing else",
     )
     parser.epilog = (
-        "Run it as the program would be run: under srun, or as `jaxtribute launch --workers 2 -m jaxtribute.cli doctor "
+        "Run it as the program would be run: under srun, or as `jaxtribute launch --workers 2 -m jaxtribute doctor "
         "--test`. Exit status: 1 if there is an error."
     )
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from jaxtribute._src.environment import shown, whole_number
 
 if TYPE_CHECKING:
     from jaxtribute._src.launcher.options import Options
@@ -33,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpus-per-worker", type=_count, metavar="N", help="GPUs a process, of those of this machine")
     add("--split", action="store_true", help=f"show rank 0 alone; the others go to log files ({LOGS}/rank-N.log)")
     add("--log-dir", type=Path, metavar="DIR", help="write a log file a rank there")
-    add("--grace", type=float, default=3.0, metavar="S", help="seconds from SIGTERM to SIGKILL after a failure (3)")
-    add("--save-time", type=float, default=60.0, metavar="S", help="seconds to save in after a preemption (60)")
+    add("--grace", type=_seconds, default=3.0, metavar="S", help="seconds from SIGTERM to SIGKILL after a failure (3)")
+    add("--save-time", type=_seconds, default=60.0, metavar="S", help="seconds to save in after a preemption (60)")
     add("--run", type=Path, metavar="DIR", help="record the run there, for `jaxtribute top` and `jaxtribute serve`")
     add(
         "--track",
@@ -44,15 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     several = parser.add_argument_group("several machines", "the same command on each, apart from --node-rank")
     several.add_argument("--nodes", type=_count, metavar="N", help="how many machines; Slurm says it by itself")
-    several.add_argument("--node-rank", type=int, metavar="R", help="this machine, from 0 up; Kubernetes says it")
+    several.add_argument("--node-rank", type=_number, metavar="R", help="this machine, from 0 up; Kubernetes says it")
     several.add_argument("--coordinator", metavar="HOST:PORT", help="an address of machine 0 with a free port")
-    several.add_argument("--join-timeout", type=float, default=300.0, metavar="S", help="seconds to wait for all (300)")
+    several.add_argument(
+        "--join-timeout", type=_seconds, default=300.0, metavar="S", help="seconds to wait for all (300)"
+    )
     several.add_argument("--key", type=Path, metavar="FILE", help="a secret by which the launchers know each other")
     again = parser.add_argument_group("failures")
-    again.add_argument("--max-restarts", type=int, default=0, metavar="N", help="start again so often (0)")
+    again.add_argument("--max-restarts", type=_number, default=0, metavar="N", help="start again so often (0)")
     again.add_argument(
         "--max-preemptions",
-        type=int,
+        type=_number,
         metavar="N",
         help="start again so often after preemptions (100 with --max-restarts, else 0)",
     )
@@ -70,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Starts the processes and waits for them."""
     from jaxtribute._src.launcher.launch import become, launch, rank_set_by_slurm, slurm_environment
     from jaxtribute._src.launcher.options import complete
+    from jaxtribute._src.launcher.terminal import say
     from jaxtribute._src.tools.live.job import JobRecorder
     from jaxtribute.errors import ClusterSpecError, JaxtributeError
 
@@ -85,8 +91,11 @@ def run(arguments: argparse.Namespace) -> int:
             return launch(complete_options)
         return JobRecorder(arguments.run, options.command).run(lambda: launch(complete_options))
     except JaxtributeError as error:
-        sys.stderr.write(f"jaxtribute launch: {error}\n")
+        say(str(error))
         return WRONG if isinstance(error, (ValueError, ClusterSpecError)) else UNREACHABLE
+    except OSError as error:  # no more processes, files or memory
+        say(f"the job cannot be started here: {error}. HINT: `ulimit -a` shows the limits of this user.")
+        return UNREACHABLE
 
 
 def _options(arguments: argparse.Namespace) -> Options:
@@ -127,12 +136,13 @@ def _variables(run: Path | None, trackers: Sequence[str]) -> dict[str, str]:
 
 def _read_key(path: Path) -> bytes:
     """The secret in a file, without the white space around it."""
+    from jaxtribute._src.regular_files import read_secret
     from jaxtribute.errors import ArgumentError
 
     hint = f"HINT: make it once with `head -c 32 /dev/urandom | base64 > {path}`, and copy it to every machine."
     try:
         # An end of line that an editor adds must not make two keys of one.
-        key = path.read_bytes().strip()
+        key = read_secret(path).strip()
     except OSError as error:
         raise ArgumentError(f"--key {path} cannot be read: {error}. {hint}") from error
     if len(key) < _KEY_BYTES:
@@ -174,7 +184,25 @@ def _refuse_for_slurm(arguments: argparse.Namespace) -> None:
 
 
 def _count(text: str) -> int:
-    number = int(text)
+    number = _number(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return number
+
+
+def _number(text: str) -> int:
+    number = whole_number(text)
+    if number is None:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no whole number from 0 on")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    # NaN is neither less nor more than anything; an infinite time is one that never comes.
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no number of seconds from 0 on")
+    return seconds

@@ -41,9 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _migrate(path: Path, *, write: bool) -> int:
     from jaxtribute._src.compat.migrate.documents import read
     from jaxtribute._src.compat.migrate.scan import scan
+    from jaxtribute._src.regular_files import read_regular
 
     try:
-        document = read(path.read_bytes(), notebook=path.suffix == ".ipynb")
+        document = read(read_regular(path), notebook=path.suffix == ".ipynb")
         programs = [document, *document.parts]
         reports = [scan(program.text) for program in programs]
         changes: list[Finding] = []

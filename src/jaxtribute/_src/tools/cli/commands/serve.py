@@ -57,11 +57,12 @@ def _serve(application: object, host: str, port: int, path: str) -> int:
 
 
 def _read(path: Path) -> str:
+    from jaxtribute._src.regular_files import read_secret
     from jaxtribute.errors import ArgumentError
 
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return read_secret(path).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(
             f"--token-file {path} cannot be read: {error}. HINT: `openssl rand -hex 16 > {path}`."
-        ) from (error)
+        ) from error

@@ -1,0 +1,89 @@
+"""Opening files that others may have put something else in the place of."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+import time
+from pathlib import Path
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def open_regular(path: str | Path, flags: int, mode: int = 0o644) -> int:
+    """Opens a file and returns its descriptor, which no program that is started inherits. Never waits.
+
+    Args:
+      path: the file.
+      flags: as `os.open` takes them.
+      mode: the rights of a file that is made.
+
+    Raises:
+      OSError: the file cannot be opened, or is no regular one: a named pipe or a device may have no end.
+    """
+    # Without O_NONBLOCK the opening of a named pipe waits for somebody at its other end. Regular files ignore it.
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a named pipe that nobody reads
+            raise _refusal(path, Path(path).stat().st_mode) from None
+        raise
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        raise _refusal(path, kind)
+    return descriptor
+
+
+def read_regular(path: Path, most: int = -1) -> bytes:
+    """The content of a regular file, or its first bytes.
+
+    Raises:
+      OSError: likewise.
+    """
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+        return file.read(most)
+
+
+def read_secret(path: Path, most: int = 1 << 16, patience_s: float = 10.0) -> bytes:
+    """The content of a small file, which may be a pipe that another program writes to, as `<(...)` of a shell is.
+
+    Args:
+      path: the file.
+      most: bytes that are read of a longer one.
+      patience_s: seconds to wait for that program.
+
+    Raises:
+      OSError: the file cannot be read, or the program has not ended in time.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    found, end = b"", time.monotonic() + patience_s
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    try:
+        kind = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(kind) and not stat.S_ISFIFO(kind):
+            raise _refusal(path, kind)
+        while len(found) < most:
+            if not waiting.poll(1000 * max(0.0, end - time.monotonic())):
+                raise TimeoutError(errno.ETIMEDOUT, f"nothing came for {patience_s:g} s", str(path))
+            data = os.read(descriptor, most)
+            if not data:
+                break
+            found += data
+        return found
+    finally:
+        os.close(descriptor)
+
+
+def _refusal(path: str | Path, mode: int) -> OSError:
+    what = _KINDS.get(stat.S_IFMT(mode), "something else")
+    return OSError(errno.EINVAL, f"it is {what}, and no regular file", str(path))
