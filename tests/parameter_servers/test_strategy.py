@@ -63,5 +63,5 @@ def test_a_variable_of_another_strategy_is_refused() -> None:
     with threads() as strategy:
         with jd.OneDeviceStrategy("cpu:1").scope():
             other = jd.Variable(1.0)
-        with pytest.raises(jd.errors.StrategyMixError):
+        with pytest.raises(jd.errors.StrategyMixError), pytest.warns(UserWarning, match="runs on the coordinator"):
             strategy.run(lambda: other.assign_add(1.0))
