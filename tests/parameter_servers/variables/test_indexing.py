@@ -126,6 +126,5 @@ def test_in_a_compiled_function_and_under_a_gradient(strategy: Any, table: Any) 
     mask = np.array([True, False, False, True, False])
     for gradient in (jd.grad, lambda *args: jd.function(jd.grad(*args))):
         (rows,) = gradient(lambda: (weights[mask] * 2).sum() + weights[[3, 3]].sum(), [weights])()
-        dense = np.asarray(rows.to_dense() if isinstance(rows, jd.IndexedSlices) else rows)
-        np.testing.assert_array_equal(dense[:, 0], [2, 0, 0, 4, 0])
+        np.testing.assert_array_equal(rows[:, 0], [2, 0, 0, 4, 0])
     assert isinstance(weights[0], jax.Array)

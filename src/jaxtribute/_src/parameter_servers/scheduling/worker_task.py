@@ -46,7 +46,7 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def current_worker_index() -> int | None:
+def experimental_get_current_worker_index() -> int | None:
     """The number of the worker that runs the calling function; None elsewhere.
 
     Source: `tf.distribute.coordinator.experimental_get_current_worker_index`.
