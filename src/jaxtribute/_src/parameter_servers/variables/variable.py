@@ -218,6 +218,7 @@ class ServerVariable(Variable):
         if not (type(value) is np.ndarray and (value.dtype, value.shape) == (self.dtype, self.shape)):
             value = coerce(self, value)  # which copies; an array that fits is on its way before this returns
         if isinstance(executor, TracedProgram):
+            value = jnp.asarray(value)  # what the step reads later has the methods of JAX's arrays
             record(executor, Operation(_KINDS[update], self, 1), [value], self)
             executor.values[self] = update.apply(executor.view_of(self), value)
             executor.changed(self)
