@@ -166,6 +166,7 @@ def test_iterators_of_past_epochs_are_dropped_by_the_workers() -> None:
         dataset = coordinator.create_per_worker_dataset(lambda: batches(strategy).repeat())
         step = jd.function(lambda it: next(it).sum())
         before = threading.active_count()
+        iterator = None
         for _ in range(6):
             iterator = iter(dataset)
             results = [coordinator.schedule(step, (iterator,)) for _ in range(8)]

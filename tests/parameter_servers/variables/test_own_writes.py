@@ -56,10 +56,8 @@ READS: dict[str, Action] = {
     "whole": jd.Variable.read_value,
     "lookup": lambda v: jd.nn.embedding_lookup(v, int32([1, 3])),
     "index": lambda v: v[2],
-    "gradient": lambda v: jd.grad(lambda: jnp.sum(v * v), [v])()[0],
-    "gradient of a lookup": lambda v: dense(
-        jd.grad(lambda: (jd.nn.embedding_lookup(v, int32([1])) ** 2).sum(), [v])()[0]
-    ),
+    "gradient": lambda v: jd.grad(lambda: (v * v).sum() * 1.0, [v])()[0],
+    "gradient of a lookup": lambda v: dense(jd.grad(lambda: jnp.sum(jd.nn.embedding_lookup(v, int32([1])) ** 2), v)()),
     "arithmetic": lambda v: v + 1,
 }
 

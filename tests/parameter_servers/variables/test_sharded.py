@@ -17,7 +17,7 @@ from parameter_servers.clusters import coordinated, float32, int32, threads
 
 ROWS = 7
 DTYPES = ["int8", "uint8", "int32", "float16", "bfloat16", "float32", "complex64"]
-SCATTERED = {
+SCATTERED: dict[str, Any] = {
     "scatter_add": np.add, "scatter_sub": np.subtract, "scatter_mul": np.multiply, "scatter_min": np.minimum,
     "scatter_max": np.maximum, "scatter_update": None,
 }  # fmt: skip
