@@ -1,7 +1,10 @@
 """Every public name is documented: what it is, what it takes and gives, and where it comes from."""
 
 import enum
+import importlib
 import inspect
+import pickle
+import pkgutil
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -132,3 +135,14 @@ def test_importing_starts_no_backend_and_loads_no_extra() -> None:
 
 def test_names_that_are_loaded_when_they_are_asked_for_are_listed() -> None:
     assert {"__version__", "Checkpoint", "Optimizer", "nn"} <= set(dir(jd))
+
+
+def test_public_classes_and_functions_are_pickled_by_their_names() -> None:
+    """What a user imports by name goes to a worker or another process as a name, and is the same one there."""
+    modules = [module.name for module in pkgutil.iter_modules(jd.__path__, "jaxtribute.") if "._" not in module.name]
+    for name in ("jaxtribute", *modules):
+        module = importlib.import_module(name)
+        for public_name in getattr(module, "__all__", ()):
+            value = getattr(module, public_name)
+            if inspect.isclass(value) or inspect.isfunction(value):
+                assert pickle.loads(pickle.dumps(value)) is value, f"{name}.{public_name}"

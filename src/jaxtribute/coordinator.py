@@ -3,9 +3,7 @@
 from jaxtribute._src.parameter_servers.scheduling.coordinator import ClusterCoordinator
 from jaxtribute._src.parameter_servers.scheduling.per_worker import PerWorkerDataset, PerWorkerValues
 from jaxtribute._src.parameter_servers.scheduling.remote_value import RemoteValue
-from jaxtribute._src.parameter_servers.scheduling.worker_task import (
-    current_worker_index as experimental_get_current_worker_index,
-)
+from jaxtribute._src.parameter_servers.scheduling.worker_task import experimental_get_current_worker_index
 from jaxtribute._src.parameter_servers.variables.variable import ServerVariable, ShardedVariable, ShardInfo
 from jaxtribute._src.public import publish as _publish
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -108,6 +109,32 @@ class MaxSizePartitioner(Partitioner):
         row = math.prod(shape) / length * _element_bytes(dtype, self._string)
         shards = math.ceil(length / max(1, math.floor(self._bytes / row)))
         return _along(shape, axis, shards if self._shards is None else min(self._shards, shards))
+
+
+def shards_of(partitioner: Partitioner, shape: Sequence[int], dtype: DType) -> int:
+    """Returns the number of shards into which a partitioner splits the first axis of a variable.
+
+    Args:
+      partitioner: a `Partitioner`, or another function of `shape` and `dtype`.
+      shape: the variable's shape, of at least one axis.
+      dtype: its element type.
+
+    Raises:
+      ArgumentError: it gives no number for each axis, or splits another axis.
+    """
+    counts: Any = partitioner(shape=tuple(shape), dtype=dtype)
+    fits = isinstance(counts, (list, tuple, np.ndarray)) and len(counts) == len(shape)
+    if not fits or not all(isinstance(count, (int, np.integer)) and count >= 1 for count in counts):
+        raise ArgumentError(
+            f"the variable_partitioner gives {counts!r} for a variable of shape {tuple(shape)}. "
+            "HINT: it returns a list with a number of shards, at least 1, for each axis."
+        )
+    if any(count > 1 for count in counts[1:]):
+        raise ArgumentError(
+            f"the variable_partitioner splits a variable of shape {tuple(shape)} into {list(counts)}. "
+            "HINT: parameter servers split the first axis only."
+        )
+    return int(counts[0])
 
 
 def shard_offsets(length: int, shards: int) -> list[int]:

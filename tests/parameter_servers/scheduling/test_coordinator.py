@@ -2,8 +2,11 @@
 
 import threading
 import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ import pytest
 import jaxtribute as jd
 from jaxtribute._src.parameter_servers.scheduling import coordinator as coordinator_module
 from jaxtribute.errors import (
+    ArgumentError,
     ArgumentTypeError,
     CancelledError,
     ClusterError,
@@ -53,12 +57,51 @@ def test_arguments_by_name_and_nests_of_results(coordinator: jd.coordinator.Clus
     assert coordinator.schedule(lambda x: x + 1, args=(values[2],)).fetch() == 2  # a result as an argument
 
 
-def test_two_coordinators_of_one_cluster_do_not_mix_their_functions(
-    coordinator: jd.coordinator.ClusterCoordinator,
-) -> None:
-    other = jd.coordinator.ClusterCoordinator(coordinator.strategy)
-    values = [one.schedule(lambda i=i: i) for i, one in enumerate((coordinator, other) * 2)]
-    assert [value.fetch() for value in values] == [0, 1, 2, 3]
+def test_a_strategy_has_one_coordinator(coordinator: jd.coordinator.ClusterCoordinator) -> None:
+    strategy = coordinator.strategy
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(jd.coordinator.ClusterCoordinator, [strategy] * 8))
+    assert all(one is coordinator for one in found)
+    assert jd.coordinator.ClusterCoordinator(strategy, max_attempts=3) is coordinator
+    with pytest.raises(ArgumentError, match=r"max_attempts is 5, .* was made with 3.*HINT"):
+        jd.coordinator.ClusterCoordinator(strategy, max_attempts=5)
+    values = [one.schedule(lambda i=i: i) for i, one in enumerate(found)]
+    assert coordinator.fetch(values) == list(range(8))
+    with coordinated() as other:
+        assert other is not coordinator
+        assert jd.coordinator.ClusterCoordinator(other.strategy) is other
+
+
+def test_a_strategy_and_its_coordinator_go_together() -> None:
+    with coordinated() as made:
+        reference = weakref.ref(made)
+        strategy = made.strategy
+        assert made.schedule(lambda: 1).fetch() == 1
+        del made
+        assert reference() is None, "the strategy keeps its coordinator, and so itself"
+        again = jd.coordinator.ClusterCoordinator(strategy, max_attempts=7)
+        assert again.schedule(lambda: 2).fetch() == 2
+
+
+def test_arguments_are_of_the_library_that_they_were_of(coordinator: jd.coordinator.ClusterCoordinator) -> None:
+    ones = np.ones(3, np.float32)
+
+    def kinds(*args: Any, **kwargs: Any) -> list[str]:
+        leaves = jax.tree.leaves((args, kwargs))
+        return ["jax" if isinstance(leaf, jax.Array) else type(leaf).__name__ for leaf in leaves]
+
+    args = (jnp.ones(3), ones, np.float32(2), 2.0, [{"x": jnp.zeros((0, 2), jnp.bfloat16)}])
+    assert coordinator.schedule(kinds, args, {"y": jnp.int8(1)}).fetch() == [
+        "jax", "ndarray", "float32", "float", "jax", "jax",
+    ]  # fmt: skip
+    assert coordinator.schedule(lambda x: x.at[0].set(5).tolist(), (jnp.ones(3),)).fetch() == [5, 1, 1]
+    assert coordinator.schedule(lambda key: jax.random.normal(key).shape, (jax.random.key(0),)).fetch() == ()
+    assert coordinator.schedule(lambda i: {i: 1}, (np.int64(3),)).fetch() == {3: 1}, "a key of a dictionary"
+    result = coordinator.schedule(lambda x: x, (jnp.ones(3),))
+    assert type(result.fetch()) is np.ndarray
+    assert isinstance(result.get(), jax.Array)
+    remote = coordinator.schedule(lambda x: isinstance(x, np.ndarray), (result,))
+    assert remote.fetch(), "a result as an argument"
 
 
 def test_an_argument_may_change_once_schedule_has_returned(coordinator: jd.coordinator.ClusterCoordinator) -> None:

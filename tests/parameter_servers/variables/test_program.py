@@ -49,7 +49,11 @@ def mlp_losses(strategy: Any, run: Any, transform: Any, steps: int = 6) -> list[
     return losses
 
 
+ON_THE_COORDINATOR = pytest.mark.filterwarnings("ignore:strategy.run.* runs on the coordinator")
+
+
 @pytest.mark.slow
+@ON_THE_COORDINATOR
 def test_one_step_function_gives_equal_losses_under_every_strategy() -> None:
     transform = optax.sgd(0.1, momentum=0.9)  # Adam would not notice gradients that are too large
 
@@ -193,6 +197,7 @@ def test_transformations_that_writes_cannot_leave() -> None:
             jd.function(lambda ids: jax.lax.map(lambda i: jd.nn.embedding_lookup(v, i), ids))(int32([1]))
 
 
+@ON_THE_COORDINATOR
 def test_eager_steps_do_the_same() -> None:
     with threads() as strategy:
         with strategy.scope():

@@ -61,6 +61,10 @@ class Drawn(NamedTuple):
     after: Any
 
 
+class EndOfData(StopIteration):
+    """End of a distributed dataset, as its iterators tell it; a `StopIteration` of other code is none."""
+
+
 class Feed(ABC):
     """An iterator from which a compiled function may draw."""
 
@@ -69,7 +73,7 @@ class Feed(ABC):
         """Takes the next batch.
 
         Raises:
-          StopIteration: at the end of the data.
+          EndOfData: at the end of the data.
         """
 
     @abstractmethod
@@ -123,7 +127,7 @@ class Draws:
         """The next batch of iterator `place`.
 
         Raises:
-          StopIteration: at the end of its data.
+          EndOfData: at the end of its data.
         """
         if self.used < len(self.order) and self.order[self.used] != place:
             self.hand_back(self.used)  # this trace draws in another order than the last
@@ -131,7 +135,7 @@ class Draws:
         if self.used == len(self.order):
             with jax.ensure_compile_time_eval():  # a trace may be under way
                 if self.ended == place or not self._draw(place):
-                    raise StopIteration
+                    raise EndOfData
         self.used += 1
         return self.batches[self.used - 1].batch
 
@@ -220,7 +224,7 @@ class FedPrograms:
         """Draws, traces if need be, and runs.
 
         Raises:
-          StopIteration: the function met the end of the data; what it did until then has taken effect.
+          EndOfData: the function met the end of the data; what it did until then has taken effect.
         """
         draws = Draws(feeds)
         # The batches must be there before the program is known, as their shapes choose it. So as many are drawn as the
@@ -243,7 +247,7 @@ class FedPrograms:
         result = program([*leaves, *fed], executor if isinstance(executor, EagerStep) else None)
         # Only now: the steps before the end of the data have taken effect, as they would have in Python.
         if stops:
-            raise StopIteration
+            raise EndOfData
         return result
 
     def _trace(self, draws: Draws, leaves: Sequence[Any]) -> tuple[Any, bool]:
@@ -252,7 +256,7 @@ class FedPrograms:
         def call(dynamic: Sequence[Any]) -> Any:
             try:
                 return self._call(dynamic, draws.proxies())
-            except StopIteration:
+            except EndOfData:
                 stops.append(True)
                 return None
 

@@ -141,6 +141,12 @@ class TracedProgram(InTrace):
 
     def get(self, variable: Variable) -> Any:
         """The variable's value so far: a tracer."""
+        if variable.policy.remote:
+            variable.check_seen(self)
+        return self.view_of(variable)
+
+    def view_of(self, variable: Variable) -> Any:
+        """The variable's value as far as this program knows it; of one that others hold, what it is written upon."""
         self.noted(variable)
         # The first read may come within a loop's body or inside `jax.grad`. Recorded there, the value could not leave
         # it, so it is recorded in the trace of the whole program, which encloses them all.

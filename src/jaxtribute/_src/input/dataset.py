@@ -61,6 +61,11 @@ class DistributedDataset:
     def _steps(self) -> WorkerSteps:
         raise NotImplementedError
 
+    @property
+    def source(self) -> Source:
+        """The dataset that this worker reads, before it is cut for the replicas."""
+        raise NotImplementedError
+
     @cached_property
     def element_spec(self) -> Nest:
         """Shapes and dtypes of an element, usable in `jd.function(input_signature=[...])`.
@@ -130,6 +135,11 @@ class _Rebatched(DistributedDataset):
         size = self._original.batch_size() or 0
         return LocalSteps(source.open(Shard()), shard, self._agree(), lambda: self._spec_of_source, size)
 
+    @property
+    def source(self) -> Source:
+        """The dataset that this worker reads, before it is cut for the replicas."""
+        return self._original
+
     @cached_property
     def _spec_of_source(self) -> Nest:
         spec = self._original.spec()
@@ -174,6 +184,11 @@ class _FromFunction(DistributedDataset):
         streams = [source.open(Shard()) for source in self._sources]
         static = all(source.static_rows() for source in self._sources)
         return FunctionSteps(streams, self._shard, self._agree(), lambda: self._spec_of_source, static=static)
+
+    @property
+    def source(self) -> Source:
+        """The dataset that the function gave, or the first replica's of several."""
+        return self._sources[0]
 
     @cached_property
     def _spec_of_source(self) -> Nest:

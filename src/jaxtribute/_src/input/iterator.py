@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.execution.feeds import Drawn, Feed, Optional
+from jaxtribute._src.execution.feeds import Drawn, EndOfData, Feed, Optional
 from jaxtribute._src.input.placement import Apart, Placement
 from jaxtribute._src.input.prefetch import Prefetcher, Threads
 from jaxtribute._src.input.splitting import Shard
@@ -66,8 +66,14 @@ class DistributedIterator(Feed):
 
     @observed(INPUT)
     def _advance(self) -> Nest:
+        try:
+            return self._next_element()
+        except StopIteration:
+            raise EndOfData from None
+
+    def _next_element(self) -> Nest:
         if self._closed:
-            raise StopIteration
+            raise EndOfData
         if self._returned:
             drawn = self._returned.popleft()
             self._position = drawn.after

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import jax
@@ -50,7 +50,7 @@ def encode(value: Nest, arrays: list[Any], depth: int = 0) -> Any:
         value = value.values[0]
     if isinstance(value, (jax.Array, np.ndarray, np.generic)):
         arrays.append(_plain_array(value))
-        return ["a"]
+        return [_kind_of(value)]
     # Of these very types: a named tuple, or a list of a class of its own, would come back without its class.
     if type(value) in (tuple, list):
         kind = "t" if isinstance(value, tuple) else "l"
@@ -58,6 +58,13 @@ def encode(value: Nest, arrays: list[Any], depth: int = 0) -> Any:
     if type(value) is dict:
         return ["d", [_encode_item(item, arrays, depth + 1) for item in cast("Any", value).items()]]
     raise NotPlainError
+
+
+def _kind_of(array: ArrayLike) -> str:
+    """Returns the library whose array it is, as `decode` is told."""
+    if isinstance(array, jax.Array):
+        return "w" if array.weak_type else "j"
+    return "s" if isinstance(array, np.generic) else "a"
 
 
 def _encode_item(item: tuple[Any, Any], arrays: list[Any], depth: int) -> list[Any]:
@@ -105,14 +112,49 @@ def as_jax(array: np.ndarray[Any, Any]) -> jax.Array:
     return made
 
 
-def decode(plain: Sequence[Any], arrays: Iterator[Any]) -> Any:
-    """Returns the value that `encode` was given; arrays come back as NumPy arrays."""
+def as_sent(kind: str, array: np.ndarray[Any, Any]) -> Any:
+    """Returns an array as of the library that it was sent from: JAX's, or NumPy's.
+
+    Args:
+      kind: what `encode` says of it.
+      array: its elements.
+
+    Raises:
+      ArgumentError: integers that JAX cannot hold here, though it could where they were sent.
+    """
+    if kind == "a":
+        return array
+    if kind == "s":
+        return array[()]
+    made = as_jax(array)
+    if kind == "w":
+        # A weak type gives way to those that it meets. JAX has it from Python's numbers alone, and keeps it in writes.
+        made = jnp.full(array.shape, array.dtype.type(0).item()).at[...].set(made)
+    return made
+
+
+def as_numpy(kind: str, array: np.ndarray[Any, Any]) -> Any:
+    """Returns an array as NumPy's, whatever it was."""
+    del kind
+    return array
+
+
+def decode(
+    plain: Sequence[Any], arrays: Iterator[Any], made: Callable[[str, np.ndarray[Any, Any]], Any] = as_numpy
+) -> Any:
+    """Returns the value that `encode` was given.
+
+    Args:
+      plain: the structure.
+      arrays: the arrays, in order.
+      made: makes of each what it is to be here.
+    """
     kind, *rest = plain
     if kind == "v":
         return rest[0]
-    if kind == "a":
-        return next(arrays)
     if kind == "d":
-        return {decode(key, arrays): decode(item, arrays) for key, item in rest[0]}
-    items = [decode(item, arrays) for item in rest[0]]
-    return tuple(items) if kind == "t" else items
+        return {decode(key, arrays, made): decode(item, arrays, made) for key, item in rest[0]}
+    if kind in "tl":
+        items = [decode(item, arrays, made) for item in rest[0]]
+        return tuple(items) if kind == "t" else items
+    return made(kind, next(arrays))

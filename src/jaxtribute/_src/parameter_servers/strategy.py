@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from jaxtribute._src import settings
 from jaxtribute._src.backend import prepare_cpu_backend
+from jaxtribute._src.messaging.errors import name_of
 from jaxtribute._src.parameter_servers.variables.access import Access
 from jaxtribute._src.parameter_servers.variables.variable import ServerPolicy, ServerVariable
 from jaxtribute._src.partitioners import Partitioner
-from jaxtribute._src.strategies.base import Strategy
+from jaxtribute._src.strategies.base import RunOptions, Strategy
 from jaxtribute._src.strategies.extended import StrategyExtended
-from jaxtribute._src.types import DType, Leaf
+from jaxtribute._src.types import DType, Function, Leaf, Nest
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.policies.base import Policy
@@ -25,6 +30,10 @@ if TYPE_CHECKING:
     from jaxtribute._src.parameter_servers.scheduling.cluster import Cluster
     from jaxtribute._src.parameter_servers.server.layout import Layout
     from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer
+
+
+_beside: ContextVar[ServerVariable | None] = ContextVar("_beside", default=None)
+"""The variable beside which new ones are made."""
 
 
 class ParameterServerExtended(StrategyExtended):
@@ -55,8 +64,15 @@ class ParameterServerExtended(StrategyExtended):
         """On servers, whatever the synchronization."""
         return self.server_policy, synchronization
 
-    def create_on_servers(self, initial: Leaf, dtype: DType) -> tuple[int, Layout]:
+    def create_on_servers(
+        self, initial: Leaf, dtype: DType, check: Callable[[np.dtype[Any]], None]
+    ) -> tuple[int, Layout]:
         """Makes a variable there; returns its number and where it is.
+
+        Args:
+          initial: its first value, or what computes it.
+          dtype: its element type; None for that of the value.
+          check: is told the element type before anything is made.
 
         Raises:
           VariableError: on a worker.
@@ -66,7 +82,31 @@ class ParameterServerExtended(StrategyExtended):
                 "a variable is created in a function that runs on a worker. HINT: create it on the coordinator, in "
                 "strategy.scope(), before the function is scheduled."
             )
-        return self.cluster.create(initial, dtype)
+        beside = _beside.get()
+        if beside is None or beside.distribute_strategy is not self.strategy:
+            return self.cluster.create(initial, dtype, check)
+        return self.cluster.create(initial, dtype, check, beside.layout)
+
+    @contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Variable) -> Generator[None]:
+        """Makes the variables created in the block lie where another variable of this strategy lies.
+
+        One with as many rows as a variable that is split is split like it, each row beside its row. Any other is not
+        split, whatever the partitioner says, and lies on the server of the other's first row.
+
+        Raises:
+          StrategyMixError: it was not made in this strategy's scope.
+          ContextError: entered outside the strategy's scope.
+
+        Source: `tf.distribute.StrategyExtended.colocate_vars_with`.
+        """
+        with super().colocate_vars_with(colocate_with_variable):
+            assert isinstance(colocate_with_variable, ServerVariable)
+            token = _beside.set(colocate_with_variable)
+            try:
+                yield
+            finally:
+                _beside.reset(token)
 
     def remote_optimizer(self, transform: Any, variables: Sequence[Variable]) -> RemoteOptimizer | None:
         """The optimizer's work on servers."""
@@ -98,6 +138,7 @@ class ParameterServerStrategy(Strategy):
 
     Raises:
       ArgumentError: the cluster has no servers or no workers.
+      ClusterSpecError: the cluster has other jobs, or several chiefs, or this process is not its chief.
       DeadlineError: a process has not started in time.
 
     Source: `tf.distribute.ParameterServerStrategy`.
@@ -145,6 +186,25 @@ class ParameterServerStrategy(Strategy):
         strategy._resolver = None
         Strategy.__init__(strategy, ParameterServerExtended(access, None))
         return strategy
+
+    def run(self, fn: Function, args: Nest = (), kwargs: Nest = None, options: RunOptions | None = None) -> Any:
+        """Calls `fn` as every strategy does, in a scheduled function; elsewhere with a warning that workers wait.
+
+        Args:
+          fn: the replica function.
+          args: its positional arguments.
+          kwargs: its keyword arguments.
+          options: accepted for compatibility.
+
+        Source: `tf.distribute.ParameterServerStrategy.run`.
+        """
+        if self.cluster is not None:
+            warnings.warn(
+                f"strategy.run({name_of(fn)}) runs on the coordinator, while the workers wait. HINT: call it in a "
+                "function that is passed to coordinator.schedule.",
+                stacklevel=2,
+            )
+        return super().run(fn, args, kwargs, options)
 
     @property
     def cluster_resolver(self) -> Any:

@@ -26,6 +26,40 @@ from jaxtribute._src.values.stored import StoredArray
 from jaxtribute.errors import ArgumentError, VariableError
 
 
+def checked_arguments(
+    trainable: bool | None,
+    name: str | None,
+    synchronization: VariableSynchronization | str,
+    aggregation: VariableAggregation | str,
+) -> tuple[VariableSynchronization, VariableAggregation]:
+    """Checks a new variable's arguments; returns the members that the last two name.
+
+    Raises:
+      ArgumentError: a name of no member.
+      ArgumentTypeError: a flag or name that is none.
+    """
+    if trainable is not None:
+        settings.flag("trainable", trainable)
+    settings.text("name", name, optional=True)
+    return (
+        settings.member("synchronization", synchronization, VariableSynchronization),
+        settings.member("aggregation", aggregation, VariableAggregation),
+    )
+
+
+def check_aggregation(aggregation: VariableAggregation, dtype: np.dtype[Any]) -> None:
+    """Checks that values of a dtype can be combined so.
+
+    Raises:
+      ArgumentError: means of them would have to round.
+    """
+    if aggregation is VariableAggregation.MEAN and not jax.numpy.issubdtype(dtype, np.inexact):
+        raise ArgumentError(
+            f"aggregation MEAN of dtype {dtype} would have to round. "
+            "HINT: use a floating dtype, VariableAggregation.SUM or ONLY_FIRST_REPLICA."
+        )
+
+
 class _Creation(type):
     """Lets the current context make the variable: replicas that create one in step must share it."""
 
@@ -80,18 +114,11 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
         layout: Foreign = None,
     ) -> None:
-        synchronization = settings.member("synchronization", synchronization, VariableSynchronization)
-        aggregation = settings.member("aggregation", aggregation, VariableAggregation)
-        trainable = None if trainable is None else settings.flag("trainable", trainable)
-        name = None if name is None else settings.text("name", name)
+        synchronization, aggregation = checked_arguments(trainable, name, synchronization, aggregation)
         strategy = contexts.current().strategy
         shape_alone = strategy.extended.mesh.described
         value = initial_shape(initial_value, dtype) if shape_alone else initial_array(initial_value, dtype)
-        if aggregation is VariableAggregation.MEAN and not jax.numpy.issubdtype(value.dtype, np.inexact):
-            raise ArgumentError(
-                f"aggregation MEAN of dtype {value.dtype} would have to round. "
-                "HINT: use a floating dtype, VariableAggregation.SUM or ONLY_FIRST_REPLICA."
-            )
+        check_aggregation(aggregation, value.dtype)
         self._name = name or "Variable"
         self._synchronization, self._aggregation = synchronization, aggregation
         self._strategy = strategy
@@ -254,6 +281,10 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
 
     def replaced_in(self, program: Any, value: Numeric) -> None:
         """Gives a variable that another process holds its new value in a program that is being traced."""
+        raise NotImplementedError
+
+    def check_seen(self, program: Any) -> None:
+        """Checks that a program knows all that it has changed so far of a variable that another process holds."""
         raise NotImplementedError
 
     def _update(self, value: Numeric, update: Update) -> Self:

@@ -5,6 +5,7 @@ Keras itself would save and load a model, which makes new variables, and needs a
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -90,8 +91,10 @@ class Sender:
         return changed
 
     def follow(self, sent: Sequence[Foreign], watch: Watch) -> None:
-        """Has `watch` told when a layer is frozen or thawed, or gets other variables."""
+        """Has `watch` told when a layer is frozen or thawed, or gets other variables, and if an optimizer is built."""
         for obj in sent:
+            if isinstance(obj, keras.optimizers.Optimizer) and not obj.built:
+                watch.expect(functools.partial(getattr, obj, "built"))
             if isinstance(obj, StrategyVariable):
                 if obj.stored.followers is None:
                     obj.stored.followers = weakref.WeakSet()

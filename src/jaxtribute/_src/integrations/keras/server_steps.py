@@ -14,7 +14,7 @@ from jaxtribute._src.integrations.keras.server_optimizer import clips_before
 from jaxtribute._src.integrations.keras.share import Share, entered
 from jaxtribute._src.integrations.keras.steps import Lists, Logs, rows_of, values_of
 from jaxtribute._src.optimizer.optimizer import Optimizer
-from jaxtribute._src.parameter_servers.scheduling.worker_task import current_worker_index
+from jaxtribute._src.parameter_servers.scheduling.worker_task import experimental_get_current_worker_index
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.types import Nest
 
@@ -30,7 +30,7 @@ class Runner:
 
     def __init__(self, model: KerasModel, optimizer: Optimizer | None, strategy: Strategy) -> None:
         self._model, self._lists, self._optimizer = model, Lists.of(model), optimizer
-        self._strategy, self._worker = strategy, current_worker_index() or 0
+        self._strategy, self._worker = strategy, experimental_get_current_worker_index() or 0
         self._passes: dict[str, tuple[int, Any]] = {}
         self._steps = {"train": self._compiled(self._train), "test": self._compiled(self._test)}
 
@@ -54,7 +54,8 @@ class Runner:
     def _compiled(self, step: Callable[[Any], Logs]) -> Callable[[Any], Logs]:
         @function
         def compiled(batch: Nest) -> Logs:
-            return self._strategy.run(step, args=(batch,))
+            # Past `run` of parameter servers, which warns of code on the coordinator: here Keras means it.
+            return Strategy.run(self._strategy, step, args=(batch,))
 
         return compiled
 

@@ -15,12 +15,12 @@ from jaxtribute._src.integrations.keras.data import Placer
 from jaxtribute._src.integrations.keras.internals import KerasModel
 from jaxtribute._src.integrations.keras.steps import Lists, Step, predict_step, test_step, train_step
 from jaxtribute._src.integrations.keras.variables import StrategyVariable, adopt, on_servers
+from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.types import Leaf, Nest
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 
 if TYPE_CHECKING:
     from jaxtribute._src.integrations.keras.scheduling import Scheduler
-    from jaxtribute._src.strategies.base import Strategy
 
 _ATTRIBUTE = "_jaxtribute_strategy"
 SCHEDULER = "_jaxtribute_servers"
@@ -119,7 +119,8 @@ def _step(model: KerasModel, strategy: Strategy, make: Callable[[Any, Lists], St
         def step(batch: Nest) -> Any:
             # New values come out of the replicas rather than being written inside: Keras's steps are pure functions of
             # lists.
-            values, result = strategy.run(replica, (batch, total))
+            # Past `run` of parameter servers, which warns of code on the coordinator: here Keras means it.
+            values, result = Strategy.run(strategy, replica, (batch, total))
             for variable, value in zip(lists.all, values, strict=True):
                 if value is not None:
                     variable.stored.assign(value if compiled else strategy.experimental_local_results(value)[0])

@@ -197,7 +197,7 @@ def in_step() -> bool:
 def worker_index() -> int | None:
     """The number of the worker of parameter servers that the calling thread is; None elsewhere."""
     module = sys.modules.get("jaxtribute._src.parameter_servers.scheduling.worker_task")
-    return None if module is None else module.current_worker_index()
+    return None if module is None else module.experimental_get_current_worker_index()
 
 
 def _tracked() -> bool:

@@ -39,12 +39,14 @@ class Definition:
       blob: the function and the constants, pickled.
       name: the function's name, for messages.
       seconds: moving average of its run time; None before it has run.
+      values: numbers of the workers' own values among the constants.
     """
 
     key: int
     blob: bytes
     name: str = "a function"
     seconds: float | None = None
+    values: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True, eq=False)

@@ -38,12 +38,13 @@ from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.parameter_servers.variables.access import Access
 from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer, plan_parts, shapes_of
 from jaxtribute._src.parameter_servers.variables.variable import ServerVariable, ShardInfo, VariableDescription
-from jaxtribute._src.partitioners import Partitioner, shard_offsets
+from jaxtribute._src.partitioners import Partitioner, shard_offsets, shards_of
 from jaxtribute._src.types import DType, Leaf
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
-from jaxtribute.errors import ArgumentError, ClusterError, DeadlineError
+from jaxtribute.errors import ClusterError, DeadlineError
 
 if TYPE_CHECKING:
+    from jaxtribute._src.parameter_servers.scheduling.coordinator import ClusterCoordinator
     from jaxtribute._src.strategies.base import Strategy
 
 _LOG = logging.getLogger(__name__)
@@ -94,6 +95,8 @@ class Cluster:
         self._saved: Path | None = None
         self._directory: Path | None = None
         self.epoch = 1
+        self.coordinator: weakref.ref[ClusterCoordinator] | None = None
+        """The strategy's one coordinator, if it has been asked for."""
         hub = Hub(settings.folder, settings.keys, engine.host)
         # All are started before the first is waited for: a process takes seconds to import what it needs.
         for index in range(servers):
@@ -140,21 +143,32 @@ class Cluster:
 
     # Variables.
 
-    def create(self, initial: Leaf, dtype: DType) -> tuple[int, Layout]:
-        """Makes a variable; returns its number and where it is."""
+    def create(
+        self, initial: Leaf, dtype: DType, check: Callable[[np.dtype[Any]], None], beside: Layout | None = None
+    ) -> tuple[int, Layout]:
+        """Makes a variable; returns its number and where it is.
+
+        Args:
+          initial: its first value, or what computes it.
+          dtype: its element type; None for that of the value.
+          check: is told the element type before anything is made.
+          beside: where another variable is that it is to lie beside.
+        """
         from jaxtribute._src.values.numbers import initial_array
 
         by_part = _by_part(initial)
         if by_part is not None:
             shape = tuple(by_part.keywords["shape"])
             kind = np.dtype(jax.dtypes.canonicalize_dtype(dtype or by_part.keywords.get("dtype", "float32")))
-            layout = self._layout(shape, kind)
+            check(kind)
+            layout = self._layout(shape, kind, beside)
             for shard in layout.shards:
                 self._initialize(shard, by_part, kind)
             self._note(layout)
             return next(self.keys), layout
         value = np.asarray(initial_array(initial, dtype))
-        layout = self._layout(value.shape, value.dtype)
+        check(value.dtype)
+        layout = self._layout(value.shape, value.dtype, beside)
         requests: dict[int, Request] = {}
         for shard, piece in layout.pieces(value):
             header, arrays = requests.setdefault(shard.server, ({"t": "create", "keys": []}, []))
@@ -168,17 +182,13 @@ class Cluster:
         for shard in layout.shards:
             self._shards[shard.key] = shard.server, shard.shape, layout.dtype.name
 
-    def _layout(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Layout:
+    def _layout(self, shape: tuple[int, ...], dtype: np.dtype[Any], beside: Layout | None) -> Layout:
+        if beside is not None:
+            return self._layout_beside(shape, dtype, beside)
         count = 1
         if self._partitioner is not None and shape:
-            counts = self._partitioner(shape, dtype, 0)
-            if any(other > 1 for other in counts[1:]):
-                raise ArgumentError(
-                    f"the partitioner splits a variable of shape {shape} into {counts}. "
-                    "HINT: parameter servers split the first axis only."
-                )
             # A shard without rows would only cost requests.
-            count = max(1, min(counts[0], shape[0]))
+            count = max(1, min(shards_of(self._partitioner, shape, dtype), shape[0]))
         if count == 1:
             stop = shape[0] if shape else 0
             # The next server in turn, over all variables, so that small ones spread as well.
@@ -189,6 +199,17 @@ class Cluster:
             for start, stop in itertools.pairwise(offsets)
         ]
         return Layout(shape, dtype, tuple(shards))
+
+    def _layout_beside(self, shape: tuple[int, ...], dtype: np.dtype[Any], other: Layout) -> Layout:
+        """Layout of a variable beside another one: row by row if it has as many, else whole, on its first server."""
+        if other.split and shape[:1] == other.shape[:1]:
+            shards = [
+                replace(shard, key=next(self.keys), shape=(shard.stop - shard.start, *shape[1:]))
+                for shard in other.shards
+            ]
+            return Layout(shape, dtype, tuple(shards))
+        stop = shape[0] if shape else 0
+        return Layout(shape, dtype, (Shard(next(self.keys), other.shards[0].server, 0, stop, shape),))
 
     def _initialize(self, shard: Shard, function: functools.partial[Any], dtype: np.dtype[Any]) -> None:
         id_ = next(self.keys)

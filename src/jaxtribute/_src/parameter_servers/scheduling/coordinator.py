@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import threading
+import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -15,7 +17,7 @@ from jaxtribute._src.messaging.encoding import NotPlainError, encode
 from jaxtribute._src.messaging.errors import name_of, told
 from jaxtribute._src.parameter_servers.scheduling import pickling
 from jaxtribute._src.parameter_servers.scheduling.closures import MAX_ATTEMPTS, Definition, checked_timeout
-from jaxtribute._src.parameter_servers.scheduling.per_worker import PerWorkerDataset, check_dataset_fn
+from jaxtribute._src.parameter_servers.scheduling.per_worker import PerWorkerDataset, PerWorkerValues, check_dataset_fn
 from jaxtribute._src.parameter_servers.scheduling.remote_value import RemoteValue
 from jaxtribute._src.parameter_servers.server import saves
 from jaxtribute._src.types import Function, Leaf, Nest
@@ -23,9 +25,12 @@ from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
+    from jaxtribute._src.parameter_servers.scheduling.cluster import Cluster
     from jaxtribute._src.strategies.base import Strategy
 
 _DEFINITIONS = 1024
+_making = threading.Lock()
+"""Held while a strategy's coordinator is made: two threads may ask for it."""
 
 
 class ClusterCoordinator:
@@ -35,32 +40,49 @@ class ClusterCoordinator:
     The first error that a function raises is raised by the next `schedule` or `join`, and functions that have not
     started by then do not run. After that the coordinator can be used again.
 
+    A strategy has one coordinator: `ClusterCoordinator(strategy)` returns the one that there is.
+
     Args:
       strategy: the strategy.
       max_attempts: how many processes may end while they run a function, by `os._exit`, a crash or too little memory,
-        before the function fails instead of running again.
+        before the function fails instead of running again; by default 3, or what the strategy's coordinator has.
 
     Raises:
       ArgumentTypeError: another strategy.
-      ArgumentError: `max_attempts` is no positive number.
+      ArgumentError: `max_attempts` is no positive number, or not that of the strategy's coordinator.
 
     Source: `tf.distribute.coordinator.ClusterCoordinator`.
     """
 
-    def __init__(self, strategy: Strategy, *, max_attempts: int = MAX_ATTEMPTS) -> None:
-        if type(max_attempts) is not int or max_attempts < 1:
-            raise ArgumentError(f"max_attempts is {max_attempts!r}. HINT: pass 1 or more.")
-        self._max_attempts = max_attempts
-        cluster = getattr(strategy.extended, "cluster", None)
-        if cluster is None:
-            raise ArgumentTypeError(
-                f"ClusterCoordinator was given {strategy!r}. HINT: pass a jd.ParameterServerStrategy."
-            )
-        from jaxtribute._src.parameter_servers.scheduling.cluster import Cluster
+    _strategy: Strategy
 
-        self._strategy, self._cluster = strategy, cast("Cluster", cluster)
-        self._queue = self._cluster.queue
+    def __new__(cls, strategy: Strategy, *, max_attempts: int | None = None) -> ClusterCoordinator:
+        """Returns the strategy's coordinator, made at the first call."""
+        if max_attempts is not None and (type(max_attempts) is not int or max_attempts < 1):
+            raise ArgumentError(f"max_attempts is {max_attempts!r}. HINT: pass 1 or more.")
+        cluster = _cluster_of(strategy)
+        with _making:
+            made = cluster.coordinator() if cluster.coordinator is not None else None
+            if made is None:
+                made = super().__new__(cls)
+                made._begin(strategy, cluster, max_attempts or MAX_ATTEMPTS)
+                # Weak, as the coordinator holds the strategy: the two would else wait for Python to look for circles.
+                cluster.coordinator = weakref.ref(made)
+        if max_attempts not in (None, made._max_attempts):
+            raise ArgumentError(
+                f"max_attempts is {max_attempts}, and the strategy's coordinator was made with {made._max_attempts}. "
+                "HINT: say it where the coordinator is made first."
+            )
+        return made
+
+    def _begin(self, strategy: Strategy, cluster: Cluster, max_attempts: int) -> None:
+        self._strategy, self._cluster, self._max_attempts = strategy, cluster, max_attempts
+        self._queue = cluster.queue
         self._definitions: OrderedDict[Any, tuple[Definition, Any, pickling.Watch]] = OrderedDict()
+        self._values: set[int] = set()
+        """Numbers of the workers' own values that were passed."""
+        self._unused: deque[int] = deque()
+        """Those of them that are garbage here."""
 
     @property
     def strategy(self) -> Strategy:
@@ -89,7 +111,8 @@ class ClusterCoordinator:
         Args:
           fn: the function.
           args: its positional arguments, a tuple or list: arrays, numbers, strings, nests of them, and iterators of
-            `create_per_worker_dataset`. Anything else is copied to the worker when it is first passed.
+            `create_per_worker_dataset`. JAX's arrays arrive as JAX's, NumPy's as NumPy's. Anything else is copied to
+            the worker when it is first passed.
           kwargs: its keyword arguments.
           timeout_s: how long it may run, in seconds; by default as long as it takes, with a warning that says where it
             is after a minute, and whenever its age has doubled. One that takes longer fails, its worker's process is
@@ -131,7 +154,8 @@ class ClusterCoordinator:
     ) -> Definition:
         # By identity: comparing constants may be costly, or be the user's code; the same objects are passed again and
         # again.
-        key = fn, tree, tuple(id(constant) for constant in constants)
+        self._let_go()
+        key = fn, tree, tuple(self._key_of(constant) for constant in constants)
         try:
             if any(isinstance(constant, np.ndarray) for constant in constants):
                 raise TypeError  # such as a masked array: its elements may be others than the last time
@@ -149,12 +173,34 @@ class ClusterCoordinator:
             places = [i for i, constant in enumerate(constants) if constant is _PLACE]
             arguments = _Arguments(tree, [None if c is _PLACE else c for c in constants], places)
             blob = pickling.dumps((fn, arguments), watch=watch)
-            # The constants are kept, so that their ids stay theirs.
-            definition = Definition(next(self._cluster.definitions), blob, name_of(fn))
-            found = self._definitions[key] = definition, constants, watch
+            # The constants are kept, so that their ids stay theirs. Values of each worker are known by number, and go
+            # when the user lets go of them.
+            kept = [constant for constant in constants if not isinstance(constant, PerWorkerValues)]
+            numbers = frozenset(constant.number for constant in constants if isinstance(constant, PerWorkerValues))
+            definition = Definition(next(self._cluster.definitions), blob, name_of(fn), values=numbers)
+            found = self._definitions[key] = definition, kept, watch
             if len(self._definitions) > _DEFINITIONS:
                 self._cluster.dispatcher.forget(self._definitions.popitem(last=False)[1][0])
         return found[0]
+
+    def _key_of(self, constant: object) -> object:
+        """Returns what a constant of a call is known by."""
+        if not isinstance(constant, PerWorkerValues):
+            return id(constant)
+        if constant.number not in self._values:
+            self._values.add(constant.number)
+            # Garbage is collected anywhere, with any lock held: this notes the number, and no more.
+            weakref.finalize(constant, self._unused.append, constant.number).atexit = False
+        return PerWorkerValues, constant.number
+
+    def _let_go(self) -> None:
+        """Lets workers drop their own values, such as iterators of past epochs, that nobody can pass any more."""
+        while self._unused:
+            number = self._unused.popleft()
+            self._values.discard(number)
+            keys = [key for key, (definition, _, _) in self._definitions.items() if number in definition.values]
+            definitions = [self._definitions.pop(key)[0] for key in keys]
+            self._cluster.dispatcher.forget(*definitions, value=number)
 
     def join(self) -> None:
         """Waits until all scheduled functions have ended.
@@ -247,6 +293,16 @@ class ClusterCoordinator:
           DeadlineError: the server does not come back.
         """
         self._cluster.restore(path)
+
+
+def _cluster_of(strategy: Strategy) -> Cluster:
+    """Returns the cluster of a strategy that has one here."""
+    from jaxtribute._src.parameter_servers.scheduling.cluster import Cluster
+
+    cluster = getattr(getattr(strategy, "extended", None), "cluster", None)
+    if not isinstance(cluster, Cluster):
+        raise ArgumentTypeError(f"ClusterCoordinator was given {strategy!r}. HINT: pass a jd.ParameterServerStrategy.")
+    return cluster
 
 
 class _Arguments:

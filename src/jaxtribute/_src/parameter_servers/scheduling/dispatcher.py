@@ -47,7 +47,7 @@ class Dispatcher:
         self.queue = ClosureQueue(workers, numbers, patience_s, hub.wake, self._thread.is_alive)
         self._hub, self._numbers, self._servers = hub, numbers, servers
         self._changed, self._workers = self.queue.changed, self.queue.workers
-        self._forgotten: list[int] = []
+        self._forgotten: list[tuple[frozenset[int], int | None]] = []
         self._gone: list[int] = []
         """Workers that have ended, for the thread to see to."""
         self._paused = self._stopping = False
@@ -57,10 +57,15 @@ class Dispatcher:
 
     # For other threads.
 
-    def forget(self, definition: Definition) -> None:
-        """Lets workers drop a function that has not been scheduled for long."""
+    def forget(self, *definitions: Definition, value: int | None = None) -> None:
+        """Lets workers drop functions that will not be scheduled any more, when none of them waits or runs.
+
+        Args:
+          definitions: the functions.
+          value: the number of a value of each worker's own that they took, which goes with the last of them.
+        """
         with self._changed:
-            self._forgotten.append(definition.key)
+            self._forgotten.append((frozenset(definition.key for definition in definitions), value))
 
     def pause(self) -> None:
         """Starts no more closures until `announce`."""
@@ -176,14 +181,14 @@ class Dispatcher:
         needed = {closure.definition.key for closure in self.queue.waiting}
         for worker in self._workers.values():
             needed.update(closure.definition.key for closure in worker.running.values())
-        for key in self._forgotten:
-            if key in needed:
-                continue
+        due = [(keys, value) for keys, value in self._forgotten if not keys & needed]
+        self._forgotten = [(keys, value) for keys, value in self._forgotten if keys & needed]
+        for keys, value in due:
             for worker in self._workers.values():
-                if worker.route is not None and key in worker.knows:
-                    worker.knows.discard(key)
-                    self._hub.send(worker.route, pack({"t": "forget", "d": key}))
-        self._forgotten = [key for key in self._forgotten if key in needed]
+                known = keys & worker.knows
+                if worker.route is not None and (known or value is not None):
+                    worker.knows -= known
+                    self._hub.send(worker.route, pack({"t": "forget", "d": sorted(known), "r": value}))
 
     def _tell_all(self, frames: Frames) -> None:
         for worker in self._workers.values():

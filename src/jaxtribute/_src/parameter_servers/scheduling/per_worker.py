@@ -9,6 +9,7 @@ from typing import Any
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.execution.function import Function
+from jaxtribute._src.input.dataset import DistributedDataset
 from jaxtribute._src.parameter_servers.scheduling import pickling
 from jaxtribute._src.parameter_servers.scheduling.pickling import ByReference
 from jaxtribute._src.types import Nest
@@ -27,15 +28,15 @@ class PerWorkerValues(ByReference):
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self._number = next(_numbers)
+        self.number = next(_numbers)
         self._blob = pickling.dumps(make)
 
     def reference(self) -> tuple[Any, tuple[Any, ...]]:
         """Reference by which the value is found on a worker."""
-        return pickling.find_resource, (self._number, self._blob)
+        return pickling.find_resource, (self.number, self._blob)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._number}>"
+        return f"<{type(self).__name__} {self.number}>"
 
 
 class PerWorkerDataset(PerWorkerValues):
@@ -53,8 +54,7 @@ class PerWorkerDataset(PerWorkerValues):
 
     def __iter__(self) -> PerWorkerIterator:
         # Not `self`, which comes to a worker as the dataset that it stands for.
-        dataset_fn = self._dataset_fn
-        return PerWorkerIterator(lambda: iter(_distributed(dataset_fn)))
+        return PerWorkerIterator(self._dataset_fn)
 
     @property
     def element_spec(self) -> Any:
@@ -63,10 +63,23 @@ class PerWorkerDataset(PerWorkerValues):
 
 
 class PerWorkerIterator(PerWorkerValues):
-    """An iterator on each worker; `next` of it works in the scheduled function only."""
+    """An iterator on each worker; `next` of it works in the scheduled function only.
+
+    Args:
+      dataset_fn: makes the dataset, on each worker.
+    """
+
+    def __init__(self, dataset_fn: Callable[[], Any]) -> None:
+        self._dataset_fn = dataset_fn
+        super().__init__(lambda: iter(_distributed(dataset_fn)))
 
     def __iter__(self) -> PerWorkerIterator:
         return self
+
+    @property
+    def element_spec(self) -> Any:
+        """Shapes and dtypes of an element; makes the dataset here, once more."""
+        return _distributed(self._dataset_fn).element_spec
 
     def __next__(self) -> Any:
         raise ArgumentTypeError(
@@ -84,6 +97,10 @@ def check_dataset_fn(dataset_fn: Callable[[], Any] | Iterable[Nest]) -> Callable
     # A compiled function gives arrays; the Python function in it can make a dataset.
     if isinstance(dataset_fn, Function):
         return dataset_fn.python_function
+    if isinstance(dataset_fn, DistributedDataset):
+        # What it reads travels; the worker distributes it anew, as it has devices of its own.
+        source = dataset_fn.source
+        return lambda: source
     if callable(dataset_fn):
         return dataset_fn
     if hasattr(dataset_fn, "__iter__"):
@@ -96,8 +113,6 @@ def check_dataset_fn(dataset_fn: Callable[[], Any] | Iterable[Nest]) -> Callable
 
 def _distributed(dataset_fn: Callable[[], Any]) -> Any:
     """The dataset, as one whose iterators can be drawn from in a compiled step."""
-    from jaxtribute._src.input.dataset import DistributedDataset
-
     strategy = contexts.current().strategy
     dataset = dataset_fn()
     if isinstance(dataset, DistributedDataset):

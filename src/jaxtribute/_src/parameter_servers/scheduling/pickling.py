@@ -160,12 +160,22 @@ class Watch:
     def __init__(self, number: int = 0) -> None:
         self.number = number
         """The number of times that it was sent before."""
-        self.changed = False
+        self._changed = False
+        self._awaited: list[Callable[[], bool]] = []
+
+    @property
+    def changed(self) -> bool:
+        """True if an object has changed since it was sent."""
+        return self._changed or any(has_come() for has_come in self._awaited)
 
     def turn(self, change: Hashable) -> None:
         """Takes note of a change, as `Function.turn` does."""
         del change
-        self.changed = True
+        self._changed = True
+
+    def expect(self, has_come: Callable[[], bool]) -> None:
+        """Counts it as a change if `has_come()` is true, as when an optimizer is built that was sent before."""
+        self._awaited.append(has_come)
 
 
 def dumps(value: Nest, *, completes: bool = True, watch: Watch | None = None) -> bytes:

@@ -15,7 +15,9 @@ from jaxtribute._src.parameter_servers.scheduling.cluster import Cluster
 from jaxtribute._src.parameter_servers.scheduling.worker_task import WorkerTask
 from jaxtribute._src.parameter_servers.server.server_task import ServerTask
 from jaxtribute._src.types import Foreign
-from jaxtribute.errors import ArgumentError, ArgumentTypeError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterSpecError
+
+_JOBS = ("chief", "ps", "worker", "evaluator")
 
 
 def start_cluster(resolver: Foreign, address: str | None, **options: Any) -> Cluster:
@@ -85,6 +87,7 @@ def tasks_of(resolver: Foreign) -> tuple[int, int]:
 
     Raises:
       ArgumentError: none, or a negative number of them.
+      ClusterSpecError: it has jobs that no cluster of servers has, or this process is none that makes the strategy.
       ArgumentTypeError: it describes no cluster, or a number of tasks is no whole number.
     """
     spec = resolver.cluster_spec() if hasattr(resolver, "cluster_spec") else resolver
@@ -94,6 +97,7 @@ def tasks_of(resolver: Foreign) -> tuple[int, int]:
             "HINT: pass a cluster resolver, a jd.ClusterSpec or a map such as {'ps': 1, 'worker': 2}."
         )
     jobs: dict[str, Any] = dict(cast("Any", spec).as_dict() if hasattr(spec, "as_dict") else spec)
+    _check_jobs(jobs, getattr(resolver, "task_type", None), getattr(resolver, "task_id", None))
     counts = _count("ps", jobs), _count("worker", jobs)
     if not all(counts):
         raise ArgumentError(
@@ -101,6 +105,33 @@ def tasks_of(resolver: Foreign) -> tuple[int, int]:
             "HINT: give the cluster spec the jobs 'ps' and 'worker', with at least one task each."
         )
     return counts
+
+
+def _check_jobs(jobs: Mapping[str, Any], task_type: str | None, task_id: int | None) -> None:
+    """Checks what a resolver says of the cluster and of this process, before anything is started."""
+    strange = [job for job in jobs if job not in _JOBS]
+    if strange:
+        raise ClusterSpecError(f"the cluster has the jobs {strange}: {dict(jobs)}. HINT: jobs are {', '.join(_JOBS)}.")
+    for job in ("chief", "evaluator"):
+        count = _count(job, jobs)
+        if count > 1:
+            raise ClusterSpecError(f"the cluster has {count} tasks of job {job!r}: {jobs[job]}. HINT: give it one.")
+    if task_type is None:
+        return
+    if task_type not in _JOBS:
+        raise ClusterSpecError(f"this process is of job {task_type!r}. HINT: jobs are {', '.join(_JOBS)}.")
+    count = _count(task_type, jobs)
+    if task_id is not None and task_id >= count and (count or task_type != "evaluator"):
+        raise ClusterSpecError(
+            f"this process is {task_type} {task_id}, and the cluster has {count} tasks of that job: {dict(jobs)}. "
+            "HINT: set the task's type and index in TF_CONFIG, or the resolver's task_type and task_id."
+        )
+    if task_type != "chief" and "chief" in jobs:
+        # It would start servers and workers of its own, beside those of the chief.
+        raise ClusterSpecError(
+            f"this process is {task_type} {task_id}, and the cluster's chief makes the strategy. HINT: ps and worker "
+            "call jd.Server(...).join(); an evaluator uses jd.experimental.SidecarEvaluator."
+        )
 
 
 def _count(job: str, jobs: Mapping[str, Any]) -> int:

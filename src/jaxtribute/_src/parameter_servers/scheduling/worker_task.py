@@ -13,8 +13,9 @@ from typing import Any
 import cloudpickle
 import optax
 
+from jaxtribute._src.execution.feeds import EndOfData
 from jaxtribute._src.execution.function import Function
-from jaxtribute._src.messaging.encoding import NotPlainError, decode, encode
+from jaxtribute._src.messaging.encoding import NotPlainError, as_sent, decode, encode
 from jaxtribute._src.messaging.errors import pack_error, told, trace_of
 from jaxtribute._src.messaging.transport import Endpoint, Link, TaskSettings, deadline
 from jaxtribute._src.messaging.wire import Frames, Header, pack, unpack
@@ -45,7 +46,7 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def current_worker_index() -> int | None:
+def experimental_get_current_worker_index() -> int | None:
     """The number of the worker that runs the calling function; None elsewhere.
 
     Source: `tf.distribute.coordinator.experimental_get_current_worker_index`.
@@ -247,7 +248,9 @@ class WorkerTask:
         elif header["t"] == "servers":
             self._client.connect([Endpoint(**server) for server in header["servers"]], header["epoch"])
         elif header["t"] == "forget":
-            self._calls.pop(header["d"], None)
+            for key in header["d"]:
+                self._calls.pop(key, None)
+            self._resources.pop(header["r"], None)
         elif header["t"] == "run":
             self._run(header, arrays)
 
@@ -278,7 +281,7 @@ class WorkerTask:
         given = iter(arrays)
         name = str(getattr(function, "__name__", type(function).__name__))
         with self.strategy.scope(), CLOSURE.during(self, name):
-            args, kwargs = arguments([decode(plain, given) for plain in header["v"]])
+            args, kwargs = arguments([decode(plain, given, as_sent) for plain in header["v"]])
             result = function(*args, **kwargs)
         values: list[Any] = []
         try:
@@ -309,10 +312,15 @@ class WorkerTask:
                 return
 
     def _failure(self, key: int, error: BaseException, reply: Header) -> Frames:
-        # Raised where the coordinator waits, it would end a loop of the caller's instead of telling of an error.
-        if isinstance(error, StopIteration):
-            error = OutOfRangeError("the data of this worker has ended. HINT: repeat() it, or schedule fewer steps.")
         reply = {**reply, "ok": 0, "error": told(error), "trace": trace_of(error)}
+        # Raised where the coordinator waits, it would end a loop of the caller's instead of telling of an error.
+        if isinstance(error, EndOfData):
+            error = OutOfRangeError("the data of this worker has ended. HINT: repeat() it, or schedule fewer steps.")
+        elif isinstance(error, StopIteration):
+            error = ClusterError(
+                f"the scheduled function has raised {told(error).removesuffix(': ')}, which here would end a loop of "
+                "the caller's. HINT: next(iterator, default), or raise another error."
+            )
         blob = pack_error(error)
         if blob is not None:
             self._odd[key] = blob

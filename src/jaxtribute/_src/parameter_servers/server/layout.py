@@ -53,6 +53,11 @@ class Layout:
         return len(self.shards) > 1 and not self.copies
 
     @property
+    def keys(self) -> set[int]:
+        """Keys of the shards, by which two layouts that share some are known."""
+        return {shard.key for shard in self.shards}
+
+    @property
     def servers(self) -> set[int]:
         """The servers that hold some of it."""
         return {shard.server for shard in self.shards}

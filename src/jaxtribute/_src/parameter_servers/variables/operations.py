@@ -37,6 +37,15 @@ class Operation:
         self.kind, self.variable = kind, variable
         self.parts = tuple(Part() for _ in range(count))
 
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+        return f"{self.variable.name} was written"
+
+    def changes(self) -> Sequence[Variable]:
+        """The variables that it changes."""
+        return (self.variable,)
+
     def add_to(self, exchange: Exchange, values: Sequence[Any]) -> None:
         """Puts it into a request."""
         add_operation(exchange, self.kind, self.variable, values)
@@ -53,6 +62,12 @@ class OptimizerOperation:
     def __init__(self, optimizer: RemoteOptimizer, forms: Sequence[int]) -> None:
         self.optimizer, self.forms = optimizer, tuple(forms)
         self.parts = tuple(Part() for _ in range(sum(forms)))
+
+    name = "apply_gradients"
+
+    def changes(self) -> Sequence[Variable]:
+        """The variables that it changes: those of the optimizer, and its slots."""
+        return (*self.optimizer.variables, *self.optimizer.slots.variables)
 
     @property
     def variable(self) -> ServerVariable:
@@ -93,12 +108,6 @@ def record(
 def changed_in(executor: TracedProgram, variable: object) -> bool:
     """True if a traced program has changed a variable so far."""
     return any(isinstance(op, Operation) and op.variable is variable for op in executor.operations)
-
-
-def updated_in(executor: TracedProgram, variable: object) -> bool:
-    """True if an optimizer of a traced program has updated a variable so far."""
-    optimizers = (op.optimizer for op in executor.operations if isinstance(op, OptimizerOperation))
-    return any(variable in optimizer.variables for optimizer in optimizers)
 
 
 class Rows:

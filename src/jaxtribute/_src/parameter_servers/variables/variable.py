@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -15,7 +16,8 @@ from jaxtribute._src.execution.row_gradients import overlaid_rows
 from jaxtribute._src.execution.traced import TracedProgram, check_untraced
 from jaxtribute._src.parameter_servers.server.client import MOVE, pulled
 from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
-from jaxtribute._src.parameter_servers.variables.operations import Operation, changed_in, read_rows, record, updated_in
+from jaxtribute._src.parameter_servers.variables.indexing import wanted_rows, with_arrays
+from jaxtribute._src.parameter_servers.variables.operations import Operation, changed_in, read_rows, record
 from jaxtribute._src.parameter_servers.variables.program import ServerProgram
 from jaxtribute._src.types import Array, ArrayLike, DType, Foreign, Leaf
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
@@ -24,7 +26,7 @@ from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.policies.base import Policy, Update, coerce
 from jaxtribute._src.values.scatter import IndexedSlices, Scatter, checked_rows
 from jaxtribute._src.values.stored import Lease
-from jaxtribute._src.values.variable import Variable
+from jaxtribute._src.values.variable import Variable, check_aggregation, checked_arguments
 from jaxtribute.errors import VariableError
 
 if TYPE_CHECKING:
@@ -114,17 +116,19 @@ class ServerVariable(Variable):
         name: str | None = None,
         dtype: DType = None,
         *,
-        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
-        aggregation: VariableAggregation = VariableAggregation.NONE,
+        synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation | str = VariableAggregation.NONE,
         layout: Foreign = None,
     ) -> None:
+        synchronization, aggregation = checked_arguments(trainable, name, synchronization, aggregation)
         if layout is not None:
             parse_layout(layout)  # replicas have one device here, where a layout means nothing
         strategy = contexts.current().strategy
         on_read = synchronization is VariableSynchronization.ON_READ
         trainable = not on_read if trainable is None else trainable
         extended: Any = strategy.extended
-        key, division = extended.create_on_servers(initial_value, dtype)
+        check = functools.partial(check_aggregation, aggregation)
+        key, division = extended.create_on_servers(initial_value, dtype, check)
         self._describe(
             VariableDescription(key, name or "Variable", division, trainable, synchronization, aggregation), strategy
         )
@@ -199,15 +203,10 @@ class ServerVariable(Variable):
         """Returns the servers' value, or the step's present view of it.
 
         Raises:
-          VariableError: an optimizer of the step that is being traced has updated the variable.
+          VariableError: an optimizer of the step that is being traced has updated the variable, or it was written there
+            through its shards, or a shard through the whole.
         """
-        executor = contexts.current().executor
-        if isinstance(executor, TracedProgram) and updated_in(executor, self):
-            raise VariableError(
-                f"{self.name} is read after apply_gradients in the same step; its parameter server has the new "
-                "value, the worker has not. HINT: read it before, or in the next step."
-            )
-        return executor.get(self)
+        return contexts.current().executor.get(self)
 
     _operand = read_value
 
@@ -219,8 +218,9 @@ class ServerVariable(Variable):
         if not (type(value) is np.ndarray and (value.dtype, value.shape) == (self.dtype, self.shape)):
             value = coerce(self, value)  # which copies; an array that fits is on its way before this returns
         if isinstance(executor, TracedProgram):
+            value = jnp.asarray(value)  # what the step reads later has the methods of JAX's arrays
             record(executor, Operation(_KINDS[update], self, 1), [value], self)
-            executor.values[self] = update.apply(executor.get(self), value)
+            executor.values[self] = update.apply(executor.view_of(self), value)
             executor.changed(self)
         elif isinstance(executor, Overlay):
             executor.set(self, update.apply(executor.get(self), value))
@@ -253,8 +253,24 @@ class ServerVariable(Variable):
             check_untraced(self)
             self.policy.access.change(MOVE, self, [old, new])
 
+    def check_seen(self, program: TracedProgram) -> None:
+        """Checks that a traced program knows all that it has changed of the variable so far.
+
+        Raises:
+          VariableError: an optimizer has updated it, or it was written through its shards, or a shard through it.
+        """
+        for operation in program.operations:
+            if isinstance(operation, Operation) and operation.variable is self:
+                continue
+            changed = operation.changes()
+            if any(self.layout.keys & other.layout.keys for other in changed):
+                raise VariableError(
+                    f"{self.name} is read after {operation.name} in the same step; its parameter server has the new "
+                    "value, the worker has not. HINT: read it before, or in the next step."
+                )
+
     def _move_in(self, program: TracedProgram, old: ArrayLike, new: ArrayLike) -> None:
-        now = program.get(self)
+        now = program.view_of(self)
         record(program, Operation(MOVE, self, 2), [old, new], self)
         program.values[self] = _after_move(now, old, new)
         program.changed(self)
@@ -266,9 +282,9 @@ class ServerVariable(Variable):
         executor = context.executor
         if isinstance(executor, TracedProgram):
             record(executor, Operation(how.value, self, 2), [ids, rows], self)
-            if self in executor.values:
-                executor.values[self] = how.apply(executor.values[self], ids, rows)
-                executor.changed(self)
+            # For what the step reads later. If it reads nothing, this is cut from the program, and nothing is fetched.
+            executor.values[self] = how.apply(executor.view_of(self), ids, rows)
+            executor.changed(self)
         elif isinstance(executor, Overlay):
             raise VariableError(
                 f"{self.name}.{how.value} inside a function that jd.grad differentiates. HINT: call it outside."
@@ -289,6 +305,7 @@ class ServerVariable(Variable):
         """The rows as an executor sees them."""
         if not isinstance(executor, TracedProgram):
             return jnp.asarray(self.policy.access.rows(self.layout, np.asarray(ids)))
+        self.check_seen(executor)
         if changed_in(executor, self):
             return jnp.take(executor.values[self], jnp.asarray(ids), axis=0)
         return read_rows(executor, self, ids)
@@ -313,10 +330,15 @@ class ShardedVariable(ServerVariable):
     Source: `tf.distribute`'s `ShardedVariable`.
     """
 
+    _variables: tuple[ServerVariable, ...] = ()
+    """The shards, once they were asked for: a step must meet the same object each time."""
+
     @property
     def variables(self) -> list[ServerVariable]:
         """The shards as variables of their own."""
-        return [self._shard(i, shard) for i, shard in enumerate(self.layout.shards)]
+        if not self._variables:
+            self._variables = tuple(self._shard(i, shard) for i, shard in enumerate(self.layout.shards))
+        return list(self._variables)
 
     def _shard(self, i: int, shard: Shard) -> ServerVariable:
         layout = Layout(shard.shape, self.dtype, (Shard(shard.key, shard.server, 0, shard.shape[0], shard.shape),))
@@ -326,21 +348,15 @@ class ShardedVariable(ServerVariable):
         return ServerVariable.described(made, self._strategy)
 
     def __getitem__(self, key: Leaf) -> Any:
-        """Some rows, or parts of them; where they are known beforehand, only they are fetched."""
-        first, *rest = key if isinstance(key, tuple) else (key,)
-        if (
-            contexts.current().executor.traced
-            or first is Ellipsis
-            or not isinstance(first, (int, slice, np.ndarray, list))
-        ):
+        """Some rows, or parts of them; if they are known beforehand, only they are fetched."""
+        executor = contexts.current().executor
+        key = with_arrays(key)
+        wanted = wanted_rows(key, self.shape)
+        # A compiled step, and a gradient, take the whole, so that the gradient is one of all rows, as anywhere.
+        if wanted is None or executor.traced or isinstance(executor, Overlay):
             return super().__getitem__(key)
-        # By NumPy's own rules, for negative numbers and steps too.
-        ids = np.arange(self.shape[0])[first]
-        rows = self.sparse_read(np.atleast_1d(ids))
-        rows = rows[0] if np.ndim(ids) == 0 else rows
-        if not rest:
-            return rows
-        return rows[tuple(rest)] if np.ndim(ids) == 0 else rows[(slice(None), *rest)]
+        rows, index = wanted
+        return self.sparse_read(rows)[index]
 
 
 def _after_move(now: Array, old: ArrayLike, new: ArrayLike) -> Any:
