@@ -53,6 +53,15 @@ class Optional(Generic[T]):
         return f"Optional({', '.join(map(repr, self._value))})"
 
 
+class Ended(OutOfRangeError, StopIteration):
+    """End of the data in a `jd.function`: TensorFlow's error there, and that of Python's `next`."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the data has ended in a jd.function. HINT: loop with `for`, or ask get_next_as_optional().has_value()."
+        )
+
+
 class Drawn(NamedTuple):
     """A batch taken from an iterator, and the iterator's positions around it."""
 
@@ -123,7 +132,7 @@ class Draws:
         """The next batch of iterator `place`.
 
         Raises:
-          StopIteration: at the end of its data.
+          Ended: at the end of its data.
         """
         if self.used < len(self.order) and self.order[self.used] != place:
             self.hand_back(self.used)  # this trace draws in another order than the last
@@ -131,7 +140,7 @@ class Draws:
         if self.used == len(self.order):
             with jax.ensure_compile_time_eval():  # a trace may be under way
                 if self.ended == place or not self._draw(place):
-                    raise StopIteration
+                    raise Ended
         self.used += 1
         return self.batches[self.used - 1].batch
 
@@ -172,13 +181,7 @@ class Proxy(Iterator[Any]):
         Raises:
           OutOfRangeError: at the end of the data.
         """
-        try:
-            return next(self)
-        except StopIteration:
-            raise OutOfRangeError(
-                f"end of the data after {self._draws.used} batches of this call. HINT: loop with `for`, or use "
-                "get_next_as_optional()."
-            ) from None
+        return next(self)
 
     def get_next_as_optional(self) -> Optional[Any]:
         """Returns the next batch as an `Optional`, without a value at the end of the data."""
@@ -213,14 +216,14 @@ class FedPrograms:
     ) -> None:
         self._compile, self._call, self._settle = compile_, call, settle
         self._order: list[int] = []
-        self._programs: dict[Any, tuple[Any, bool]] = {}
+        self._programs: dict[Any, tuple[Any, type[StopIteration] | None]] = {}
         self._reason = NotSplittable()
 
     def __call__(self, feeds: Sequence[Feed], leaves: Sequence[Any]) -> Any:
         """Draws, traces if need be, and runs.
 
         Raises:
-          StopIteration: the function met the end of the data; what it did until then has taken effect.
+          Ended: the function met the end of the data; what it did until then has taken effect.
         """
         draws = Draws(feeds)
         # The batches must be there before the program is known, as their shapes choose it. So as many are drawn as the
@@ -236,24 +239,26 @@ class FedPrograms:
             # At the end of the data a call draws fewer: the next epoch's first call is as those before it.
             if draws.ended is None:
                 self._order = list(draws.order)
-        program, stops = found
+        program, end = found
         if program is None:
             return self._run_uncompiled(draws, leaves)
         executor = contexts.current().executor
         result = program([*leaves, *fed], executor if isinstance(executor, EagerStep) else None)
         # Only now: the steps before the end of the data have taken effect, as they would have in Python.
-        if stops:
-            raise StopIteration
+        if end is not None:
+            raise end
         return result
 
-    def _trace(self, draws: Draws, leaves: Sequence[Any]) -> tuple[Any, bool]:
-        stops: list[bool] = []
+    def _trace(self, draws: Draws, leaves: Sequence[Any]) -> tuple[Any, type[StopIteration] | None]:
+        """A program, and the error with which it ends, if it meets the end of the data."""
+        end: type[StopIteration] | None = None
 
         def call(dynamic: Sequence[Any]) -> Any:
+            nonlocal end
             try:
                 return self._call(dynamic, draws.proxies())
-            except StopIteration:
-                stops.append(True)
+            except StopIteration as error:
+                end = Ended if isinstance(error, Ended) else StopIteration
                 return None
 
         try:
@@ -265,7 +270,7 @@ class FedPrograms:
             raise
         if program is not None:
             draws.hand_back(draws.used)
-        return program, bool(stops)
+        return program, end
 
     def _run_uncompiled(self, draws: Draws, leaves: Sequence[Any]) -> Any:
         """Runs the Python function on the batches themselves."""
