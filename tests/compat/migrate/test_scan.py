@@ -198,7 +198,7 @@ class TestKeras:
             "tf.optimizers.Nonsense": Kind.ABSENT
         }
 
-    @pytest.mark.parametrize("name", ["layers.Hashing", "layers.TextVectorization"])
+    @pytest.mark.parametrize("name", ["layers.Hashing", "layers.HashedCrossing"])
     def test_what_needs_tensorflow_is_absent(self, name: str) -> None:
         assert "TensorFlow" in findings(f"tf.keras.{name}()")[f"tf.keras.{name}"].advice
 

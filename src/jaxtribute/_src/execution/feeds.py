@@ -54,11 +54,16 @@ class Optional(Generic[T]):
 
 
 class Ended(OutOfRangeError, StopIteration):
-    """End of the data in a `jd.function`: TensorFlow's error there, and that of Python's `next`."""
+    """End of the data in a `jd.function`: TensorFlow's error there, and that of Python's `next`.
 
-    def __init__(self) -> None:
+    Args:
+      batches: how many of the call came before it.
+    """
+
+    def __init__(self, batches: int) -> None:
         super().__init__(
-            "the data has ended in a jd.function. HINT: loop with `for`, or ask get_next_as_optional().has_value()."
+            f"the data has ended in a jd.function after {batches} batches of this call. HINT: loop with `for`, or ask "
+            "get_next_as_optional().has_value()."
         )
 
 
@@ -140,7 +145,7 @@ class Draws:
         if self.used == len(self.order):
             with jax.ensure_compile_time_eval():  # a trace may be under way
                 if self.ended == place or not self._draw(place):
-                    raise Ended
+                    raise Ended(self.used)
         self.used += 1
         return self.batches[self.used - 1].batch
 
@@ -246,7 +251,7 @@ class FedPrograms:
         result = program([*leaves, *fed], executor if isinstance(executor, EagerStep) else None)
         # Only now: the steps before the end of the data have taken effect, as they would have in Python.
         if end is not None:
-            raise end
+            raise Ended(len(draws.order)) if end is Ended else end
         return result
 
     def _trace(self, draws: Draws, leaves: Sequence[Any]) -> tuple[Any, type[StopIteration] | None]:

@@ -81,9 +81,9 @@ def _settings(tree: ast.Module, values: dict[str, ast.expr]) -> Iterator[_Settin
                 yield setting
     # Wherever else the name stands, such as in `name = "KERAS_BACKEND"` or in a command, it may be set.
     for node in nodes(tree, ast.Constant):
-        if not isinstance(node.value, str) or node in known:
+        if not isinstance(node.value, (str, bytes)) or node in known:
             continue
-        if any(name in node.value for name in (_BACKEND, _FILE)) and not _is_text(tree, node):
+        if any(name in str(node.value) for name in (_BACKEND, _FILE)) and not _is_text(tree, node):
             yield _Setting(_BACKEND, node, None)
 
 
