@@ -57,6 +57,11 @@ def test_a_scope_object_is_entered_again_within_itself() -> None:
     with scope as outer:
         with scope as inner:
             assert inner is outer is jd.get_strategy()
+        nested = outer.scope()
+        with nested:
+            pass
+        assert jd.get_strategy() is outer
+    with nested:
         assert jd.get_strategy() is outer
     assert not jd.has_strategy()
     default = jd.get_strategy().scope()

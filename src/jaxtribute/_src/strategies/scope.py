@@ -62,7 +62,8 @@ class Scope:
                 "HINT: call strategy.scope() anew for each `with`."
             )
         check_enterable(strategy, f"{type(strategy).__name__}.scope()")
-        self._used = True
+        # Within the strategy's own scope it changes nothing, so that it can be entered later all the same.
+        self._used = self._used or contexts.current().strategy is not strategy
         self._depth += 1
         contexts.announce()
         now = contexts.current()
