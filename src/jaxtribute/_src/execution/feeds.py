@@ -21,9 +21,13 @@ from jaxtribute._src.execution.eager import EagerStep, NotSplittable
 from jaxtribute._src.execution.traced import TracedFunction, feed_p
 from jaxtribute._src.jaxprs.core import recorded_in
 from jaxtribute._src.types import Leaf
-from jaxtribute.errors import OutOfRangeError, TraceError
+from jaxtribute.errors import ArgumentError, OutOfRangeError, TraceError
 
 T = TypeVar("T")
+
+
+class NoValueError(OutOfRangeError, ArgumentError):
+    """An `Optional` has no value, as the data has ended: TensorFlow's error for it is `InvalidArgumentError`."""
 
 
 class Optional(Generic[T]):
@@ -43,10 +47,10 @@ class Optional(Generic[T]):
         """Returns the element.
 
         Raises:
-          OutOfRangeError: if there is none.
+          NoValueError: if there is none.
         """
         if not self._value:
-            raise OutOfRangeError("this Optional has no value: the data has ended. HINT: ask has_value() first.")
+            raise NoValueError("this Optional has no value: the data has ended. HINT: ask has_value() first.")
         return self._value[0]
 
     def __repr__(self) -> str:

@@ -147,8 +147,7 @@ class InputContext:
 
     def __str__(self) -> str:
         return (
-            f"jaxtribute.InputContext(input pipeline id {self.input_pipeline_id}, total: {self.num_input_pipelines}, "
-            f"replicas: {self.num_replicas_in_sync})"
+            f"jaxtribute.InputContext(input pipeline id {self.input_pipeline_id}, total: {self.num_input_pipelines})"
         )
 
 
