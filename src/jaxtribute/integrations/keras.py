@@ -1,5 +1,4 @@
-"""Parts of Keras that need TensorFlow there and do not here: lookups of strings, integers and words, and
-`TensorBoard`.
+"""Parts of Keras that need TensorFlow there and do not here: lookups, `TextVectorization` and `TensorBoard`.
 
 `shards` shows how parameter servers hold a layer's variables. `jaxtribute.compat.tf` has the others under TensorFlow's
 names. Needs the extra `jaxtribute[keras]`.

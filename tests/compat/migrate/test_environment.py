@@ -1,4 +1,4 @@
-"""Whatever chooses Keras's backend is told of, in every spelling; a program that runs on TensorFlow is never all clear."""
+"""Whatever chooses Keras's backend is told of, in every spelling: no program that runs on TensorFlow is all clear."""
 
 import pytest
 

@@ -29,7 +29,10 @@ def left(code: str, imports: str = TF) -> dict[str, str]:
         ("tf.keras.Input((3,), ragged=True)", "tf.keras.Input(ragged=)"),
         ("tf.keras.layers.Discretization(num_bins=3)", "tf.keras.layers.Discretization(num_bins=)"),
         ('tf.keras.utils.image_dataset_from_directory("d")', "tf.keras.utils.image_dataset_from_directory"),
-        ('tf.keras.losses.MeanSquaredError(reduction=tf.keras.losses.Reduction.AUTO)', "tf.keras.losses.Reduction.AUTO"),
+        (
+            "tf.keras.losses.MeanSquaredError(reduction=tf.keras.losses.Reduction.AUTO)",
+            "tf.keras.losses.Reduction.AUTO",
+        ),
         ("model.fit(x, workers=4)", "fit(workers=)"),
         ("model.compile(loss, sample_weight_mode='temporal')", "compile(sample_weight_mode=)"),
         ("self.add_weight('w', (3,))", "add_weight(name)"),
@@ -39,7 +42,10 @@ def left(code: str, imports: str = TF) -> dict[str, str]:
         ("optimizer.minimize(loss, variables)", ".minimize of an optimizer"),
         ("o = tf.keras.optimizers.SGD()\no.lr", ".lr of an optimizer"),
         ("self.optimizer.get_weights()", ".get_weights of an optimizer"),
-        ("optimizer.apply_gradients(g, experimental_aggregate_gradients=False)", "apply_gradients(experimental_aggregate_gradients=)"),
+        (
+            "optimizer.apply_gradients(g, experimental_aggregate_gradients=False)",
+            "apply_gradients(experimental_aggregate_gradients=)",
+        ),
         ("dataset.make_one_shot_iterator()", ".make_one_shot_iterator"),
         ("tf.keras.backend.sum(x)", "tf.keras.backend.sum"),
         ("from tensorflow.keras import backend as K\nK.mean(x)", "tf.keras.backend.mean"),
@@ -93,7 +99,10 @@ PACKAGE = 'import os\nos.environ["KERAS_BACKEND"] = "jax"\n'
         ("import keras.backend as K\nK.sum(x)", "keras.backend.sum"),
         ("from keras.layers.core import Dense", "keras.layers.core.Dense"),
         ("from keras.src import backend", "keras.src.backend"),
-        ("import keras as k\nk.callbacks.ModelCheckpoint('a.keras', period=1)", "tf.keras.callbacks.ModelCheckpoint(period=)"),
+        (
+            "import keras as k\nk.callbacks.ModelCheckpoint('a.keras', period=1)",
+            "tf.keras.callbacks.ModelCheckpoint(period=)",
+        ),
     ],
 )
 def test_the_package_itself_is_read_too(code: str, name: str) -> None:

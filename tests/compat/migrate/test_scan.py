@@ -175,9 +175,7 @@ class TestKeras:
         )
 
     def test_names_that_it_keeps_for_tensorflow_are_there(self) -> None:
-        assert (
-            kinds("tf.keras.losses.Reduction.NONE\ntf.keras.losses.mse\ntf.keras.saving") == {}
-        )
+        assert kinds("tf.keras.losses.Reduction.NONE\ntf.keras.losses.mse\ntf.keras.saving") == {}
 
     def test_names_that_raise_when_they_are_used_are_absent(self) -> None:
         assert (

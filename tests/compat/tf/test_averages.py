@@ -67,7 +67,7 @@ def test_averages_are_made_in_a_replicas_function() -> None:
 def test_a_variable_that_differs_on_the_replicas_is_averaged_by_their_mean() -> None:
     strategy = jd.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
-        variable = tf.Variable(0.0, synchronization="on_read", aggregation="mean", trainable=False)
+        variable = jd.Variable(0.0, synchronization="on_read", aggregation="mean", trainable=False)
         averages = tf.train.ExponentialMovingAverage(0.5)
         averages.apply([variable])
 

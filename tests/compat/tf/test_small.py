@@ -46,13 +46,18 @@ class TestShapes:
 
     def test_of_an_unknown_number_of_axes(self) -> None:
         unknown = tf.TensorShape(None)
-        assert (unknown.rank, unknown.dims, str(unknown), repr(unknown)) == (None, None, "<unknown>", "TensorShape(None)")
+        assert (unknown.rank, unknown.dims, str(unknown), repr(unknown)) == (
+            None,
+            None,
+            "<unknown>",
+            "TensorShape(None)",
+        )
         assert not unknown
         assert tf.TensorShape([])
         assert unknown != tf.TensorShape([])
         assert unknown == tf.TensorShape(None) == tf.TensorShape(unknown)
         assert (unknown.num_elements(), unknown.is_fully_defined(), unknown[0]) == (None, False, None)
-        assert [str(x) for x in (unknown[1:], unknown[:2], unknown + [1], [1] + unknown)] == [
+        assert [str(x) for x in (unknown[1:], unknown[:2], unknown + unknown, unknown.concatenate([1]))] == [
             "<unknown>",
             "(None, None)",
             "<unknown>",
@@ -68,7 +73,7 @@ class TestShapes:
     def test_put_together(self) -> None:
         shape = tf.TensorShape([1, None])
         assert shape.merge_with([None, 2]) == [1, 2] == tf.TensorShape(None).merge_with([1, 2])
-        assert shape.concatenate([3]) == (1, None, 3) == shape + [3]
+        assert shape.concatenate([3]) == (1, None, 3) == shape + tf.TensorShape(3)
         assert shape[1:] == tf.TensorShape([None])
         assert tf.TensorShape(3) == [3]
         assert shape != "x"

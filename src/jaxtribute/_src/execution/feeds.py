@@ -57,7 +57,7 @@ class Optional(Generic[T]):
         return f"Optional({', '.join(map(repr, self._value))})"
 
 
-class Ended(OutOfRangeError, StopIteration):
+class EndedError(OutOfRangeError, StopIteration):
     """End of the data in a `jd.function`: TensorFlow's error there, and that of Python's `next`.
 
     Args:
@@ -141,7 +141,7 @@ class Draws:
         """The next batch of iterator `place`.
 
         Raises:
-          Ended: at the end of its data.
+          EndedError: at the end of its data.
         """
         if self.used < len(self.order) and self.order[self.used] != place:
             self.hand_back(self.used)  # this trace draws in another order than the last
@@ -149,7 +149,7 @@ class Draws:
         if self.used == len(self.order):
             with jax.ensure_compile_time_eval():  # a trace may be under way
                 if self.ended == place or not self._draw(place):
-                    raise Ended(self.used)
+                    raise EndedError(self.used)
         self.used += 1
         return self.batches[self.used - 1].batch
 
@@ -232,7 +232,7 @@ class FedPrograms:
         """Draws, traces if need be, and runs.
 
         Raises:
-          Ended: the function met the end of the data; what it did until then has taken effect.
+          EndedError: the function met the end of the data; what it did until then has taken effect.
         """
         draws = Draws(feeds)
         # The batches must be there before the program is known, as their shapes choose it. So as many are drawn as the
@@ -255,7 +255,7 @@ class FedPrograms:
         result = program([*leaves, *fed], executor if isinstance(executor, EagerStep) else None)
         # Only now: the steps before the end of the data have taken effect, as they would have in Python.
         if end is not None:
-            raise Ended(len(draws.order)) if end is Ended else end
+            raise EndedError(len(draws.order)) if end is EndedError else end
         return result
 
     def _trace(self, draws: Draws, leaves: Sequence[Any]) -> tuple[Any, type[StopIteration] | None]:
@@ -267,7 +267,7 @@ class FedPrograms:
             try:
                 return self._call(dynamic, draws.proxies())
             except StopIteration as error:
-                end = Ended if isinstance(error, Ended) else StopIteration
+                end = EndedError if isinstance(error, EndedError) else StopIteration
                 return None
 
         try:

@@ -43,15 +43,17 @@ OPTIMIZERS: dict[str, str] = {
 """Attributes of optimizers that Keras 3 has not."""
 
 _QUEUE = "Keras 3 has it in keras.utils.PyDataset, which takes workers=, use_multiprocessing= and max_queue_size="
+_QUEUES: dict[str, str] = {"workers": _QUEUE, "use_multiprocessing": _QUEUE, "max_queue_size": _QUEUE}
 _COMPILE = "Keras 3's compile has no such argument: leave it out"
-_SUMMED = "gradients are always summed over the replicas: sum them first with jd.get_replica_context().all_reduce, or not"
+_SUMMED = (
+    "gradients are always summed over the replicas: sum them first with jd.get_replica_context().all_reduce, or not"
+)
 _H5 = "the end of the file's name says its format: leave it out"
 
 ARGUMENTS: dict[str, dict[str, str]] = {
-    **dict.fromkeys(
-        ("fit", "evaluate", "predict"),
-        {"workers": _QUEUE, "use_multiprocessing": _QUEUE, "max_queue_size": _QUEUE},
-    ),
+    "fit": _QUEUES,
+    "evaluate": _QUEUES,
+    "predict": _QUEUES,
     "compile": dict.fromkeys(
         ("sample_weight_mode", "target_tensors", "distribute", "experimental_run_tf_function", "options"), _COMPILE
     )

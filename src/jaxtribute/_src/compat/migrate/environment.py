@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 from jaxtribute._src.compat.catalog.lookup import Kind
 from jaxtribute._src.compat.catalog.others import ENVIRONMENT
@@ -150,11 +151,8 @@ def _calls(source: Source, values: dict[str, ast.expr]) -> Iterator[Finding]:
 
 def _too_early(source: Source, chosen: list[int]) -> Iterator[Finding]:
     """The first import of Keras, if no line before it chooses the backend."""
-    imports: list[ast.stmt] = []
-    for node in ast.walk(source.tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)) and is_keras(node):
-            imports.append(node)
-    first = min(imports, key=lambda node: node.lineno, default=None)
+    imports = [*nodes(source.tree, ast.Import), *nodes(source.tree, ast.ImportFrom)]
+    first = min(filter(is_keras, imports), key=attrgetter("lineno"), default=None)
     if first is None or any(line < first.lineno for line in chosen):
         return
     text = f'import os\n\nos.environ["{_BACKEND}"] = "{_HERE}"\n\n'

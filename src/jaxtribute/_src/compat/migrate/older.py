@@ -43,9 +43,9 @@ def _methods(call: ast.Call, names: Names) -> Iterator[Finding]:
         advice = keras2.ARGUMENTS.get(method.attr, {}).get(given.arg or "")
         if advice:
             yield _argument(given, f"{method.attr}({given.arg}=)", advice)
-    if method.attr == "add_weight" and call.args and isinstance(call.args[0], ast.Constant):
-        if isinstance(call.args[0].value, str):
-            yield _finding(call.args[0], "add_weight(name)", "the shape comes first in Keras 3: write name=")
+    first = call.args[0] if call.args else None
+    if method.attr == "add_weight" and isinstance(first, ast.Constant) and isinstance(first.value, str):
+        yield _finding(first, "add_weight(name)", "the shape comes first in Keras 3: write name=")
 
 
 def _arguments(call: ast.Call, names: Names) -> Iterator[Finding]:
@@ -69,10 +69,12 @@ def _arguments(call: ast.Call, names: Names) -> Iterator[Finding]:
 
 def _advice(name: str, argument: str) -> str:
     for start, arguments in keras2.IGNORED.items():
-        if (name == start or (start.endswith(".") and name.startswith(start))) and argument in arguments:
-            # Some of a module's classes have an argument of that name: `Embedding(weights=...)`.
-            if not start.endswith(".") or argument not in keras2.SOME_TAKE or not takes(name, argument):
-                return arguments[argument]
+        module = start.endswith(".")
+        if argument not in arguments or not (name.startswith(start) if module else name == start):
+            continue
+        # Some of a module's classes have an argument of that name: `Embedding(weights=...)`.
+        if not module or argument not in keras2.SOME_TAKE or not takes(name, argument):
+            return arguments[argument]
     return ""
 
 

@@ -162,7 +162,12 @@ def _methods(source: Source) -> Iterator[Finding]:
         elif attribute.attr == "as_list" and not node.args and _is_shape(attribute.value):
             text = f"list({source.of(attribute.value)})"
             yield Finding(
-                line, column, ".as_list()", Kind.RENAMED, f"shapes are tuples: write {text}", (source.replace(node, text),)
+                line,
+                column,
+                ".as_list()",
+                Kind.RENAMED,
+                f"shapes are tuples: write {text}",
+                (source.replace(node, text),),
             )
         elif attribute.attr in others.METHODS:
             new, why = others.METHODS[attribute.attr]

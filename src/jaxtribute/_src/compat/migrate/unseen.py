@@ -28,7 +28,9 @@ def find(tree: ast.Module, names: Names) -> Iterator[Finding]:
             continue
         place = (node.lineno, node.col_offset + 1)
         if _CODE.search(node.value):
-            yield Finding(*place, "code in a text", Kind.DIFFERENT, "it is not read, and imports TensorFlow: look at it")
+            yield Finding(
+                *place, "code in a text", Kind.DIFFERENT, "it is not read, and imports TensorFlow: look at it"
+            )
         elif device := _DEVICE.fullmatch(node.value):
             kind = device["kind"].upper()
             advice = (
@@ -44,7 +46,9 @@ def _imported(call: ast.Call) -> Iterator[Finding]:
         return
     for given in (*call.args, *(keyword.value for keyword in call.keywords)):
         if isinstance(given, ast.Constant) and str(given.value).partition(".")[0] in ("tensorflow", "keras"):
-            advice = f"what comes of it is not followed: write import jaxtribute.compat.tf, and look at it ({given.value})"
+            advice = (
+                f"what comes of it is not followed: write import jaxtribute.compat.tf, and look at it ({given.value})"
+            )
             yield Finding(call.lineno, call.col_offset + 1, "import by name", Kind.DIFFERENT, advice)
 
 

@@ -65,9 +65,7 @@ class ExponentialMovingAverage:
             average.assign_sub((average.read_value() - variable.read_value()) * self._rate(average.dtype))
 
     def _made(self, variable: Variable) -> Variable:
-        return Variable(
-            variable.read_value, trainable=False, name=self.average_name(variable), aggregation="mean"
-        )
+        return Variable(variable.read_value, trainable=False, name=self.average_name(variable), aggregation="mean")
 
     def _rate(self, dtype: Any) -> Any:
         decay = jnp.asarray(self._decay, dtype)
@@ -97,7 +95,9 @@ class ExponentialMovingAverage:
         Source: `tf.train.ExponentialMovingAverage.variables_to_restore`.
         """
         given = [known[0] for known in self._averages.values()]
-        return {self.average_name(var): var for var in (given if moving_avg_variables is None else moving_avg_variables)}
+        return {
+            self.average_name(var): var for var in (given if moving_avg_variables is None else moving_avg_variables)
+        }
 
 
 def _check(variable: Any) -> None:

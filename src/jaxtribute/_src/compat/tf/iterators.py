@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections.abc
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jaxtribute._src.types import Leaf, Nest
 from jaxtribute.errors import OutOfRangeError, TraceError
 
 
-class OwnedIterator(Feed, Iterator[Any]):
+class Iterator(Feed, collections.abc.Iterator[Any]):
     """An iterator over the elements of a dataset.
 
     Args:
@@ -25,13 +26,15 @@ class OwnedIterator(Feed, Iterator[Any]):
     Source: `tf.data.Iterator`.
     """
 
-    def __init__(self, elements: Iterator[Any], convert: Callable[[Leaf], Any], spec: Callable[[], Nest]) -> None:
+    def __init__(
+        self, elements: collections.abc.Iterator[Any], convert: Callable[[Leaf], Any], spec: Callable[[], Nest]
+    ) -> None:
         self._elements, self._convert, self._spec = elements, convert, spec
         self._returned: deque[Any] = deque()
         # A loop over a dataset within a function that is traced reads all of it there.
         self._traced = contexts.current().executor.traced
 
-    def __iter__(self) -> OwnedIterator:
+    def __iter__(self) -> Iterator:
         return self
 
     def __next__(self) -> Any:

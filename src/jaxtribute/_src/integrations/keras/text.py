@@ -191,7 +191,8 @@ class TextVectorization(keras.layers.Layer):
         if self.split is not None and texts.ndim > 1:
             if texts.shape[-1] != 1 or texts.ndim > 2:
                 raise ArgumentError(
-                    f"{self.name}: texts of shape {texts.shape} cannot be cut. HINT: give one text in a row, or split=None."
+                    f"{self.name}: texts of shape {texts.shape} cannot be cut. HINT: give one text in a row, or "
+                    "split=None."
                 )
             texts = texts[..., 0]
         rows = [list(row) for row in self._cut(texts)]
@@ -215,8 +216,7 @@ class TextVectorization(keras.layers.Layer):
         sizes = range(1, self.ngrams + 1) if isinstance(self.ngrams, int) else self.ngrams
         found: list[str] = []
         for size in sizes:
-            for start in range(len(row) - size + 1):
-                found.append(" ".join(row[start : start + size]))
+            found += [" ".join(row[start : start + size]) for start in range(len(row) - size + 1)]
         return found
 
     # What Keras asks for.
