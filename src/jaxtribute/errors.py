@@ -8,9 +8,9 @@ Each error also inherits the builtin that Python code would expect at that place
     ├── StrategyMixError     (RuntimeError)  values of two strategies met
     ├── ConfigError          (RuntimeError)  a setting that is invalid, or came after the backend started
     ├── TraceError           (RuntimeError)  a function that cannot be compiled as written
-    ├── ShapeError           (ValueError)    shapes that do not fit, between replicas or for an assignment
-    ├── ArgumentError        (ValueError)    an argument of the right type with a wrong value
-    ├── ArgumentTypeError    (TypeError)     an argument of a wrong type
+    ├── ArgumentError        (ValueError)    an argument that cannot be used
+    │   ├── ArgumentTypeError (TypeError)    an argument of a wrong type
+    │   └── ShapeError       (ValueError)    shapes that do not fit, between replicas or for an assignment
     ├── VariableError        (ValueError)    a variable created, read or written against its policy
     ├── InputError           (ValueError)    a dataset that cannot be distributed as asked
     ├── OutOfRangeError      (IndexError)    the end of a dataset, from `get_next()`
@@ -52,16 +52,16 @@ class TraceError(JaxtributeError, RuntimeError):
     """A function cannot be compiled as it is written; run it eagerly, or write what the message says."""
 
 
-class ShapeError(JaxtributeError, ValueError):
-    """Shapes do not fit: between replicas, between a value and an axis, or between a variable and a value."""
-
-
 class ArgumentError(JaxtributeError, ValueError):
-    """An argument has the right type and a value that cannot be used."""
+    """An argument cannot be used. Source: `tf.errors.InvalidArgumentError`."""
 
 
-class ArgumentTypeError(JaxtributeError, TypeError):
+class ArgumentTypeError(ArgumentError, TypeError):
     """An argument has a type that cannot be used."""
+
+
+class ShapeError(ArgumentError):
+    """Shapes do not fit: between replicas, between a value and an axis, or between a variable and a value."""
 
 
 class VariableError(JaxtributeError, ValueError):

@@ -261,3 +261,13 @@ class TestExtended:
 
     def test_update_non_slot_ungrouped_gives_components(self, strategy: v1.MirroredStrategy) -> None:
         assert strategy.extended.update_non_slot((), lambda: 5, group=False) == (5,)
+
+
+def test_an_input_function_may_return_a_function_that_gives_elements(strategy: v1.MirroredStrategy) -> None:
+    """Called for each replica of each step, as in TensorFlow, until it says that there is no more."""
+    given = iter(range(6))
+    with pytest.warns(DeprecationWarning, match="is deprecated"):
+        found = strategy.make_input_fn_iterator(lambda context: lambda: np.float32(next(given)))
+    assert [components(found.get_next()) for _ in range(3)] == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+    with pytest.raises(OutOfRangeError):
+        found.get_next()

@@ -206,7 +206,8 @@ def test_local_results() -> None:
     assert [float(x) for x in strategy.experimental_local_results(each)] == [0.0, 1.0]
     assert [float(x) for x in strategy.experimental_local_results(v)] == [1.0, 1.0]
     assert strategy.experimental_local_results(marker) == (marker,)
-    assert strategy.experimental_local_results([1, "a"]) == ([1, "a"],)
+    assert strategy.experimental_local_results([1, "a"]) == ([1, "a"], [1, "a"])
+    assert strategy.experimental_local_results(None) == (None,)
     nest = strategy.experimental_local_results({"each": each, "same": 3})
     assert [(float(x["each"]), x["same"]) for x in nest] == [(0.0, 3), (1.0, 3)]
     assert strategy.experimental_local_results(strategy.place(2.0))[1].devices() == {jax.devices()[1]}

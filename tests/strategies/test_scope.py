@@ -47,9 +47,28 @@ def test_a_scope_object_is_entered_once() -> None:
     scope = mirrored(2).scope()
     with scope:
         pass
-    with pytest.raises(ContextError, match=r"entered before.*HINT: call strategy\.scope\(\) anew"), scope:
+    with pytest.raises(ContextError, match=r"left before.*HINT: call strategy\.scope\(\) anew"), scope:
         pass
     assert not jd.has_strategy()
+
+
+def test_a_scope_object_is_entered_again_within_itself() -> None:
+    scope = jd.MirroredStrategy(["CPU:0", "CPU:1"]).scope()
+    with scope as outer:
+        with scope as inner:
+            assert inner is outer is jd.get_strategy()
+        nested = outer.scope()
+        with nested:
+            pass
+        assert jd.get_strategy() is outer
+    with nested:
+        assert jd.get_strategy() is outer
+    assert not jd.has_strategy()
+    default = jd.get_strategy().scope()
+    with default, default:
+        assert not jd.has_strategy()
+    with default:
+        assert not jd.has_strategy()
 
 
 def test_a_refused_scope_can_be_entered_later() -> None:

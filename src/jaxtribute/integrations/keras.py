@@ -1,4 +1,4 @@
-"""Parts of Keras that need TensorFlow there and do not here: lookups of strings and integers, and `TensorBoard`.
+"""Parts of Keras that need TensorFlow there and do not here: lookups, `TextVectorization` and `TensorBoard`.
 
 `shards` shows how parameter servers hold a layer's variables. `jaxtribute.compat.tf` has the others under TensorFlow's
 names. Needs the extra `jaxtribute[keras]`.
@@ -6,6 +6,7 @@ names. Needs the extra `jaxtribute[keras]`.
 
 from jaxtribute._src.integrations.keras.callbacks import TensorBoard
 from jaxtribute._src.integrations.keras.lookups import IntegerLookup, StringLookup
+from jaxtribute._src.integrations.keras.text import TextVectorization
 from jaxtribute._src.integrations.keras.variables import shards
 from jaxtribute._src.public import publish as _publish
 
@@ -13,6 +14,7 @@ __all__ = [
     "IntegerLookup",
     "StringLookup",
     "TensorBoard",
+    "TextVectorization",
     "shards",
 ]
 

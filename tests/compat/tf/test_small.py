@@ -44,6 +44,45 @@ class TestShapes:
         assert tf.TensorShape([2, 3]).num_elements() == 6
         assert tf.TensorSpec(shape) == tf.TensorSpec((2, None))
 
+    def test_of_an_unknown_number_of_axes(self) -> None:
+        unknown = tf.TensorShape(None)
+        assert (unknown.rank, unknown.dims, str(unknown), repr(unknown)) == (
+            None,
+            None,
+            "<unknown>",
+            "TensorShape(None)",
+        )
+        assert not unknown
+        assert tf.TensorShape([])
+        assert unknown != tf.TensorShape([])
+        assert unknown == tf.TensorShape(None) == tf.TensorShape(unknown)
+        assert (unknown.num_elements(), unknown.is_fully_defined(), unknown[0]) == (None, False, None)
+        assert [str(x) for x in (unknown[1:], unknown[:2], unknown + unknown, unknown.concatenate([1]))] == [
+            "<unknown>",
+            "(None, None)",
+            "<unknown>",
+            "<unknown>",
+        ]
+        for ask in (len, list, tf.TensorShape.as_list):
+            with pytest.raises(ValueError, match="unknown number of axes"):
+                ask(unknown)
+        spec = tf.TensorSpec(None)
+        assert spec.shape == unknown
+        assert spec.is_compatible_with(tf.zeros([2, 3]))
+
+    def test_put_together(self) -> None:
+        shape = tf.TensorShape([1, None])
+        assert shape.merge_with([None, 2]) == [1, 2] == tf.TensorShape(None).merge_with([1, 2])
+        assert shape.concatenate([3]) == (1, None, 3) == shape + tf.TensorShape(3)
+        assert shape[1:] == tf.TensorShape([None])
+        assert tf.TensorShape(3) == [3]
+        assert shape != "x"
+        assert hash(shape) == hash(tf.TensorShape([1, None]))
+        assert tf.TensorShape(None).with_rank(2) == [None, None]
+        for wrong in (lambda: shape.merge_with([2, 2]), lambda: shape.with_rank(3), lambda: tf.TensorShape([-1])):
+            with pytest.raises(ValueError, match="HINT"):
+                wrong()
+
     def test_a_generator_takes_one(self) -> None:
         dataset = tf.data.Dataset.from_generator(lambda: [[1.0]], tf.float32, tf.TensorShape([1]))
         assert [element.tolist() for element in dataset.as_numpy_iterator()] == [[1.0]]

@@ -44,6 +44,33 @@ def cases() -> Iterator[tuple[str, dict[str, Any], Any]]:
             yield kind, {"vocabulary": vocabulary, "invert": True, **masked}, [[0, 1, 2], [3, 4, 9]]
 
 
+def texts() -> Iterator[tuple[str, dict[str, Any], Any]]:
+    """`TextVectorization`, its arguments, and what it is called with."""
+    kind = "TextVectorization"
+    rows = ["The cat, sat! The mat.", "", "  a\tdog\u00a0B \n c  ", "\u00c9t\u00e9 don't-stop", "cat cat cat"]
+    vocabulary = ["the", "cat", "sat", "a", "b", "cat sat", "t", "\u00e9t\u00e9", "dont-stop", "the cat sat", "cat cat"]
+    for standardize, split, ngrams in itertools.product(
+        (None, "lower", "strip_punctuation", "lower_and_strip_punctuation"),
+        ("whitespace", "character", None),
+        (None, 2, [2, 3]),
+    ):
+        given: dict[str, Any] = {"standardize": standardize, "split": split, "vocabulary": vocabulary}
+        if ngrams is not None:
+            given["ngrams"] = ngrams
+        inputs = [rows[:2], rows[3:]] if split is None else rows
+        for further in (
+            {},
+            {"output_sequence_length": 3},
+            {"output_mode": "multi_hot"},
+            {"output_mode": "count", "max_tokens": 20, "pad_to_max_tokens": True},
+        ):
+            yield kind, {**given, **further}, inputs
+    for inputs in ("The cat", [["The cat"], ["a b cat"]], ["", ""]):
+        yield kind, {"vocabulary": vocabulary}, inputs
+        yield kind, {"vocabulary": vocabulary, "output_sequence_length": 2}, inputs
+        yield kind, {"vocabulary": vocabulary, "output_mode": "count"}, inputs
+
+
 def shown(value: Any) -> dict[str, Any]:
     """A result as JSON holds it."""
     array = np.asarray(value)
@@ -52,11 +79,16 @@ def shown(value: Any) -> dict[str, Any]:
     return {"values": array.tolist(), "dtype": str(np.asarray(value).dtype), "shape": list(array.shape)}
 
 
+def as_given(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments as a program gives them: JSON has lists for tuples."""
+    return {name: tuple(value) if name == "ngrams" and value != 2 else value for name, value in arguments.items()}
+
+
 def recorded() -> list[dict[str, Any]]:
     """Each case with its result, and the error's class where there is one."""
     found = []
-    for kind, arguments, inputs in cases():
-        layer = getattr(keras.layers, kind)(**arguments)
+    for kind, arguments, inputs in itertools.chain(cases(), texts()):
+        layer = getattr(keras.layers, kind)(**as_given(arguments))
         row = {"kind": kind, "arguments": arguments, "inputs": inputs}
         try:
             row["result"] = shown(layer(np.array(inputs)))
@@ -70,6 +102,11 @@ def recorded() -> list[dict[str, Any]]:
 def adapted() -> Iterator[tuple[str, dict[str, Any], Any, list[str]]]:
     """Vocabularies that layers take from data."""
     data = {"StringLookup": ["x", "y", "y", "z", "z", "w", ""], "IntegerLookup": [5, 7, 7, 9, 9, 3, 0]}
+    for arguments in ({}, {"max_tokens": 5}, {"ngrams": 2, "standardize": None}, {"split": "character"}):
+        layer = keras.layers.TextVectorization(**arguments)
+        words = ["The cat, the mat.", "a cat", "", "dog Dog a"]
+        layer.adapt(np.array(words))
+        yield "TextVectorization", arguments, words, layer.get_vocabulary()
     for kind, tokens in data.items():
         for arguments in ({}, {"max_tokens": 4}, {"mask_token": tokens[-1]}, {"num_oov_indices": 0}):
             layer = getattr(keras.layers, kind)(**arguments)

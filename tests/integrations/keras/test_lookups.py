@@ -34,7 +34,7 @@ def read(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("kind", ["StringLookup", "IntegerLookup"])
+@pytest.mark.parametrize("kind", ["StringLookup", "IntegerLookup", "TextVectorization"])
 def test_results_are_those_of_tensorflow(kind: str) -> None:
     rows = [row for row in RECORDED["lookups"] if row["kind"] == kind]
     refused = 0
@@ -91,6 +91,15 @@ def test_a_vocabulary_may_be_a_file_and_begin_with_special_tokens(tmp_path: Path
         (lambda: ours.IntegerLookup(output_mode="count", invert=True), "invert=True"),
         (lambda: ours.IntegerLookup(pad_to_max_tokens=True), "pad_to_max_tokens"),
         (lambda: ours.IntegerLookup(oov_method="farmhash"), "oov_method='farmhash'"),
+        (lambda: ours.TextVectorization(output_mode="tf_idf"), "output_mode is 'tf_idf'"),
+        (lambda: ours.TextVectorization(standardize="upper"), "standardize is 'upper'"),
+        (lambda: ours.TextVectorization(split="lines"), "split is 'lines'"),
+        (lambda: ours.TextVectorization(ngrams=0), "ngrams is 0"),
+        (lambda: ours.TextVectorization(ragged=True), "ragged=True is not supported"),
+        (lambda: ours.TextVectorization(output_mode="count", output_sequence_length=3), "no output_sequence_length 3"),
+        (lambda: ours.TextVectorization(nonsense=1), "no argument 'nonsense'"),
+        (lambda: ours.TextVectorization(vocabulary=["a"])([["a", "b"]]), r"shape \(1, 2\) cannot be cut"),
+        (lambda: ours.TextVectorization()(["a"]), "has no vocabulary"),
         (lambda: ours.StringLookup(sparse=True), "sparse=True is not supported"),
         (lambda: ours.StringLookup(**json.loads('{"salt": 3}')), "salt=3 is not supported"),
         (lambda: ours.StringLookup(nonsense=1), "no argument 'nonsense'"),
@@ -113,6 +122,25 @@ def test_a_layer_is_made_again_of_its_config() -> None:
     layer = ours.StringLookup(vocabulary=["a", "b"], mask_token="", output_mode="multi_hot")
     again = ours.StringLookup.from_config(layer.get_config())
     assert again([["b", "", "q"]]).tolist() == layer([["b", "", "q"]]).tolist() == [[1, 0, 1]]
+
+
+def test_texts_are_changed_and_cut_by_functions() -> None:
+    layer = ours.TextVectorization(
+        standardize=lambda texts: np.char.replace(texts, "x", "a"),
+        split=lambda texts: [text.split("-") for text in texts],
+        vocabulary=["a", "b"],
+    )
+    assert layer([b"x-b-c", "b"]).tolist() == [[2, 3, 1], [3, 0, 0]]
+
+
+def test_texts_are_vectorized_in_a_dataset_and_in_a_model() -> None:
+    layer = ours.TextVectorization(vocabulary=["yes", "no"], output_sequence_length=2)
+    again = ours.TextVectorization.from_config(layer.get_config())
+    text = keras.Input((1,), dtype="string")
+    model = keras.Model(text, again(text))
+    assert model.output_shape == (None, 2)
+    assert model(np.array([["Yes!"], ["no way"]], object)).tolist() == [[2, 0], [3, 1]]
+    assert layer([]).shape == (0, 2)
 
 
 def model_of_words(vocabulary: list[str]) -> tuple[keras.Model, keras.Model]:

@@ -21,9 +21,13 @@ from jaxtribute._src.execution.eager import EagerStep, NotSplittable
 from jaxtribute._src.execution.traced import TracedFunction, feed_p
 from jaxtribute._src.jaxprs.core import recorded_in
 from jaxtribute._src.types import Leaf
-from jaxtribute.errors import OutOfRangeError, TraceError
+from jaxtribute.errors import ArgumentError, OutOfRangeError, TraceError
 
 T = TypeVar("T")
+
+
+class NoValueError(OutOfRangeError, ArgumentError):
+    """An `Optional` has no value, as the data has ended: TensorFlow's error for it is `InvalidArgumentError`."""
 
 
 class Optional(Generic[T]):
@@ -43,14 +47,32 @@ class Optional(Generic[T]):
         """Returns the element.
 
         Raises:
-          OutOfRangeError: if there is none.
+          NoValueError: if there is none.
         """
         if not self._value:
-            raise OutOfRangeError("this Optional has no value: the data has ended. HINT: ask has_value() first.")
+            raise NoValueError("this Optional has no value: the data has ended. HINT: ask has_value() first.")
         return self._value[0]
 
     def __repr__(self) -> str:
         return f"Optional({', '.join(map(repr, self._value))})"
+
+
+class EndOfData(StopIteration):
+    """End of a distributed dataset, as its iterators tell it; a `StopIteration` of other code is none."""
+
+
+class EndedError(OutOfRangeError, EndOfData):
+    """End of the data in a `jd.function`: TensorFlow's error there, and that of Python's `next`.
+
+    Args:
+      batches: how many of the call came before it.
+    """
+
+    def __init__(self, batches: int) -> None:
+        super().__init__(
+            f"the data has ended in a jd.function after {batches} batches of this call. HINT: loop with `for`, or ask "
+            "get_next_as_optional().has_value()."
+        )
 
 
 class Drawn(NamedTuple):
@@ -59,10 +81,6 @@ class Drawn(NamedTuple):
     batch: Any
     before: Any
     after: Any
-
-
-class EndOfData(StopIteration):
-    """End of a distributed dataset, as its iterators tell it; a `StopIteration` of other code is none."""
 
 
 class Feed(ABC):
@@ -127,7 +145,7 @@ class Draws:
         """The next batch of iterator `place`.
 
         Raises:
-          EndOfData: at the end of its data.
+          EndedError: at the end of its data.
         """
         if self.used < len(self.order) and self.order[self.used] != place:
             self.hand_back(self.used)  # this trace draws in another order than the last
@@ -135,7 +153,7 @@ class Draws:
         if self.used == len(self.order):
             with jax.ensure_compile_time_eval():  # a trace may be under way
                 if self.ended == place or not self._draw(place):
-                    raise EndOfData
+                    raise EndedError(self.used)
         self.used += 1
         return self.batches[self.used - 1].batch
 
@@ -176,13 +194,7 @@ class Proxy(Iterator[Any]):
         Raises:
           OutOfRangeError: at the end of the data.
         """
-        try:
-            return next(self)
-        except StopIteration:
-            raise OutOfRangeError(
-                f"end of the data after {self._draws.used} batches of this call. HINT: loop with `for`, or use "
-                "get_next_as_optional()."
-            ) from None
+        return next(self)
 
     def get_next_as_optional(self) -> Optional[Any]:
         """Returns the next batch as an `Optional`, without a value at the end of the data."""
@@ -217,14 +229,14 @@ class FedPrograms:
     ) -> None:
         self._compile, self._call, self._settle = compile_, call, settle
         self._order: list[int] = []
-        self._programs: dict[Any, tuple[Any, bool]] = {}
+        self._programs: dict[Any, tuple[Any, type[StopIteration] | None]] = {}
         self._reason = NotSplittable()
 
     def __call__(self, feeds: Sequence[Feed], leaves: Sequence[Any]) -> Any:
         """Draws, traces if need be, and runs.
 
         Raises:
-          EndOfData: the function met the end of the data; what it did until then has taken effect.
+          EndedError: the function met the end of the data; what it did until then has taken effect.
         """
         draws = Draws(feeds)
         # The batches must be there before the program is known, as their shapes choose it. So as many are drawn as the
@@ -240,24 +252,26 @@ class FedPrograms:
             # At the end of the data a call draws fewer: the next epoch's first call is as those before it.
             if draws.ended is None:
                 self._order = list(draws.order)
-        program, stops = found
+        program, end = found
         if program is None:
             return self._run_uncompiled(draws, leaves)
         executor = contexts.current().executor
         result = program([*leaves, *fed], executor if isinstance(executor, EagerStep) else None)
         # Only now: the steps before the end of the data have taken effect, as they would have in Python.
-        if stops:
-            raise EndOfData
+        if end is not None:
+            raise EndedError(len(draws.order)) if end is EndedError else end
         return result
 
-    def _trace(self, draws: Draws, leaves: Sequence[Any]) -> tuple[Any, bool]:
-        stops: list[bool] = []
+    def _trace(self, draws: Draws, leaves: Sequence[Any]) -> tuple[Any, type[StopIteration] | None]:
+        """A program, and the error with which it ends, if it meets the end of the data."""
+        end: type[StopIteration] | None = None
 
         def call(dynamic: Sequence[Any]) -> Any:
+            nonlocal end
             try:
                 return self._call(dynamic, draws.proxies())
-            except EndOfData:
-                stops.append(True)
+            except StopIteration as error:
+                end = EndedError if isinstance(error, EndedError) else StopIteration
                 return None
 
         try:
@@ -269,7 +283,7 @@ class FedPrograms:
             raise
         if program is not None:
             draws.hand_back(draws.used)
-        return program, bool(stops)
+        return program, end
 
     def _run_uncompiled(self, draws: Draws, leaves: Sequence[Any]) -> Any:
         """Runs the Python function on the batches themselves."""

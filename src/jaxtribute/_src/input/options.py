@@ -146,10 +146,7 @@ class InputContext:
         return global_batch_size // self.num_replicas_in_sync
 
     def __str__(self) -> str:
-        return (
-            f"jaxtribute.InputContext(input pipeline id {self.input_pipeline_id}, total: {self.num_input_pipelines}, "
-            f"replicas: {self.num_replicas_in_sync})"
-        )
+        return f"jaxtribute.InputContext(input pipeline id {self.input_pipeline_id}, total: {self.num_input_pipelines})"
 
 
 class DatasetCreator:

@@ -271,14 +271,14 @@ class Strategy(LegacyMethods):
           value: a distributed value, a variable, or anything else.
 
         Returns:
-          A tuple with one component a local replica; `(value,)` for a value that is not distributed.
+          A tuple with one component a local replica, nests too; `(value,)` for a value that is not distributed.
 
         Source: `tf.distribute.Strategy.experimental_local_results`.
         """
         if isinstance(value, (ReplicaValues, Variable)):
             return value.values
         leaves, tree = flatten(value)
-        if not any(map(is_distributed, leaves)):
+        if not leaves or leaves[0] is value:
             return (value,)
         # One nest for each replica: what is not distributed belongs to all of them.
         local = self._extended.mesh.local_ids

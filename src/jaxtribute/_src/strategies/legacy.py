@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.types import Function, Leaf, Numeric
+from jaxtribute._src.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import ReplicaValues
 from jaxtribute._src.values.variable import Variable
-from jaxtribute.errors import ArgumentError
+from jaxtribute.errors import ArgumentError, OutOfRangeError
 
 if TYPE_CHECKING:
     from jaxtribute._src.input.dataset import DistributedDataset
     from jaxtribute._src.input.iterator import DistributedIterator
-    from jaxtribute._src.input.options import InputReplicationMode
+    from jaxtribute._src.input.options import InputContext, InputReplicationMode
     from jaxtribute._src.strategies.base import Strategy
     from jaxtribute._src.strategies.extended import StrategyExtended
 
@@ -100,7 +102,8 @@ class LegacyMethods:
         """Distributes the datasets that a function makes, batched by the replicas' batch size; deprecated.
 
         Args:
-          input_fn: takes an `InputContext`, returns a dataset that is sharded and batched.
+          input_fn: takes an `InputContext`, returns a dataset that is sharded and batched; or a function without
+            arguments that gives an element, and is called for each replica of each step.
           replication_mode: how often it is called; by default once a worker. TensorFlow takes nothing else.
 
         Returns:
@@ -114,7 +117,12 @@ class LegacyMethods:
             "Strategy.make_input_fn_iterator", "iterate over strategy.distribute_datasets_from_function(input_fn)"
         )
         options = InputOptions(experimental_replication_mode=replication_mode or InputReplicationMode.PER_WORKER)
-        return InputIterator(self._extended.strategy.distribute_datasets_from_function(input_fn, options))
+
+        def made(context: InputContext) -> Any:
+            dataset = input_fn(context)
+            return _Calls(dataset) if isinstance(dataset, (FunctionType, MethodType, partial)) else dataset
+
+        return InputIterator(self._extended.strategy.distribute_datasets_from_function(made, options))
 
     def update_config_proto(self, config_proto: C) -> C:
         """Returns an unchanged copy of a session's configuration; deprecated.
@@ -269,6 +277,25 @@ class LegacyExtended:
             )
         result = fn(*args, **(kwargs or {}))
         return result if group else self.strategy.experimental_local_results(result)
+
+
+class _Calls:
+    """The elements that a function gives, until it raises `StopIteration` or `OutOfRangeError`.
+
+    Args:
+      function: takes no arguments.
+    """
+
+    def __init__(self, function: Callable[[], Nest]) -> None:
+        self._function = function
+
+    def __iter__(self) -> Iterator[Nest]:
+        while True:
+            try:
+                element = self._function()
+            except (StopIteration, OutOfRangeError):
+                return
+            yield element
 
 
 class InputIterator:

@@ -25,7 +25,7 @@ from jaxtribute._src.values.mesh import AXIS
 from jaxtribute._src.values.operators import operand
 from jaxtribute._src.values.sparse import refuse_sparse
 from jaxtribute._src.values.variable import Variable
-from jaxtribute.errors import ArgumentError, ContextError, StrategyMixError, VariableError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ContextError, StrategyMixError, VariableError
 
 if TYPE_CHECKING:
     from jaxtribute._src.collectives.options import CommunicationOptions
@@ -205,13 +205,18 @@ class ExtendedOperations(ABC):
         A strategy places all its variables alike, so this only checks that the variable is one of them.
 
         Raises:
-          StrategyMixError: it was not made in this strategy's scope.
+          ArgumentError: it is no variable that was made in this strategy's scope.
           ContextError: entered outside the strategy's scope.
 
         Source: `tf.distribute.StrategyExtended.colocate_vars_with`.
         """
+        if not isinstance(colocate_with_variable, Variable):
+            raise ArgumentTypeError(
+                f"colocate_vars_with takes a variable of {self.strategy!r}, not {colocate_with_variable!r}. "
+                "HINT: give one that was created in its scope."
+            )
         if not self.variable_created_in_scope(colocate_with_variable):
-            raise StrategyMixError(
+            raise ArgumentError(
                 f"{colocate_with_variable.name} was not created in the scope of {self.strategy!r}. "
                 "HINT: create it in that scope, or use its own strategy."
             )

@@ -12,6 +12,8 @@ from typing import Any
 from jaxtribute._src.compat.catalog.lookup import explain_absent
 from jaxtribute._src.compat.tf.functions import *
 from jaxtribute._src.compat.tf.math import *
+from jaxtribute._src.compat.tf.naming import name_scope as name_scope
+from jaxtribute._src.compat.tf.naming import variable_creator_scope as variable_creator_scope
 from jaxtribute._src.compat.tf.specs import TensorShape as TensorShape
 from jaxtribute._src.compat.tf.specs import TensorSpec as TensorSpec
 from jaxtribute._src.compat.tf.tensors import *

@@ -20,7 +20,7 @@ from jaxtribute._src import context as _contexts
 _contexts.announce()
 
 
-_OWN = {"layers": ("IntegerLookup", "StringLookup"), "callbacks": ("TensorBoard",)}
+_OWN = {"layers": ("IntegerLookup", "StringLookup", "TextVectorization"), "callbacks": ("TensorBoard",)}
 """By module, what Keras has for TensorFlow alone."""
 
 

@@ -1,4 +1,4 @@
-"""`tf.train`: clusters and checkpoints. Optimizers have another name here."""
+"""`tf.train`: clusters, checkpoints and moving averages. Optimizers have another name here."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -8,6 +8,7 @@ from jaxtribute._src.cluster.spec import ClusterDef as ClusterDef
 from jaxtribute._src.cluster.spec import ClusterSpec as ClusterSpec
 from jaxtribute._src.cluster.spec import JobDef as JobDef
 from jaxtribute._src.compat.catalog.lookup import explain_absent
+from jaxtribute._src.compat.tf.averages import ExponentialMovingAverage as ExponentialMovingAverage
 
 if TYPE_CHECKING:
     from jaxtribute._src.compat.tf.checkpoints import Checkpoint as Checkpoint

@@ -10,6 +10,14 @@ from jaxtribute._src.cluster.spec import ClusterSpec
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterSpecError
 
 
+class TaskConflictError(ClusterSpecError, KeyError):
+    """Two resolvers put one task at two addresses; TensorFlow raises a `KeyError`."""
+
+    def __str__(self) -> str:
+        # A KeyError shows its message as a key, in quotes.
+        return str(self.args[0])
+
+
 class UnionResolver(ClusterResolver):
     """Several resolvers as one: the tasks of all, everything else from the first.
 
@@ -123,7 +131,7 @@ def _merge(job: str, parts: list[list[str] | dict[int, str]]) -> list[str] | dic
     for part in parts:
         for index, address in part.items() if isinstance(part, dict) else enumerate(part):
             if merged.setdefault(index, address) != address:
-                raise ClusterSpecError(
+                raise TaskConflictError(
                     f"two resolvers describe {job} {index}: one at {merged[index]!r}, one at {address!r}. "
                     "HINT: give the tasks of a job different indices."
                 )

@@ -106,7 +106,7 @@ def entry_of(name: str) -> Entry:
     for library, note in others.LIBRARIES.items():
         full = in_keras(name)
         if f"{full}.".startswith(f"{library}."):
-            problem = others.NEEDS_TENSORFLOW.get(full) or keras_problem(full)
+            problem = keras_problem(full)
             if problem:
                 return Entry(name, "", Kind.ABSENT, problem)
             return Entry(name, name, Kind.SAME, others.REMARKS.get(full, note))

@@ -59,9 +59,26 @@ NEEDS_TENSORFLOW: dict[str, str] = {
     "tf.keras.layers.HashedCrossing": _LOOKUP,
     "tf.keras.layers.Hashing": _LOOKUP,
     "tf.keras.layers.TFSMLayer": _SAVED_MODEL,
-    "tf.keras.layers.TextVectorization": _LOOKUP,
+    "tf.keras.export.ExportArchive": _SAVED_MODEL,
+    "tf.keras.utils.FeatureSpace": "its `adapt` needs TensorFlow: adapt keras.layers.Normalization to arrays, and "
+    "lookups of `jaxtribute.integrations.keras`",
+    "tf.keras.utils.split_dataset": "it needs TensorFlow: use take and skip of the dataset",
+    "tf.keras.utils.audio_dataset_from_directory": _NEEDS_TENSORFLOW + "read the files with a library of their own",
+    "tf.keras.losses.Reduction.AUTO": 'Keras 3 has no such reduction: write "sum_over_batch_size"',
 }
 """Names of Keras that are there and call TensorFlow."""
+
+OWN: dict[str, str] = {
+    f"tf.keras.{name}": f"jaxtribute.integrations.keras.{name.rpartition('.')[2]}"
+    for name in (
+        "callbacks.TensorBoard",
+        "layers.IntegerLookup",
+        "layers.StringLookup",
+        "layers.TextVectorization",
+        "layers.experimental.preprocessing.TextVectorization",
+    )
+}
+"""Names of Keras that need TensorFlow there, and what this library has for them, also below `tf.keras`."""
 
 _ON_HOST = (
     "on the host, where values are known: in a dataset's `map`, and in a model of its own that is called and not "
@@ -103,6 +120,7 @@ REMARKS: dict[str, str] = {
     "there is no graph",
     "tf.keras.layers.IntegerLookup": _ON_HOST,
     "tf.keras.layers.StringLookup": _ON_HOST,
+    "tf.keras.layers.TextVectorization": _ON_HOST,
     "tf.shape": "known while a function is traced, as a NumPy array; an axis is never unknown",
     "tf.int64": "int32 in arrays unless JAX's jax_enable_x64 is set",
     "tf.float64": "float32 in arrays unless JAX's jax_enable_x64 is set",
@@ -120,6 +138,20 @@ LIBRARIES: dict[str, str] = {
     "beforehand: begin it with a `keras.Input`, so that it is built",
 }
 """Names that another library stands for; its files are read, and it is not loaded to look into it."""
+
+_MEMORY = "nothing here reads it: memory is set by XLA_PYTHON_CLIENT_PREALLOCATE and XLA_PYTHON_CLIENT_MEM_FRACTION"
+
+ENVIRONMENT: dict[str, str] = {
+    "TF_USE_LEGACY_KERAS": "Keras 2 runs on TensorFlow alone: `tf.keras` is Keras 3 here. Leave it out",
+    "TF_FORCE_GPU_ALLOW_GROWTH": _MEMORY,
+    "TF_GPU_ALLOCATOR": _MEMORY,
+    "TF_DETERMINISTIC_OPS": "nothing here reads it: write XLA_FLAGS=--xla_gpu_deterministic_ops=true",
+    "TF_CUDNN_DETERMINISTIC": "nothing here reads it: write XLA_FLAGS=--xla_gpu_deterministic_ops=true",
+    "TF_XLA_FLAGS": "nothing here reads it: all programs are compiled, and XLA reads XLA_FLAGS",
+    "TF_ENABLE_ONEDNN_OPTS": "nothing here reads it: leave it out",
+    "TF_ENABLE_AUTO_MIXED_PRECISION": "nothing here reads it: choose types by `jd.precision` or Keras's dtype policies",
+}
+"""Variables of the environment that TensorFlow reads, and what to write for them."""
 
 METHODS: dict[str, tuple[str, str]] = {
     "experimental_run_v2": ("run", "the name of TensorFlow 2.0 and 2.1"),

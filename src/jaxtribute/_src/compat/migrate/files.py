@@ -4,64 +4,104 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from jaxtribute._src.compat.catalog.lookup import Kind
-from jaxtribute._src.compat.migrate.findings import Edit, Finding, Source, keyword, nodes
+from jaxtribute._src.compat.migrate.findings import Edit, Finding, Source, assigned, keyword, nodes
 from jaxtribute._src.compat.migrate.naming import Names
 
 _CHECKPOINT = "tf.keras.callbacks.ModelCheckpoint"
-_MODEL, _WEIGHTS = ".keras", ".weights.h5"
+_WHOLE = (".keras", ".h5", ".hdf5")
+_WEIGHTS = (".weights.h5",)
+_MODULES = ("tf.keras.models.", "tf.keras.saving.")
+_FUNCTIONS = ("save_model", "load_model")
+_METHODS = {"save": _WHOLE, "save_weights": _WEIGHTS, "load_weights": (*_WEIGHTS, *_WHOLE)}
+"""Methods of models that write or read files, and how the files' names may end."""
 _JOINS = ("join", "joinpath")
 
 
 def find(source: Source, names: Names) -> Iterator[Finding]:
-    """Calls of `ModelCheckpoint` with a file that Keras 3 refuses, as far as its name can be read."""
-    values = _assigned(source.tree)
-    for node in nodes(source.tree, ast.Call):
-        if names.of(node.func) != _CHECKPOINT:
-            continue
-        path = keyword(node, "filepath") or (node.args[0] if node.args else None)
-        suffix = _suffix(node)
-        if path is None or suffix is None:
-            continue
-        # Followed eight names deep: two names that are assigned from each other would go round for ever.
-        end = _end(path, values, 8)
-        if end is None or end.endswith(suffix):
-            continue
-        start, stop = source.span(path)
-        # Only behind these does a `+` surely add to the whole path: other expressions are left to the reader.
-        text = (
-            f'{source.of(path)} + "{suffix}"'
-            if isinstance(path, (ast.Name, ast.Attribute, ast.Call, ast.Constant))
-            else ""
-        )
-        edits = (Edit(start, stop, text),) if text else ()
-        advice = f"Keras 3 wants a file that ends in {suffix}" + (f": write filepath={text}" if text else "")
-        yield Finding(path.lineno, path.col_offset + 1, f"file of {_CHECKPOINT}", Kind.RENAMED, advice, edits)
+    """Calls that write or read files which Keras 3 refuses, or whose names cannot be read."""
+    values = assigned(source.tree)
+    for call in nodes(source.tree, ast.Call):
+        used = _use(call, names)
+        if used is not None:
+            yield from _file(source, used, values)
 
 
-def _suffix(call: ast.Call) -> str | None:
-    """The end that the file of a call must have; None if that cannot be read."""
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A file that a call writes or reads.
+
+    Attributes:
+      name: what is called.
+      path: the expression of the file's name.
+      ends: the ends that the name may have; the first one is advised.
+      reads: True if the file is read.
+    """
+
+    name: str
+    path: ast.expr
+    ends: tuple[str, ...]
+    reads: bool = False
+
+
+def _use(call: ast.Call, names: Names) -> _Use | None:
+    name = names.of(call.func) or ""
+    path = keyword(call, "filepath") or (call.args[0] if call.args else None)
+    if name == _CHECKPOINT:
+        ends = _checkpoint_ends(call)
+        return None if path is None or ends is None else _Use(f"file of {name}", path, ends)
+    last = name.rpartition(".")[2]
+    if name.startswith(_MODULES) and last in _FUNCTIONS:
+        path = keyword(call, "filepath") or (call.args[-1] if last == "save_model" and call.args[1:] else path)
+        return None if path is None else _Use(f"file of {name}", path, _WHOLE, last == "load_model")
+    if name or not isinstance(call.func, ast.Attribute) or path is None:
+        return None
+    method = call.func.attr
+    if method not in _METHODS or not _is_model(call.func.value, names):
+        return None
+    return _Use(f"file of .{method}", path, _METHODS[method], method.startswith("load"))
+
+
+def _is_model(node: ast.expr, names: Names) -> bool:
+    """True if an expression is a Keras model by what it was assigned, or by its name."""
+    made = names.made_by(node)
+    if made:
+        return made.startswith("tf.keras.")
+    last = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    if isinstance(node, ast.Call):
+        last = ast.unparse(node.func).rpartition(".")[2]
+    return "model" in last.lower()
+
+
+def _file(source: Source, used: _Use, values: dict[str, ast.expr]) -> Iterator[Finding]:
+    path = used.path
+    # Followed eight names deep: two names that are assigned from each other would go round for ever.
+    end = _end(path, values, 8)
+    if end is not None and end.endswith(used.ends):
+        return
+    place = (path.lineno, path.col_offset + 1, used.name)
+    if end is None or used.reads:
+        others = f"a file that ends in {' or '.join(used.ends)}"
+        why = "what it ends in cannot be read here" if end is None else "a folder of TensorFlow's cannot be read"
+        yield Finding(*place, Kind.DIFFERENT, f"Keras 3 wants {others}: {why}")
+        return
+    start, stop = source.span(path)
+    # Only behind these does a `+` surely add to the whole path: other expressions are left to the reader.
+    simple = isinstance(path, (ast.Name, ast.Attribute, ast.Call, ast.Constant))
+    text = f'{source.of(path)} + "{used.ends[0]}"' if simple else ""
+    edits = (Edit(start, stop, text),) if text else ()
+    advice = f"Keras 3 wants a file that ends in {used.ends[0]}" + (f": write {text}" if text else "")
+    yield Finding(*place, Kind.RENAMED, advice, edits)
+
+
+def _checkpoint_ends(call: ast.Call) -> tuple[str, ...] | None:
+    """The ends that the file of a `ModelCheckpoint` may have; None if that cannot be read."""
     given = keyword(call, "save_weights_only")
     if given is None:
-        return _MODEL
-    return (_WEIGHTS if given.value else _MODEL) if isinstance(given, ast.Constant) else None
-
-
-def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
-    """The value of each name that is assigned once."""
-    found: dict[str, ast.expr] = {}
-    several: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            several |= {name} & found.keys()
-            found[name] = node.value
-        # An argument, a loop or `+=` gives the name a value that the text does not show.
-        elif isinstance(node, (ast.arg, ast.For, ast.AugAssign)):
-            target = node.arg if isinstance(node, ast.arg) else getattr(node.target, "id", "")
-            several.add(target)
-    return {name: value for name, value in found.items() if name not in several}
+        return (".keras",)
+    return (_WEIGHTS if given.value else (".keras",)) if isinstance(given, ast.Constant) else None
 
 
 def _end(node: ast.expr, values: dict[str, ast.expr], depth: int) -> str | None:

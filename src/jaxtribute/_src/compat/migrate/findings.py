@@ -115,6 +115,48 @@ def keyword(call: ast.Call, name: str) -> ast.expr | None:
     return None
 
 
+def assigned(tree: ast.Module) -> dict[str, ast.expr]:
+    """The value of each name that is assigned once in a program."""
+    found: dict[str, ast.expr] = {}
+    several: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            several |= {name} & found.keys()
+            found[name] = node.value
+        # An argument, a loop or `+=` gives the name a value that the text does not show.
+        elif isinstance(node, (ast.arg, ast.For, ast.AugAssign)):
+            target = node.arg if isinstance(node, ast.arg) else getattr(node.target, "id", "")
+            several.add(target)
+    return {name: value for name, value in found.items() if name not in several}
+
+
+def text_of(node: ast.expr, values: dict[str, ast.expr], depth: int = 8) -> str | None:
+    """Finds the text that an expression gives; None if it cannot be read.
+
+    Args:
+      node: the expression.
+      values: see `assigned`.
+      depth: how many names are followed: two that are assigned from each other would go round for ever.
+    """
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.Name) and depth and node.id in values:
+        return text_of(values[node.id], values, depth - 1)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _joined([node.left, node.right], values, depth)
+    if isinstance(node, ast.JoinedStr):
+        return _joined(node.values, values, depth)
+    if isinstance(node, ast.FormattedValue):
+        return text_of(node.value, values, depth)
+    return None
+
+
+def _joined(parts: Sequence[ast.expr], values: dict[str, ast.expr], depth: int) -> str | None:
+    texts = [text_of(part, values, depth) for part in parts]
+    return None if None in texts else "".join(map(str, texts))
+
+
 def _order(edit: Edit) -> tuple[int, bool, int]:
     """Sort key of an edit: of those that begin together insertions come first, then the longest."""
     return edit.start, edit.end > edit.start, -edit.end

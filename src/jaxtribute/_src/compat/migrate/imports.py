@@ -32,6 +32,13 @@ def first_line(tree: ast.Module) -> int:
     return 1
 
 
+def is_keras(node: ast.Import | ast.ImportFrom) -> bool:
+    """True if a line imports Keras itself, not `tf.keras`."""
+    if isinstance(node, ast.Import):
+        return any(alias.name.partition(".")[0] == "keras" for alias in node.names)
+    return not node.level and (node.module or "").partition(".")[0] == "keras"
+
+
 def _other_packages(node: ast.AST) -> Iterator[Finding]:
     modules: list[str] = []
     if isinstance(node, ast.Import):
@@ -50,6 +57,9 @@ def _imports(source: Source, node: ast.Import) -> Iterator[Finding]:
         root = root_of(alias.name)
         # This library's own modules have a root as well, and nothing is to be changed in their imports.
         if root is None or alias.name.startswith("jaxtribute"):
+            continue
+        if is_keras(node):
+            yield from _of_keras(node, alias.name, root)
             continue
         place = (node.lineno, node.col_offset + 1, alias.name)
         # `import a.b` takes modules only; everything else needs `from a import b`.
@@ -70,6 +80,10 @@ def _imports_from(source: Source, node: ast.ImportFrom, module: str) -> Iterator
     root = root_of(module)
     if root is None or module.startswith("jaxtribute"):
         return
+    if is_keras(node):
+        for alias in node.names:
+            yield from _of_keras(node, f"{module}.{alias.name}", f"{root}.{alias.name}")
+        return
     # A line with one name that is not here is left to the reader, as two lines would take its place.
     missing = [alias.name for alias in node.names if alias.name == "*" or not _holds(root, alias.name)]
     for alias in node.names:
@@ -82,6 +96,15 @@ def _imports_from(source: Source, node: ast.ImportFrom, module: str) -> Iterator
             names = ", ".join(part.name + (f" as {part.asname}" if part.asname else "") for part in node.names)
             text = f"from {_here(root)} import {names}"
             yield Finding(*place, Kind.RENAMED, f"write {text}", (source.replace(node, text),))
+
+
+def _of_keras(node: ast.Import | ast.ImportFrom, shown: str, name: str) -> Iterator[Finding]:
+    """Finding about a name of Keras itself, whose lines stay as they are where Keras 3 has the name."""
+    problem = "" if shown.endswith("*") else keras_problem(name, plain=True)
+    if shown.startswith("keras.src"):
+        problem = "a module inside Keras: use the public name"
+    if problem:
+        yield Finding(node.lineno, node.col_offset + 1, shown, Kind.ABSENT, problem)
 
 
 def _here(root: str) -> str:

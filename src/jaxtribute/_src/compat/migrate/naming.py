@@ -10,6 +10,7 @@ from jaxtribute._src.compat.catalog.distribute import MODULES
 _ROOTS = {
     "tensorflow": "tf",
     "tensorflow.compat.v2": "tf",
+    "keras": "tf.keras",
     "jaxtribute.compat.tf": "tf",
     "jaxtribute.compat.v1": "tf.compat.v1.distribute",
 }
@@ -39,6 +40,8 @@ class Names:
 
     def __init__(self, tree: ast.Module) -> None:
         self._known: dict[str, str] = {}
+        self._plain: set[str] = set()
+        self._made: dict[str, str] = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 self._take_import(node)
@@ -46,8 +49,8 @@ class Names:
                 self._take_import_from(node, node.module)
         # Twice, for names that are assigned further down than they are used.
         for node in [*ast.walk(tree)] * 2:
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                self._take_value(node.targets[0].id, node.value)
+            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                self._take_assignment(node.targets[0], node.value)
             elif isinstance(node, ast.withitem) and isinstance(node.optional_vars, ast.Name):
                 self._take_value(node.optional_vars.id, node.context_expr)
 
@@ -70,28 +73,55 @@ class Names:
         """TensorFlow's full name of what a node calls; empty if it is no call, or of something else."""
         return (self.of(node.func) or "") if isinstance(node, ast.Call) else ""
 
+    def plain(self, node: ast.AST) -> bool:
+        """True if an expression's name begins with the package `keras`, not with `tf.keras`."""
+        while isinstance(node, (ast.Attribute, ast.Call)):
+            node = node.value if isinstance(node, ast.Attribute) else node.func
+        return isinstance(node, ast.Name) and node.id in self._plain
+
+    def made_by(self, node: ast.expr) -> str:
+        """TensorFlow's full name of what made the object that an expression is; empty if the text does not tell."""
+        if isinstance(node, ast.Call):
+            return self.of(node.func) or ""
+        return self._made.get(ast.unparse(node), "") if isinstance(node, (ast.Name, ast.Attribute)) else ""
+
     def _take_import(self, node: ast.Import) -> None:
         for alias in node.names:
             root = root_of(alias.name)
             if root is None:
                 continue
             if alias.asname:
-                self._known[alias.asname] = root
+                self._take(alias.asname, root, alias.name)
             # `import tensorflow.x` binds only the first part of the name.
-            elif alias.name.partition(".")[0] == "tensorflow":
-                self._known["tensorflow"] = "tf"
+            elif alias.name.partition(".")[0] in ("tensorflow", "keras"):
+                first = alias.name.partition(".")[0]
+                self._take(first, _ROOTS[first], first)
 
     def _take_import_from(self, node: ast.ImportFrom, module: str) -> None:
         for alias in node.names:
             root = root_of(f"{module}.{alias.name}")
             if root is not None:
-                self._known[alias.asname or alias.name] = root
+                self._take(alias.asname or alias.name, root, module)
+
+    def _take(self, name: str, full: str, module: str) -> None:
+        self._known[name] = full
+        if module.partition(".")[0] == "keras":
+            self._plain.add(name)
+
+    def _take_assignment(self, target: ast.expr, value: ast.expr) -> None:
+        made = self.called_by(value)
+        if made and isinstance(target, (ast.Name, ast.Attribute)):
+            self._made.setdefault(ast.unparse(target), made)
+        if isinstance(target, ast.Name):
+            self._take_value(target.id, value)
 
     def _take_value(self, name: str, value: ast.expr) -> None:
         found = self.of(value)
-        if found is not None and found != "tf":
+        if found is not None:
             # What is known stays: in which order lines run is not followed, and an import says most.
             self._known.setdefault(name, found)
+            if self.plain(value):
+                self._plain.add(name)
 
 
 def _extended(base: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jaxtribute._src.compat.catalog import others
 from jaxtribute._src.compat.catalog.keras import keras_problem
 from jaxtribute._src.compat.catalog.lookup import Kind, entry_of
-from jaxtribute._src.compat.migrate import files, graphs, imports, tape
+from jaxtribute._src.compat.migrate import environment, files, graphs, imports, older, tape, unseen
 from jaxtribute._src.compat.migrate.documents import HIDDEN
 from jaxtribute._src.compat.migrate.findings import Edit, Finding, Source, nodes
 from jaxtribute._src.compat.migrate.naming import Names
@@ -72,6 +72,9 @@ def scan(text: str) -> Report:
             *graphs.find_fits(source, names),
             *graphs.find_weights(source, names),
             *files.find(source, names),
+            *environment.find(source),
+            *older.find(source.tree, names),
+            *unseen.find(source.tree, names),
             *_methods(source),
             *_uses(source, names),
             *_unread(source),
@@ -93,6 +96,11 @@ def _uses(source: Source, names: Names) -> Iterator[Finding]:
         # Tapes have findings of their own, with the whole block around them.
         if name is None or name in ("tf", "tf.GradientTape") or (isinstance(node, ast.Name) and not _is_import(name)):
             continue
+        if names.plain(node):
+            problem = keras_problem(name, plain=True)
+            if problem:
+                yield Finding(*_last(node, name), name.removeprefix("tf."), Kind.ABSENT, problem)
+            continue
         entry = entry_of(name)
         older = _older_optimizer(source, node, name)
         if older is not None:
@@ -104,9 +112,12 @@ def _uses(source: Source, names: Names) -> Iterator[Finding]:
             told.add(name)
             if entry.kind is Kind.ABSENT and not advice:
                 advice = "it has no counterpart in jaxtribute.compat.tf: write it with jax.numpy, or in Python"
-            # The place of the last part: a chain of attributes may begin lines earlier.
-            line, column = (node.end_lineno or 0, (node.end_col_offset or 0) - len(name.rpartition(".")[2]))
-            yield Finding(line, max(column, 0) + 1, name, entry.kind, advice)
+            yield Finding(*_last(node, name), name, entry.kind, advice)
+
+
+def _last(node: ast.expr, name: str) -> tuple[int, int]:
+    """The place of the last part of a name: a chain of attributes may begin lines earlier."""
+    return node.end_lineno or 0, max((node.end_col_offset or 0) - len(name.rpartition(".")[2]), 0) + 1
 
 
 def _older_optimizer(source: Source, node: ast.Attribute | ast.Name, name: str) -> Finding | None:
@@ -125,7 +136,7 @@ def _unread(source: Source) -> Iterator[Finding]:
     """Lines for IPython that mention TensorFlow."""
     for number, line in enumerate(source.text.split("\n"), 1):
         _, hidden, original = line.partition(HIDDEN)
-        if hidden and re.search(r"tensorflow|\btf\.", original):
+        if hidden and re.search(r"tensorflow|\btf\.|KERAS_BACKEND|TF_USE", original):
             what = original.split()[0]
             advice = "a line for IPython, which is not read and mentions TensorFlow: look at it"
             yield Finding(number, 1, what, Kind.DIFFERENT, advice)
@@ -148,12 +159,26 @@ def _methods(source: Source) -> Iterator[Finding]:
             text = f"np.asarray({source.of(attribute.value)})"
             edit = source.replace(node, text)
             yield Finding(line, column, ".numpy()", Kind.RENAMED, f"arrays are JAX's: write {text}", (edit,))
+        elif attribute.attr == "as_list" and not node.args and _is_shape(attribute.value):
+            text = f"list({source.of(attribute.value)})"
+            yield Finding(
+                line,
+                column,
+                ".as_list()",
+                Kind.RENAMED,
+                f"shapes are tuples: write {text}",
+                (source.replace(node, text),),
+            )
         elif attribute.attr in others.METHODS:
             new, why = others.METHODS[attribute.attr]
             # The method's name alone, since the object and the arguments may hold edits of their own.
             _, end = source.span(attribute)
             edit = Edit(end - len(attribute.attr), end, new)
             yield Finding(line, column, f".{attribute.attr}", Kind.RENAMED, f"{why}: write .{new}", (edit,))
+
+
+def _is_shape(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in ("shape", "output_shape", "input_shape")
 
 
 def _tapes(source: Source, names: Names) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ import grain
 import jax
 import numpy as np
 
+from jaxtribute._src.compat.tf import iterators
 from jaxtribute._src.compat.tf.pipelines import GrainStream, Indexed, Pipeline, Streamed
 from jaxtribute._src.compat.tf.specs import TensorSpec
 from jaxtribute._src.compat.tf.tensors import as_tensor
@@ -208,8 +209,8 @@ class Dataset(Sources, Transformations):
             raise TypeError(f"the length of the dataset is {kind}. HINT: cardinality() says so without an error.")
         return length
 
-    def __iter__(self) -> Iterator[Any]:
-        return (jax.tree.map(as_tensor, element) for element in self._pipeline)
+    def __iter__(self) -> iterators.Iterator:
+        return iterators.Iterator(iter(self._pipeline), as_tensor, lambda: self.element_spec)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """Returns an iterator over elements of NumPy arrays. Source: `tf.data.Dataset.as_numpy_iterator`."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
 from typing import Any, TextIO
 
@@ -34,7 +34,6 @@ __all__ = [
     "executing_eagerly",
     "function",
     "group",
-    "name_scope",
     "no_op",
     "print",
     "while_loop",
@@ -144,13 +143,6 @@ def device(device_name: str | jax.Device | None) -> AbstractContextManager[Any]:
     Source: `tf.device`.
     """
     return nullcontext() if device_name is None else jax.default_device(resolve_device(device_name))
-
-
-@contextmanager
-def name_scope(name: str) -> Generator[str]:
-    """Names the operations in a block, in profiles. Source: `tf.name_scope`."""
-    with jax.named_scope(name):
-        yield name
 
 
 def control_dependencies(control_inputs: Nest) -> AbstractContextManager[None]:

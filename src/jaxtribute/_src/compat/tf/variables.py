@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from jaxtribute._src.compat.tf.naming import created, scoped
+from jaxtribute._src.compat.tf.specs import TensorShape
 from jaxtribute._src.compat.tf.tensors import ShapeLike, TensorLike, as_tensor
 from jaxtribute._src.types import DType, Leaf
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
@@ -66,34 +68,67 @@ class Variable(metaclass=_IsJaxtributes):
         experimental_enable_variable_lifting: bool = True,
     ) -> JdVariable:
         """Makes the variable."""
-        del caching_device, import_scope, experimental_enable_variable_lifting
-        for argument, given in (
-            ("validate_shape=False", not validate_shape),
-            ("variable_def", variable_def is not None),
-            ("constraint", constraint is not None),
-            ("initial_value=None", initial_value is None),
-        ):
-            if given:
-                raise ArgumentError(
-                    f"tf.Variable({name or 'Variable'!r}): {argument} is not supported. "
-                    "HINT: give an initial value of the final shape, and apply constraints after each update."
-                )
-        variable = JdVariable(
-            # A function: the strategy calls it where the value is to be, and once.
-            lambda: _value(initial_value, dtype),
-            trainable,
-            name,
-            # None, since the value has its type already.
-            dtype=None,
-            synchronization=synchronization,
-            aggregation=aggregation,
+        return created(
+            _make,
+            {
+                "initial_value": initial_value,
+                "trainable": trainable,
+                "validate_shape": validate_shape,
+                "caching_device": caching_device,
+                "name": name,
+                "variable_def": variable_def,
+                "dtype": dtype,
+                "import_scope": import_scope,
+                "constraint": constraint,
+                "synchronization": synchronization,
+                "aggregation": aggregation,
+                "shape": shape,
+                "experimental_enable_variable_lifting": experimental_enable_variable_lifting,
+            },
         )
-        if shape is not None and tuple(shape) != variable.shape:
+
+
+def _make(
+    *,
+    initial_value: TensorLike,
+    trainable: bool | None,
+    validate_shape: bool,
+    name: str | None,
+    variable_def: object,
+    dtype: DType,
+    constraint: Callable[[Any], Any] | None,
+    synchronization: VariableSynchronization,
+    aggregation: VariableAggregation,
+    shape: ShapeLike,
+    **_: object,
+) -> JdVariable:
+    for argument, given in (
+        ("validate_shape=False", not validate_shape),
+        ("variable_def", variable_def is not None),
+        ("constraint", constraint is not None),
+        ("initial_value=None", initial_value is None),
+    ):
+        if given:
             raise ArgumentError(
-                f"{variable.name} has shape {variable.shape}, but shape={tuple(shape)} was asked for. "
-                "HINT: leave shape out; a variable keeps the shape of its initial value."
+                f"tf.Variable({name or 'Variable'!r}): {argument} is not supported. "
+                "HINT: give an initial value of the final shape, and apply constraints after each update."
             )
-        return variable
+    variable = JdVariable(
+        # A function: the strategy calls it where the value is to be, and once.
+        lambda: _value(initial_value, dtype),
+        trainable,
+        scoped(name),
+        # None, since the value has its type already.
+        dtype=None,
+        synchronization=synchronization,
+        aggregation=aggregation,
+    )
+    if shape is not None and TensorShape(shape) != variable.shape:
+        raise ArgumentError(
+            f"{variable.name} has shape {variable.shape}, but shape={shape} was asked for. "
+            "HINT: leave shape out; a variable keeps the shape of its initial value."
+        )
+    return variable
 
 
 def _value(initial_value: TensorLike, dtype: DType) -> Any:

@@ -130,7 +130,7 @@ class _Lookup(keras.layers.Layer):
         """
         # One array is a single batch; anything else gives batches when it is walked.
         counts: Counter[Any] = Counter()
-        for number, batch in enumerate([data] if _is_array(data) else data):
+        for number, batch in enumerate([data] if is_array(data) else data):
             if number == steps:
                 break
             counts.update(self._read(batch)[0])
@@ -206,7 +206,7 @@ class _Lookup(keras.layers.Layer):
         return hot.any(-2).astype(np.int64) if self.output_mode == "multi_hot" else hot.sum(-2)
 
     def _tokens_of(self, inputs: Nest) -> Any:
-        numbers = np.asarray(_concrete(inputs, self.name))
+        numbers = np.asarray(concrete(inputs, self.name))
         listed: list[Any] = []
         for number in numbers.reshape(-1).tolist():
             place = number - self._first()
@@ -218,7 +218,7 @@ class _Lookup(keras.layers.Layer):
 
     def _read(self, inputs: Nest) -> tuple[list[Any], tuple[int, ...]]:
         """The tokens in one list, and the shape in which they were."""
-        array = np.asarray(_concrete(inputs, self.name))
+        array = np.asarray(concrete(inputs, self.name))
         return list(map(self._token, array.reshape(-1).tolist())), array.shape
 
     def _token(self, value: Leaf) -> Any:
@@ -324,8 +324,12 @@ class StringLookup(_Lookup):
         self.encoding = encoding
         super().__init__(settings, name, kwargs)
 
-    def _token(self, value: Leaf) -> Any:
+    def text(self, value: Leaf) -> str:
+        """A string of what data holds, which may be bytes."""
         return value.decode(self.encoding) if isinstance(value, bytes) else str(value)
+
+    def _token(self, value: Leaf) -> Any:
+        return self.text(value)
 
     def _as_output(self, tokens: list[Any], shape: tuple[int, ...]) -> Any:
         # Filled when it is made: of a list NumPy would choose a type of its own, which drops zeros at the ends of
@@ -411,7 +415,7 @@ def _refuse(layer: str, **given: Leaf) -> None:
             )
 
 
-def _concrete(values: Nest, layer: str) -> Nest:
+def concrete(values: Nest, layer: str) -> Nest:
     """Values that are known.
 
     Raises:
@@ -425,5 +429,6 @@ def _concrete(values: Nest, layer: str) -> Nest:
     return values
 
 
-def _is_array(data: Nest) -> bool:
+def is_array(data: Nest) -> bool:
+    """True if data is one batch, not batches of it."""
     return isinstance(data, (list, tuple, np.ndarray, np.generic, str, bytes)) or keras.ops.is_tensor(data)
