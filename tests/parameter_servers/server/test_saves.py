@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 from pathlib import Path
@@ -12,11 +13,42 @@ import pytest
 
 import jaxtribute as jd
 from damages import DAMAGES, damage
+from jaxtribute._src import checksums, reading
 from jaxtribute._src.parameter_servers.server import saves
 from jaxtribute._src.parameter_servers.server.store import Store
 from jaxtribute.errors import ClusterError
 from jaxtribute.partitioners import FixedShardsPartitioner
 from parameter_servers.clusters import coordinated, float32
+
+
+def saved(folder: Path, numbers: tuple[int, ...]) -> list[Path]:
+    """Saves of one server, without a cluster."""
+    paths = [folder / f"save-{number:06d}" for number in numbers]
+    for number, path in zip(numbers, paths, strict=True):
+        saves.write_state(saves.file_of(path, 0), {}, [np.full(3, number)])
+        marks = {0: checksums.mark(saves.file_of(path, 0))}
+        saves.complete(path, saves.SaveDescription.of(number, {0: (0, (3,), "int64")}, marks))
+    return paths
+
+
+def test_what_cannot_be_read_now_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, last = saved(tmp_path, (1, 2))
+    mark, failed = checksums.mark, list[Path]()
+
+    def fail(path: Path) -> checksums.Mark:
+        failed.append(path)
+        if len(failed) in times:
+            raise OSError(errno.EIO, "not now")
+        return mark(path)
+
+    monkeypatch.setattr(reading, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(checksums, "mark", fail)
+    times = range(1, 2)
+    assert saves.latest(tmp_path) == last
+    times = range(1, 100)
+    failed.clear()
+    with pytest.raises(ClusterError, match=r"save-000002 cannot be read now: OSError.*not now.*HINT"):
+        saves.latest(tmp_path)
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
