@@ -23,7 +23,7 @@ from jaxtribute._src.execution.nests import InputSignature, bundled, leaves_of
 from jaxtribute._src.execution.program import Program, Unusual, program_of
 from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
 from jaxtribute._src.observers import DISPATCH, STEP, TRACE, observed
-from jaxtribute._src.types import Nest, Numeric
+from jaxtribute._src.types import Leaf, Nest, Numeric
 from jaxtribute._src.values.numbers import check_cut
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentTypeError, VariableError
@@ -243,7 +243,7 @@ class Function(Generic[P, R]):
 
         def call(dynamic: Sequence[Any], feeds: Sequence[Any] = ()) -> Any:
             rest, given = iter(dynamic), iter(feeds)
-            constants = {place: next(given) if kind is Feed else value for place, kind, value in statics}
+            constants = {place: next(given) if kind is Feed else _given(value) for place, kind, value in statics}
             whole = [constants[i] if i in constants else next(rest) for i in range(tree.num_leaves)]
             args, kwargs = tree.unflatten(whole)
             return function(*args, **kwargs)
@@ -335,7 +335,7 @@ class Function(Generic[P, R]):
 
     def _note_numbers(self, tree: Nest, statics: tuple[Any, ...]) -> None:
         """Says once that a function is compiled again for every new number."""
-        numbers = [value for _, kind, value in statics if kind in (int, float, complex)]
+        numbers = [_given(value) for _, kind, value in statics if kind in (int, float, complex)]
         if not numbers:
             return
         kinds = tree, tuple((place, kind) for place, kind, _ in statics)
@@ -363,6 +363,32 @@ def _laid_out(first: Capture, leaves: Sequence[Any]) -> Capture:
 
 def _unbound() -> None:
     """Stands for a method's compiled programs in a pickled object: they are made again where they are needed."""
+
+
+class _Number:
+    """A float or complex number in a signature, equal to what is the same number: `0.0` is not `-0.0`, and NaN is NaN.
+
+    Args:
+      value: the number.
+    """
+
+    __slots__ = ("text", "value")
+
+    def __init__(self, value: float | complex) -> None:
+        self.value = value
+        # Python writes numbers such that they can be read again to the bit.
+        self.text = float.__repr__(value) if isinstance(value, float) else complex.__repr__(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Number) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+def _given(value: Leaf) -> Any:
+    """What the user gave for a static argument."""
+    return value.value if isinstance(value, _Number) else value
 
 
 class _Traced:
@@ -409,7 +435,7 @@ def _separate(leaves: list[Any], given: Any) -> tuple[list[Any], tuple[Any, ...]
                 "HINT: pass an array, or a hashable value; register classes that hold arrays with "
                 "jax.tree_util.register_dataclass."
             ) from None
-        statics.append((place, type(leaf), leaf))
+        statics.append((place, type(leaf), _Number(leaf) if isinstance(leaf, (float, complex)) else leaf))
     return dynamic, tuple(statics), feeds
 
 

@@ -20,7 +20,7 @@ from jaxtribute._src.values.layouts import check_layout, parse_layout
 from jaxtribute._src.values.numbers import initial_array, initial_shape, row_ids
 from jaxtribute._src.values.operators import ArrayOperators
 from jaxtribute._src.values.placing import put
-from jaxtribute._src.values.policies.base import Policy, Update
+from jaxtribute._src.values.policies.base import Policy, Update, check_arithmetic
 from jaxtribute._src.values.scatter import ScatterMethods
 from jaxtribute._src.values.stored import StoredArray
 from jaxtribute.errors import ArgumentError, VariableError
@@ -259,6 +259,8 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
     def _update(self, value: Numeric, update: Update) -> Self:
         context = self._context()
         context.strategy.extended.check_variable(self)
+        if update is not Update.ASSIGN:
+            check_arithmetic(self, update.value)
         context.executor.standpoint.write(context.executor, self, value, update, context.replica is not None)
         return self
 
