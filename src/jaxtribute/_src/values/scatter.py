@@ -13,6 +13,7 @@ from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.enums import VariableAggregation
 from jaxtribute._src.values.numbers import row_ids
 from jaxtribute._src.values.operators import operand
+from jaxtribute._src.values.policies.base import check_arithmetic
 from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ class ScatterMethods:
     def _scatter(self, delta: IndexedSlices, how: Scatter) -> Any:
         variable = cast("Variable", self)
         contexts.current().strategy.extended.check_variable(variable)
+        if how is not Scatter.UPDATE:
+            check_arithmetic(variable, how.value)
         context = contexts.of(variable.distribute_strategy)
         indices, values = checked_rows(variable, delta)
         executor, policy = context.executor, variable.policy

@@ -234,8 +234,8 @@ def check_arithmetic(variable: Variable, write: str) -> None:
     """
     if variable.dtype == np.bool_:
         raise VariableError(
-            f"{variable.name}.{write}: {variable.name} has dtype bool, whose values have no sum or difference that is "
-            "a bool. HINT: create it with dtype='int32' to count, or use assign and, in strategy.run, "
+            f"{variable.name}.{write}: the variable has dtype bool, and booleans have no sum or difference of their "
+            "dtype. HINT: create it with dtype='int32' to count, or use assign and, in strategy.run, "
             "aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA."
         )
 

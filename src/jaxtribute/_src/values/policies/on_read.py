@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxtribute._src.types import Numeric
@@ -121,15 +122,18 @@ class OnReadPolicy(Policy):
 
     def _parts(self, total: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """The rows of a stored array, or a replica's own row of them, which add up to `total`."""
-        count = jnp.asarray(self.mesh.size, total.dtype)
+        replicas = self.mesh.size
         if jnp.issubdtype(total.dtype, jnp.inexact):
-            return jnp.broadcast_to(total / count, shape)
-        # Whole numbers in whole parts: the first replicas have one more where it does not come out even.
-        part, rest = jnp.floor_divide(total, count), jnp.remainder(total, count)
-        several = shape[0] == self.mesh.size
-        numbers = jnp.arange(self.mesh.size) if several else lax.axis_index(AXIS)[None]
-        numbers = numbers.astype(total.dtype).reshape(-1, *[1] * total.ndim)
-        return jnp.broadcast_to(part, shape) + (numbers < rest).astype(total.dtype)
+            return jnp.broadcast_to(total / jnp.asarray(replicas, total.dtype), shape)
+        # Whole numbers in whole parts: the first replicas have one more where it does not come out even. In 32 bits at
+        # least, which hold the number of replicas.
+        whole = total.astype(jnp.int32) if total.dtype.itemsize < np.dtype(np.int32).itemsize else total
+        count = jnp.full_like(whole, replicas)
+        part, rest = whole // count, whole % count
+        numbers = jnp.arange(replicas) if shape[0] == replicas else lax.axis_index(AXIS)[None]
+        numbers = numbers.astype(whole.dtype).reshape(-1, *[1] * whole.ndim)
+        more = jnp.broadcast_to(numbers, shape) < jnp.broadcast_to(rest, shape)
+        return (jnp.broadcast_to(part, shape) + more.astype(whole.dtype)).astype(total.dtype)
 
     def gradient(self, gradient: Numeric, variable: Variable) -> Any:
         """That for the combined value, from those for the rows."""
