@@ -64,7 +64,7 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
     seen: list[Any] = []
 
     def program(*leaves: Nest) -> list[Any]:
-        executor = TracedFunction()
+        executor = TracedFunction(context)
         with entered(Context(context.strategy, context.replica, executor)):
             result = call(leaves)
         outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result), is_leaf=is_constant)
@@ -153,6 +153,29 @@ def check_captured(program: Any, name: str) -> None:
                 f"of {library} holds, which it closes over: it would be a constant of the compiled program, and stay "
                 f"as it is now. HINT: {remedy}."
             )
+
+
+USE_MODEL = (
+    "HINT: make it a jd.Model, jd.Model(module, transform), in the strategy's scope, and use that; or pass the module "
+    "as an argument and return it."
+)
+"""The remedy for a module of Flax NNX that a replica function changes."""
+
+
+def foreign_write(error: Exception, name: str) -> VariableError | None:
+    """The error for one of Flax's about a module that a program changes from around it; None for any other.
+
+    Args:
+      error: what a traced function has raised.
+      name: the function's name.
+    """
+    from_flax = type(error).__module__.partition(".")[0] == "flax" or isinstance(error, ValueError)
+    if not from_flax or "different trace level" not in str(error):
+        return None
+    return VariableError(
+        f"{name} changes a module of Flax NNX that it closes over, or differentiates by it, and a compiled program "
+        f"cannot change what was made outside of it: {error}. {USE_MODEL}"
+    )
 
 
 def _constants(program: Any) -> Iterator[Any]:

@@ -22,6 +22,7 @@ from jaxtribute._src.values.placing import own
 from jaxtribute._src.values.stored import StoredArray, lent, release, replace, set_slot, updating
 
 if TYPE_CHECKING:
+    from jaxtribute._src.values.creating import Making
     from jaxtribute._src.values.mesh import ReplicaMesh
     from jaxtribute._src.values.variable import Variable
 
@@ -79,7 +80,7 @@ class Eager(Executor):
         """`make` of the stored array."""
         return make(self.get(variable))
 
-    def create(self, make: Callable[[], Variable]) -> Variable:
+    def create(self, make: Making) -> Variable:
         """Makes the variable."""
         return make()
 

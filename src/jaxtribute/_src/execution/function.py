@@ -16,7 +16,7 @@ from jax.tree_util import tree_flatten
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
-from jaxtribute._src.execution.capture import Capture, capture, check_captured
+from jaxtribute._src.execution.capture import Capture, capture, check_captured, foreign_write
 from jaxtribute._src.execution.eager import Eager, EagerStep, NotSplittable, uncompiled
 from jaxtribute._src.execution.feeds import FedPrograms, Feed
 from jaxtribute._src.execution.nests import InputSignature, bundled, leaves_of
@@ -319,6 +319,11 @@ class Function(Generic[P, R]):
                 f"call {self.__name__}.python_function, which runs eagerly."
             )
             raise
+        except Exception as error:
+            changed = foreign_write(error, self.__name__)
+            if changed is None:
+                raise
+            raise changed from error
         check_captured(result.closed, self.__name__)
         for variable in (*result.executor.inputs, *result.executor.written):
             followers = getattr(variable, "followers", None)
