@@ -185,6 +185,6 @@ def test_keras_variables_of_no_scope_are_known_in_the_first_eager_run() -> None:
             count.assign(count + 1)
 
         strategy.run(replica)
-        print(int(optimizer.iterations.numpy()), count.numpy().tolist())
+        print(int(optimizer.iterations), [float(one) for one in count.value])
     """
     assert run_python(program, devices=2, timeout=120).split("\n")[0] == "1 [1.0, 1.0]"

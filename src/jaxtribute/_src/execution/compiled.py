@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.collectives import products
 from jaxtribute._src.context import Context, entered
+from jaxtribute._src.execution.containers import refuse_traced, reveal
 from jaxtribute._src.execution.eager import NotSplittable
 from jaxtribute._src.execution.executor import Executor
 from jaxtribute._src.execution.inference import varying_outputs
@@ -257,6 +258,7 @@ def _trace(
             if executor.guesses:
                 raise NotSplittable("an array gathered from replicas of different shapes") from error
             raise
+        reveal(result, (jax.Array,))
         leaves, tree = flatten(result)
         arrays: dict[int, Any] = {}
         for place, leaf in enumerate(leaves):
@@ -265,6 +267,8 @@ def _trace(
                 leaf = leaves[place] = leaf.data
             if is_array(leaf):
                 arrays[place] = leaf
+            else:
+                refuse_traced(leaf)
         # Replicas of several shapes are several programs, whose totals would be outputs of one of them alone.
         alike = len(arguments.samples) == 1
         totals = executor.losses.totals_of(arrays.values()) if alike else {}

@@ -194,10 +194,9 @@ class EagerStep(Viewed, Eager):
         for variable in slots:
             if variable.stored is not self._bases[variable]:
                 return False
-        # A value that was read while the step ran may be in the user's hands: the variable takes over that it is lent.
+        # A value that was read while the step ran may be in the user's hands: such a variable stays lent, as it has been
+        # since the step began with its array.
         held = [variable for variable, slot in slots.items() if id(slot) in lent]
-        for variable in held:
-            stored.lend(id(variable))
         for variable in slots:
             traced_reads.changed(variable)
         release(slots)

@@ -17,6 +17,7 @@ from jax.tree_util import tree_flatten
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.execution.capture import Capture, capture, check_captured, foreign_write
+from jaxtribute._src.execution.containers import Revealed, known
 from jaxtribute._src.execution.eager import Eager, EagerStep, NotSplittable, uncompiled
 from jaxtribute._src.execution.feeds import FedPrograms, Feed
 from jaxtribute._src.execution.nests import InputSignature, bundled, leaves_of
@@ -24,6 +25,7 @@ from jaxtribute._src.execution.program import Program, Unusual, program_of
 from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
 from jaxtribute._src.observers import DISPATCH, STEP, TRACE, observed
 from jaxtribute._src.types import Leaf, Nest, Numeric
+from jaxtribute._src.values.distributed import ReplicaValues
 from jaxtribute._src.values.numbers import check_cut
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentTypeError, VariableError
@@ -136,7 +138,10 @@ class Function(Generic[P, R]):
         for leaf in leaves:
             if type(leaf) not in self._repeatable:
                 on_devices = False
-                leaves, statics, feeds = _separate(leaves, given)
+                try:
+                    leaves, statics, feeds = _separate(leaves, given)
+                except Revealed:
+                    return self._call_looking(context, *args, **kwargs)
                 if feeds:
                     return self._call_fed(tree, statics, context, feeds, leaves)
                 break
@@ -433,6 +438,8 @@ def _separate(leaves: list[Any], given: Any) -> tuple[list[Any], tuple[Any, ...]
         try:
             hash(leaf)
         except TypeError:
+            if known(leaf, (jax.Array, np.ndarray, ReplicaValues)):
+                raise Revealed from None
             path = jax.tree_util.tree_flatten_with_path(given, is_leaf=is_whole_variable)[0][place][0]
             raise ArgumentTypeError(
                 f"argument {jax.tree_util.keystr(path)} of type {type(leaf).__name__} is neither an array nor "

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives.cross_replica import gather_value, pick_value, reduce_many
 from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context
 from jaxtribute._src.execution import standpoints
+from jaxtribute._src.execution.containers import reveal
 from jaxtribute._src.execution.eager import EagerStep, stepping
 from jaxtribute._src.execution.executor import Executor
 from jaxtribute._src.execution.nests import at, flatten, is_whole, map_leaves
@@ -379,6 +381,8 @@ def regroup(
     Raises:
       ContextError: the replicas' nests differ in structure.
     """
+    for result in results:
+        reveal(result, (jax.Array, np.ndarray))
     rows, trees = zip(*map(flatten, results), strict=True)
     if _odd_one(trees):  # None on one replica, and a value on another, are values as others
         as_values = partial(jax.tree.flatten, is_leaf=lambda node: node is None or is_whole(node))

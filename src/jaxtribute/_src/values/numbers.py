@@ -118,9 +118,10 @@ def converted(array: Numeric, dtype: np.dtype[Any], what: str) -> Any:
 
 
 def widened(array: Any) -> Any:
-    """An array of floats of 16 bits as one of 32, in which they are added up; any other as it is."""
-    short = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < np.dtype(np.float32).itemsize
-    return array.astype(jnp.float32) if short else array
+    """An array of floats of less than 32 bits as one of 32, in which they are added up; any other as it is."""
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    return array.astype(np.promote_types(array.dtype, np.float32))
 
 
 def summed(array: Any, axes: int | tuple[int, ...]) -> Any:
