@@ -142,7 +142,7 @@ def test_what_is_no_multiple_of_a_product_is_summed_as_it_is(kind: str) -> None:
     assert count == 0
 
 
-@pytest.mark.parametrize("scaling", [lambda a: a * 2**-4, lambda a: a / 16, lambda a: jax.jit(lambda a: a * 2**-4)(a)])
+@pytest.mark.parametrize("scaling", [lambda a: a * 2**-4, lambda a: a / 16, jax.jit(lambda a: a / 16)])
 @pytest.mark.parametrize(("dtype", "large"), [("float16", 120.0), ("bfloat16", 1e19), ("float32", 1e19)])
 def test_a_scaling_comes_before_the_sum_which_is_finite_only_with_it(dtype: str, large: float, scaling: Rows) -> None:
     x = np.full((REPLICAS, 2, 16), large).astype(jnp.dtype(dtype))

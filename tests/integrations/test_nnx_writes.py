@@ -84,7 +84,7 @@ def test_replicas_do_not_change_a_module_from_around_them(name: str, kind: str, 
     before = arrays(module)
 
     def step(x: Any) -> Any:
-        return strategy.run(lambda x: fn(x), (x,))
+        return strategy.run(fn, (x,))
 
     with pytest.raises(VariableError, match=r"(?s)Flax NNX.*HINT.*jd\.Model"):
         (jd.function(step) if compiled else step)(per_replica(strategy, X))

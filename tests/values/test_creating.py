@@ -103,7 +103,7 @@ def lazily(w: jd.Variable, made: list[jd.Variable]) -> Any:
 
 WAYS: dict[str, Callable[[jd.Variable, list[jd.Variable]], Any]] = {
     "plain": lazily,
-    "differentiated": lambda w, made: jd.grad(lambda: (w * lazily(w, made)).sum(), w)(),
+    "differentiated": lambda w, made: jd.grad(lambda: jnp.sum(w * lazily(w, made)), w)(),
     "in a loop": lambda w, made: jax.lax.scan(lambda c, _: (c, lazily(w, made)), 0, None, length=2)[1][0],
 }
 

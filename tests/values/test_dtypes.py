@@ -73,7 +73,9 @@ def test_what_replicas_write_has_the_variables_dtype(
 
 @each_strategy
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("name", ["assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_mul", "scatter_div"])
+@pytest.mark.parametrize(
+    "name", ["assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_mul", "scatter_div"]
+)
 def test_booleans_are_not_added_up(make: Callable[[], jd.Strategy], compiled: bool, name: str) -> None:
     v = variable(make(), [True, False])
     rows = jd.IndexedSlices(jnp.asarray([True]), jnp.asarray([0]))

@@ -191,8 +191,8 @@ def unbound_axis(error: NameError) -> ContextError | None:
     if not found:
         return None
     return ContextError(
-        f"a collective of JAX names the axis {axis.split('.')[0].split()[0]!r}, which this code does not have. HINT: in "
-        "a compiled strategy.run on several replicas the axis is jd.REPLICA_AXIS; eagerly, or on one replica, call "
+        f"a collective of JAX names the axis {axis.split('.')[0].split()[0]!r}, which this code does not have. HINT: "
+        "in a compiled strategy.run on several replicas the axis is jd.REPLICA_AXIS; eagerly, or on one replica, call "
         "jd.get_replica_context().all_reduce('MEAN', x) or all_gather, which work everywhere."
     )
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,10 +29,6 @@ _DEPTH = 4
 """Number of containers within each other that are looked into."""
 
 
-class Revealed(Exception):  # noqa: N818
-    """JAX now takes apart a leaf of some nest, which is to be flattened again."""
-
-
 def known(leaf: Leaf, kinds: tuple[type, ...]) -> bool:
     """True if JAX now takes apart what was a leaf before: a container that holds something of some kinds.
 
@@ -43,10 +41,8 @@ def known(leaf: Leaf, kinds: tuple[type, ...]) -> bool:
     parts = _parts_of(type(leaf))
     if parts is None or not _holds(leaf, kinds, _DEPTH):
         return False
-    try:
+    with suppress(ValueError):  # another leaf of the same nest, or another thread, has told JAX of it
         jax.tree_util.register_pytree_node(type(leaf), *parts)
-    except ValueError:  # another leaf of the same nest, or another thread, has told JAX of it
-        pass
     return True
 
 
@@ -54,8 +50,7 @@ def reveal(nest: Nest, kinds: tuple[type, ...]) -> list[Any]:
     """Lets JAX know the containers of a nest that hold something of some kinds; returns the leaves then."""
     while True:
         leaves = flatten(nest)[0]
-        # Each of them: a class that has been told twice is no harm.
-        if not any([known(leaf, kinds) for leaf in leaves]):
+        if not any(map(known, leaves, repeat(kinds))):
             return leaves
 
 

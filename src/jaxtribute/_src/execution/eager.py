@@ -194,8 +194,8 @@ class EagerStep(Viewed, Eager):
         for variable in slots:
             if variable.stored is not self._bases[variable]:
                 return False
-        # A value that was read while the step ran may be in the user's hands: such a variable stays lent, as it has been
-        # since the step began with its array.
+        # A value that was read while the step ran may be in the user's hands: such a variable stays lent, as it
+        # is since the step began with its array.
         held = [variable for variable, slot in slots.items() if id(slot) in lent]
         for variable in slots:
             traced_reads.changed(variable)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from jaxtribute._src.collectives.summation import Summation
     from jaxtribute._src.strategies.base import Strategy
     from jaxtribute._src.types import Array, Function, Leaf, Nest
-    from jaxtribute._src.values.mesh import Layout, ReplicaMesh
     from jaxtribute._src.values.creating import Making
+    from jaxtribute._src.values.mesh import Layout, ReplicaMesh
     from jaxtribute._src.values.variable import Variable
 
 R = TypeVar("R")

@@ -17,7 +17,7 @@ from jax.tree_util import tree_flatten
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.execution.capture import Capture, capture, check_captured, foreign_write
-from jaxtribute._src.execution.containers import Revealed, known
+from jaxtribute._src.execution.containers import known
 from jaxtribute._src.execution.eager import Eager, EagerStep, NotSplittable, uncompiled
 from jaxtribute._src.execution.feeds import FedPrograms, Feed
 from jaxtribute._src.execution.nests import InputSignature, bundled, leaves_of
@@ -138,15 +138,13 @@ class Function(Generic[P, R]):
         for leaf in leaves:
             if type(leaf) not in self._repeatable:
                 on_devices = False
-                try:
-                    leaves, statics, feeds = _separate(leaves, given)
-                except Revealed:
-                    return self._call_looking(context, *args, **kwargs)
+                leaves, statics, feeds = _separate(leaves, given)
                 if feeds:
                     return self._call_fed(tree, statics, context, feeds, leaves)
                 break
-        if statics and statics[-1] is _TRACED:
-            return self._python_function(*args, **kwargs)
+        if statics and isinstance(statics[-1], _Otherwise):
+            traced = statics[-1] is _TRACED
+            return self._python_function(*args, **kwargs) if traced else self._call_looking(context, *args, **kwargs)
         program = self._programs.get((tree, statics, context.strategy, context.replica is None, self._form))
         try:
             if program is None:
@@ -401,11 +399,14 @@ def _given(value: Leaf) -> Any:
     return value.value if isinstance(value, _Number) else value
 
 
-class _Traced:
-    """Marks arguments that an outer JAX transformation traces."""
+class _Otherwise:
+    """Marks arguments that no program is looked for."""
 
 
-_TRACED = _Traced()
+_TRACED = _Otherwise()
+"""An outer JAX transformation traces them."""
+_REVEALED = _Otherwise()
+"""Marks arguments among which JAX now knows a container that it took for a leaf: they are to be flattened again."""
 _MANY = 8
 """Programs that differ in numbers alone before it is said that arrays would need only one."""
 
@@ -439,7 +440,7 @@ def _separate(leaves: list[Any], given: Any) -> tuple[list[Any], tuple[Any, ...]
             hash(leaf)
         except TypeError:
             if known(leaf, (jax.Array, np.ndarray, ReplicaValues)):
-                raise Revealed from None
+                return leaves, (_REVEALED,), []
             path = jax.tree_util.tree_flatten_with_path(given, is_leaf=is_whole_variable)[0][place][0]
             raise ArgumentTypeError(
                 f"argument {jax.tree_util.keystr(path)} of type {type(leaf).__name__} is neither an array nor "

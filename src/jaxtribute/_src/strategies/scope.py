@@ -46,21 +46,14 @@ def check_enterable(strategy: Strategy, what: str) -> None:
 
 
 class Scope:
-    """Context manager of `Strategy.scope`: makes the strategy current inside one `with` block."""
+    """Context manager of `Strategy.scope`: makes the strategy current inside a `with` block, any number of times."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._used = False
 
     def __enter__(self) -> Strategy:
-        if self._used:
-            raise ContextError(
-                f"this scope of {type(self._strategy).__name__} has been entered before. "
-                "HINT: call strategy.scope() anew for each `with`."
-            )
         strategy = self._strategy
         check_enterable(strategy, f"{type(strategy).__name__}.scope()")
-        self._used = True
         contexts.announce()
         now = contexts.current()
         # The default strategy's scope changes nothing, but is left by a pop as every other.

@@ -120,8 +120,8 @@ class ArrayOperators:
         if isinstance(value, Tracer):
             raise ArgumentTypeError(
                 f"NumPy was given a {type(self).__name__} of shape {self.shape} in a function that is compiled or "
-                "differentiated, where it has no numbers yet. HINT: use jax.numpy, as in jnp.matmul(x, w), or operators "
-                "of the array, as in x @ w."
+                "differentiated, where it has no numbers yet. HINT: use jax.numpy, as in jnp.matmul(x, w), or an "
+                "operator, as in x @ w."
             )
         # A copy: what NumPy is handed must not change, nor be given up, with the variable's next step.
         return np.array(value, dtype=dtype)
