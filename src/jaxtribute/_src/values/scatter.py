@@ -64,9 +64,9 @@ class ScatterMethods:
     """Mixin of `Variable`: writes to some of its rows.
 
     In replica context the rows of all replicas are joined first, as the variable's aggregation says: SUM and MEAN for
-    `scatter_add` and `scatter_sub`, SUM for `scatter_mul` and `scatter_div`, ONLY_FIRST_REPLICA for all. An ON_READ variable is written by each replica for
-    itself. Indices that name no row, as they are negative or too large, are an error where they are known; in a
-    compiled function they are ignored, whatever the strategy.
+    `scatter_add` and `scatter_sub`, SUM for `scatter_mul` and `scatter_div`, ONLY_FIRST_REPLICA for all. An ON_READ
+    variable is written by each replica for itself. Indices that name no row, as they are negative or too large, are an
+    error where they are known; in a compiled function they are ignored, whatever the strategy.
     """
 
     def scatter_add(self, sparse_delta: IndexedSlices) -> Any:
