@@ -14,6 +14,7 @@ from jaxtribute._src.collectives.cross_device_ops import NcclAllReduce as NcclAl
 from jaxtribute._src.collectives.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
 from jaxtribute._src.execution.function import function as function
 from jaxtribute._src.execution.replica_context import ReplicaContext as ReplicaContext
+from jaxtribute._src.integrations import nnx_writes as _nnx
 from jaxtribute._src.integrations.keras import activation as _keras
 from jaxtribute._src.public import lazy_names as _lazy_names
 from jaxtribute._src.public import publish as _publish
@@ -45,6 +46,7 @@ REPLICA_AXIS = _AXIS
 
 _default.install()
 _keras.install()
+_nnx.install()
 _forks.guard()
 # Before user code can start a backend; this starts none.
 config.apply_environment()

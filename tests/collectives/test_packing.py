@@ -120,3 +120,20 @@ def test_no_loop_packs_more_than_a_piece() -> None:
     ]
     assert [loop * 4 <= summation.PIECE_BYTES for loop in loops] == [True] * 3
     np.testing.assert_array_equal(summation.pack(arrays), np.concatenate(arrays))
+
+
+@pytest.mark.parametrize(
+    ("number", "limit", "sizes", "packs"),
+    [
+        (2, 0, [1, 1, 1], [[0, 1], [2]]),  # three bytes in two packs: of up to two
+        (2, 0, [2, 2, 1], [[0], [1, 2]]),
+        (1, 0, [1, 2, 3], [[0, 1, 2]]),
+        (3, 0, [4, 1, 1], [[0], [1, 2]]),
+        (1, 2, [1, 1, 1], [[0, 1], [2]]),  # the limit takes precedence over the number
+        (0, 2, [1, 1, 1], [[0, 1], [2]]),
+        (0, 0, [1, 1], [[0], [1]]),
+    ],
+)
+def test_the_limit_of_a_pack(number: int, limit: int, sizes: list[int], packs: list[list[int]]) -> None:
+    arrays = [jnp.zeros(size, jnp.int8) for size in sizes]
+    assert summation.Packs(number, limit).groups(arrays) == packs

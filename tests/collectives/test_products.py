@@ -106,21 +106,21 @@ MOVES: dict[str, Rows] = {
     "transposed": lambda a: a.T,
     "flat": lambda a: a.reshape(-1),
     "negative": lambda a: -a,
-    "scaled": lambda a: 3 * a,
-    "divided": lambda a: a / 4,
-    "several": lambda a: -(a.T.reshape(5, -1) * 0.25)[None].squeeze(0),
-    "in a jit": jax.jit(lambda a: a.T * 2),
+    "several": lambda a: -(a.T.reshape(5, -1))[None].squeeze(0),
+    "in a jit": jax.jit(lambda a: -a.T),
 }
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_products_that_are_moved_or_scaled(move: str) -> None:
+def test_products_that_are_moved(move: str) -> None:
     (found,), count = on_replicas(lambda x, y: total(MOVES[move](jax.jit(lambda x, y: x.T @ y)(x, y))), X, Y)
     close(found, MOVES[move](XY))
     assert count == 2
 
 
 OTHERS: dict[str, Rows] = {
+    "scaled": lambda a: 3 * a,
+    "divided": lambda a: a / 4,
     "clipped": lambda a: jnp.clip(a, -1, 1),
     "squared": lambda a: a * a,
     "an inverse": lambda a: 1 / (a + 100),
@@ -140,6 +140,15 @@ def test_what_is_no_multiple_of_a_product_is_summed_as_it_is(kind: str) -> None:
     (wanted,), _ = on_replicas(lambda x, y: total(OTHERS[kind](x.T @ y)), X, Y, computes=0.0)
     close(found, wanted)
     assert count == 0
+
+
+@pytest.mark.parametrize("scaling", [lambda a: a * 2**-4, lambda a: a / 16, jax.jit(lambda a: a / 16)])
+@pytest.mark.parametrize(("dtype", "large"), [("float16", 120.0), ("bfloat16", 1e19), ("float32", 1e19)])
+def test_a_scaling_comes_before_the_sum_which_is_finite_only_with_it(dtype: str, large: float, scaling: Rows) -> None:
+    x = np.full((REPLICAS, 2, 16), large).astype(jnp.dtype(dtype))
+    (found,), _ = on_replicas(lambda x: total(scaling(x.T @ x)), x)
+    wanted = REPLICAS * 2 * float(x[0, 0, 0]) ** 2 / 16
+    np.testing.assert_allclose(np.asarray(found, np.float64), np.full((16, 16), wanted), rtol=1e-2)
 
 
 def test_several_products_have_a_factor_in_common_which_is_gathered_once() -> None:

@@ -1,5 +1,6 @@
 import copy
 import gc
+import math
 import pickle
 import threading
 import weakref
@@ -623,3 +624,40 @@ def test_a_methods_donated_argument_is_counted_with_self() -> None:
     x = jnp.ones(3)
     np.testing.assert_array_equal(Model().double(x), 2 * np.ones(3))
     assert x.is_deleted()
+
+
+ALIKE = (0.0, -0.0, 0, False, complex(0, 0), complex(0, -0.0), complex(-0.0, 0), 1, True, 1.0, 1 + 0j)
+
+
+def test_numbers_that_python_calls_equal_have_programs_of_their_own() -> None:
+    seen: list[Any] = []
+
+    @jd.function
+    def step(x: Any, number: Any) -> Any:
+        seen.append(number)
+        return x if isinstance(number, complex) else x / jnp.asarray(number, x.dtype)
+
+    one = jnp.float32(1)
+    for number in ALIKE:
+        step(one, number)
+        step(one, number)
+    assert list(map(repr, seen)) == list(map(repr, ALIKE))
+    assert [float(step(one, number)) for number in (0.0, -0.0, 1)] == [math.inf, -math.inf, 1]
+
+
+def test_nan_is_one_number_in_a_signature() -> None:
+    step = jd.function(lambda x, number: x + number)
+    for number in (float("nan"), math.nan, float("nan")):
+        assert math.isnan(step(jnp.float32(1), number))
+    for number in (complex(math.nan, 1), complex(float("nan"), 1)):
+        step(jnp.complex64(1), number)
+    assert step.experimental_get_tracing_count() == 2
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_numbers_of_numpy_are_arrays_of_the_program(replicas: int) -> None:
+    strategy = mirrored(replicas)
+    step = jd.function(lambda x: strategy.run(lambda x: 1 / x, (x,)))
+    for number in (np.float32(0.0), np.float32(-0.0), np.float32(2)):
+        assert components(step(number)) == [1 / number if number else math.copysign(math.inf, number)] * replicas
+    assert step.experimental_get_tracing_count() == 1

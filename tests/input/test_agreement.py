@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from jaxtribute._src.input.agreement import KeyValueAgreements, StepRows, alone
+from jaxtribute._src.input.batches import Batch
 from jaxtribute._src.input.sources import adapt
 from jaxtribute._src.input.splitting import Shard
-from jaxtribute._src.input.worker_steps import GlobalSteps
+from jaxtribute._src.input.worker_steps import FunctionSteps, GlobalSteps
 from jaxtribute.errors import InputError
 from simulated import Meeting, drain, on_workers
 
@@ -81,3 +82,32 @@ def test_workers_that_should_see_the_same_and_do_not() -> None:
         return "told"
 
     assert on_workers(2, work) == ["told", "told"]
+
+
+class Batches:
+    """A stream of batches of some shapes."""
+
+    def __init__(self, shapes: list[tuple[int, ...]]) -> None:
+        self._shapes = iter(shapes)
+
+    def __next__(self) -> Batch:
+        shape = next(self._shapes)
+        return Batch({"x": np.zeros(shape, np.float32)}, shape[0])
+
+
+@pytest.mark.parametrize(
+    ("shapes", "even", "rows"),
+    [
+        ([(2, 3), (2, 3)], True, (2, 2)),
+        ([(2, 3), (1, 3)], False, (2, 1)),
+        ([(2, 3), (2, 4)], False, None),  # equal rows of arrays that fit into no one array
+    ],
+)
+def test_replicas_whose_batches_differ_beyond_their_rows_are_not_told_to_be_even(
+    shapes: list[tuple[int, ...]], even: bool, rows: tuple[int, ...] | None
+) -> None:
+    streams: Any = [Batches([shape]) for shape in shapes]
+    shard = Shard(1, 0, 2)
+    step = next(FunctionSteps(streams, shard, alone(), dict[str, Any], static=False))
+    assert step.even is even
+    assert step.rows == rows

@@ -43,13 +43,12 @@ def test_the_default_scope_does_not_nest_in_a_real_one() -> None:
         pass
 
 
-def test_a_scope_object_is_entered_once() -> None:
+def test_a_scope_object_may_be_entered_again_also_within_itself() -> None:
     scope = mirrored(2).scope()
-    with scope:
-        pass
-    with pytest.raises(ContextError, match=r"left before.*HINT: call strategy\.scope\(\) anew"), scope:
-        pass
-    assert not jd.has_strategy()
+    for _ in range(2):
+        with scope, scope:
+            assert jd.get_strategy() is mirrored(2)
+        assert not jd.has_strategy()
 
 
 def test_a_scope_object_is_entered_again_within_itself() -> None:

@@ -312,3 +312,30 @@ def test_numpy_on_the_left_in_gradients_and_replicas(make: Callable[[], jd.Strat
     result = execute(executor, strategy, jd.value_and_grad(loss, w))
     for part in components(result[1]):
         np.testing.assert_allclose(part, rows.sum(0) + 1)
+
+
+@jax.tree_util.register_pytree_node_class
+class Beside:
+    """A nest with an array, beside which stands a variable."""
+
+    def __init__(self, array: Any, variable: jd.Variable) -> None:
+        self.array, self.variable = array, variable
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return (self.array,), self.variable
+
+    @classmethod
+    def tree_unflatten(cls, variable: jd.Variable, children: Any) -> "Beside":
+        return cls(children[0], variable)
+
+
+def test_jax_compares_nests_beside_which_variables_stand() -> None:
+    v, w = jd.Variable([1.0, 2.0]), jd.Variable([1.0, 2.0])
+
+    def chosen(one: jd.Variable, other: jd.Variable) -> Any:
+        return jax.lax.cond(jnp.asarray(True), lambda: Beside(jnp.ones(2), one), lambda: Beside(jnp.zeros(2), other))
+
+    assert chosen(v, v).variable is v
+    # Of equal values and yet two variables: a sentence of JAX's, and not that an array has no one truth.
+    with pytest.raises(TypeError, match="same"):
+        chosen(v, w)

@@ -89,10 +89,11 @@ def to_value(stored: HostArray, spec: Spec) -> HostArray:
 
 def combine(rows: HostArray, aggregation: str) -> HostArray:
     """One value of the replicas' values."""
+    # Half precision is added up wide: its sum may not fit where the mean does, and each addition would round.
+    wide = rows.dtype if rows.dtype.kind in "biu" else np.promote_types(rows.dtype, np.float32)
     if aggregation == VariableAggregation.SUM.name:
-        return rows.sum(0, dtype=rows.dtype)
+        return rows.sum(0, dtype=wide).astype(rows.dtype)
     if aggregation == VariableAggregation.MEAN.name:
-        wide = np.promote_types(rows.dtype, np.float32)  # a sum of half precision may not fit where the mean does
         return rows.mean(0, dtype=wide).astype(rows.dtype)
     return rows[0]
 

@@ -20,6 +20,7 @@ from jaxtribute._src.types import Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, without_padding
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
+from jaxtribute._src.values.numbers import summed
 from jaxtribute._src.values.operators import operand
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
 
@@ -72,12 +73,12 @@ def reduce_value(value: Numeric, op: ReduceOp, axis: int | tuple[int, ...] | Non
     axes = check_axes(axis, array.ndim)
     if op is ReduceOp.SUM:
         # Each replica holds the same: their sum needs no message.
-        total = array if axes is None else array.sum(axes, dtype=array.dtype)
+        total = array if axes is None else summed(array, axes)
         return total * jnp.asarray(replicas, total.dtype) if replicas > 1 else total
     # A mean of equal values is the value; `summable` may have widened it, which is taken back.
     if axes is None:
         return array.astype(given) if jnp.issubdtype(given, jnp.inexact) else array
-    return divided(array.sum(axes, dtype=array.dtype), elements_along(array.shape, axes), given)
+    return divided(summed(array, axes), elements_along(array.shape, axes), given)
 
 
 def reduce_leaves(values: Sequence[Any], op: ReduceOp, mesh: ReplicaMesh, summation: Summation) -> list[Any]:
@@ -290,7 +291,7 @@ def _component(part: Numeric, scalar: bool) -> Any:
 def _reduce_split(data: Leaf, layout: _Layout, op: ReduceOp, axes: Axes, mesh: ReplicaMesh) -> Any:
     stacked = layout.drop_idle(layout.stack(summable(data, op), mesh.size), op)
     # No collective is written here: axis 0 lies over the devices, and XLA makes the sum along it an all-reduce.
-    total = stacked.sum((0, *(axis + 1 for axis in axes or ())), dtype=stacked.dtype)
+    total = summed(stacked, (0, *(axis + 1 for axis in axes or ())))
     if op is ReduceOp.MEAN:
         total = divided(total, layout.divisor(stacked.shape[1:], axes or (), mesh.size), data.dtype)
     return _everywhere(total, mesh)

@@ -16,6 +16,7 @@ from jaxtribute._src.jaxprs.making import equal, identity
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import AXIS
+from jaxtribute._src.values.numbers import summed, widened
 
 
 def elements_along(shape: Sequence[int], axes: Sequence[int]) -> int:
@@ -32,8 +33,8 @@ def summable(value: Numeric, op: ReduceOp = ReduceOp.SUM) -> Any:
     array = jnp.asarray(value)
     if op is ReduceOp.MEAN and not jnp.issubdtype(array.dtype, jnp.inexact):
         return array.astype(jnp.result_type(float))
-    if op is ReduceOp.MEAN and array.dtype.itemsize < np.dtype(np.float32).itemsize:
-        return array.astype(jnp.float32)
+    if op is ReduceOp.MEAN:
+        return widened(array)
     # The sum of booleans would be a boolean, where it is to count them.
     return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
 
@@ -129,11 +130,12 @@ def reduce_local(
     array, given = summable(value, op), jnp.result_type(value)
     elements = 1 if axes is None else elements_along(array.shape, axes)
     if axes is not None:
-        array = array.sum(axes, dtype=array.dtype)
+        # Short floats stay wide until the replicas' sums are added up: rounded twice, the total would be another one.
+        array = summed(widened(array), axes)
     # A mean along axes divides by elements and not by replicas: a sum until the end.
     total = all_reduce([array], ReduceOp.SUM if axes is not None else op, replicas, idle=idle)[0]
     if op is ReduceOp.SUM:
-        return total
+        return total.astype(given) if jnp.issubdtype(given, jnp.inexact) else total
     if axes is None:
         return total.astype(given) if jnp.issubdtype(given, jnp.inexact) else total
     if not uneven:

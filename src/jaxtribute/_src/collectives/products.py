@@ -29,8 +29,6 @@ from jaxtribute._src.values.mesh import AXIS
 _PRODUCT = "dot_general"
 _MOVES = frozenset({"transpose", "reshape", "broadcast_in_dim", "squeeze", "neg", "copy", "copy_p"})
 """Operations of one array that give a sum of arrays the sum of what they give each."""
-_SCALINGS = frozenset({"mul", "div"})
-"""Likewise, where the other operand is a number of the program's, the same on all replicas."""
 
 
 def _avals(*avals: Any, **_: Any) -> list[Any]:
@@ -81,12 +79,12 @@ class _Product:
     Attributes:
       eqn: the product.
       factors: its two operands.
-      moves: what became of the product: operations, and their operands; None stands for the product so far.
+      moves: what became of the product: operations of one operand.
     """
 
     eqn: JaxprEqn
     factors: tuple[Any, Any]
-    moves: tuple[tuple[JaxprEqn, tuple[Any, ...]], ...] = ()
+    moves: tuple[JaxprEqn, ...] = ()
 
     @property
     def axes(self) -> tuple[int, int]:
@@ -113,8 +111,8 @@ class _Product:
     def of_all(self, factors: Sequence[Any]) -> Any:
         """The sum over the replicas, of the factors of all of them."""
         (result,) = bind(self.eqn, factors)
-        for eqn, operands in self.moves:
-            (result,) = bind(eqn, [result if one is None else one for one in operands])
+        for eqn in self.moves:
+            (result,) = bind(eqn, [result])
         return result
 
 
@@ -157,9 +155,8 @@ class _Evaluation:
             self._makers[id(jaxpr)] = makers
         while not isinstance(atom, Literal) and atom in makers:
             eqn, place = makers[atom]
-            moved = _moved(eqn)
-            if moved is not None:
-                atom = eqn.invars[moved]
+            if _moves(eqn):
+                (atom,) = eqn.invars
                 continue
             inner = called(eqn) if eqn.primitive.name == "jit" else None
             if inner is None:
@@ -180,13 +177,11 @@ class _Evaluation:
             (contracted, _), _ = eqn.params["dimension_numbers"]
             # What is empty XLA refuses to gather.
             return _Product(eqn, (operands[0], operands[1])) if contracted and operands[0].size else None
-        moved = _moved(eqn)
-        known = None if moved is None else self._products.get(id(operands[moved]))
+        known = self._products.get(id(operands[0])) if _moves(eqn) else None
         if known is None:
             return None
-        rest = tuple(None if place == moved else one for place, one in enumerate(operands))
         product = known[1]
-        return _Product(product.eqn, product.factors, (*product.moves, (eqn, rest)))
+        return _Product(product.eqn, product.factors, (*product.moves, eqn))
 
     def _summed(self, arrays: list[Any], summation: Summation, replicas: int) -> list[Any]:
         """The sums over the replicas: of products from their factors where that pays."""
@@ -214,19 +209,13 @@ class _Evaluation:
         return totals
 
 
-def _moved(eqn: JaxprEqn) -> int | None:
-    """The place of the operand that an operation moves or scales; None if it does something else."""
-    name, result = eqn.primitive.name, aval(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
-    if name in _MOVES and result is not None:
-        # Repeated along an axis, or of a size that only the program knows, it is something else.
-        return 0 if len(eqn.invars) == 1 and aval(eqn.invars[0]).size == result.size else None
-    # What whole numbers are divided by rounds each of them.
-    if name in _SCALINGS and result is not None and jnp.issubdtype(result.dtype, jnp.inexact):
-        # Something divided by a product is no multiple of it.
-        for place, other in ((0, 1), (1, 0)) if name == "mul" else ((0, 1),):
-            if isinstance(eqn.invars[other], Literal) and aval(eqn.invars[place]).shape == result.shape:
-                return place
-    return None
+def _moves(eqn: JaxprEqn) -> bool:
+    """True if an operation moves its operand; False if it does something else, such as to scale it."""
+    # A scaling is no move: behind the sum it would come too late for products whose sum is finite only with it.
+    if eqn.primitive.name not in _MOVES or len(eqn.outvars) != 1 or len(eqn.invars) != 1:
+        return False
+    # Repeated along an axis, or of a size that only the program knows, it is something else.
+    return aval(eqn.invars[0]).size == aval(eqn.outvars[0]).size
 
 
 def _gathered(arrays: Sequence[Any], small_bytes: int) -> list[Any]:

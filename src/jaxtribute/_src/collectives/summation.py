@@ -318,6 +318,10 @@ def _as_sent(array: Numeric, received: Leaf) -> Any:
 
 
 def _psum(array: Numeric) -> Any:
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        # XLA's compiler ends the process where it would compute the sum of complex constants by itself: "shape.h Check
+        # failed: buffer != nullptr", in jaxlib 0.12. Behind a barrier it does not know that they are some.
+        array = lax.optimization_barrier(array)
     return lax.psum(array, AXIS)
 
 

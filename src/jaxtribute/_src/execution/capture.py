@@ -17,13 +17,14 @@ from jax import lax
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.context import Context, entered
+from jaxtribute._src.execution.containers import refuse_traced, reveal
 from jaxtribute._src.execution.nests import is_array, is_number, map_leaves
 from jaxtribute._src.execution.traced import TracedFunction, lift
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, Tracer
 from jaxtribute._src.types import Nest, Numeric
-from jaxtribute._src.values.distributed import Mirrored, PerReplica
+from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues
 from jaxtribute._src.values.variable import Variable
-from jaxtribute.errors import VariableError
+from jaxtribute.errors import ContextError, VariableError
 
 
 @jax.tree_util.register_pytree_node_class
@@ -64,13 +65,15 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
     seen: list[Any] = []
 
     def program(*leaves: Nest) -> list[Any]:
-        executor = TracedFunction()
+        executor = TracedFunction(context)
         with entered(Context(context.strategy, context.replica, executor)):
             result = call(leaves)
+        reveal(result, (jax.Array, ReplicaValues))
         outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result), is_leaf=is_constant)
         owned = set(map(id, executor.values.values()))
         for place, leaf in enumerate(outputs):
             if not (is_array(leaf) or is_number(leaf) or is_constant(leaf)):
+                refuse_traced(leaf)
                 outputs[place] = Constant(leaf)
             elif id(leaf) in owned:
                 # A result must not share its buffer with a variable, which a later step gives up.
@@ -153,6 +156,45 @@ def check_captured(program: Any, name: str) -> None:
                 f"of {library} holds, which it closes over: it would be a constant of the compiled program, and stay "
                 f"as it is now. HINT: {remedy}."
             )
+
+
+USE_MODEL = (
+    "HINT: make it a jd.Model, jd.Model(module, transform), in the strategy's scope, and use that; or pass the module "
+    "as an argument and return it."
+)
+"""The remedy for a module of Flax NNX that a replica function changes."""
+
+
+def foreign_write(error: Exception, name: str) -> VariableError | None:
+    """The error for one of Flax's about a module that a program changes from around it; None for any other.
+
+    Args:
+      error: what a traced function has raised.
+      name: the function's name.
+    """
+    from_flax = type(error).__module__.partition(".")[0] == "flax" or isinstance(error, ValueError)
+    if not from_flax or "different trace level" not in str(error):
+        return None
+    return VariableError(
+        f"{name} changes a module of Flax NNX that it closes over, or differentiates by it, and a compiled program "
+        f"cannot change what was made outside of it: {error}. {USE_MODEL}"
+    )
+
+
+def unbound_axis(error: NameError) -> ContextError | None:
+    """The error for JAX's about a collective over an axis that is none of this code's; None for any other.
+
+    Args:
+      error: what a replica function has raised.
+    """
+    _, found, axis = str(error).partition("unbound axis name: ")
+    if not found:
+        return None
+    return ContextError(
+        f"a collective of JAX names the axis {axis.split('.')[0].split()[0]!r}, which this code does not have. HINT: "
+        "in a compiled strategy.run on several replicas the axis is jd.REPLICA_AXIS; eagerly, or on one replica, call "
+        "jd.get_replica_context().all_reduce('MEAN', x) or all_gather, which work everywhere."
+    )
 
 
 def _constants(program: Any) -> Iterator[Any]:

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.collectives import products
 from jaxtribute._src.context import Context, entered
+from jaxtribute._src.execution.containers import refuse_traced, reveal
 from jaxtribute._src.execution.eager import NotSplittable
 from jaxtribute._src.execution.executor import Executor
 from jaxtribute._src.execution.inference import varying_outputs
@@ -163,7 +164,12 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
     arguments = _Arguments((args, kwargs), mesh)
     captured: Known = {}
     # An array that the function closes over stays one object in all traces: classes are compared by identity there.
-    traces = [_trace(strategy, mesh, fn, arguments, replica, captured) for replica in arguments.samples]
+    made: list[Any] = []
+
+    def replica_executor() -> TracedReplica:
+        return TracedReplica(mesh, arguments.idle, outer, made, uneven=len(arguments.samples) > 1)
+
+    traces = [_trace(strategy, fn, arguments, replica, captured, replica_executor) for replica in arguments.samples]
     plan = _plan_classes(arguments, traces, mesh) if len(traces) > 1 else _plan_one(arguments, traces[0])
     # The outputs of a plan: the results that are arrays, the written variables' values, the totals of travelling
     # losses.
@@ -231,17 +237,18 @@ def _put(value: Numeric, where: Sharding) -> Any:
 
 def _trace(
     strategy: Strategy,
-    mesh: ReplicaMesh,
     fn: Function,
     arguments: _Arguments,
     replica: int,
     captured: Known,
+    make_executor: Callable[[], TracedReplica],
 ) -> _Traced:
     """Traces `fn` with the shapes that `replica` sees; `captured` holds what the traces of others have captured."""
     seen: list[Any] = []
+    mesh = strategy.extended.mesh
 
     def program(*local: Nest) -> list[Any]:
-        executor = TracedReplica(mesh, arguments.idle, uneven=len(arguments.samples) > 1)
+        executor = make_executor()
         context = ReplicaContext(strategy, lax.axis_index(AXIS))
         args, kwargs = arguments.fill(local)
         try:
@@ -251,6 +258,7 @@ def _trace(
             if executor.guesses:
                 raise NotSplittable("an array gathered from replicas of different shapes") from error
             raise
+        reveal(result, (jax.Array,))
         leaves, tree = flatten(result)
         arrays: dict[int, Any] = {}
         for place, leaf in enumerate(leaves):
@@ -259,6 +267,8 @@ def _trace(
                 leaf = leaves[place] = leaf.data
             if is_array(leaf):
                 arrays[place] = leaf
+            else:
+                refuse_traced(leaf)
         # Replicas of several shapes are several programs, whose totals would be outputs of one of them alone.
         alike = len(arguments.samples) == 1
         totals = executor.losses.totals_of(arrays.values()) if alike else {}

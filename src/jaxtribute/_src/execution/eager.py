@@ -22,6 +22,7 @@ from jaxtribute._src.values.placing import own
 from jaxtribute._src.values.stored import StoredArray, lent, release, replace, set_slot, updating
 
 if TYPE_CHECKING:
+    from jaxtribute._src.values.creating import Making
     from jaxtribute._src.values.mesh import ReplicaMesh
     from jaxtribute._src.values.variable import Variable
 
@@ -79,7 +80,7 @@ class Eager(Executor):
         """`make` of the stored array."""
         return make(self.get(variable))
 
-    def create(self, make: Callable[[], Variable]) -> Variable:
+    def create(self, make: Making) -> Variable:
         """Makes the variable."""
         return make()
 
@@ -193,10 +194,9 @@ class EagerStep(Viewed, Eager):
         for variable in slots:
             if variable.stored is not self._bases[variable]:
                 return False
-        # A value that was read while the step ran may be in the user's hands: the variable takes over that it is lent.
+        # A value that was read while the step ran may be in the user's hands: such a variable stays lent, as it
+        # is since the step began with its array.
         held = [variable for variable, slot in slots.items() if id(slot) in lent]
-        for variable in held:
-            stored.lend(id(variable))
         for variable in slots:
             traced_reads.changed(variable)
         release(slots)

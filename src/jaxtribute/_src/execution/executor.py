@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from jaxtribute._src.collectives.summation import Summation
     from jaxtribute._src.strategies.base import Strategy
     from jaxtribute._src.types import Array, Function, Leaf, Nest
+    from jaxtribute._src.values.creating import Making
     from jaxtribute._src.values.mesh import Layout, ReplicaMesh
     from jaxtribute._src.values.variable import Variable
 
@@ -67,6 +68,8 @@ class Executor(ABC):
     """True if variables' arrays are those of one replica."""
     traced: bool = False
     """True if the code is being traced into a compiled program."""
+    eager_run: Any = None
+    """The run on replicas, as Python, that the code is one replica of (`lockstep.LockstepRun`); None elsewhere."""
     differentiating: bool = False
     """True if the code is being differentiated by variables."""
     standpoint: AcrossReplicas = standpoints.ACROSS_REPLICAS
@@ -101,7 +104,7 @@ class Executor(ABC):
         """Returns `make` of the variable's array, computed once for each array."""
 
     @abstractmethod
-    def create(self, make: Callable[[], Variable]) -> Variable:
+    def create(self, make: Making) -> Variable:
         """Makes a variable from within the code."""
 
     # One replica and the others.

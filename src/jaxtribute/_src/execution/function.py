@@ -16,14 +16,16 @@ from jax.tree_util import tree_flatten
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
-from jaxtribute._src.execution.capture import Capture, capture, check_captured
+from jaxtribute._src.execution.capture import Capture, capture, check_captured, foreign_write
+from jaxtribute._src.execution.containers import known
 from jaxtribute._src.execution.eager import Eager, EagerStep, NotSplittable, uncompiled
 from jaxtribute._src.execution.feeds import FedPrograms, Feed
 from jaxtribute._src.execution.nests import InputSignature, bundled, leaves_of
 from jaxtribute._src.execution.program import Program, Unusual, program_of
 from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
 from jaxtribute._src.observers import DISPATCH, STEP, TRACE, observed
-from jaxtribute._src.types import Nest, Numeric
+from jaxtribute._src.types import Leaf, Nest, Numeric
+from jaxtribute._src.values.distributed import ReplicaValues
 from jaxtribute._src.values.numbers import check_cut
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentTypeError, VariableError
@@ -140,8 +142,9 @@ class Function(Generic[P, R]):
                 if feeds:
                     return self._call_fed(tree, statics, context, feeds, leaves)
                 break
-        if statics and statics[-1] is _TRACED:
-            return self._python_function(*args, **kwargs)
+        if statics and isinstance(statics[-1], _Otherwise):
+            traced = statics[-1] is _TRACED
+            return self._python_function(*args, **kwargs) if traced else self._call_looking(context, *args, **kwargs)
         program = self._programs.get((tree, statics, context.strategy, context.replica is None, self._form))
         try:
             if program is None:
@@ -243,7 +246,7 @@ class Function(Generic[P, R]):
 
         def call(dynamic: Sequence[Any], feeds: Sequence[Any] = ()) -> Any:
             rest, given = iter(dynamic), iter(feeds)
-            constants = {place: next(given) if kind is Feed else value for place, kind, value in statics}
+            constants = {place: next(given) if kind is Feed else _given(value) for place, kind, value in statics}
             whole = [constants[i] if i in constants else next(rest) for i in range(tree.num_leaves)]
             args, kwargs = tree.unflatten(whole)
             return function(*args, **kwargs)
@@ -319,6 +322,11 @@ class Function(Generic[P, R]):
                 f"call {self.__name__}.python_function, which runs eagerly."
             )
             raise
+        except Exception as error:
+            changed = foreign_write(error, self.__name__)
+            if changed is None:
+                raise
+            raise changed from error
         check_captured(result.closed, self.__name__)
         for variable in (*result.executor.inputs, *result.executor.written):
             followers = getattr(variable, "followers", None)
@@ -335,7 +343,7 @@ class Function(Generic[P, R]):
 
     def _note_numbers(self, tree: Nest, statics: tuple[Any, ...]) -> None:
         """Says once that a function is compiled again for every new number."""
-        numbers = [value for _, kind, value in statics if kind in (int, float, complex)]
+        numbers = [_given(value) for _, kind, value in statics if kind in (int, float, complex)]
         if not numbers:
             return
         kinds = tree, tuple((place, kind) for place, kind, _ in statics)
@@ -365,11 +373,40 @@ def _unbound() -> None:
     """Stands for a method's compiled programs in a pickled object: they are made again where they are needed."""
 
 
-class _Traced:
-    """Marks arguments that an outer JAX transformation traces."""
+class _Number:
+    """A float or complex number in a signature, equal to what is the same number: `0.0` is not `-0.0`, and NaN is NaN.
+
+    Args:
+      value: the number.
+    """
+
+    __slots__ = ("text", "value")
+
+    def __init__(self, value: float | complex) -> None:
+        self.value = value
+        # Python writes numbers such that they can be read again to the bit.
+        self.text = float.__repr__(value) if isinstance(value, float) else complex.__repr__(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Number) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
 
 
-_TRACED = _Traced()
+def _given(value: Leaf) -> Any:
+    """What the user gave for a static argument."""
+    return value.value if isinstance(value, _Number) else value
+
+
+class _Otherwise:
+    """Marks arguments that no program is looked for."""
+
+
+_TRACED = _Otherwise()
+"""An outer JAX transformation traces them."""
+_REVEALED = _Otherwise()
+"""Marks arguments among which JAX now knows a container that it took for a leaf: they are to be flattened again."""
 _MANY = 8
 """Programs that differ in numbers alone before it is said that arrays would need only one."""
 
@@ -402,6 +439,8 @@ def _separate(leaves: list[Any], given: Any) -> tuple[list[Any], tuple[Any, ...]
         try:
             hash(leaf)
         except TypeError:
+            if known(leaf, (jax.Array, np.ndarray, ReplicaValues)):
+                return leaves, (_REVEALED,), []
             path = jax.tree_util.tree_flatten_with_path(given, is_leaf=is_whole_variable)[0][place][0]
             raise ArgumentTypeError(
                 f"argument {jax.tree_util.keystr(path)} of type {type(leaf).__name__} is neither an array nor "
@@ -409,7 +448,7 @@ def _separate(leaves: list[Any], given: Any) -> tuple[list[Any], tuple[Any, ...]
                 "HINT: pass an array, or a hashable value; register classes that hold arrays with "
                 "jax.tree_util.register_dataclass."
             ) from None
-        statics.append((place, type(leaf), leaf))
+        statics.append((place, type(leaf), _Number(leaf) if isinstance(leaf, (float, complex)) else leaf))
     return dynamic, tuple(statics), feeds
 
 

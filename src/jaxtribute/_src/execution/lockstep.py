@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives.cross_replica import gather_value, pick_value, reduce_many
 from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context
 from jaxtribute._src.execution import standpoints
+from jaxtribute._src.execution.containers import reveal
 from jaxtribute._src.execution.eager import EagerStep, stepping
 from jaxtribute._src.execution.executor import Executor
 from jaxtribute._src.execution.nests import at, flatten, is_whole, map_leaves
@@ -26,6 +28,7 @@ from jaxtribute._src.execution.traced import check_untraced
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.types import Array, Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.agreement import all_signatures
+from jaxtribute._src.values.creating import Making, check_alike
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues, idle_replicas
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import Layout, ReplicaMesh, unbound
@@ -49,7 +52,8 @@ class LockstepReplica(Executor):
     standpoint = standpoints.PYTHON_IN_REPLICA
 
     def __init__(self, run: LockstepRun, index: int) -> None:
-        self._run, self._index = run, index
+        self._run = self.eager_run = run
+        self._index = index
 
     @property
     def view(self) -> Hashable:
@@ -84,9 +88,9 @@ class LockstepReplica(Executor):
         """`make` of this replica's copy."""
         return make(self.get(variable))
 
-    def create(self, make: Callable[[], Variable]) -> Variable:
+    def create(self, make: Making) -> Variable:
         """Makes one variable for all replicas, with replica 0's initial value."""
-        return self._run.meet(self._index, "jd.Variable", make, lambda makes: [makes[0]()] * len(makes))
+        return self._run.meet(self._index, "jd.Variable", make, self._run.made)
 
     @property
     def idle(self) -> tuple[int, ...]:
@@ -187,12 +191,16 @@ class LockstepRun:
         self.idle: tuple[int, ...] = ()
         self._op_by_op = step.op_by_op
         self._rendezvous: Rendezvous
+        self.endings: list[Callable[[], None]] = []
+        """Called when a replica is done: checks of what it has done outside of the library."""
 
     def __call__(self, fn: Function, args: Nest, kwargs: Nest) -> Any:
         """Runs `fn` on all replicas and joins their results."""
         bound = map_leaves(self._localised, (tuple(args), kwargs))
         self.idle = idle_replicas(flatten(bound)[0])
-        calls = self.components(bound)
+        # What is made anew of the arguments, such as a module of NNX, is the replicas' own.
+        with contexts.entered(Context(self.strategy, None, LockstepReplica(self, 0))):
+            calls = self.components(bound)
         self._rendezvous = Rendezvous([partial(self._replica, index, fn, *call) for index, call in enumerate(calls)])
         return self.regroup(self._rendezvous.run())
 
@@ -205,7 +213,7 @@ class LockstepRun:
             context = ReplicaContext(self.strategy, ident)
             with contexts.entered(Context(self.strategy, context, LockstepReplica(self, index))):
                 try:
-                    return fn(*args, **kwargs)
+                    result = fn(*args, **kwargs)
                 except ValueError as error:
                     if "incompatible devices" in str(error):
                         error.add_note(
@@ -213,6 +221,9 @@ class LockstepRun:
                             "them from around the function: a replica gets them on its own device."
                         )
                     raise
+                for check in self.endings:
+                    check()
+                return result
 
     def meet(self, index: int, meeting: str, payload: Nest, merge: Callable[[list[Any]], Sequence[Any]]) -> Any:
         """Waits for all replicas; see `Rendezvous.meet`."""
@@ -226,6 +237,13 @@ class LockstepRun:
         result = self._rendezvous.meet(index, meeting, payload, compiled if self._op_by_op else merge)
         contexts.show()  # in another replica's thread variables may have changed
         return result
+
+    def made(self, makings: Sequence[Making]) -> list[Variable]:
+        """One variable for all replicas, made as replica 0 asks for it, where it stands."""
+        check_alike(makings, self.mesh.local_ids)
+        context = ReplicaContext(self.strategy, self.mesh.local_numbers[0])
+        with contexts.entered(Context(self.strategy, context, LockstepReplica(self, 0))):
+            return [makings[0]()] * len(makings)
 
     def components(self, nest: Nest) -> list[Any]:
         """One nest a local replica; remembers the copies of mirrored values, which `regroup` finds again."""
@@ -318,6 +336,7 @@ class LockstepRun:
 
 def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs: Nest) -> Any:
     """Runs `fn` eagerly on every local replica; see `Strategy.run`."""
+    contexts.announce()
     return stepping(lambda step: LockstepRun(strategy, mesh, step)(fn, args, kwargs))
 
 
@@ -362,6 +381,8 @@ def regroup(
     Raises:
       ContextError: the replicas' nests differ in structure.
     """
+    for result in results:
+        reveal(result, (jax.Array, np.ndarray))
     rows, trees = zip(*map(flatten, results), strict=True)
     if _odd_one(trees):  # None on one replica, and a value on another, are values as others
         as_values = partial(jax.tree.flatten, is_leaf=lambda node: node is None or is_whole(node))

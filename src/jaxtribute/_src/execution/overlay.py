@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jaxtribute._src import context as contexts
+from jaxtribute._src.context import Context, entered
 from jaxtribute._src.execution.executor import Executor
 from jaxtribute._src.execution.traced import InTrace, escape_error
 from jaxtribute._src.jaxprs.core import current_trace
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from jaxtribute._src.collectives.summation import Summation
     from jaxtribute._src.strategies.base import Strategy
     from jaxtribute._src.types import Array, Function, Leaf, Nest
+    from jaxtribute._src.values.creating import Making
     from jaxtribute._src.values.distributed import PerReplica
     from jaxtribute._src.values.enums import ReduceOp
     from jaxtribute._src.values.mesh import Layout, ReplicaMesh
@@ -34,6 +37,7 @@ class Overlay(InTrace):
     def __init__(self, below: Executor, values: dict[Variable, tuple[Any, Any]]) -> None:
         super().__init__()
         self.local, self.traced, self.standpoint = below.local, below.traced, below.standpoint
+        self.eager_run = below.eager_run
         self.trace = current_trace()
         self.below = below
         self._values: dict[Variable, Any] = {}
@@ -82,9 +86,11 @@ class Overlay(InTrace):
         self.noted(variable)
         return self.once(variable, self._values[variable], make)
 
-    def create(self, make: Callable[[], Variable]) -> Variable:
-        """Makes the variable as the executor below does."""
-        return self.below.create(make)
+    def create(self, make: Making) -> Variable:
+        """Makes the variable as the executor below does, whose values its initial value is computed from."""
+        now = contexts.current()
+        with entered(Context(now.strategy, now.replica, self.below)):
+            return self.below.create(make)
 
     @property
     def idle(self) -> tuple[int, ...]:

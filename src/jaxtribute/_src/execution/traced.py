@@ -31,6 +31,7 @@ from jaxtribute._src.jaxprs.making import placeholder, state_p
 from jaxtribute._src.jaxprs.walking import with_inputs
 from jaxtribute._src.traced_reads import traced_reads
 from jaxtribute._src.types import Array, Function, Leaf, Nest, Numeric
+from jaxtribute._src.values.creating import Making, check_alike
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import Layout, ReplicaMesh
@@ -128,7 +129,6 @@ class TracedProgram(InTrace):
         self.values: dict[Any, Any] = {}
         self.inputs: list[Any] = []
         self.written: dict[Any, None] = {}
-        self.created: list[Variable] = []
         self.operations: list[Any] = []
         """Operations that the program sends to other processes that hold variables."""
         if traced_reads.read:
@@ -181,12 +181,6 @@ class TracedProgram(InTrace):
         """`make` of the variable's value so far."""
         return self.once(variable, self.get(variable), make)
 
-    def create(self, make: Callable[[], Variable]) -> Variable:
-        """Makes the variable, outside the traced program."""
-        variable = make()
-        self.created.append(variable)
-        return variable
-
 
 _DTYPES = ("float32", "float64")
 """Shorter ones are summed in float32 where they go alone."""
@@ -232,16 +226,33 @@ class TravellingLosses:
 
 
 class TracedFunction(TracedProgram):
-    """A whole `jd.function` that is being traced: it sees whole values, on all replicas."""
+    """A whole `jd.function` that is being traced: it sees whole values, on all replicas.
 
-    def __init__(self) -> None:
+    Args:
+      outside: the context that the function is called in.
+    """
+
+    def __init__(self, outside: Context) -> None:
         super().__init__()
+        self._outside = outside
+        self.created: list[Variable] = []
+        """The variables that the function has made."""
         self.mesh: ReplicaMesh | None = None
         """The replicas' devices, once the function runs something on several."""
         self.home: ReplicaMesh | None = None
         """The one device of a strategy that the function runs something on."""
         self.fed = 0
         """Number of arrays of batches that the function has drawn from iterators."""
+
+    def create(self, make: Making) -> Variable:
+        """Makes the variable outside the traced program; its initial value is computed of what variables hold there."""
+        outside, strategy = self._outside, contexts.current().strategy
+        if strategy is not outside.strategy:
+            outside = Context(strategy, None, outside.executor)
+        with entered(outside):
+            variable = outside.executor.create(make)
+        self.created.append(variable)
+        return variable
 
     def running(self, fn: Function, mesh: ReplicaMesh | None) -> Function:
         """Notes the devices that `strategy.run` uses.
@@ -271,13 +282,24 @@ class TracedReplica(TracedProgram):
       mesh: the replicas' devices.
       idle: the replicas that got no data.
       uneven: whether the replicas' arrays may differ in shape.
+      outer: the executor of the code around.
+      made: the variables that the function has made in traces for other replicas, as they asked for them.
     """
 
     local = True
     standpoint = standpoints.IN_REPLICA
 
-    def __init__(self, mesh: ReplicaMesh, idle: tuple[int, ...], *, uneven: bool) -> None:
+    def __init__(
+        self,
+        mesh: ReplicaMesh,
+        idle: tuple[int, ...],
+        outer: Executor,
+        made: list[tuple[Making, Variable]],
+        *,
+        uneven: bool,
+    ) -> None:
         super().__init__()
+        self._outer, self._made, self._asked = outer, made, 0
         self._mesh, self._idle, self._uneven = mesh, idle, uneven
         self.losses = TravellingLosses()
         """The losses that travel with gradients."""
@@ -305,6 +327,17 @@ class TracedReplica(TracedProgram):
     def constrain(self, value: Array, layout: Layout, mesh: ReplicaMesh) -> Array:
         """Returns an array split over the axes within this replica, which are those of the trace."""
         return jax.lax.with_sharding_constraint(value, PartitionSpec(*layout))
+
+    def create(self, make: Making) -> Variable:
+        """Makes the variable as the code around does: one for all replicas, also those that are traced apart."""
+        if self._asked == len(self._made):
+            now = contexts.current()
+            with entered(Context(now.strategy, None, self._outer)):
+                self._made.append((make, self._outer.create(make)))
+        asked, variable = self._made[self._asked]
+        check_alike([asked, make], ["0", f"with other rows, the {self._asked + 1}th that it makes"])
+        self._asked += 1
+        return variable
 
     def select(self, value: Numeric, replica: int) -> Any:
         """Returns the array of replica `replica`."""
@@ -385,7 +418,7 @@ class MergedReplicas(Executor):
         """Returns `make` of what the replica holds of the variable."""
         return self.replica.derive(variable, make)
 
-    def create(self, make: Callable[[], Variable]) -> Variable:
+    def create(self, make: Making) -> Variable:
         """Makes the variable, outside the traced program."""
         return self.replica.create(make)
 

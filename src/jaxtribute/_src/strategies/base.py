@@ -11,6 +11,7 @@ import numpy as np
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.context import Context
+from jaxtribute._src.execution.capture import unbound_axis
 from jaxtribute._src.execution.nests import flatten, flatten_dense, is_distributed, map_leaves
 from jaxtribute._src.observers import REDUCE, RUN, observed
 from jaxtribute._src.strategies.legacy import LegacyMethods
@@ -134,7 +135,7 @@ class Strategy(LegacyMethods):
 
         Raises:
           ArgumentTypeError: `args` is neither a tuple nor a list.
-          ContextError: called inside a replica function.
+          ContextError: called inside a replica function, or `fn` calls a collective of JAX over an unknown axis.
           StrategyMixError: called inside another strategy's scope, or with another strategy's values.
 
         Source: `tf.distribute.Strategy.run`.
@@ -154,6 +155,11 @@ class Strategy(LegacyMethods):
             entries.append(Context(self, None, context.executor))
             contexts.show()
             return self._extended.call_for_each_replica(fn, args, kwargs)
+        except NameError as error:
+            unbound = unbound_axis(error)
+            if unbound is None:
+                raise
+            raise unbound from error
         finally:
             del entries[depth:]
             contexts.show()

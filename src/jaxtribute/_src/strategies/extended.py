@@ -13,15 +13,16 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute._src.devices import device_name
 from jaxtribute._src.execution.capture import Capture
+from jaxtribute._src.execution.containers import refuse_distributed, reveal
 from jaxtribute._src.execution.eager import Eager, stepping
 from jaxtribute._src.execution.function import Function
-from jaxtribute._src.execution.nests import flatten, map_leaves
+from jaxtribute._src.execution.nests import map_leaves
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.jaxprs.core import is_traced
 from jaxtribute._src.strategies.legacy import LegacyExtended
 from jaxtribute._src.strategies.operations import ExtendedOperations
 from jaxtribute._src.types import Nest, Numeric
-from jaxtribute._src.values.distributed import Mirrored, PerReplica
+from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.layouts import LayoutMap
 from jaxtribute._src.values.mesh import Layout, ReplicaMesh, unbound
@@ -171,10 +172,13 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
                 f"strategy.run outside a compiled function, on replicas of {self.mesh.group_size} devices over several "
                 "workers. HINT: call strategy.run in a function decorated by @jd.function."
             )
+        leaves = reveal((args, kwargs), (ReplicaValues,))
+        for leaf in leaves:
+            refuse_distributed(leaf)
         if self.mesh.size == 1:
             return self._call_alone(fn, args, kwargs)
         # Here and not in a function for each leaf, as every eager step passes.
-        for leaf in flatten((args, kwargs))[0]:
+        for leaf in leaves:
             if isinstance(leaf, (PerReplica, Mirrored)) and leaf.mesh != self.mesh:
                 raise _mixed(leaf, self.strategy)
             if isinstance(leaf, Variable):

@@ -46,25 +46,14 @@ def check_enterable(strategy: Strategy, what: str) -> None:
 
 
 class Scope:
-    """Context manager of `Strategy.scope`: makes the strategy current inside a `with` block, and further ones in it."""
+    """Context manager of `Strategy.scope`: makes the strategy current inside a `with` block, any number of times."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._used = False
-        self._depth = 0
 
     def __enter__(self) -> Strategy:
         strategy = self._strategy
-        # Within itself it may be entered again, and the default strategy's at any time, as in TensorFlow.
-        if self._used and not self._depth and not strategy.is_default:
-            raise ContextError(
-                f"this scope of {type(strategy).__name__} has been left before. "
-                "HINT: call strategy.scope() anew for each `with`."
-            )
         check_enterable(strategy, f"{type(strategy).__name__}.scope()")
-        # Within the strategy's own scope it changes nothing, so that it can be entered later all the same.
-        self._used = self._used or contexts.current().strategy is not strategy
-        self._depth += 1
         contexts.announce()
         now = contexts.current()
         # The default strategy's scope changes nothing, but is left by a pop as every other.
@@ -74,7 +63,6 @@ class Scope:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._depth -= 1
         contexts.pop()
 
 

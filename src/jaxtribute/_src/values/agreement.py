@@ -24,7 +24,7 @@ Signature = tuple[tuple[int, ...], str]
 """Shape and dtype."""
 
 
-def first_workers(value: Numeric, what: str, mesh: ReplicaMesh, peers: Peers) -> Any:
+def first_workers(value: Numeric, what: str, mesh: ReplicaMesh, peers: Peers, settings: str = "") -> Any:
     """The value of worker 0. It travels only if another worker's differs.
 
     Args:
@@ -32,18 +32,19 @@ def first_workers(value: Numeric, what: str, mesh: ReplicaMesh, peers: Peers) ->
       what: names it in messages.
       mesh: the replicas' devices, over all workers.
       peers: the workers.
+      settings: what else must be the same on all workers, in words.
 
     Raises:
-      ShapeError: its shape or dtype differs between workers.
+      ShapeError: its shape, dtype or settings differ between workers.
     """
     host = np.asarray(value)
-    kind = f"{host.dtype.name}{list(host.shape)}"
+    kind = f"{host.dtype.name}{list(host.shape)} {settings}".rstrip()
     # Usually the values are equal, as all workers use one seed: a digest tells it without sending them.
     digest = hashlib.sha256(np.ascontiguousarray(host).data).hexdigest() if host.size else ""
     kinds, digests = zip(*exchanged(peers, f"the first value of {what}", [kind, digest]), strict=True)
     if len(set(kinds)) > 1:
         raise ShapeError(
-            f"the workers create {what} with different shapes or dtypes: {dict(enumerate(kinds))}. "
+            f"the workers create {what} with different shapes, dtypes or settings: {dict(enumerate(kinds))}. "
             "HINT: build the same model on every worker."
         )
     if len(set(digests)) == 1:

@@ -58,6 +58,10 @@ class AssignMethods:
         """Reads like `Variable.read_value`: a variable is initialised when it is made. Source: `tf.Variable`."""
         return cast("Variable", self).read_value()
 
+    def get_shape(self) -> tuple[int, ...]:
+        """Returns the shape of the value on one replica. Source: `tf.Variable.get_shape`."""
+        return cast("Variable", self).shape
+
     @property
     def initializer(self) -> None:
         """Nothing to run: a variable is initialised when it is made. Source: `tf.Variable.initializer`."""

@@ -274,19 +274,20 @@ class ReplicaMesh:
         numbers = map(put, map(np.int32, self.local_ids), self.local_places)
         return tuple(numbers if self.peers is not None else map(unbound, numbers))
 
-    def agreed(self, value: Numeric, what: str) -> Any:
+    def agreed(self, value: Numeric, what: str, settings: str) -> Any:
         """The first worker's `value`, which others may have computed differently; all must call it.
 
         Args:
           value: an array on the host, or on devices of this process.
           what: names the value in messages.
+          settings: what else must be the same on all workers, in words.
 
         Raises:
-          ShapeError: its shape or dtype differs between workers.
+          ShapeError: its shape, dtype or settings differ between workers.
         """
         if self.peers is None:
             return value
-        return first_workers(value, what, self, self.peers)
+        return first_workers(value, what, self, self.peers, settings)
 
     def replicate(self, value: Numeric) -> jax.Array:
         """Returns a fresh copy of `value` on every device, sharing memory with nothing."""

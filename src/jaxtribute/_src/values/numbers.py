@@ -117,6 +117,19 @@ def converted(array: Numeric, dtype: np.dtype[Any], what: str) -> Any:
     return result
 
 
+def widened(array: Any) -> Any:
+    """An array of floats of less than 32 bits as one of 32, in which they are added up; any other as it is."""
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    return array.astype(np.promote_types(array.dtype, np.float32))
+
+
+def summed(array: Any, axes: int | tuple[int, ...]) -> Any:
+    """The sum along axes in the array's dtype, added up in 32 bits where that is shorter."""
+    # Rounded after each addition, the sum would depend on the order that the compiler takes.
+    return widened(array).sum(axes, promote_integers=False).astype(array.dtype)
+
+
 def check_range(array: Host, dtype: np.dtype[Any], what: str) -> None:
     """Checks that integers fit a dtype of integers.
 

@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.types import DType, Numeric
+from jaxtribute.errors import ArgumentTypeError
 
 # The functions here are the mixin's own.
 # pyright: reportPrivateUsage=false
@@ -103,15 +105,26 @@ class ArrayOperators:
         def __getattr__(self, name: str) -> Any: ...
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Returns the value as a NumPy array of its own memory, waiting until it is computed."""
-        return np.array(self._operand())
+        """Returns the value as a NumPy array of its own memory, waiting until it is computed.
+
+        Raises:
+          ArgumentTypeError: it is computed in a program, or differentiated.
+        """
+        return self.__array__()
 
     def __jax_array__(self) -> jax.Array:
         return jnp.asarray(self._operand())
 
     def __array__(self, dtype: DType = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        value = self._operand()
+        if isinstance(value, Tracer):
+            raise ArgumentTypeError(
+                f"NumPy was given a {type(self).__name__} of shape {self.shape} in a function that is compiled or "
+                "differentiated, where it has no numbers yet. HINT: use jax.numpy, as in jnp.matmul(x, w), or an "
+                "operator, as in x @ w."
+            )
         # A copy: what NumPy is handed must not change, nor be given up, with the variable's next step.
-        return np.array(self._operand(), dtype=dtype)
+        return np.array(value, dtype=dtype)
 
     def __float__(self) -> float:
         return float(self._operand())

@@ -13,6 +13,7 @@ from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.enums import VariableAggregation
 from jaxtribute._src.values.numbers import row_ids
 from jaxtribute._src.values.operators import operand
+from jaxtribute._src.values.policies.base import check_arithmetic
 from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
 
 if TYPE_CHECKING:
@@ -63,9 +64,9 @@ class ScatterMethods:
     """Mixin of `Variable`: writes to some of its rows.
 
     In replica context the rows of all replicas are joined first, as the variable's aggregation says: SUM and MEAN for
-    `scatter_add` and `scatter_sub`, ONLY_FIRST_REPLICA for all. An ON_READ variable is written by each replica for
-    itself. Indices that name no row, as they are negative or too large, are an error where they are known; in a
-    compiled function they are ignored, whatever the strategy.
+    `scatter_add` and `scatter_sub`, SUM for `scatter_mul` and `scatter_div`, ONLY_FIRST_REPLICA for all. An ON_READ
+    variable is written by each replica for itself. Indices that name no row, as they are negative or too large, are an
+    error where they are known; in a compiled function they are ignored, whatever the strategy.
     """
 
     def scatter_add(self, sparse_delta: IndexedSlices) -> Any:
@@ -108,6 +109,8 @@ class ScatterMethods:
     def _scatter(self, delta: IndexedSlices, how: Scatter) -> Any:
         variable = cast("Variable", self)
         contexts.current().strategy.extended.check_variable(variable)
+        if how is not Scatter.UPDATE:
+            check_arithmetic(variable, how.value)
         context = contexts.of(variable.distribute_strategy)
         indices, values = checked_rows(variable, delta)
         executor, policy = context.executor, variable.policy
@@ -171,11 +174,17 @@ def _joined(
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         executor = contexts.current().executor
         return executor.select(indices, 0), executor.select(values, 0)
-    if aggregation is VariableAggregation.NONE or how not in (Scatter.ADD, Scatter.SUB):
+    several = (
+        Scatter.ADD,
+        Scatter.SUB,
+        *((Scatter.MUL, Scatter.DIV) if aggregation is VariableAggregation.SUM else ()),
+    )
+    if aggregation is VariableAggregation.NONE or how not in several:
         raise VariableError(
             f"{variable.name}.{how.value} was called by each of {replica.num_replicas_in_sync} replicas with "
             f"aggregation {aggregation.name}, which does not say what their rows come to. HINT: create it with "
-            "aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA, or for scatter_add and scatter_sub SUM or MEAN."
+            "aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA, or SUM for scatter_add, sub, mul and div; the "
+            "first two also take MEAN."
         )
     indices, values = replica.all_gather((indices, values), axis=0)
     # A replica that leaves a row out counts for it with zeros, as in a dense gradient.

@@ -17,6 +17,7 @@ from jaxtribute._src.jaxprs.making import identity, linear_with_probe
 from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.layouts import names_of, parts_along
 from jaxtribute._src.values.mesh import AXIS, Layout, ReplicaMesh
+from jaxtribute._src.values.numbers import summed
 
 alike_p = identity("jd_alike")
 """The identity on a value that must be the same on every replica; inference raises an error where it is not."""
@@ -156,7 +157,7 @@ class Cut:
             return lax.psum_scatter(whole, AXIS, scatter_dimension=axis, tiled=True).reshape(self.piece_shape)
         rows = self.stored(array) if self.axis is None else jnp.moveaxis(array, self.axis, 0)
         rows = rows.reshape(self.replicas, -1, *rows.shape[1:])
-        total = jnp.sum(lax.all_to_all(rows, AXIS, 0, 0, tiled=True), axis=0, dtype=array.dtype)
+        total = summed(lax.all_to_all(rows, AXIS, 0, 0, tiled=True), 0)
         return total if self.axis is None else jnp.moveaxis(total, 0, self.axis)
 
     def joined(self, piece: Numeric) -> Any:

@@ -14,13 +14,14 @@ from jaxtribute._src.context import Context
 from jaxtribute._src.devices import device_name
 from jaxtribute._src.types import DType, Foreign, Nest, Numeric
 from jaxtribute._src.values.assigning import AssignMethods
+from jaxtribute._src.values.creating import Making
 from jaxtribute._src.values.distributed import DistributedValues, ReplicaValues
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute._src.values.layouts import check_layout, parse_layout
 from jaxtribute._src.values.numbers import initial_array, initial_shape, row_ids
 from jaxtribute._src.values.operators import ArrayOperators
 from jaxtribute._src.values.placing import put
-from jaxtribute._src.values.policies.base import Policy, Update
+from jaxtribute._src.values.policies.base import Policy, Update, check_arithmetic
 from jaxtribute._src.values.scatter import ScatterMethods
 from jaxtribute._src.values.stored import StoredArray
 from jaxtribute.errors import ArgumentError, VariableError
@@ -66,11 +67,7 @@ class _Creation(type):
     def __call__(cls, *args: Nest, **kwargs: Nest) -> Any:
         context = contexts.current()
         kind = context.strategy.extended.variable_kind if cls is Variable else cls
-
-        def make() -> Any:
-            return type.__call__(kind, *args, **kwargs)
-
-        return context.executor.create(make)
+        return context.executor.create(Making(kind, args, kwargs))
 
 
 class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues, StoredArray, metaclass=_Creation):
@@ -131,7 +128,8 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
         self._policy: Policy = policy.fitted(self._shape, self._dtype)
         if policy.mesh is not None:
             # Workers may have drawn other first values, as without a seed: all take the first one's.
-            value = policy.mesh.agreed(value, f"variable {self._name!r}")
+            settings_told = f"{self._synchronization.name} {self._aggregation.name}"
+            value = policy.mesh.agreed(value, f"variable {self._name!r}", settings_told)
         on_read = self._synchronization is VariableSynchronization.ON_READ
         self._trainable = trainable if trainable is not None else not on_read
         # A variable outlives the function that makes it: its first array must be no tracer of a program.
@@ -290,6 +288,8 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
     def _update(self, value: Numeric, update: Update) -> Self:
         context = self._context()
         context.strategy.extended.check_variable(self)
+        if update is not Update.ASSIGN:
+            check_arithmetic(self, update.value)
         context.executor.standpoint.write(context.executor, self, value, update, context.replica is not None)
         return self
 

@@ -116,7 +116,7 @@ def _minimum(x: TensorLike, y: TensorLike) -> Any:
 
 def _sum(x: Array, axis: Axis, keepdims: bool) -> Any:
     # In the array's own type, as in TensorFlow: JAX would widen small integers and booleans.
-    return jnp.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
+    return jnp.sum(x, axis=axis, keepdims=keepdims, promote_integers=False)
 
 
 def _mean(x: Array, axis: Axis, keepdims: bool) -> Any:

@@ -226,11 +226,25 @@ class Policy(ABC):
         return self.admit(array)
 
 
+def check_arithmetic(variable: Variable, write: str) -> None:
+    """Checks that a variable's values can be added up and counted: booleans would become numbers, or stay true.
+
+    Raises:
+      VariableError: the variable holds booleans.
+    """
+    if variable.dtype == np.bool_:
+        raise VariableError(
+            f"{variable.name}.{write}: the variable has dtype bool, and booleans have no sum or difference of their "
+            "dtype. HINT: create it with dtype='int32' to count, or use assign and, in strategy.run, "
+            "aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA."
+        )
+
+
 def check_aggregation(variable: Variable, value: Numeric, update: Update, replicas: int) -> None:
     """Checks that the variable says how to combine the values that several replicas write.
 
     Raises:
-      VariableError: aggregation NONE, or SUM of a Python number.
+      VariableError: aggregation NONE, or SUM of a Python number or of booleans.
     """
     if variable.aggregation is VariableAggregation.NONE:
         raise VariableError(
@@ -238,7 +252,10 @@ def check_aggregation(variable: Variable, value: Numeric, update: Update, replic
             "not say how to combine what they write. HINT: create it with aggregation=jd.VariableAggregation.SUM, "
             "MEAN or ONLY_FIRST_REPLICA, or write it outside strategy.run."
         )
-    if variable.aggregation is VariableAggregation.SUM and isinstance(value, (bool, int, float, complex)):
+    if variable.aggregation is not VariableAggregation.SUM:
+        return
+    check_arithmetic(variable, f"{update.value} with aggregation SUM")
+    if isinstance(value, (bool, int, float, complex)):
         raise VariableError(
             f"{variable.name}.{update.value}({value!r}): the same Python number from every replica cannot be summed "
             "without doubt about what is meant. HINT: pass an array, or create the variable with "

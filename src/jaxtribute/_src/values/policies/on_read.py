@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import VariableAggregation
+from jaxtribute._src.values.mesh import AXIS
+from jaxtribute._src.values.numbers import summed
 from jaxtribute._src.values.placing import own
-from jaxtribute._src.values.policies.base import Policy, Update, Writes, coerce
+from jaxtribute._src.values.policies.base import Policy, Update, Writes, check_arithmetic, coerce
 from jaxtribute.errors import VariableError
 
 if TYPE_CHECKING:
@@ -67,7 +71,7 @@ class OnReadPolicy(Policy):
         """The rows, combined as the variable's aggregation says.
 
         Raises:
-          VariableError: aggregation NONE.
+          VariableError: aggregation NONE, or SUM of booleans.
         """
         how = variable.aggregation
         if how is VariableAggregation.NONE:
@@ -78,7 +82,10 @@ class OnReadPolicy(Policy):
             )
         if how is VariableAggregation.ONLY_FIRST_REPLICA:
             return array[0]
-        return array.sum(0, dtype=array.dtype) if how is VariableAggregation.SUM else array.mean(0)
+        if how is VariableAggregation.MEAN:
+            return array.mean(0)
+        check_arithmetic(variable, "read_value with aggregation SUM")
+        return summed(array, 0)
 
     def component(self, part: Numeric, variable: Variable) -> Any:
         """The value in a replica's row."""
@@ -109,10 +116,24 @@ class OnReadPolicy(Policy):
                     f"{variable.name}.{update.value} in cross-replica context: a SUM variable kept on each replica has "
                     f"no one place to add {value} to. HINT: call it in strategy.run, or assign() the total."
                 )
-            # In equal parts, which a read adds up again.
-            value = value / jnp.asarray(self.mesh.size, variable.dtype)
-            value = value.astype(variable.dtype)
+            check_arithmetic(variable, f"{update.value} with aggregation SUM")
+            return self._parts(jnp.asarray(value), shape)
         return jnp.broadcast_to(value, shape)
+
+    def _parts(self, total: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """The rows of a stored array, or a replica's own row of them, which add up to `total`."""
+        replicas = self.mesh.size
+        if jnp.issubdtype(total.dtype, jnp.inexact):
+            return jnp.broadcast_to(total / jnp.asarray(replicas, total.dtype), shape)
+        # Whole numbers in whole parts: the first replicas have one more where it does not come out even. In 32 bits at
+        # least, which hold the number of replicas.
+        whole = total.astype(jnp.int32) if total.dtype.itemsize < np.dtype(np.int32).itemsize else total
+        count = jnp.full_like(whole, replicas)
+        part, rest = whole // count, whole % count
+        numbers = jnp.arange(replicas) if shape[0] == replicas else lax.axis_index(AXIS)[None]
+        numbers = numbers.astype(whole.dtype).reshape(-1, *[1] * whole.ndim)
+        more = jnp.broadcast_to(numbers, shape) < jnp.broadcast_to(rest, shape)
+        return (jnp.broadcast_to(part, shape) + more.astype(whole.dtype)).astype(total.dtype)
 
     def gradient(self, gradient: Numeric, variable: Variable) -> Any:
         """That for the combined value, from those for the rows."""
