@@ -16,6 +16,7 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src.integrations.keras import internals
 from jaxtribute._src.integrations.keras.internals import KerasModel, KerasVariable
 from jaxtribute._src.integrations.keras.merging import State, contributions, merged, start_of_layers, start_of_metrics
+from jaxtribute._src.integrations.keras.parts import Ends, PartsOfSteps
 from jaxtribute._src.integrations.keras.share import Share, entered
 from jaxtribute._src.types import Array, Nest
 from jaxtribute.errors import ContextError
@@ -67,8 +68,24 @@ def train_step(model: KerasModel, lists: Lists) -> Step:
     """A replica's training step."""
     own = internals.has_own_train_step(model)
 
+    def ends(share: Share, batch: Nest) -> Ends:
+        trainable, layers, optimizer, metrics = map(
+            values_of, (lists.trainable, lists.layers, lists.optimizer, lists.metrics)
+        )
+        start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
+        if own:
+            logs, state = model.train_step((trainable, start[0], optimizer, start[1]), batch)
+            return start[1], state[3], logs
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        _, aux = _loss(model, trainable, optimizer, start, (x, y, sample_weight))
+        logs, after = internals.updated_metrics(model, aux[3], aux[0], x, y, aux[1], sample_weight)
+        return start[1], after, logs
+
+    parts = PartsOfSteps(model, lists.metrics, ends)
+
     def step(batch: Nest, total: int) -> tuple[list[Any], Logs]:
         share, batch = _share(batch, total, lists)
+        parts.tell(share, batch)
         before = list(map(values_of, (lists.trainable, lists.layers, lists.optimizer, lists.metrics)))
         trainable, layers, optimizer, metrics = before
         start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
@@ -92,8 +109,17 @@ def train_step(model: KerasModel, lists: Lists) -> Step:
 def test_step(model: KerasModel, lists: Lists) -> Step:
     """A replica's evaluation step."""
 
+    def ends(share: Share, batch: Nest) -> Ends:
+        trainable, layers, metrics = map(values_of, (lists.trainable, lists.layers, lists.metrics))
+        start = start_of_metrics(lists.metrics, metrics, share)
+        logs, state = model.test_step((trainable, start_of_layers(lists.layers, layers, share), start), batch)
+        return start, state[2], logs
+
+    parts = PartsOfSteps(model, lists.metrics, ends)
+
     def step(batch: Nest, total: int) -> tuple[list[Any], Logs]:
         share, batch = _share(batch, total, lists)
+        parts.tell(share, batch)
         trainable, layers, metrics = map(values_of, (lists.trainable, lists.layers, lists.metrics))
         start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
         with entered(share):
@@ -162,15 +188,20 @@ def _local_gradients(
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
 
     def loss(values: State) -> tuple[Any, Any]:
-        scaled, aux = model.compute_loss_and_updates(
-            values, *start, x, y, sample_weight, training=True, optimizer_variables=optimizer
-        )
+        scaled, aux = _loss(model, values, optimizer, start, (x, y, sample_weight))
         return scaled * jnp.asarray(share.weight, scaled.dtype), aux
 
     (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(trainable)
     unscaled, y_pred, layers, metrics = aux
     logs, metrics = internals.updated_metrics(model, metrics, unscaled, x, y, y_pred, sample_weight)
     return (layers, metrics), logs, grads
+
+
+def _loss(
+    model: KerasModel, trainable: State, optimizer: State, start: tuple[State, State], batch: tuple[Any, Any, Any]
+) -> tuple[Any, Any]:
+    """The standard training step's loss, scaled; and the loss itself, predictions, and new values of the others."""
+    return model.compute_loss_and_updates(trainable, *start, *batch, training=True, optimizer_variables=optimizer)
 
 
 def _reduced(
@@ -208,7 +239,8 @@ def _weighted(logs: Logs, metrics: Logs, share: Share) -> Logs:
         if isinstance(value, dict) and name not in metrics:
             weighted[name] = _weighted(value, metrics, share)
         elif name not in metrics:
-            weighted[name] = jax.tree.map(lambda leaf: jnp.asarray(leaf) * share.weight, value)
+            weight = 1 if name in share.summed else share.weight
+            weighted[name] = jax.tree.map(lambda leaf, weight=weight: jnp.asarray(leaf) * weight, value)
     return weighted
 
 
