@@ -135,18 +135,27 @@ class Rows:
 
     def _note_picks(self, one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> None:
         """Remembers the number of a row that is taken out of the rows by its number."""
-        name = one.primitive.name
-        if name not in ("slice", "dynamic_slice") or parts[0].kind is not Kind.ROWS:
-            return
-        for axis in _scaled(one.invars[0], other.invars[0]):
-            if aval(one.outvars[0]).shape[axis] != 1 or aval(other.outvars[0]).shape[axis] != 1:
-                continue
-            if name == "slice":
-                starts = one.params["start_indices"][axis], other.params["start_indices"][axis]
-            else:
-                starts = parts[1 + axis].numbers or (0, 0)
-            if int(starts[0]) == int(starts[1]):
-                self.picked = max(self.picked, int(starts[0]))
+        if one.primitive.name in ("slice", "dynamic_slice", "gather") and parts[0].kind is Kind.ROWS:
+            for axis in _scaled(one.invars[0], other.invars[0]):
+                starts = _start(one, parts, axis, 0), _start(other, parts, axis, 1)
+                # Behind a number of all rows, as in `x[-1]`, it is another one in both programs.
+                if starts[0] is not None and starts[0] == starts[1]:
+                    self.picked = max(self.picked, starts[0])
+
+
+def _start(eqn: JaxprEqn, parts: list[Part], axis: int, program: int) -> int | None:
+    """The number of the one row that an operation takes along an axis; None if it takes others, or it is not known."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "slice":
+        start = params["start_indices"][axis]
+        return int(start) if params["limit_indices"][axis] == start + 1 else None
+    if params["slice_sizes"][axis] != 1:
+        return None
+    place = 1 + axis
+    if name == "gather":
+        place = 1 if tuple(params["dimension_numbers"].start_index_map) == (axis,) else 0
+    numbers = parts[place].numbers
+    return None if numbers is None else int(np.max(numbers[program]))
 
 
 def _scaled(one: Any, other: Any) -> tuple[int, ...]:

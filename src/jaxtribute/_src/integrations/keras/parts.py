@@ -105,6 +105,11 @@ class PartsOfSteps:
                 "for each example, or with sample_weight= the number of examples."
             )
             return Parts()
+        if share.rows > rows.picked > 0:
+            _say(
+                f"the step of {self._model.name!r} takes row {rows.picked} of a batch by its number: each replica takes "
+                "that of its own rows, and one device that of all. HINT: let steps treat all rows alike."
+            )
         logs = (name for name, part in outputs.items() if isinstance(name, str) and _degree(part) == 1)
         return Parts(self._shared(outputs), frozenset([*logs, *_summed_updates(outputs)]), rows.picked)
 
