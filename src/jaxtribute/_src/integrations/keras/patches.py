@@ -18,6 +18,7 @@ from jaxtribute._src.integrations.keras import checks, internals, multi_worker, 
 # Not used here: Keras must know the operation in it when it loads a model that another process has saved.
 from jaxtribute._src.integrations.keras import functions as functions
 from jaxtribute._src.integrations.keras.additivity import checked_updates
+from jaxtribute._src.integrations.keras.building import shapes_of_a_replica
 from jaxtribute._src.integrations.keras.custom_loops import initialized_now
 from jaxtribute._src.integrations.keras.data import DistributedAdapter, adapted, readable
 from jaxtribute._src.integrations.keras.internals import JAXEpochIterator, JAXTrainer, KerasModel, is_nnx_enabled
@@ -29,7 +30,7 @@ from jaxtribute._src.integrations.keras.share import (
     whole_batch_moments,
 )
 from jaxtribute._src.integrations.keras.strings import host_inputs, unchecked
-from jaxtribute._src.integrations.keras.variables import PlainValue, joined, new_variable, rebuilt
+from jaxtribute._src.integrations.keras.variables import PlainValue, joined, new_variable, on_servers, rebuilt
 from jaxtribute._src.types import Foreign, Leaf, Nest
 from jaxtribute.errors import ArgumentError, ConfigError
 
@@ -182,13 +183,18 @@ def _made(
 
 
 def _built_on_sample(
-    original: Method, _: Strategy, model: KerasModel, iterator: Nest = None, data_batch: Leaf = None
+    original: Method, strategy: Strategy, model: KerasModel, iterator: Nest = None, data_batch: Leaf = None
 ) -> None:
     # Where workers make the batches, shapes come from the coordinator's own dataset.
     sample = getattr(getattr(iterator, "data_adapter", None), "like_a_batch", None)
     if sample is not None:
         iterator, data_batch = None, next(sample()) if internals.is_unbuilt(model) else None
-    original(model, iterator, data_batch)
+    if on_servers(strategy) or not internals.is_unbuilt(model):
+        original(model, iterator, data_batch)
+        return
+    # Losses may meet the other replicas, as they do in a step.
+    with shapes_of_a_replica(strategy):
+        original(model, iterator, data_batch)
 
 
 def _no_state(_: Method, __: Strategy, ___: Foreign, **kwargs: bool) -> Any:
