@@ -31,6 +31,7 @@ from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import TraceError, VariableError
 
 if TYPE_CHECKING:
+    from jaxtribute._src.execution.gathers import Gathers
     from jaxtribute._src.strategies.base import Strategy
 
 _SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
@@ -89,6 +90,9 @@ class _Arguments:
         """The class of each replica: those of one class see the same shapes."""
         self.samples = list(map(signatures.index, distinct))
         """One replica of each class."""
+        first: Sequence[tuple[int, ...]] = next(iter(self._ragged.values()), [()] * mesh.size)
+        self.rows = [shape[0] if shape else 0 for shape in first]
+        """Every replica's number of rows, where they differ."""
 
     def _add(self, place: int, leaf: Leaf) -> None:
         if isinstance(leaf, PerReplica) and leaf.is_tuple:
@@ -163,7 +167,11 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
     arguments = _Arguments((args, kwargs), mesh)
     captured: Known = {}
     # An array that the function closes over stays one object in all traces: classes are compared by identity there.
-    traces = [_trace(strategy, mesh, fn, arguments, replica, captured) for replica in arguments.samples]
+
+    def trace(replica: int, gathers: Gathers | None = None) -> _Traced:
+        return _trace(strategy, mesh, fn, arguments, replica, captured, gathers)
+
+    traces = [trace(0)] if len(arguments.samples) == 1 else _traced_apart(trace, arguments)
     plan = _plan_classes(arguments, traces, mesh) if len(traces) > 1 else _plan_one(arguments, traces[0])
     # The outputs of a plan: the results that are arrays, the written variables' values, the totals of travelling
     # losses.
@@ -224,6 +232,13 @@ def run_transformed(
         ) from reason
 
 
+def _traced_apart(trace: Callable[[int, Gathers], _Traced], arguments: _Arguments) -> list[_Traced]:
+    """One program for each class of replicas, which know the lengths of what they gather of one another."""
+    from jaxtribute._src.execution.gathers import settled  # many programs never need it
+
+    return settled(trace, arguments.samples, arguments.table, arguments.rows)
+
+
 def _put(value: Numeric, where: Sharding) -> Any:
     """An input of the replicas' program on their devices; what it is computed from may be differentiated."""
     return jax.device_put(value, where) if isinstance(value, Tracer) else put(value, where)
@@ -236,12 +251,14 @@ def _trace(
     arguments: _Arguments,
     replica: int,
     captured: Known,
+    gathers: Gathers | None,
 ) -> _Traced:
     """Traces `fn` with the shapes that `replica` sees; `captured` holds what the traces of others have captured."""
     seen: list[Any] = []
 
     def program(*local: Nest) -> list[Any]:
         executor = TracedReplica(mesh, arguments.idle, uneven=len(arguments.samples) > 1)
+        executor.gathers = gathers
         context = ReplicaContext(strategy, lax.axis_index(AXIS))
         args, kwargs = arguments.fill(local)
         try:

@@ -123,11 +123,11 @@ class Rows:
             return [_SAME if equalises(one, self._axis) else OTHER] * len(one.outvars)
         if name in ("jd_equal", "jd_alike"):
             return [_SAME] * len(one.outvars)
-        if name in _FOLDED and len(one.outvars) == 1 and all(part.numbers for part in parts):
+        scaled = [_scaled(*pair) for pair in zip(one.outvars, other.outvars, strict=True)]
+        if name in _FOLDED and scaled == [()] and all(part.numbers for part in parts):
             folded = _folded(one, other, parts)
             if folded is not None:
                 return [folded]
-        scaled = [_scaled(*pair) for pair in zip(one.outvars, other.outvars, strict=True)]
         if name in _LOOPS:
             return [_of_loop(parts, bool(axes)) for axes in scaled]
         self._note_picks(one, other, parts)
@@ -212,14 +212,17 @@ def _part(one: JaxprEqn, other: JaxprEqn, parts: list[Part], along: tuple[int, .
     kinds = {part.kind for part in parts}
     degree = _degree(one, parts)
     if Kind.OTHER in kinds:
-        unknown = [atoms for atoms, part in zip(zip(one.invars, other.invars, strict=True), parts, strict=True) if part.kind is Kind.OTHER]
-        # What is made for each row with a number of all rows is one of these rows again: so it is with batch statistics.
-        return Part(Kind.ROWS) if along and not any(_scaled(*atoms) for atoms in unknown) else OTHER
+        # What is made for each row with a number of all rows is one of these rows again, as with batch statistics.
+        return Part(Kind.ROWS) if along and not _has_unknown_rows(one, other, parts) else OTHER
     if degree is None:
-        return OTHER
+        if not along or Kind.ROWS not in kinds:
+            return OTHER
+        # A row's own value, whatever was made of other rows on the way: each replica sees those that it has.
+        linear = one.primitive.name in _LINEAR
+        return Part(Kind.ROWS, min(part.degree for part in parts if part.kind is not Kind.ZERO) if linear else 0)
     lost = _lost(one, other)
     if Kind.ROWS in kinds:
-        return _of_rows(one, kinds, degree, along, lost)
+        return _of_rows(kinds, degree, along, lost)
     if Kind.TOTAL in kinds:
         return Part(Kind.ROWS, degree) if along else _of_totals(one, parts, degree)
     if Kind.SAME in kinds:
@@ -230,7 +233,15 @@ def _part(one: JaxprEqn, other: JaxprEqn, parts: list[Part], along: tuple[int, .
     return Part(Kind.ALIKE, degree + lost)
 
 
-def _of_rows(one: JaxprEqn, kinds: set[Kind], degree: int, along: tuple[int, ...], lost: int) -> Part:
+def _has_unknown_rows(one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> bool:
+    """True if an operand of which nothing is known has an axis along the rows."""
+    for first, second, part in zip(one.invars, other.invars, parts, strict=True):
+        if part.kind is Kind.OTHER and _scaled(first, second):
+            return True
+    return False
+
+
+def _of_rows(kinds: set[Kind], degree: int, along: tuple[int, ...], lost: int) -> Part:
     if along:
         return Part(Kind.ROWS, degree + lost)
     # Anything else that leaves no axis of rows, such as a maximum, is no sum of what the rows have.

@@ -162,10 +162,10 @@ def is_plain(model: KerasModel) -> bool:
     parts = [*model._flatten_layers(), *metrics_of(model)]
     if not all(is_keras(type(part)) and not isinstance(part, keras.layers.Lambda) for part in parts):
         return False
+    # A model that is not compiled has no loss. One given by name is Keras's own.
+    losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if not isinstance(loss, str)]
     functions = [getattr(part, "_fn", None) for part in parts]
-    # A model that is not compiled has no loss.
-    for loss in keras.tree.flatten(getattr(model, "loss", None)):
-        functions.append(getattr(loss, "fn", None) if is_keras(type(loss)) else None if isinstance(loss, str) else loss)
+    functions += [getattr(loss, "fn", None) if is_keras(type(loss)) else loss for loss in losses]
     return all(function is None or is_keras(function) for function in functions)
 
 

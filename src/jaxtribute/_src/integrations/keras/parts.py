@@ -17,13 +17,14 @@ import jax.numpy as jnp
 import keras
 from jax import lax
 
-from jaxtribute._src.context import Context, entered
+from jaxtribute._src import context as contexts
+from jaxtribute._src.context import Context
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.execution.traced import TracedReplica
 from jaxtribute._src.integrations.keras import internals
 from jaxtribute._src.integrations.keras.internals import KerasModel
+from jaxtribute._src.integrations.keras.meeting import entered, share_of
 from jaxtribute._src.integrations.keras.share import Share
-from jaxtribute._src.integrations.keras.share import entered as entered_share
 from jaxtribute._src.jaxprs.rows import FACTOR, Kind, Part, Rows
 from jaxtribute._src.types import Nest
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
@@ -72,10 +73,18 @@ class PartsOfSteps:
       model: the model.
       variables: its metrics' variables.
       ends: its step up to its metrics.
+      weighs_later: see `InStep`.
     """
 
-    def __init__(self, model: KerasModel, variables: Sequence[Any], ends: Callable[[Share, Any], Ends]) -> None:
-        self._model, self._variables, self._ends = model, variables, ends
+    def __init__(
+        self,
+        model: KerasModel,
+        variables: Sequence[Any],
+        ends: Callable[[Share, Any], Ends],
+        *,
+        weighs_later: bool = False,
+    ) -> None:
+        self._model, self._variables, self._ends, self._weighs_later = model, variables, ends, weighs_later
         self._plain = internals.is_plain(model)
         self._known: dict[Any, Parts] = {}
 
@@ -107,8 +116,8 @@ class PartsOfSteps:
             return Parts()
         if share.rows > rows.picked > 0:
             _say(
-                f"the step of {self._model.name!r} takes row {rows.picked} of a batch by its number: each replica takes "
-                "that of its own rows, and one device that of all. HINT: let steps treat all rows alike."
+                f"the step of {self._model.name!r} takes row {rows.picked} of a batch by its number: each replica "
+                "takes that of its own rows, and one device that of all. HINT: let steps treat all rows alike."
             )
         logs = (name for name, part in outputs.items() if isinstance(name, str) and _degree(part) == 1)
         return Parts(self._shared(outputs), frozenset([*logs, *_summed_updates(outputs)]), rows.picked)
@@ -120,10 +129,9 @@ class PartsOfSteps:
 
         def program(batch: Nest) -> list[Any]:
             context = ReplicaContext(strategy, lax.axis_index(AXIS))
-            with entered(Context(strategy, context, TracedReplica(mesh, (), uneven=True))):
-                part = Share(context, rows, rows * share.context.num_replicas_in_sync, metrics=share.metrics)
-                with entered_share(part):
-                    start, ends, logs = self._ends(part, batch)
+            part = share_of(context, rows, rows * mesh.size, share.metrics, self._weighs_later)
+            with contexts.entered(Context(strategy, context, TracedReplica(mesh, (), uneven=True))), entered(part):
+                start, ends, logs = self._ends(part, batch)
             found: dict[Any, Any] = {}
             for variable, old, new in zip(self._variables, start, ends, strict=True):
                 if new is not None and new is not old and variable.aggregation == "sum":

@@ -72,7 +72,9 @@ class Share:
         """A nest of arrays, added up over the replicas; one without examples adds nothing."""
         if self.alone:
             return values
-        return self.context.all_reduce(ReduceOp.SUM, values if self.rows else jax.tree.map(jnp.zeros_like, values))
+        values = values if self.rows else jax.tree.map(jnp.zeros_like, values)
+        # Not what the context makes of a user's own sums.
+        return ReplicaContext.all_reduce(self.context, ReduceOp.SUM, values)
 
 
 class _Current(threading.local):

@@ -15,9 +15,10 @@ from jax import lax
 from jaxtribute._src import context as contexts
 from jaxtribute._src.integrations.keras import internals
 from jaxtribute._src.integrations.keras.internals import KerasModel, KerasVariable
+from jaxtribute._src.integrations.keras.meeting import entered, share_of
 from jaxtribute._src.integrations.keras.merging import State, contributions, merged, start_of_layers, start_of_metrics
 from jaxtribute._src.integrations.keras.parts import Ends, PartsOfSteps
-from jaxtribute._src.integrations.keras.share import Share, entered
+from jaxtribute._src.integrations.keras.share import Share
 from jaxtribute._src.types import Array, Nest
 from jaxtribute.errors import ContextError
 
@@ -81,10 +82,10 @@ def train_step(model: KerasModel, lists: Lists) -> Step:
         logs, after = internals.updated_metrics(model, aux[3], aux[0], x, y, aux[1], sample_weight)
         return start[1], after, logs
 
-    parts = PartsOfSteps(model, lists.metrics, ends)
+    parts = PartsOfSteps(model, lists.metrics, ends, weighs_later=own)
 
     def step(batch: Nest, total: int) -> tuple[list[Any], Logs]:
-        share, batch = _share(batch, total, lists)
+        share, batch = _share(batch, total, lists, weighs_later=own)
         parts.tell(share, batch)
         before = list(map(values_of, (lists.trainable, lists.layers, lists.optimizer, lists.metrics)))
         trainable, layers, optimizer, metrics = before
@@ -141,10 +142,10 @@ def predict_step(model: KerasModel, lists: Lists) -> Step:
         start = start_of_layers(lists.layers, layers, share)
         with entered(share):
             outputs, ends = model.predict_step((trainable, start), batch)
-        changed = _changed(start, ends)
-        if not share.alone and any(new is not None for new in changed):
-            totals = share.sum(contributions(lists.layers, start, changed, share))
-            changed = _changed(layers, merged(lists.layers, layers, totals))
+            changed = _changed(start, ends)
+            if not share.alone and any(new is not None for new in changed):
+                totals = share.sum(contributions(lists.layers, start, changed, share))
+                changed = _changed(layers, merged(lists.layers, layers, totals))
         # A replica without examples computed made-up ones, of which no row may reach the outputs.
         outputs = jax.tree.map(lambda leaf: _own(leaf if share.rows else leaf[:0], share), outputs)
         rest = [None] * (len(lists.optimizer) + len(lists.metrics))
@@ -158,12 +159,12 @@ def _own(output: Array, share: Share) -> Any:
     return output if share.alone else lax.optimization_barrier((output, share.context.replica_id_in_sync_group))[0]
 
 
-def _share(batch: Nest, total: int, lists: Lists) -> tuple[Share, Any]:
+def _share(batch: Nest, total: int, lists: Lists, weighs_later: bool = False) -> tuple[Share, Any]:
     """The replica's share, and its batch: made-up examples if it has none, which go into nothing that is reduced."""
     context = contexts.current().replica
     if context is None:
         raise ContextError("a Keras step runs in a replica context only. HINT: call model.fit, which enters one.")
-    share = Share(context, rows_of(batch), total, metrics=lists.metric_ids)
+    share = share_of(context, rows_of(batch), total, lists.metric_ids, weighs_later)
     # A program computes something in any case; the weight of these examples is zero.
     if not share.rows:
         batch = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), batch)
