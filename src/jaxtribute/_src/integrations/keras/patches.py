@@ -157,15 +157,24 @@ def _called(original: Method, model: KerasModel, *args: Leaf, **kwargs: Leaf) ->
     checks.check_call(original, model, strategy, args, kwargs)
     if original.__name__ in _SHOWN and not multi_worker.is_first(strategy):
         args, kwargs = multi_worker.silenced(original, model, args, kwargs)
-    return _in_scope(original, strategy, model, *args, **kwargs)
+    if original.__name__ not in _SHOWN:
+        return _in_scope(original, strategy, model, *args, **kwargs)
+    with multi_worker.running(strategy):
+        return _in_scope(original, strategy, model, *args, **kwargs)
 
 
 def _written_once(original: Method, strategy: Strategy, model: KerasModel, *args: Leaf, **kwargs: Leaf) -> Any:
-    if not multi_worker.is_first(strategy):
-        return None
-    # Outside the scope other workers need not take part in what Keras makes for it.
-    with contexts.entered(contexts.fallback.make()):
-        return original(model, *args, **kwargs)
+    result = None
+    if multi_worker.is_first(strategy):
+        try:
+            # Outside the scope other workers need not take part in what Keras makes for it.
+            with contexts.entered(contexts.fallback.make()):
+                result = original(model, *args, **kwargs)
+        except Exception as error:
+            multi_worker.tell_written(strategy, f"{type(error).__name__}: {error}")
+            raise
+    multi_worker.tell_written(strategy)
+    return result
 
 
 def _made(
