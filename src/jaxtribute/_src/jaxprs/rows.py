@@ -13,6 +13,7 @@ from enum import Enum, auto
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, JaxprEqn, Literal, Tracer, aval, bind, constants, opened
@@ -170,7 +171,7 @@ def _of_numbers(one: Any, other: Any) -> Part:
     """The part that a constant is."""
     if isinstance(one, Tracer) or isinstance(other, Tracer) or np.size(one) > _SMALL or np.size(other) > _SMALL:
         return Part(Kind.ALIKE)
-    if isinstance(one, jax.Array) and jax.dtypes.issubdtype(one.dtype, jax.dtypes.extended):
+    if isinstance(one, jax.Array) and jnp.issubdtype(one.dtype, jax.dtypes.extended):
         return Part(Kind.ALIKE)  # a key of random numbers
     first, second = np.asarray(one), np.asarray(other)
     if first.shape != second.shape:
