@@ -28,8 +28,9 @@ def compute_average_loss(
       per_example_loss: an array of shape `(examples, ...)` of a floating dtype, this replica's examples.
       sample_weight: weights that broadcast against it from the left: a scalar, shape `(examples,)`, `(examples, 1)`
         or the same shape.
-      global_batch_size: the number of examples on all replicas; by default this replica's times the number of
-        replicas, which is wrong for a last partial batch whose replicas differ.
+      global_batch_size: the number of examples on all replicas, a number or a scalar array; by default this replica's
+        times the number of replicas, which is wrong for a last partial batch whose replicas differ. For such a batch
+        ask the replicas: `jd.get_replica_context().all_reduce("SUM", x.shape[0])`.
 
     Returns:
       A scalar: the weighted sum of the losses, over all their axes, divided by `global_batch_size`; 0 if that is 0.
@@ -53,9 +54,11 @@ def compute_average_loss(
     if global_batch_size is None:
         global_batch_size = loss.shape[0] * _replicas("compute_average_loss")
     count = jnp.asarray(operand(global_batch_size))
-    # What is traced cannot be looked at.
-    negative = not isinstance(count, Tracer) and count.ndim == 0 and bool(count < 0)
-    if count.ndim or not jnp.issubdtype(count.dtype, jnp.integer) or negative:
+    whole = jnp.issubdtype(count.dtype, jnp.integer) or jnp.issubdtype(count.dtype, jnp.floating)
+    # What is traced, such as a sum over the replicas, cannot be looked at.
+    if whole and not isinstance(count, Tracer) and count.ndim == 0:
+        whole = bool(count >= 0) and float(count).is_integer()
+    if count.ndim or not whole:
         raise ArgumentError(
             f"global_batch_size is {global_batch_size!r}. HINT: pass the number of examples, an integer of at least 0."
         )

@@ -99,6 +99,25 @@ def all_gather(value: Numeric, axis: int) -> Any:
     return lax.all_gather(value, AXIS, axis=axis, tiled=True)
 
 
+def gather_uneven(value: Numeric, axis: int, lengths: Sequence[int]) -> Any:
+    """Concatenates the replicas' arrays along `axis`, where their lengths differ; every replica gets the result.
+
+    Args:
+      value: this replica's array.
+      axis: the axis.
+      lengths: every replica's length along it.
+    """
+    own = value.shape[axis]
+    largest = max(own, *lengths)
+    if not largest or set(lengths) == {own}:
+        return all_gather(value, axis)
+    # All bring as many rows as the longest: a collective takes arrays of one shape. What is added is cut off again.
+    padding = [(0, largest - own if place == axis else 0, 0) for place in range(value.ndim)]
+    padded = rows(lax.pad(value, jnp.zeros((), value.dtype), padding))
+    parts = [lax.slice_in_dim(padded[place], 0, length, axis=axis) for place, length in enumerate(lengths) if length]
+    return lax.concatenate(parts, axis)
+
+
 def rows(value: Numeric) -> Any:
     """Stacks the replicas' arrays along a new axis 0; every replica gets the result."""
     return lax.all_gather(value, AXIS, axis=0, tiled=False)

@@ -32,6 +32,7 @@ from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import TraceError, VariableError
 
 if TYPE_CHECKING:
+    from jaxtribute._src.execution.gathers import Gathers
     from jaxtribute._src.strategies.base import Strategy
 
 _SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
@@ -90,6 +91,9 @@ class _Arguments:
         """The class of each replica: those of one class see the same shapes."""
         self.samples = list(map(signatures.index, distinct))
         """One replica of each class."""
+        first: Sequence[tuple[int, ...]] = next(iter(self._ragged.values()), [()] * mesh.size)
+        self.rows = [shape[0] if shape else 0 for shape in first]
+        """Every replica's number of rows, where they differ."""
 
     def _add(self, place: int, leaf: Leaf) -> None:
         if isinstance(leaf, PerReplica) and leaf.is_tuple:
@@ -166,10 +170,13 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
     # An array that the function closes over stays one object in all traces: classes are compared by identity there.
     made: list[Any] = []
 
-    def replica_executor() -> TracedReplica:
-        return TracedReplica(mesh, arguments.idle, outer, made, uneven=len(arguments.samples) > 1)
+    def trace(replica: int, gathers: Gathers | None = None) -> _Traced:
+        def make_executor() -> TracedReplica:
+            return TracedReplica(mesh, arguments.idle, outer, made, gathers, uneven=len(arguments.samples) > 1)
 
-    traces = [_trace(strategy, fn, arguments, replica, captured, replica_executor) for replica in arguments.samples]
+        return _trace(strategy, fn, arguments, replica, captured, make_executor)
+
+    traces = [trace(0)] if len(arguments.samples) == 1 else _traced_apart(trace, arguments)
     plan = _plan_classes(arguments, traces, mesh) if len(traces) > 1 else _plan_one(arguments, traces[0])
     # The outputs of a plan: the results that are arrays, the written variables' values, the totals of travelling
     # losses.
@@ -228,6 +235,13 @@ def run_transformed(
             f"program, which is not possible here: {reason}. HINT: differentiate in the replica function, with "
             "jd.value_and_grad, and reduce the gradients."
         ) from reason
+
+
+def _traced_apart(trace: Callable[[int, Gathers], _Traced], arguments: _Arguments) -> list[_Traced]:
+    """One program for each class of replicas, which know the lengths of what they gather of one another."""
+    from jaxtribute._src.execution.gathers import settled  # many programs never need it
+
+    return settled(trace, arguments.samples, arguments.table, arguments.rows)
 
 
 def _put(value: Numeric, where: Sharding) -> Any:

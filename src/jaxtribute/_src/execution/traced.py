@@ -39,6 +39,7 @@ from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import StrategyMixError, TraceError
 
 if TYPE_CHECKING:
+    from jaxtribute._src.execution.gathers import Gathers
     from jaxtribute._src.strategies.base import Strategy
 
 variable_p = placeholder("jd_variable")
@@ -284,6 +285,7 @@ class TracedReplica(TracedProgram):
       uneven: whether the replicas' arrays may differ in shape.
       outer: the executor of the code around.
       made: the variables that the function has made in traces for other replicas, as they asked for them.
+      gathers: the lengths of gathered arrays on all replicas, if they may differ.
     """
 
     local = True
@@ -295,6 +297,7 @@ class TracedReplica(TracedProgram):
         idle: tuple[int, ...],
         outer: Executor,
         made: list[tuple[Making, Variable]],
+        gathers: Gathers | None,
         *,
         uneven: bool,
     ) -> None:
@@ -303,6 +306,7 @@ class TracedReplica(TracedProgram):
         self._mesh, self._idle, self._uneven = mesh, idle, uneven
         self.losses = TravellingLosses()
         """The losses that travel with gradients."""
+        self.gathers = gathers
         self.guesses = False
         """True if the function has seen a gathered array, whose length another replica's shapes may belie."""
         self.puts_off = False
@@ -321,8 +325,13 @@ class TracedReplica(TracedProgram):
     def all_gather(self, values: list[Any], axis: int) -> list[Any]:
         """Returns each array concatenated over the replicas."""
         self.guesses = self._uneven
-        gathered = [in_replica.all_gather(value, axis) for value in values]
+        gathered = [self._gathered(value, axis) for value in values]
         return [guarded(one, ReduceOp.SUM, self.idle, self._mesh.size) for one in gathered] if self.idle else gathered
+
+    def _gathered(self, value: Array, axis: int) -> Any:
+        if not self._uneven or self.gathers is None:
+            return in_replica.all_gather(value, axis)
+        return in_replica.gather_uneven(value, axis, self.gathers.lengths(value.shape[axis]))
 
     def constrain(self, value: Array, layout: Layout, mesh: ReplicaMesh) -> Array:
         """Returns an array split over the axes within this replica, which are those of the trace."""
@@ -436,11 +445,9 @@ class MergedReplicas(Executor):
 
     def gather(self, value: Numeric, axis: int) -> Any:
         """Returns a value concatenated over the replicas, of which this one has its component."""
-        return (
-            in_replica.all_gather(value.data, axis)
-            if isinstance(value, LocalPerReplica)
-            else super().gather(value, axis)
-        )
+        if isinstance(value, LocalPerReplica):
+            return self.replica.all_gather([value.data], axis)[0]
+        return super().gather(value, axis)
 
     def constrain(self, value: Array, layout: Layout, mesh: ReplicaMesh) -> Array:
         """Returns an array split over the axes within each replica."""

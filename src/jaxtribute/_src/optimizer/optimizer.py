@@ -82,6 +82,7 @@ class Optimizer:
         loss_scale: LossScale | None = None,
     ) -> None:
         self._transform = transform
+        contexts.announce()
         self._variables: tuple[Variable, ...] = tuple(
             cast("list[Variable]", jax.tree.leaves(opened(variables), is_leaf=lambda leaf: isinstance(leaf, Variable)))
         )
@@ -198,6 +199,8 @@ class Optimizer:
 
     def _ordered(self, grads_and_vars: Any) -> list[Any]:
         pairs = list(grads_and_vars) if isinstance(grads_and_vars, (list, tuple, zip)) else grads_and_vars
+        if isinstance(pairs, list):
+            pairs = list(map(_opened_pair, cast("list[Any]", pairs)))
         if isinstance(pairs, list) and pairs and all(_is_pair(pair) for pair in cast("list[Any]", pairs)):
             found: dict[Variable, Any] = {variable: grad for grad, variable in cast("list[Any]", pairs)}
             # A search among variables goes by identity, whatever `==` means elsewhere; see `operators.Asking`.
@@ -318,6 +321,13 @@ class Optimizer:
 
 def _names(variables: Iterable[Variable]) -> list[str]:
     return [variable.name for variable in variables]
+
+
+def _opened_pair(value: Any) -> Any:
+    """A pair of a gradient and a variable, one of Keras's as the one that it stands for; all else as it is."""
+    if type(value) is tuple and len(cast("Any", value)) == 2:
+        return value[0], getattr(value[1], "__jd_variable__", value[1])
+    return value
 
 
 def _is_pair(value: Numeric) -> bool:

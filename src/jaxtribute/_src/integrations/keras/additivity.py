@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxtribute._src.integrations.keras.internals import KerasModel
+from jaxtribute._src.integrations.keras.internals import KerasModel, is_keras, metrics_of
 from jaxtribute._src.integrations.keras.share import current
 from jaxtribute._src.jaxprs.core import Jaxpr, JaxprEqn, aval, opened
 from jaxtribute._src.jaxprs.flow import Flow
@@ -67,11 +67,8 @@ def check_additive(
 
 
 def _own_metrics(model: KerasModel) -> list[Any]:
-    found: list[Any] = []
-    for metric in model.metrics:
-        found.extend(getattr(metric, "metrics", None) or [metric])
     # Keras's own are known: they add what they find to their sums, or say how else these are to be aggregated.
-    return [metric for metric in found if not type(metric).__module__.startswith("keras.")]
+    return [metric for metric in metrics_of(model) if not is_keras(type(metric))]
 
 
 def _adds(jaxpr: Jaxpr) -> list[bool]:

@@ -144,6 +144,31 @@ def is_unbuilt(model: KerasModel) -> bool:
     return False
 
 
+def metrics_of(model: KerasModel) -> list[Any]:
+    """A model's metrics, those of `compile` one by one."""
+    found: list[Any] = []
+    for metric in model.metrics:
+        found.extend(getattr(metric, "metrics", None) or [metric])
+    return found
+
+
+def is_keras(value: Foreign) -> bool:
+    """True if a class or function is Keras's own."""
+    return (getattr(value, "__module__", None) or "").startswith("keras.")
+
+
+def is_plain(model: KerasModel) -> bool:
+    """True if no code of the user's runs in a model's steps: model, layers, loss and metrics are Keras's own."""
+    parts = [*model._flatten_layers(), *metrics_of(model)]
+    if not all(is_keras(type(part)) and not isinstance(part, keras.layers.Lambda) for part in parts):
+        return False
+    # A model that is not compiled has no loss. One given by name is Keras's own.
+    losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if not isinstance(loss, str)]
+    functions = [getattr(part, "_fn", None) for part in parts]
+    functions += [getattr(loss, "fn", None) if is_keras(type(loss)) else loss for loss in losses]
+    return all(function is None or is_keras(function) for function in functions)
+
+
 def updated_metrics(
     model: KerasModel, metrics: Sequence[Any], loss: Nest, *batch: Nest
 ) -> tuple[dict[str, Any], list[Any]]:

@@ -83,12 +83,16 @@ def moved_seed(seed: Array, number: Any) -> Any:
 
 def _contribution(variable: KerasVariable, old: Array, new: Array, share: Share) -> Any:
     floats = jnp.issubdtype(new.dtype, jnp.inexact)
+    is_first = jnp.asarray(share.context.replica_id_in_sync_group) == 0
     if variable.aggregation == "sum":
-        return new - old
+        added = new - old
+        if id(variable) not in share.shared:
+            return added
+        # One number for the batch, of which each replica has computed its own. Integers have no shares: they count.
+        return added * jnp.asarray(share.weight, added.dtype) if floats else jnp.where(is_first, added, 0 * added)
     # Moving averages: each replica's is weighted by its examples, so that one without any counts for nothing.
     if floats and variable.aggregation in ("none", "mean"):
         return new * jnp.asarray(share.weight, new.dtype)
-    is_first = jnp.asarray(share.context.replica_id_in_sync_group) == 0
     if not floats and new.dtype.itemsize == 4:  # as floats, to travel with the gradients
         # A float32 has 24 bits for the number: halves of 16 bits are exact in it, 32 bits would not be.
         new = jnp.stack([new >> 16, new & 0xFFFF]).astype(jnp.float32)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from keras import callbacks
 from jaxtribute._src.integrations.keras import internals
 from jaxtribute._src.integrations.keras.internals import KerasModel
 from jaxtribute._src.types import Foreign, Leaf, Nest
-from jaxtribute.errors import InputError
+from jaxtribute.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
     from jaxtribute._src.strategies.base import Strategy
@@ -55,6 +57,42 @@ def _writes(callback: Foreign) -> bool:
         internals.writes_nothing(callback)  # it restores on every worker
         return False
     return isinstance(callback, _WRITERS)
+
+
+@contextmanager
+def running(strategy: Strategy) -> Generator[None]:
+    """Around `fit`, `evaluate` and `predict`, behind which all workers meet: what callbacks write is there then."""
+    outermost, _state.running = not _state.running, True
+    try:
+        yield
+    finally:
+        _state.running = not outermost
+    if outermost:
+        tell_written(strategy)
+
+
+def tell_written(strategy: Strategy, failure: str = "") -> None:
+    """Lets the other workers go on once the first one has written its files.
+
+    Within `fit`, whose callbacks run on the first worker alone, nobody waits.
+
+    Raises:
+      CheckpointError: (on the other workers) the first one has failed to.
+    """
+    peers = strategy.extended.mesh.peers
+    if peers is None or _state.running:
+        return
+    told = peers.exchange("files of Keras", failure)[0]
+    if told and not failure:
+        raise CheckpointError(f"worker 0 could not write a Keras model's file: {told}. HINT: see its own error.")
+
+
+class _State(threading.local):
+    running = False
+    """True within `fit` and its like."""
+
+
+_state = _State()
 
 
 def sharded(x: Nest, strategy: Strategy) -> Any:

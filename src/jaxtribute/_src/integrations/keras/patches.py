@@ -18,6 +18,7 @@ from jaxtribute._src.integrations.keras import checks, internals, multi_worker, 
 # Not used here: Keras must know the operation in it when it loads a model that another process has saved.
 from jaxtribute._src.integrations.keras import functions as functions
 from jaxtribute._src.integrations.keras.additivity import checked_updates
+from jaxtribute._src.integrations.keras.building import shapes_of_a_replica
 from jaxtribute._src.integrations.keras.custom_loops import initialized_now
 from jaxtribute._src.integrations.keras.data import DistributedAdapter, adapted, readable
 from jaxtribute._src.integrations.keras.internals import JAXEpochIterator, JAXTrainer, KerasModel, is_nnx_enabled
@@ -29,7 +30,7 @@ from jaxtribute._src.integrations.keras.share import (
     whole_batch_moments,
 )
 from jaxtribute._src.integrations.keras.strings import host_inputs, unchecked
-from jaxtribute._src.integrations.keras.variables import PlainValue, joined, new_variable, rebuilt
+from jaxtribute._src.integrations.keras.variables import PlainValue, joined, new_variable, on_servers, rebuilt
 from jaxtribute._src.types import Foreign, Leaf, Nest
 from jaxtribute.errors import ArgumentError, ConfigError
 
@@ -156,15 +157,24 @@ def _called(original: Method, model: KerasModel, *args: Leaf, **kwargs: Leaf) ->
     checks.check_call(original, model, strategy, args, kwargs)
     if original.__name__ in _SHOWN and not multi_worker.is_first(strategy):
         args, kwargs = multi_worker.silenced(original, model, args, kwargs)
-    return _in_scope(original, strategy, model, *args, **kwargs)
+    if original.__name__ not in _SHOWN:
+        return _in_scope(original, strategy, model, *args, **kwargs)
+    with multi_worker.running(strategy):
+        return _in_scope(original, strategy, model, *args, **kwargs)
 
 
 def _written_once(original: Method, strategy: Strategy, model: KerasModel, *args: Leaf, **kwargs: Leaf) -> Any:
-    if not multi_worker.is_first(strategy):
-        return None
-    # Outside the scope other workers need not take part in what Keras makes for it.
-    with contexts.entered(contexts.fallback.make()):
-        return original(model, *args, **kwargs)
+    result = None
+    if multi_worker.is_first(strategy):
+        try:
+            # Outside the scope other workers need not take part in what Keras makes for it.
+            with contexts.entered(contexts.fallback.make()):
+                result = original(model, *args, **kwargs)
+        except Exception as error:
+            multi_worker.tell_written(strategy, f"{type(error).__name__}: {error}")
+            raise
+    multi_worker.tell_written(strategy)
+    return result
 
 
 def _made(
@@ -182,13 +192,18 @@ def _made(
 
 
 def _built_on_sample(
-    original: Method, _: Strategy, model: KerasModel, iterator: Nest = None, data_batch: Leaf = None
+    original: Method, strategy: Strategy, model: KerasModel, iterator: Nest = None, data_batch: Leaf = None
 ) -> None:
     # Where workers make the batches, shapes come from the coordinator's own dataset.
     sample = getattr(getattr(iterator, "data_adapter", None), "like_a_batch", None)
     if sample is not None:
         iterator, data_batch = None, next(sample()) if internals.is_unbuilt(model) else None
-    original(model, iterator, data_batch)
+    if on_servers(strategy) or not internals.is_unbuilt(model):
+        original(model, iterator, data_batch)
+        return
+    # Losses may meet the other replicas, as they do in a step.
+    with shapes_of_a_replica(strategy):
+        original(model, iterator, data_batch)
 
 
 def _no_state(_: Method, __: Strategy, ___: Foreign, **kwargs: bool) -> Any:

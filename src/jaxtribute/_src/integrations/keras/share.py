@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -46,6 +46,12 @@ class Share:
     """The replica's share in a step that sends gradients."""
     metrics: frozenset[int] = frozenset()
     """The ids of the model's metrics' variables."""
+    shared: frozenset[int] = frozenset()
+    """The ids of those of them to which the replica adds its share, by its examples."""
+    summed: frozenset[Hashable] = frozenset()
+    """The names of the logs that are sums over the examples, and the numbers of such updates by an optimizer."""
+    applied: list[list[Any]] = field(default_factory=list[list[Any]])
+    """The gradients that optimizers have been given so far."""
 
     @property
     def weight(self) -> float:
@@ -66,7 +72,9 @@ class Share:
         """A nest of arrays, added up over the replicas; one without examples adds nothing."""
         if self.alone:
             return values
-        return self.context.all_reduce(ReduceOp.SUM, values if self.rows else jax.tree.map(jnp.zeros_like, values))
+        values = values if self.rows else jax.tree.map(jnp.zeros_like, values)
+        # Not what the context makes of a user's own sums.
+        return ReplicaContext.all_reduce(self.context, ReduceOp.SUM, values)
 
 
 class _Current(threading.local):
@@ -168,7 +176,9 @@ def whole_batch_gradients(
         return list(trainable_variables), list(optimizer_variables)
     if share is None or share.reduced or share.alone:
         return original(optimizer, optimizer_variables, grads, trainable_variables)
-    grads = share.sum([grad * jnp.asarray(share.weight, grad.dtype) for grad in grads])
+    weight = 1.0 if len(share.applied) in share.summed else share.weight
+    share.applied.append(list(grads))
+    grads = share.sum([grad * jnp.asarray(weight, grad.dtype) for grad in grads])
     share.reduced = True  # optimizers call one another
     try:
         return original(optimizer, optimizer_variables, grads, trainable_variables)

@@ -15,8 +15,10 @@ from jax import lax
 from jaxtribute._src import context as contexts
 from jaxtribute._src.integrations.keras import internals
 from jaxtribute._src.integrations.keras.internals import KerasModel, KerasVariable
+from jaxtribute._src.integrations.keras.meeting import entered, share_of
 from jaxtribute._src.integrations.keras.merging import State, contributions, merged, start_of_layers, start_of_metrics
-from jaxtribute._src.integrations.keras.share import Share, entered
+from jaxtribute._src.integrations.keras.parts import Ends, PartsOfSteps
+from jaxtribute._src.integrations.keras.share import Share
 from jaxtribute._src.types import Array, Nest
 from jaxtribute.errors import ContextError
 
@@ -67,8 +69,24 @@ def train_step(model: KerasModel, lists: Lists) -> Step:
     """A replica's training step."""
     own = internals.has_own_train_step(model)
 
+    def ends(share: Share, batch: Nest) -> Ends:
+        trainable, layers, optimizer, metrics = map(
+            values_of, (lists.trainable, lists.layers, lists.optimizer, lists.metrics)
+        )
+        start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
+        if own:
+            logs, state = model.train_step((trainable, start[0], optimizer, start[1]), batch)
+            return start[1], state[3], logs
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        _, aux = _loss(model, trainable, optimizer, start, (x, y, sample_weight))
+        logs, after = internals.updated_metrics(model, aux[3], aux[0], x, y, aux[1], sample_weight)
+        return start[1], after, logs
+
+    parts = PartsOfSteps(model, lists.metrics, ends, weighs_later=own)
+
     def step(batch: Nest, total: int) -> tuple[list[Any], Logs]:
-        share, batch = _share(batch, total, lists)
+        share, batch = _share(batch, total, lists, weighs_later=own)
+        parts.tell(share, batch)
         before = list(map(values_of, (lists.trainable, lists.layers, lists.optimizer, lists.metrics)))
         trainable, layers, optimizer, metrics = before
         start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
@@ -92,8 +110,17 @@ def train_step(model: KerasModel, lists: Lists) -> Step:
 def test_step(model: KerasModel, lists: Lists) -> Step:
     """A replica's evaluation step."""
 
+    def ends(share: Share, batch: Nest) -> Ends:
+        trainable, layers, metrics = map(values_of, (lists.trainable, lists.layers, lists.metrics))
+        start = start_of_metrics(lists.metrics, metrics, share)
+        logs, state = model.test_step((trainable, start_of_layers(lists.layers, layers, share), start), batch)
+        return start, state[2], logs
+
+    parts = PartsOfSteps(model, lists.metrics, ends)
+
     def step(batch: Nest, total: int) -> tuple[list[Any], Logs]:
         share, batch = _share(batch, total, lists)
+        parts.tell(share, batch)
         trainable, layers, metrics = map(values_of, (lists.trainable, lists.layers, lists.metrics))
         start = start_of_layers(lists.layers, layers, share), start_of_metrics(lists.metrics, metrics, share)
         with entered(share):
@@ -115,10 +142,10 @@ def predict_step(model: KerasModel, lists: Lists) -> Step:
         start = start_of_layers(lists.layers, layers, share)
         with entered(share):
             outputs, ends = model.predict_step((trainable, start), batch)
-        changed = _changed(start, ends)
-        if not share.alone and any(new is not None for new in changed):
-            totals = share.sum(contributions(lists.layers, start, changed, share))
-            changed = _changed(layers, merged(lists.layers, layers, totals))
+            changed = _changed(start, ends)
+            if not share.alone and any(new is not None for new in changed):
+                totals = share.sum(contributions(lists.layers, start, changed, share))
+                changed = _changed(layers, merged(lists.layers, layers, totals))
         # A replica without examples computed made-up ones, of which no row may reach the outputs.
         outputs = jax.tree.map(lambda leaf: _own(leaf if share.rows else leaf[:0], share), outputs)
         rest = [None] * (len(lists.optimizer) + len(lists.metrics))
@@ -132,12 +159,12 @@ def _own(output: Array, share: Share) -> Any:
     return output if share.alone else lax.optimization_barrier((output, share.context.replica_id_in_sync_group))[0]
 
 
-def _share(batch: Nest, total: int, lists: Lists) -> tuple[Share, Any]:
+def _share(batch: Nest, total: int, lists: Lists, weighs_later: bool = False) -> tuple[Share, Any]:
     """The replica's share, and its batch: made-up examples if it has none, which go into nothing that is reduced."""
     context = contexts.current().replica
     if context is None:
         raise ContextError("a Keras step runs in a replica context only. HINT: call model.fit, which enters one.")
-    share = Share(context, rows_of(batch), total, metrics=lists.metric_ids)
+    share = share_of(context, rows_of(batch), total, lists.metric_ids, weighs_later)
     # A program computes something in any case; the weight of these examples is zero.
     if not share.rows:
         batch = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), batch)
@@ -162,15 +189,20 @@ def _local_gradients(
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
 
     def loss(values: State) -> tuple[Any, Any]:
-        scaled, aux = model.compute_loss_and_updates(
-            values, *start, x, y, sample_weight, training=True, optimizer_variables=optimizer
-        )
+        scaled, aux = _loss(model, values, optimizer, start, (x, y, sample_weight))
         return scaled * jnp.asarray(share.weight, scaled.dtype), aux
 
     (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(trainable)
     unscaled, y_pred, layers, metrics = aux
     logs, metrics = internals.updated_metrics(model, metrics, unscaled, x, y, y_pred, sample_weight)
     return (layers, metrics), logs, grads
+
+
+def _loss(
+    model: KerasModel, trainable: State, optimizer: State, start: tuple[State, State], batch: tuple[Any, Any, Any]
+) -> tuple[Any, Any]:
+    """The standard training step's loss, scaled; and the loss itself, predictions, and new values of the others."""
+    return model.compute_loss_and_updates(trainable, *start, *batch, training=True, optimizer_variables=optimizer)
 
 
 def _reduced(
@@ -208,7 +240,8 @@ def _weighted(logs: Logs, metrics: Logs, share: Share) -> Logs:
         if isinstance(value, dict) and name not in metrics:
             weighted[name] = _weighted(value, metrics, share)
         elif name not in metrics:
-            weighted[name] = jax.tree.map(lambda leaf: jnp.asarray(leaf) * share.weight, value)
+            weight = 1 if name in share.summed else share.weight
+            weighted[name] = jax.tree.map(lambda leaf, weight=weight: jnp.asarray(leaf) * weight, value)
     return weighted
 
 

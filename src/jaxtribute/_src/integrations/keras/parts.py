@@ -1,0 +1,203 @@
+"""How what a replica finds becomes what one device finds: metrics and logs that are sums of examples, or means of them.
+
+One device counts a number such as the loss of a batch once, whoever computes it. So a replica that updates a metric
+with one number adds its share of that update, by its examples; one that updates it with a value for each example adds
+all of it. Which of both it is says the step itself: it is traced for two numbers of examples, see `jaxprs/rows.py`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from jax import lax
+
+from jaxtribute._src import context as contexts
+from jaxtribute._src.context import Context
+from jaxtribute._src.execution.replica_context import ReplicaContext
+from jaxtribute._src.execution.traced import TracedReplica
+from jaxtribute._src.integrations.keras import internals
+from jaxtribute._src.integrations.keras.internals import KerasModel
+from jaxtribute._src.integrations.keras.meeting import entered, share_of
+from jaxtribute._src.integrations.keras.share import Share
+from jaxtribute._src.jaxprs.rows import FACTOR, Kind, Part, Rows
+from jaxtribute._src.types import Nest
+from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
+from jaxtribute.errors import InputError
+
+_ROWS = 24
+"""A number of rows that has halves, thirds and quarters, of which user code may take some."""
+Ends = tuple[Sequence[Any], Sequence[Any], dict[str, Any]]
+"""A step's metrics: what their variables start from, what they come to, and the logs."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a model's step makes of the rows of a batch.
+
+    Attributes:
+      shared: the ids of the variables of which a replica adds its share, by its examples; of all others it adds all.
+      summed: the names of the logs that are sums over examples, and the numbers of an optimizer's updates by gradients
+        that are.
+      picked: the highest number by which a row of the batch is taken.
+    """
+
+    shared: frozenset[int] = frozenset()
+    summed: frozenset[Hashable] = frozenset()
+    picked: int = 0
+
+    def check(self, model: KerasModel, share: Share) -> None:
+        """Checks that a replica has the rows that the step takes by their numbers.
+
+        Raises:
+          InputError: it has fewer, where one device has them.
+        """
+        if 0 < share.rows <= self.picked < share.total:
+            raise InputError(
+                f"a step of {model.name!r} takes row {self.picked} of a batch by its number, but of {share.total} rows "
+                f"this replica has {share.rows}: fit cuts the first axis of all arrays for the replicas. HINT: if the "
+                "first axis is no batch, as in x[0] for anchors and x[1] for positives, give a tuple of arrays, "
+                "(anchors, positives), whose first axes are batches."
+            )
+
+
+class PartsOfSteps:
+    """Finds the parts once for each form of a batch, whatever its number of rows.
+
+    Args:
+      model: the model.
+      variables: its metrics' variables.
+      ends: its step up to its metrics.
+      weighs_later: see `InStep`.
+    """
+
+    def __init__(
+        self,
+        model: KerasModel,
+        variables: Sequence[Any],
+        ends: Callable[[Share, Any], Ends],
+        *,
+        weighs_later: bool = False,
+    ) -> None:
+        self._model, self._variables, self._ends, self._weighs_later = model, variables, ends, weighs_later
+        self._plain = internals.is_plain(model)
+        self._known: dict[Any, Parts] = {}
+
+    def tell(self, share: Share, batch: Nest) -> None:
+        """Tells a replica what its step makes of its batch."""
+        if share.alone or self._plain:
+            return
+        leaves, tree = jax.tree.flatten(batch)
+        key = tree, *((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+        parts = self._known.get(key)
+        if parts is None:
+            parts = self._known[key] = self._found(share, batch)
+        parts.check(self._model, share)
+        share.shared, share.summed = parts.shared, parts.summed
+
+    def _found(self, share: Share, batch: Nest) -> Parts:
+        try:
+            one, other = (self._traced(share, batch, _ROWS * factor) for factor in (1, FACTOR))
+            rows = Rows(AXIS)
+            given = [Part(Kind.ROWS)] * len(jax.tree.leaves(batch))
+            outputs = dict(zip(one.names, rows.outputs(one.program, other.program, given), strict=True))
+        except Exception as error:  # noqa: BLE001 (user code may fail on other numbers of rows in any way)
+            _say(
+                f"the step of {self._model.name!r} could not be traced for other numbers of examples, so a metric that "
+                "it updates with one number for each replica, such as a loss, counts each replica once, whatever its "
+                f"share of the batch ({type(error).__name__}: {str(error)[:200]}). HINT: update metrics with a value "
+                "for each example, or with sample_weight= the number of examples."
+            )
+            return Parts()
+        if share.rows > rows.picked > 0:
+            _say(
+                f"the step of {self._model.name!r} takes row {rows.picked} of a batch by its number: each replica "
+                "takes that of its own rows, and one device that of all. HINT: let steps treat all rows alike."
+            )
+        logs = (name for name, part in outputs.items() if isinstance(name, str) and _degree(part) == 1)
+        return Parts(self._shared(outputs), frozenset([*logs, *_summed_updates(outputs)]), rows.picked)
+
+    def _traced(self, share: Share, batch: Nest, rows: int) -> _Traced:
+        strategy = share.context.strategy
+        mesh: ReplicaMesh = strategy.extended.mesh
+        outer = contexts.current().executor
+        names: list[Any] = []
+
+        def program(batch: Nest) -> list[Any]:
+            context = ReplicaContext(strategy, lax.axis_index(AXIS))
+            part = share_of(context, rows, rows * mesh.size, share.metrics, self._weighs_later)
+            replica = TracedReplica(mesh, (), outer, [], None, uneven=True)
+            with contexts.entered(Context(strategy, context, replica)), entered(part):
+                start, ends, logs = self._ends(part, batch)
+            found: dict[Any, Any] = {}
+            for variable, old, new in zip(self._variables, start, ends, strict=True):
+                if new is not None and new is not old and variable.aggregation == "sum":
+                    found[id(variable)] = new
+            found.update({name: value for name, value in logs.items() if not isinstance(value, dict)})
+            for number, gradients in enumerate(part.applied):
+                found.update({(number, place): value for place, value in enumerate(gradients)})
+            names.extend(found)
+            return [jnp.asarray(value) for value in found.values()]
+
+        avals = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), batch)
+        with mesh.within():
+            return _Traced(jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(avals), names)
+
+    def _shared(self, outputs: dict[Any, Part]) -> frozenset[int]:
+        """The variables of which a replica adds its share."""
+        shared: set[int] = set()
+        for metric in internals.metrics_of(self._model):
+            parts = {id(variable): outputs[id(variable)] for variable in metric.variables if id(variable) in outputs}
+            unknown = {name for name, part in parts.items() if part.kind is not Kind.ZERO and _degree(part) is None}
+            means = {name for name, part in parts.items() if part.kind is not Kind.ZERO and _degree(part) == 0}
+            shared |= means
+            # A metric that counts a batch once is given one number for it.
+            if unknown and (means or type(metric) is keras.metrics.Sum):
+                shared |= unknown
+                _say(
+                    f"metric {metric.name!r} is updated with one number for each replica which is no sum and no mean "
+                    "over its examples, such as a root or a ratio of means: their mean by the replicas' shares of the "
+                    "examples is not quite what one device finds in the whole batch. HINT: update it with a value for "
+                    "each example, or with what get_replica_context().all_reduce has made of sums."
+                )
+            elif unknown and not internals.is_keras(type(metric)):
+                _say(
+                    f"metric {metric.name!r} adds to its variables what is no known sum over the examples: what the "
+                    "replicas add is added up. HINT: add sums over examples, and compute the rest in result()."
+                )
+        return frozenset(shared)
+
+
+@dataclass
+class _Traced:
+    """A step's program, and what its outputs are: ids of variables, and names of logs."""
+
+    program: Any
+    names: list[Any]
+
+
+def _summed_updates(outputs: dict[Any, Part]) -> Iterable[int]:
+    """The numbers of an optimizer's updates by gradients of a sum over the examples, and not of a mean."""
+    degrees: dict[int, set[int]] = {}
+    for name, part in outputs.items():
+        if isinstance(name, tuple):
+            # Of what is not known, such as the gradients of a loop, the others tell.
+            known = degrees.setdefault(name[0], set())
+            known.update({part.degree} if part.kind is Kind.TOTAL else ())
+    return (number for number, known in degrees.items() if known == {1})
+
+
+def _degree(part: Part) -> int | None:
+    """1 for what adds up over the replicas, 0 for what is a mean by their examples; None if it is neither."""
+    if part.kind is Kind.SAME:
+        return 0
+    return part.degree if part.kind in (Kind.ALIKE, Kind.TOTAL) and part.degree in (0, 1) else None
+
+
+def _say(text: str) -> None:
+    warnings.warn(text, stacklevel=2)

@@ -1,0 +1,299 @@
+"""Finds how values of a program are made of the rows of a batch: one for each row, their sum, their mean.
+
+The program is traced twice, for a number of rows and for twice as many. An axis that is longer in the second one lies
+along the rows, and a number that is larger there counts them. So a mean can be told from a sum, and a constant from a
+number of rows: sums over replicas are right for the ones, means by the replicas' shares of rows for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtribute._src.jaxprs.core import ClosedJaxpr, JaxprEqn, Literal, Tracer, aval, bind, constants, opened
+from jaxtribute._src.jaxprs.kinds import ELEMENTWISE, equalises, names_axis
+from jaxtribute._src.jaxprs.walking import called
+
+FACTOR = 2
+"""The second program has so many times the rows of the first."""
+
+
+class Kind(Enum):
+    """What becomes of the rows in a value."""
+
+    ZERO = auto()
+    """Zeros."""
+    ALIKE = auto()
+    """Depends on no row: a constant, or a number of rows."""
+    SAME = auto()
+    """What all replicas have made together: the result of a collective."""
+    ROWS = auto()
+    """Has an axis along the rows."""
+    TOTAL = auto()
+    """A sum over the rows of what each has."""
+    OTHER = auto()
+    """Unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """How a replica's value is part of that of the whole batch.
+
+    Attributes:
+      kind: what becomes of the rows.
+      degree: the power of the number of rows that the value grows by: 1 for a sum over the rows, 0 for a mean.
+      numbers: the value itself in both programs, if it is a small constant.
+    """
+
+    kind: Kind
+    degree: int = 0
+    numbers: tuple[Any, Any] | None = field(default=None, compare=False)
+
+
+class Different(Exception):  # noqa: N818
+    """The two programs differ in more than the number of rows."""
+
+
+OTHER = Part(Kind.OTHER)
+_SAME = Part(Kind.SAME)
+_SMALL = 64
+"""Constants of at most so many elements are computed."""
+_PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
+_MOVES = frozenset(
+    "broadcast_in_dim concatenate copy copy_p cumsum dynamic_slice dynamic_update_slice expand_dims gather pad reshape "
+    "rev slice split squeeze transpose reduce_sum reduce_window_sum select_and_scatter_add".split()
+)
+_LINEAR = _MOVES | frozenset(
+    "add add_any convert_element_type neg sub real imag reduce_precision select_n optimization_barrier stop_gradient "
+    "scatter-add scatter_add jd_idle_guard pvary".split()
+)
+"""Operations that a common factor of the operands goes through."""
+_FOLDED = (ELEMENTWISE | _MOVES | frozenset({"reduce_prod", "reduce_max", "reduce_min"})) - {"optimization_barrier"}
+_LOOPS = frozenset({"scan", "while", "cond"})
+
+
+class Rows:
+    """The analysis of two programs that differ in the number of rows.
+
+    Args:
+      axis: the name of the replicas' axis.
+    """
+
+    def __init__(self, axis: str) -> None:
+        self._axis = axis
+        self.picked = 0
+        """The highest number by which a program takes one row of the batch: `x[1]` takes row 1."""
+
+    def outputs(self, one: ClosedJaxpr, other: ClosedJaxpr, given: Sequence[Part]) -> list[Part]:
+        """The parts of a program's outputs, of those of its inputs.
+
+        Raises:
+          Different: the two programs do not do the same.
+        """
+        a, b = opened(one), opened(other)
+        if len(a.eqns) != len(b.eqns) or len(a.invars) != len(b.invars):
+            raise Different("they have different operations")
+        known: dict[Any, Part] = dict(zip(a.invars, given, strict=True))
+        values = zip(a.constvars, constants(one), constants(other), strict=True)
+        known.update({var: _of_numbers(*pair) for var, *pair in values})
+
+        def read(atoms: tuple[Any, Any]) -> Part:
+            first, second = atoms
+            if isinstance(first, Literal) != isinstance(second, Literal):
+                raise Different("a constant takes the place of a value")
+            return _of_numbers(first.val, second.val) if isinstance(first, Literal) else known.get(first, OTHER)
+
+        for first, second in zip(a.eqns, b.eqns, strict=True):
+            if first.primitive is not second.primitive or len(first.invars) != len(second.invars):
+                raise Different(f"{first.primitive.name} in one is {second.primitive.name} in the other")
+            parts = list(map(read, zip(first.invars, second.invars, strict=True)))
+            known.update(zip(first.outvars, self._results(first, second, parts), strict=True))
+        return list(map(read, zip(a.outvars, b.outvars, strict=True)))
+
+    def _results(self, one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> list[Part]:
+        name, inner = one.primitive.name, called(one)
+        if inner is not None:
+            return self.outputs(inner, called(other) or inner, parts)
+        if names_axis(one, self._axis):
+            return [_SAME if equalises(one, self._axis) else OTHER] * len(one.outvars)
+        if name in ("jd_equal", "jd_alike"):
+            return [_SAME] * len(one.outvars)
+        scaled = [_scaled(*pair) for pair in zip(one.outvars, other.outvars, strict=True)]
+        if name in _FOLDED and scaled == [()] and all(part.numbers for part in parts):
+            folded = _folded(one, other, parts)
+            if folded is not None:
+                return [folded]
+        if name in _LOOPS:
+            return [_of_loop(parts, bool(axes)) for axes in scaled]
+        self._note_picks(one, other, parts)
+        return [_part(one, other, parts, axes) for axes in scaled]
+
+    def _note_picks(self, one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> None:
+        """Remembers the number of a row that is taken out of the rows by its number."""
+        if one.primitive.name in ("slice", "dynamic_slice", "gather") and parts[0].kind is Kind.ROWS:
+            for axis in _scaled(one.invars[0], other.invars[0]):
+                starts = _start(one, parts, axis, 0), _start(other, parts, axis, 1)
+                # Behind a number of all rows, as in `x[-1]`, it is another one in both programs.
+                if starts[0] is not None and starts[0] == starts[1]:
+                    self.picked = max(self.picked, starts[0])
+
+
+def _start(eqn: JaxprEqn, parts: list[Part], axis: int, program: int) -> int | None:
+    """The number of the one row that an operation takes along an axis; None if it takes others, or it is not known."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "slice":
+        start = params["start_indices"][axis]
+        return int(start) if params["limit_indices"][axis] == start + 1 else None
+    if params["slice_sizes"][axis] != 1:
+        return None
+    place = 1 + axis
+    if name == "gather":
+        place = 1 if tuple(params["dimension_numbers"].start_index_map) == (axis,) else 0
+    numbers = parts[place].numbers
+    return None if numbers is None else int(np.max(numbers[program]))
+
+
+def _scaled(one: Any, other: Any) -> tuple[int, ...]:
+    """The axes of a value that lie along the rows."""
+    shapes = getattr(one.aval, "shape", ()), getattr(other.aval, "shape", ())
+    if len(shapes[0]) != len(shapes[1]):
+        raise Different(f"a value has the shapes {shapes[0]} and {shapes[1]}")
+    return tuple(axis for axis, pair in enumerate(zip(*shapes, strict=True)) if pair[0] != pair[1])
+
+
+def _of_numbers(one: Any, other: Any) -> Part:
+    """The part that a constant is."""
+    if isinstance(one, Tracer) or isinstance(other, Tracer) or np.size(one) > _SMALL or np.size(other) > _SMALL:
+        return Part(Kind.ALIKE)
+    if isinstance(one, jax.Array) and jnp.issubdtype(one.dtype, jax.dtypes.extended):
+        return Part(Kind.ALIKE)  # a key of random numbers
+    first, second = np.asarray(one), np.asarray(other)
+    if first.shape != second.shape:
+        return Part(Kind.ALIKE)
+    numbers = first, second
+    if np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
+        return Part(Kind.ALIKE if first.any() else Kind.ZERO, 0, numbers)
+    for degree in (1, -1, 2, -2):
+        wide = first.astype(np.float64)
+        if first.dtype.kind != "b" and np.allclose(second.astype(np.float64), wide * FACTOR**degree, rtol=1e-2, atol=0):
+            return Part(Kind.ALIKE, degree, numbers)
+    return Part(Kind.OTHER, 0, numbers)
+
+
+def _folded(one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> Part | None:
+    """The part of a result of small constants; None if it is not small itself."""
+    if any(np.prod(aval(eqn.outvars[0]).shape, dtype=int) > _SMALL for eqn in (one, other)):
+        return None
+    pairs = [part.numbers for part in parts if part.numbers is not None]
+    with jax.ensure_compile_time_eval():
+        first, second = (bind(eqn, [pair[i] for pair in pairs])[0] for i, eqn in enumerate((one, other)))
+    return _of_numbers(first, second)
+
+
+def _of_loop(parts: list[Part], along_rows: bool) -> Part:
+    """The part of what a loop or a condition gives."""
+    kinds = {part.kind for part in parts}
+    if any(part.degree for part in parts):
+        return OTHER
+    if kinds <= {Kind.ZERO, Kind.ALIKE}:
+        return Part(Kind.ALIKE)
+    if kinds <= {Kind.ZERO, Kind.ALIKE, Kind.SAME}:
+        return _SAME
+    return Part(Kind.ROWS) if along_rows else OTHER
+
+
+def _part(one: JaxprEqn, other: JaxprEqn, parts: list[Part], along: tuple[int, ...]) -> Part:
+    """The part of an operation's result, whose axes `along` lie along the rows."""
+    kinds = {part.kind for part in parts}
+    degree = _degree(one, parts)
+    if Kind.OTHER in kinds:
+        # What is made for each row with a number of all rows is one of these rows again, as with batch statistics.
+        return Part(Kind.ROWS) if along and not _has_unknown_rows(one, other, parts) else OTHER
+    if degree is None:
+        if not along or Kind.ROWS not in kinds:
+            return OTHER
+        # A row's own value, whatever was made of other rows on the way: each replica sees those that it has.
+        linear = one.primitive.name in _LINEAR
+        return Part(Kind.ROWS, min(part.degree for part in parts if part.kind is not Kind.ZERO) if linear else 0)
+    lost = _lost(one, other)
+    if Kind.ROWS in kinds:
+        return _of_rows(kinds, degree, along, lost)
+    if Kind.TOTAL in kinds:
+        return Part(Kind.ROWS, degree) if along else _of_totals(one, parts, degree)
+    if Kind.SAME in kinds:
+        return _SAME
+    zeros = kinds <= {Kind.ZERO} and one.primitive.name in _LINEAR | _PRODUCTS and bool(kinds)
+    if zeros or (one.primitive.name in _PRODUCTS and Kind.ZERO in kinds):
+        return Part(Kind.ZERO)
+    return Part(Kind.ALIKE, degree + lost)
+
+
+def _has_unknown_rows(one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> bool:
+    """True if an operand of which nothing is known has an axis along the rows."""
+    for first, second, part in zip(one.invars, other.invars, parts, strict=True):
+        if part.kind is Kind.OTHER and _scaled(first, second):
+            return True
+    return False
+
+
+def _of_rows(kinds: set[Kind], degree: int, along: tuple[int, ...], lost: int) -> Part:
+    if along:
+        return Part(Kind.ROWS, degree + lost)
+    # Anything else that leaves no axis of rows, such as a maximum, is no sum of what the rows have.
+    return Part(Kind.TOTAL, degree + lost) if lost and Kind.TOTAL not in kinds else OTHER
+
+
+def _of_totals(one: JaxprEqn, parts: list[Part], degree: int) -> Part:
+    name = one.primitive.name
+    totals = [part for part in parts if part.kind is Kind.TOTAL]
+    if name in _PRODUCTS:
+        return Part(Kind.TOTAL, degree) if len(totals) == 1 else OTHER
+    if name == "div":
+        return Part(Kind.TOTAL, degree) if totals == parts[:1] else OTHER
+    rounds = name == "convert_element_type" and np.dtype(one.params["new_dtype"]).kind in "iub"
+    if rounds and np.dtype(aval(one.invars[0]).dtype).kind not in "iub":
+        return OTHER
+    chooses = name == "select_n" and parts[0].kind is Kind.TOTAL
+    return Part(Kind.TOTAL, degree) if name in _LINEAR and not chooses else OTHER
+
+
+def _degree(eqn: JaxprEqn, parts: list[Part]) -> int | None:
+    """The degree of an operation's result, before the rows that it sums up; None if there is none."""
+    name = eqn.primitive.name
+    if name in _PRODUCTS:
+        return sum(part.degree for part in parts)
+    if name == "div":
+        return parts[0].degree - parts[1].degree
+    if name in ("integer_pow", "square") and parts[0].kind is not Kind.TOTAL:
+        return parts[0].degree * eqn.params.get("y", 2)
+    if name in ("select_n", "dynamic_slice", "gather", "dynamic_update_slice") and parts[0].degree == 0:
+        parts = parts[1:] if name == "select_n" else parts[:1] if name != "dynamic_update_slice" else parts[:2]
+    elif name.startswith("scatter") and len(parts) > 2:
+        parts = [parts[0], parts[2]]
+    degrees = {part.degree for part in parts if part.kind is not Kind.ZERO}
+    if name in _LINEAR:
+        return None if len(degrees) > 1 else next(iter(degrees), 0)
+    return 0 if degrees <= {0} else None
+
+
+def _lost(one: JaxprEqn, other: JaxprEqn) -> int:
+    """The number of axes along the rows that an operation sums over."""
+    name = one.primitive.name
+    if name == "reduce_sum":
+        return len(set(_scaled(one.invars[0], other.invars[0])) & set(one.params["axes"]))
+    if name == "dot_general":
+        contracted = one.params["dimension_numbers"][0][0]
+        return len(set(_scaled(one.invars[0], other.invars[0])) & set(contracted))
+    if name in ("scatter-add", "scatter_add"):
+        updates = _scaled(one.invars[2], other.invars[2])
+        return 1 if updates and not _scaled(one.outvars[0], other.outvars[0]) else 0
+    if name == "conv_general_dilated":
+        operands = _scaled(one.invars[0], other.invars[0])
+        return 1 if operands and not _scaled(one.outvars[0], other.outvars[0]) else 0
+    return 0

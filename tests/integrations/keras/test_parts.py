@@ -1,0 +1,302 @@
+"""Metrics that a step updates with one number, and losses that meet other replicas: as on one device."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxtribute as jd
+from jaxtribute.errors import InputError
+from keras_models import X, Y, assert_same, both, classifier, devices, keras, under
+
+ops: Any = keras.ops
+TEN = X[:10]
+"""In batches of four on four replicas 1 each, twice, then 1, 1, 0, 0; on two 2 each, then 1 each."""
+
+
+class Counting(keras.metrics.Metric):
+    """A metric of the user's own: it adds a number, counts its calls in integers, and counts examples."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name)
+        self.total = self.add_variable((), "zeros", name="total")
+        self.calls = self.add_variable((), "zeros", dtype="int32", name="calls")
+        self.seen = self.add_variable((), "zeros", name="seen")
+
+    def update_state(self, value: Any, rows: Any) -> None:
+        self.total.assign_add(value)
+        self.calls.assign_add(1)
+        self.seen.assign_add(ops.cast(rows, "float32"))
+
+    def result(self) -> Any:
+        return {"own": self.total / ops.cast(self.calls, "float32"), "rows": self.seen + 0}
+
+
+class Autoencoder(keras.Model):
+    """A training and an evaluation step written out, with metrics of each kind."""
+
+    def __init__(self, reduce: Any = ops.mean) -> None:
+        super().__init__()
+        self.net = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(8)])
+        self.reduce = reduce
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+        self.sum = keras.metrics.Sum(name="sum")
+        self.count = keras.metrics.Sum(name="count")
+        self.weighted = keras.metrics.Mean(name="weighted")
+        self.rowwise = keras.metrics.Mean(name="rowwise")
+        self.constant = keras.metrics.Mean(name="constant")
+        self.own = Counting(name="mine")
+        self.built = True
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.loss_tracker, self.sum, self.count, self.weighted, self.rowwise, self.constant, self.own]
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.net(x, training=training)
+
+    def loss_of(self, trainable: Any, layers: Any, x: Any) -> Any:
+        y, layers = self.stateless_call(trainable, layers, x, training=True)
+        each = ops.sum(ops.square(x - y), axis=1)
+        return self.reduce(each), (each, layers)
+
+    def updated(self, values: Any, loss: Any, each: Any) -> Any:
+        rows = ops.shape(each)[0]
+        given: list[tuple[Any, ...]] = [(loss,), (2 * loss + 1,), (rows,), (loss, rows), (each,), (3.0,), (loss, rows)]
+        logs: dict[str, Any] = {"total": ops.sum(each), "half": loss / 2}
+        updated: list[Any] = []
+        for metric, args in zip(self.metrics, given, strict=True):
+            own = metric.stateless_update_state(values[len(updated) : len(updated) + len(metric.variables)], *args)
+            result = metric.stateless_result(own)
+            logs.update(result if isinstance(result, dict) else {metric.name: result})
+            updated += own
+        return logs, updated
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        trainable, layers, optimizer, metrics = state
+        both = jax.value_and_grad(self.loss_of, has_aux=True)
+        (loss, (each, layers)), gradients = both(trainable, layers, data)
+        trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
+        logs, metrics = self.updated(metrics, loss, each)
+        return logs, (trainable, layers, optimizer, metrics)
+
+    def test_step(self, state: Any, data: Any) -> Any:
+        trainable, layers, metrics = state
+        loss, (each, layers) = self.loss_of(trainable, layers, data)
+        logs, metrics = self.updated(metrics, loss, each)
+        return logs, (trainable, layers, metrics)
+
+
+def autoencoder(reduce: Any = ops.mean, **compiled: Any) -> Any:
+    keras.utils.set_random_seed(0)
+    model = Autoencoder(reduce)
+    model.compile(keras.optimizers.SGD(0.002), **compiled)
+    return model
+
+
+def fitted(model: Any, x: Any = TEN) -> dict[str, Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        found = model.fit(x, epochs=2, batch_size=4, shuffle=False, verbose=0).history
+        shown = model.evaluate(x, batch_size=4, verbose=0, return_dict=True)
+    weights = {f"weight {i}": np.asarray(weight) for i, weight in enumerate(model.get_weights()[:4])}
+    return {**found, **{f"test {name}": value for name, value in shown.items()}, **weights}
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("reduce", [ops.mean, ops.sum, lambda each: ops.sum(each) / 4], ids=["mean", "sum", "fixed"])
+def test_metrics_of_one_number_for_a_batch(four: jd.Strategy, reduce: Any) -> None:
+    assert_same(*both(lambda: autoencoder(reduce), fitted, four))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["two", "sharded", "eager"])
+def test_under_other_strategies(kind: str) -> None:
+    plain = fitted(autoencoder())
+    strategy = jd.FullyShardedStrategy(devices()) if kind == "sharded" else jd.MirroredStrategy(devices(2))
+    found = under(strategy, lambda: autoencoder(run_eagerly=kind == "eager"), fitted)
+    assert_same(plain, found)
+
+
+def test_functions_as_metrics_that_give_one_number(four: jd.Strategy) -> None:
+    def close(y: Any, p: Any) -> Any:
+        return ops.mean(ops.abs(p))
+
+    def use(model: Any) -> dict[str, Any]:
+        return model.fit(TEN, Y[:10], batch_size=4, verbose=0, shuffle=False).history
+
+    assert_same(*both(lambda: classifier(metrics=[close]), use, four))
+
+
+def test_numbers_that_are_neither_sums_nor_means_are_told(four: jd.Strategy) -> None:
+    with four.scope():
+        model = autoencoder(lambda each: ops.sqrt(ops.mean(each)))
+    with pytest.warns(UserWarning, match=r"metric 'loss' is updated with one number.* no sum and no mean.*HINT"):
+        model.fit(TEN, batch_size=4, verbose=0)
+
+
+def test_a_step_that_cannot_be_traced_for_other_batches_is_told(four: jd.Strategy) -> None:
+    class Fixed(Autoencoder):
+        def train_step(self, state: Any, data: Any) -> Any:
+            if data.shape[0] > 4:
+                raise LookupError("no more than 4")
+            return super().train_step(state, data)
+
+    with four.scope():
+        model = Fixed()
+        model.compile("sgd")
+    with pytest.warns(UserWarning, match=r"could not be traced.*LookupError: no more than 4.*HINT"):
+        model.fit(TEN, batch_size=4, verbose=0)
+
+
+class Pairs(keras.utils.PyDataset):
+    """Batches whose first axis is no batch: row 0 is for anchors, row 1 for positives."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return np.stack([X[:5], X[5:10]])
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_a_first_axis_that_is_no_batch_is_refused(replicas: int, eager: bool) -> None:
+    class Siamese(Autoencoder):
+        def loss_of(self, trainable: Any, layers: Any, x: Any) -> Any:
+            anchors, _ = self.stateless_call(trainable, layers, x[0], training=True)
+            positives, layers = self.stateless_call(trainable, layers, x[1], training=True)
+            each = ops.sum(anchors * positives, axis=1)
+            return ops.mean(each), (each, layers)
+
+    def build() -> Any:
+        keras.utils.set_random_seed(0)
+        model = Siamese()
+        model.compile("sgd", run_eagerly=eager)
+        return model
+
+    def use(model: Any) -> Any:
+        return model.fit(Pairs(), verbose=0)
+
+    use(build())
+    with pytest.raises(InputError, match=r"takes row 1 of a batch.*of 2 rows this replica has 1.*HINT.*a tuple"):
+        under(jd.MirroredStrategy(devices(replicas)), build, use)
+
+
+class Contrastive(keras.losses.Loss):
+    """Each example against the labels' rows of all replicas."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        everyone = jd.get_replica_context().all_gather(y_pred, axis=0)
+        return jax.nn.logsumexp(y_true @ everyone.T, axis=1) - ops.sum(y_true * y_pred, axis=1)
+
+
+class FromTheCentre(keras.losses.Loss):
+    """Each example's distance from the mean of all."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        here = jd.get_replica_context()
+        total = here.all_reduce("SUM", (ops.sum(y_pred, axis=0), jnp.asarray(float(y_pred.shape[0]))))
+        return ops.mean(ops.square(y_pred - total[0] / total[1]), axis=1) + ops.mean(
+            ops.square(y_pred - y_true), axis=1
+        )
+
+
+class OwnStep(keras.Model):
+    """A training step written out, which differentiates a loss that meets the other replicas."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__()
+        self.net = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4)])
+        self.criterion, self.tracker = loss, keras.metrics.Mean(name="loss")
+        self.built = True
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.net(x)
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        trainable, layers, optimizer, metrics = state
+
+        def loss(values: Any) -> Any:
+            y, updates = self.stateless_call(values, layers, data[0], training=True)
+            return ops.mean(self.criterion.call(data[1], y)), updates
+
+        (value, layers), gradients = jax.value_and_grad(loss, has_aux=True)(trainable)
+        trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
+        metrics = self.tracker.stateless_update_state(metrics, value)
+        return {"loss": self.tracker.stateless_result(metrics)}, (trainable, layers, optimizer, metrics)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("loss", [Contrastive, FromTheCentre])
+def test_losses_that_meet_other_replicas(four: jd.Strategy, loss: Any, own: bool, caplog: Any) -> None:
+    def build() -> Any:
+        keras.utils.set_random_seed(0)
+        if own:
+            model: Any = OwnStep(loss())
+            model.compile(keras.optimizers.SGD(0.05))
+        else:
+            model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4)])
+            model.compile(keras.optimizers.SGD(0.05), loss())
+        return model
+
+    def use(model: Any) -> dict[str, Any]:
+        data = X[:11], X[:11, :4]
+        history = model.fit(*data, batch_size=4, epochs=2, shuffle=False, verbose=0).history
+        return {**history, "kernel": model.get_weights()[0]}
+
+    # Two replicas have 2, 2 and 2, 1; four of them 1 each and, at the end, 1, 1, 1, 0.
+    expected = under(jd.OneDeviceStrategy("CPU:0"), build, use)
+    for strategy in (four, jd.MirroredStrategy(devices(2))):
+        assert_same(expected, under(strategy, build, use))
+    assert not caplog.records  # nothing ran as Python
+
+
+STRATEGIES = {
+    "default": jd.get_strategy,
+    "OneDevice": lambda: jd.OneDeviceStrategy("CPU:0"),
+    "Mirrored": lambda: jd.MirroredStrategy(devices(2)),
+    "CentralStorage": lambda: jd.CentralStorageStrategy(devices(2)),
+    "FullySharded": lambda: jd.FullyShardedStrategy(devices(2)),
+}
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_same_loop_with_an_optimizer_of_optax(name: str, compiled: bool) -> None:
+    strategy = STRATEGIES[name]()
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1)])
+        optimizer = jd.Optimizer(optax.sgd(0.1), model.trainable_variables)
+    kernel = np.asarray(model.get_weights()[0])
+
+    def replica_step(x: Any) -> Any:
+        def loss() -> Any:
+            return jnp.sum(model(x) ** 2) / 8
+
+        value, gradients = jd.value_and_grad(loss, model.trainable_variables)()
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return value
+
+    def step(batch: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica_step, (batch,)), axis=None)
+
+    (batch,) = strategy.experimental_distribute_dataset([X[:8]])
+    loss = float((jd.function(step) if compiled else step)(batch))
+    predicted = X[:8] @ kernel
+    np.testing.assert_allclose(loss, np.mean(predicted**2), rtol=1e-5)
+    expected = kernel - 0.1 * X[:8].T @ (2 * predicted / 8)
+    np.testing.assert_allclose(model.get_weights()[0], expected, rtol=1e-4, atol=1e-6)
