@@ -10,7 +10,8 @@ import pytest
 
 import jaxtribute as jd
 from grouped_programs import grouped
-from jaxtribute._src.optimizer.slots import leaves_of, owner_of_leaves
+from jaxtribute._src.optimizer.parameters import Parameters
+from jaxtribute._src.optimizer.slots import leaves_of
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.sliced import SlicedPolicy
 from jaxtribute.errors import ArgumentTypeError, ShapeError
@@ -152,7 +153,8 @@ def test_the_state_has_optaxs_structure() -> None:
 def test_owners(transform: Any, owners: list[int | None]) -> None:
     variables = [variable(FOUR, np.ones(shape, np.float32)) for shape in [(4, 2), (5,)]]
     state = transform.init([v.numpy() for v in variables])
-    assert owner_of_leaves(state, variables) == owners
+    parameters = Parameters.of(variables, jax.tree.structure([0, 0]))
+    assert [one.owner for one in parameters.belongings(state)] == owners
 
 
 def test_random_keys_are_kept_as_data() -> None:

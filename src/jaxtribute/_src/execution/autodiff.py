@@ -112,17 +112,14 @@ def grad(fn: Function, variables: Any, *, has_aux: bool = False) -> Function:
 
 def _checked(variables: Any) -> tuple[list[Variable], Any]:
     """The variables of a nest, and its structure."""
+    contexts.announce()
     leaves, tree = jax.tree.flatten(opened(variables), is_leaf=lambda leaf: isinstance(leaf, Variable))
     if not leaves:
         raise ArgumentError(
             f"variables is {variables!r}, which holds none. HINT: a Keras model has none before it is built: begin it "
             "with a keras.Input, or call model.build(shape) first."
         )
-    contexts.announce()
-    for place, leaf in enumerate(leaves):
-        if not isinstance(leaf, Variable):
-            # A variable of Keras knows the one that it stands for.
-            leaf = leaves[place] = getattr(leaf, "__jd_variable__", leaf)
+    for leaf in leaves:
         if not isinstance(leaf, Variable):
             raise ArgumentTypeError(
                 f"variables holds a {type(leaf).__name__}, not a jd.Variable. "

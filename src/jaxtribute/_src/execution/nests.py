@@ -39,12 +39,20 @@ def is_number(value: Numeric) -> bool:
 
 
 def opened(nest: Nest) -> Any:
-    """A nest of variables with those of each `jd.Model` in it in the model's place."""
+    """A nest of variables: with those of each model in it in the model's place, and Keras's as what they stand for."""
 
     def parameters(leaf: Leaf) -> Any:
         return getattr(leaf, "__jd_parameters__", leaf)
 
-    return jax.tree.map(parameters, nest, is_leaf=lambda leaf: isinstance(leaf, Variable))
+    def variable(leaf: Leaf) -> Any:
+        return getattr(leaf, "__jd_variable__", leaf)
+
+    whole = jax.tree.map(parameters, nest, is_leaf=_is_variable)
+    return jax.tree.map(variable, whole, is_leaf=_is_variable)
+
+
+def _is_variable(leaf: Leaf) -> bool:
+    return isinstance(leaf, Variable)
 
 
 def flatten(nest: Nest) -> tuple[list[Any], Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,11 +13,10 @@ from jaxtribute._src.parameter_servers.variables.variable import ServerPolicy, S
 from jaxtribute._src.partitioners import Partitioner
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.strategies.extended import StrategyExtended
-from jaxtribute._src.types import DType, Leaf
+from jaxtribute._src.types import DType, Leaf, Nest
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.policies.base import Policy
-from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, VariableError
 
 if TYPE_CHECKING:
@@ -68,14 +66,13 @@ class ParameterServerExtended(StrategyExtended):
             )
         return self.cluster.create(initial, dtype)
 
-    def remote_optimizer(self, transform: Any, variables: Sequence[Variable]) -> RemoteOptimizer | None:
+    def remote_optimizer(self, transform: Any, variables: Nest) -> RemoteOptimizer | None:
         """The optimizer's work on servers."""
         if self.cluster is None:
             # For one optimizer: the next that is made is another.
             found, self.known_optimizer = self.known_optimizer, None
             return found
-        mine = [variable for variable in variables if isinstance(variable, ServerVariable)]
-        return self.cluster.create_optimizer(transform, mine, self.strategy)
+        return self.cluster.create_optimizer(transform, variables, self.strategy)
 
 
 class ParameterServerStrategy(Strategy):
