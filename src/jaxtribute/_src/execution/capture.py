@@ -113,7 +113,9 @@ _OWNERS = {
     ),
     "equinox": (
         "Module",
-        "make it a jd.Model, jd.Model(module), in the strategy's scope, or pass the module as an argument",
+        "make it a jd.Model, jd.Model(module), in the strategy's scope, or pass the module as an argument; of a module "
+        "that equinox.partition has divided, the half that is not trained is a second one: static = jd.Model(static), "
+        "and equinox.combine(params.value, static.value) is the module",
     ),
 }
 """By library, the class whose objects hold what training changes, and what to do."""

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtribute._src.collectives.in_replica import contributions, divided
+from jaxtribute._src.collectives.in_replica import divided, is_idle
 from jaxtribute._src.execution.executor import Executor
 from jaxtribute._src.execution.nests import is_array, map_leaves
 from jaxtribute._src.jaxprs.core import as_function, closed, constants, opened
-from jaxtribute._src.types import Function, Leaf, Nest
+from jaxtribute._src.types import Array, Function, Leaf, Nest
 from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
@@ -61,12 +61,16 @@ def _summed(own: Function, executor: Executor, op: ReduceOp, replicas: int) -> F
     @total.defjvp
     def derivative(values: Sequence[Any], tangents: Sequence[Any]) -> Any:
         # The mean of what is the same on all is the same; backwards it adds up what the replicas say of it.
-        alike = [lax.psum(tangent, AXIS) / np.asarray(replicas, tangent.dtype) for tangent in tangents]
+        alike = tuple(lax.psum(one, AXIS) / np.asarray(replicas, one.dtype) for one in tangents)
         _, changes = jax.jvp(own, values, alike)
-        arrays, tree = jax.tree.flatten(changes)
-        arrays, count = contributions(arrays, op, replicas, executor.idle)
-        sums = [lax.psum(array, AXIS) for array in arrays]
-        return total(*values), tree.unflatten([divided(one, count) if op is ReduceOp.MEAN else one for one in sums])
+        return total(*values), jax.tree.map(summed, changes)
+
+    def summed(change: Array) -> Any:
+        idle = executor.idle
+        if idle:
+            change = jnp.where(is_idle(idle, replicas), jnp.zeros_like(change), change)
+        whole = lax.psum(change, AXIS)
+        return divided(whole, replicas - len(idle)) if op is ReduceOp.MEAN else whole
 
     return total
 
