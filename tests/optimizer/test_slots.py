@@ -154,7 +154,7 @@ def test_owners(transform: Any, owners: list[int | None]) -> None:
     variables = [variable(FOUR, np.ones(shape, np.float32)) for shape in [(4, 2), (5,)]]
     state = transform.init([v.numpy() for v in variables])
     parameters = Parameters.of(variables, jax.tree.structure([0, 0]))
-    assert [one.owner for one in parameters.belongings(state)] == owners
+    assert [one.owner for one in parameters.belongings(state, transform.init)] == owners
 
 
 def test_random_keys_are_kept_as_data() -> None:

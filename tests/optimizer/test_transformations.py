@@ -74,7 +74,7 @@ def leaves(nest: Any) -> tuple[list[np.ndarray], Any]:
 
 
 def data(leaf: Any) -> np.ndarray:
-    is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
@@ -187,7 +187,7 @@ def test_a_state_is_changed_through_its_variables_or_as_a_whole() -> None:
     with mirrored(2).scope():
         v = jd.Variable(jnp.ones(4))
     noisy = optax.add_noise(0.0, 0.5, jax.random.key(1))
-    transform = optax.chain(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1), noisy)
+    transform: Any = optax.chain(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1), noisy)
     optimizer = jd.Optimizer(transform, {"v": v}, shard_update=True)
     optimizer.state[0].hyperparams["learning_rate"].assign(1.0)
     optimizer.apply_gradients({"v": jnp.ones(4)})
@@ -236,7 +236,9 @@ def remembering() -> optax.GradientTransformationExtraArgs:
         del params
         return updates, {name: jnp.asarray(extra[name], jnp.float32) for name in state}
 
-    return optax.GradientTransformationExtraArgs(lambda _: {"value": jnp.zeros(()), "other": jnp.zeros(())}, update)
+    return optax.GradientTransformationExtraArgs(
+        lambda params: {"value": jnp.zeros(()), "other": jnp.zeros(())}, update
+    )
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -280,7 +282,7 @@ def test_a_line_search_eagerly_and_on_uneven_batches(where: str) -> None:
     with strategy.scope():
         net = variables_of(dictionary())
     optimizer = jd.Optimizer(transform, net)
-    case, rows = Case(lambda _: transform, ("value", "grad", "value_fn")), np.float32([1, 2, 3])
+    case, rows = Case(lambda _: transform, ("value", "grad", "value_fn")), np.arange(1, 4, dtype=np.float32)
 
     def replica(rows: Any) -> None:
         params = jax.tree.map(jnp.asarray, net, is_leaf=lambda v: isinstance(v, jd.Variable))

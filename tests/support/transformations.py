@@ -1,4 +1,4 @@
-"""Optax transformations that look at paths or at further arguments, nests to train with them, and plain Optax's runs."""
+"""Optax transformations that look at paths or at further arguments, nests to train with them, and plain Optax."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def rates_by_path() -> optax.GradientTransformation:
         del params
         return by_path(lambda path, one: one * np.float32(-0.05 if is_bias(path) else -0.2))(updates), state
 
-    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 def clipped_subtrees() -> optax.GradientTransformation:
     """Clips what belongs together by its own norm: all biases, all others."""
-    clip = {"bias": optax.clip_by_global_norm(0.3), "weight": optax.clip_by_global_norm(0.1)}
+    clip: dict[Any, Any] = {"bias": optax.clip_by_global_norm(0.3), "weight": optax.clip_by_global_norm(0.1)}
     return optax.chain(optax.partition(clip, kinds), optax.sgd(0.5))
 
 
@@ -106,9 +106,10 @@ CASES: dict[str, Case] = {
         optax.adafactor(0.1, min_dim_size_to_factor=2, weight_decay_rate=0.1, weight_decay_mask=is_weight),
         separable=False,
     ),
-    "lamb": _case(optax.lamb(0.1, weight_decay=0.1, mask=is_weight)),
+    "lamb": _case(optax.lamb(0.1, weight_decay=0.1, mask=is_weight), separable=False),
     "lars": _case(
-        optax.lars(0.5, weight_decay=0.1, weight_decay_mask=is_weight, trust_ratio_mask=is_weight)
+        optax.lars(0.5, weight_decay=0.1, weight_decay_mask=is_weight, trust_ratio_mask=is_weight),
+        separable=False,
     ),
     "muon": _case(contrib.muon(0.1, muon_weight_dimension_numbers=rows_last, weight_decay=0.1), separable=False),
     "schedule_free": _case(contrib.schedule_free_adamw(0.1, weight_decay=0.1)),
@@ -146,7 +147,7 @@ class Layer(NamedTuple):
 class Net:
     """A model of one's own."""
 
-    layers: list[Layer]
+    layers: list[Layer | None]
     norm: dict[str, Any]
 
 

@@ -106,7 +106,7 @@ class Optimizer:
         if self.remote is not None:
             self._slots, self._sliced = self.remote.slots, {}
             self._state = self._slots.variables
-            _check_remote(self._strategy, accumulate_steps=cycle, loss_scale=loss_scale, wrt=wrt)
+            _check_remote(self._strategy, accumulate_steps=cycle if cycle > 1 else None, loss_scale=loss_scale, wrt=wrt)
             return
         chosen = self._choose(shard_update)
         cuts: dict[int, Cut] = {}
@@ -376,7 +376,7 @@ def _checked_cycle(steps: Any, op: Any) -> int:
 
 
 def _check_remote(strategy: Strategy, **options: Any) -> None:
-    given = {name: value for name, value in options.items() if value not in (None, 1)}
+    given = {name: value for name, value in options.items() if value is not None}
     if given:
         raise ArgumentError(
             f"{strategy!r} applies the gradients of each call where its variables are, and nothing else: "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -61,17 +61,33 @@ class Parameters:
         """Each parameter's path."""
         return [path for path, _ in jax.tree_util.tree_leaves_with_path(self.abstract)]
 
-    def belongings(self, state: Nest) -> list[Belonging]:
+    def belongings(self, state: Nest, init: Callable[[Any], Any]) -> list[Belonging]:
         """Finds the parameter that each leaf of a state belongs to.
 
         Optax keeps what belongs to parameters in nests like theirs, in which `optax.MaskedNode` or None may stand for a
         parameter or for many.
+
+        Args:
+          state: the shapes of what `init` makes of the parameters.
+          init: that of the transformation.
         """
+        if () in self._places:
+            return self._alone(state, init)
         found: list[Belonging] = []
         for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=self._is_alike):
             for rest, leaf in jax.tree_util.tree_leaves_with_path(node):
                 found.append(self._belonging((*path, *rest), rest, leaf))
         return found
+
+    def _alone(self, state: Nest, init: Callable[[Any], Any]) -> list[Belonging]:
+        """The same for a parameter in no nest, of which a state does not show what is like it: in a list it would."""
+        listed = Parameters(jax.tree.structure([0]), self.shapes)
+        leaves = jax.tree_util.tree_leaves_with_path(state)
+        try:
+            in_list = listed.belongings(jax.eval_shape(init, list(self.shapes)), init)
+            return [Belonging(path, one.owner) for (path, _), one in zip(leaves, in_list, strict=True)]
+        except Exception:  # noqa: BLE001  # of the transformation, which may know no lists
+            return [Belonging(path, 0 if self._fits(leaf, 0) else None) for path, leaf in leaves]
 
     def check_shapes(self, leaves: Sequence[Any]) -> None:
         """Checks that an update has left the parameters' shapes as they are.
@@ -93,8 +109,6 @@ class Parameters:
 
     def _is_alike(self, node: Leaf) -> bool:
         """True for a nest that has a leaf or a gap for each parameter, and nothing else."""
-        if () in self._places:
-            return False  # a parameter alone is no nest: every leaf would be like it
         met: set[Path] = set()
         gaps: list[Path] = []
         for path, leaf in jax.tree_util.tree_leaves_with_path(node, is_leaf=_is_gap):
@@ -116,10 +130,12 @@ class Parameters:
         # its shape, or counts, only happens to lie at such a path.
         ends = [end for end in self.paths if path[len(path) - len(end) :] == end]
         for end in sorted(ends, key=len, reverse=True):
-            place = self._places[end]
-            if leaf.shape == self.shapes[place].shape and jnp.issubdtype(leaf.dtype, jnp.inexact):
-                return Belonging(_without(path, end), place)
+            if self._fits(leaf, self._places[end]):
+                return Belonging(_without(path, end), self._places[end])
         return Belonging(path, None)
+
+    def _fits(self, leaf: Any, place: int) -> bool:
+        return leaf.shape == self.shapes[place].shape and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _without(path: Path, end: Path) -> Path:

@@ -51,7 +51,7 @@ class Slots:
             leaves = self.tree.flatten_up_to(state)
         except ValueError as error:
             raise ShapeError(
-                f"the state is not structured as the transformation's: {error}. HINT: change values in a nest that "
+                f"the state is not structured as the transformation's: {' '.join(str(error).split())}. HINT: change values in a nest that "
                 "optimizer.state gave, e.g. by optax.tree.set."
             ) from None
         return [leaf if isinstance(leaf, Variable) else _data(leaf) for leaf in leaves]
@@ -111,7 +111,8 @@ def make_slots(
     stored = [variable.stored for variable in variables]
     # Traced and not run: how each slot is stored must be known before any takes memory.
     shapes = jax.eval_shape(lambda stored: _with_key_data(init(stored)), stored)
-    belongings = parameters.belongings(shapes)
+    with optax_rules():
+        belongings = parameters.belongings(shapes, transform.init)
     owners = [one.owner for one in belongings]
     for place, kind in enumerate(kinds):
         # The data of keys may have a variable's shape by chance.

@@ -70,7 +70,8 @@ def plan_parts(
     places = {_path(path): leaf for leaf, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(state))}
     if any(jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
         raise ArgumentError("the transformation keeps random keys, which parameter servers do not. HINT: leave it out.")
-    belongings = parameters.belongings(state)
+    with optax_rules():
+        belongings = parameters.belongings(state, transform.init)
     owned: dict[int, list[tuple[int, Shard]]] = {}
     for i, variable in enumerate(variables):
         for shard in variable.layout.shards:
@@ -112,11 +113,12 @@ def _state_of(
         shape = (sum(shard.shape[0] for shard in several), *shape[1:]) if len(several) > 1 else shape
         local[i] = jax.ShapeDtypeStruct(shape, variables[i].dtype)
     nest = parameters.nest(local)
-    with optax_rules():
-        state = jax.eval_shape(transform.init, nest)
     numbers = [i for i, one in enumerate(local) if one is not None]
     own = Parameters.of([local[i] for i in numbers], jax.tree.structure(nest))
-    for (path, leaf), one in zip(jax.tree_util.tree_leaves_with_path(state), own.belongings(state), strict=True):
+    with optax_rules():
+        state = jax.eval_shape(transform.init, nest)
+        belongings = own.belongings(state, transform.init)
+    for (path, leaf), one in zip(jax.tree_util.tree_leaves_with_path(state), belongings, strict=True):
         yield _path(path), None if one.owner is None else numbers[one.owner], leaf
 
 
