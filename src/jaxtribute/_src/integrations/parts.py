@@ -116,8 +116,8 @@ def take_apart(model: Nest, wrt: Any = None) -> tuple[list[Part], Outline]:
             parts, outline = known.take_apart(model, wrt)
             if wrt is not None and not any(part.kind is Kind.PARAMETER for part in parts):
                 raise ArgumentError(
-                    f"wrt={wrt!r} selects no floating array of the {type(model).__name__}. HINT: leave wrt out to train "
-                    "all parameters, or name some that it has, such as nnx.LoRAParam."
+                    f"wrt={wrt!r} selects no floating array of the {type(model).__name__}. HINT: leave wrt out to "
+                    "train all parameters, or name some that it has, such as nnx.LoRAParam."
                 )
             # The library knows the model and finds nothing in it: no other one would know better.
             if not parts:

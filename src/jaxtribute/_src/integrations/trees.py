@@ -54,8 +54,9 @@ def _chosen(wrt: Any, model: Nest) -> list[bool]:
     try:
         found = jax.tree.leaves(jax.tree.map(below, wrt, model))
     except ValueError as error:
+        told = " ".join(str(error).split())
         raise ArgumentTypeError(
-            f"wrt is not structured as the model: {' '.join(str(error).split())}. HINT: pass a function of a leaf, or a nest like the model's "
+            f"wrt is not structured as the model: {told}. HINT: pass a function of a leaf, or a nest like the model's "
             "first levels, of True and False."
         ) from None
     if not all(isinstance(one, bool) for one in found):

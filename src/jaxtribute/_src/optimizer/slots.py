@@ -50,8 +50,9 @@ class Slots:
         try:
             leaves = self.tree.flatten_up_to(state)
         except ValueError as error:
+            told = " ".join(str(error).split())
             raise ShapeError(
-                f"the state is not structured as the transformation's: {' '.join(str(error).split())}. HINT: change values in a nest that "
+                f"the state is not structured as the transformation's: {told}. HINT: change values in a nest that "
                 "optimizer.state gave, e.g. by optax.tree.set."
             ) from None
         return [leaf if isinstance(leaf, Variable) else _data(leaf) for leaf in leaves]

@@ -226,8 +226,8 @@ def by_path(layer: Foreign) -> Any:
             inner = inner.setdefault(scope, {})
         if name in inner:
             raise VariableError(
-                f"two trained variables of {layer.name} have the path {variable.path}. HINT: name their layers, or pass "
-                "a nest of variables of your own in place of the model."
+                f"two trained variables of {layer.name} have the path {variable.path}. HINT: name their layers, or "
+                "pass a nest of variables of your own in place of the model."
             )
         inner[name] = variable
     return nest
