@@ -107,8 +107,8 @@ _LOG = logging.getLogger(__name__)
 _LARGE = 1 << 20
 """Bytes of an array that is worth a word."""
 _EQUINOX = (
-    "make it a jd.Model, jd.Model(module), in the strategy's scope, or pass the module as an argument; of a module that "
-    "equinox.partition has divided, the half that is not trained is a second one: static = jd.Model(static), and "
+    "make it a jd.Model, jd.Model(module), in the strategy's scope, or pass the module as an argument; of a module "
+    "that equinox.partition has divided, the half that is not trained is a second one: static = jd.Model(static), and "
     "equinox.combine(params.value, static.value) is the module"
 )
 _OWNERS = {
