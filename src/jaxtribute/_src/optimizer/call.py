@@ -52,7 +52,7 @@ class Call:
         return [*whole, *rest], op
 
     def others(self, given: Sequence[Any], grads: Sequence[Any], context: Context) -> list[Any]:
-        """What is not reduced, as the update takes it: functions are those of all replicas.
+        """Arguments that are not reduced, as the update takes them: functions are those of all replicas.
 
         Args:
           given: the leaves as the code has them that computes the update.

@@ -22,7 +22,7 @@ from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
 
 
 def reduced_in_program(fn: Function, executor: Executor, op: ReduceOp, replicas: int) -> Function:
-    """What a function of one replica's data comes to over all replicas, in the program of each of them.
+    """The function over all replicas of a function of each one's data, in the program of each of them.
 
     Args:
       fn: a function of parameters, which are the same on all replicas; arguments by name are the replica's own.
@@ -76,7 +76,7 @@ def _summed(own: Function, executor: Executor, op: ReduceOp, replicas: int) -> F
 
 
 def reduced_in_python(fn: Function | PerReplica, op: ReduceOp, mesh: ReplicaMesh, idle: Sequence[int]) -> Function:
-    """What functions of each replica's data come to, for code of all replicas that runs as Python.
+    """The function over all replicas of functions of each one's data, for code of all that runs as Python.
 
     Args:
       fn: the functions, or the one that all replicas gave.

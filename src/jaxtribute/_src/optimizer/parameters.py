@@ -19,7 +19,7 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Belonging:
-    """What one leaf of a state belongs to.
+    """The owner of one leaf of a state.
 
     Attributes:
       path: its path in the state; in a nest like that of the parameters, the path of that nest.

@@ -18,7 +18,7 @@ from jaxtribute.errors import ArgumentError
 Array = np.ndarray[Any, Any]
 
 _OPTIMIZER = ("params", "places", "slots", "leaves", "owners")
-"""What describes a `ShardOptimizer`, beside its code."""
+"""The parts of a `ShardOptimizer`'s description, beside its code."""
 
 
 @dataclass(slots=True)
