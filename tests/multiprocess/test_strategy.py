@@ -13,6 +13,7 @@ import pytest
 import jaxtribute as jd
 import worker_programs as programs
 from jaxtribute._src.testing.shared import SharedRunners
+from transformations import CASES, by_optax, dictionary
 
 
 def on_workers(multi_process: SharedRunners, program: Any, *args: Any) -> list[Any]:
@@ -67,6 +68,16 @@ def test_large_gradients_are_gathered_by_their_factors_and_stay_the_same_bits(mu
 def test_updates_are_not_in_slices_between_processes_unless_asked_for(multi_process: SharedRunners) -> None:
     assert on_workers(multi_process, programs.sliced_slots, "auto") == [False, False]
     assert on_workers(multi_process, programs.sliced_slots, True) == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [False, True])
+def test_transformations_see_the_users_nest_and_reduced_values(multi_process: SharedRunners, compiled: bool) -> None:
+    for found in on_workers(multi_process, programs.transformations, compiled):
+        for name, params in found.items():
+            wanted, _ = by_optax(CASES[name], dictionary(), 3)
+            for one, other in zip(jax.tree.leaves(params), jax.tree.leaves(wanted), strict=True):
+                np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """An optimizer's state: where it is kept, how much of it, and how it is read and written."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,8 @@ import pytest
 
 import jaxtribute as jd
 from grouped_programs import grouped
-from jaxtribute._src.optimizer.slots import leaves_of, owner_of_leaves
+from jaxtribute._src.optimizer.parameters import Parameters
+from jaxtribute._src.optimizer.slots import leaves_of
 from jaxtribute._src.values.policies.mirrored import MirroredPolicy
 from jaxtribute._src.values.policies.sliced import SlicedPolicy
 from jaxtribute.errors import ArgumentTypeError, ShapeError
@@ -152,7 +154,8 @@ def test_the_state_has_optaxs_structure() -> None:
 def test_owners(transform: Any, owners: list[int | None]) -> None:
     variables = [variable(FOUR, np.ones(shape, np.float32)) for shape in [(4, 2), (5,)]]
     state = transform.init([v.numpy() for v in variables])
-    assert owner_of_leaves(state, variables) == owners
+    parameters = Parameters.of(variables, jax.tree.structure([0, 0]))
+    assert [one.owner for one in parameters.belongings(state, transform.init)] == owners
 
 
 def test_random_keys_are_kept_as_data() -> None:
@@ -170,3 +173,66 @@ def test_optax_is_not_held_to_the_users_promotion_rules() -> None:
     optimizer.apply_gradients([np.ones((2, 2), np.float32)])
     with pytest.raises(jax.dtypes.TypePromotionError):
         jnp.add(jnp.ones(2), jnp.ones(2, jnp.int32))
+
+
+class Block(NamedTuple):
+    kernel: Any
+    bias: Any
+
+
+NESTS: dict[str, Callable[[], Any]] = {
+    "a list": lambda: [named("a", 4, 3), named("b", 4)],
+    "a dict": lambda: {"w": named("a", 4, 3), "mu": named("b", 4)},
+    "a named tuple": lambda: {"block": Block(named("a", 4, 3), named("b", 4)), "none": None},
+}
+
+
+def named(name: str, *shape: int) -> jd.Variable:
+    return variable(FOUR, np.ones(shape, np.float32), name=name)
+
+
+@pytest.mark.parametrize("nest", NESTS)
+def test_slots_are_called_as_in_checkpoints_of_old(nest: str) -> None:
+    """Slots have had these names since parameters were handed over as a list: checkpoints find them by name."""
+    first, second = ("b", "a") if nest == "a dict" else ("a", "b")
+    matrices = optax.partition({True: optax.trace(0.9), False: optax.adam(0.1)}, is_matrix)
+    wanted: dict[str, tuple[Any, list[str]]] = {
+        "adam": (optax.adam(0.1), ["count", *(f"{v}/{slot}" for slot in ("mu", "nu") for v in (first, second))]),
+        "partition": (matrices, ["count", "b/mu", "b/nu", "a/trace"]),
+        "factors": (
+            optax.scale_by_factored_rms(min_dim_size_to_factor=2),
+            ["count", "v_row", "v_row_1", "v_col", "v_col_1", *(("b/v", "v") if first == "b" else ("v", "b/v"))],
+        ),
+        "hyperparameters": (
+            optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9),
+            ["count", "hyperparams", "hyperparams_1", f"{first}/trace", f"{second}/trace"],
+        ),
+    }
+    for transform, names in wanted.values():
+        made = jd.Optimizer(transform, NESTS[nest](), shard_update=True)
+        assert [slot.name for slot in made.variables] == [f"{name}:0" for name in names]
+
+
+def is_matrix(params: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.ndim == 2, params)
+
+
+def test_slots_of_a_parameter_in_no_nest() -> None:
+    scalar = variable(FOUR, 1.0, name="s")
+    plateau = optax.contrib.reduce_on_plateau()
+    names = [slot.name for slot in jd.Optimizer(optax.chain(optax.adam(0.1), plateau), scalar).variables]
+    assert names[:4] == ["count:0", "s/mu:0", "s/nu:0", "scale:0"]
+
+
+def test_owners_in_nests_within_nests() -> None:
+    """Paths that end alike, labels that are called as parameters, and parts of a nest."""
+    leaf = jax.ShapeDtypeStruct((4,), np.float32)
+    nest = {"a": {"x": leaf}, "x": leaf}
+    parameters = Parameters.of(jax.tree.leaves(nest), jax.tree.structure(nest))
+
+    def owners(state: Any) -> list[int | None]:
+        return [one.owner for one in parameters.belongings(state, lambda params: state)]
+
+    assert owners({"a": nest, "x": nest}) == [0, 1, 0, 1]
+    assert owners({"a": {"a": {"x": leaf}, "x": optax.MaskedNode()}, "x": {"a": None, "x": leaf}}) == [0, 1]
+    assert owners([{"x": leaf}, {"y": leaf}, jax.ShapeDtypeStruct((), np.int32)]) == [1, None, None]

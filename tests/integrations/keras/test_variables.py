@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxtribute as jd
@@ -66,3 +68,36 @@ def test_adoption(four: jd.Strategy) -> None:
     assert variable.stored.distribute_strategy is four
     array: Any = jax.numpy.zeros(2)
     adopt(array, four)  # nothing of Keras
+
+
+@pytest.mark.parametrize("under", ["default", "mirrored"])
+def test_optax_sees_a_model_by_the_paths_of_its_variables(under: str) -> None:
+    strategy = jd.get_strategy() if under == "default" else jd.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        layers = [keras.Input((2,)), keras.layers.Dense(2, name="first"), keras.layers.Dense(2, name="second")]
+        model = keras.Sequential(layers, name="net")
+    first: dict[str, Any] = {}
+    for variable in model.trainable_variables:
+        first.setdefault(variable.path.split("/")[1], {})[variable.name] = jnp.asarray(variable.value) + 1
+        variable.assign_add(jnp.ones(variable.shape))
+    params = {"net": first}
+
+    def is_kernel(nest: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "kernel", nest)
+
+    transform = optax.adamw(0.1, weight_decay=0.5, mask=is_kernel)
+    by_path = jd.Optimizer(transform, model)
+    listed = jd.Optimizer(optax.sgd(0.0), model.trainable_variables)  # Keras's variables themselves are taken, too
+    assert set(listed.trainable_variables) == set(by_path.trainable_variables)
+    state = transform.init(params)
+    for step in range(20):
+        grads = jax.tree.map(lambda leaf, step=step: jnp.cos(leaf + step), params)
+        by_path.apply_gradients(grads)
+        updates, state = transform.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    for variable in model.trainable_variables:
+        _, layer, name = variable.path.split("/")
+        np.testing.assert_allclose(np.asarray(variable.value), params["net"][layer][name], rtol=2e-6, atol=2e-6)
+    assert jax.tree.map(jnp.shape, by_path.state) == jax.tree.map(jnp.shape, state)
+    _, gradients = jd.value_and_grad(lambda x: jnp.sum(model(x) ** 2), model)(jnp.ones((1, 2)))
+    assert jax.tree.structure(gradients) == jax.tree.structure(params)

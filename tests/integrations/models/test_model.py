@@ -314,3 +314,57 @@ REFUSED = [
 def test_refused(make: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         make()
+
+
+class Adapted(nnx.Module):
+    """A layer with an adapter."""
+
+    def __init__(self) -> None:
+        self.base = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+        self.adapter = nnx.LoRA(3, 2, 3, rngs=nnx.Rngs(1))
+
+    def __call__(self, x: Any) -> Any:
+        return self.base(x) + self.adapter(x)
+
+
+def test_wrt_of_nnx_trains_what_the_filter_selects() -> None:
+    model = made(mirrored(2), Adapted(), optax.sgd(0.1), wrt=nnx.LoRAParam, precision="compute=bfloat16")
+    module = Adapted()
+    wanted = nnx.to_pure_dict(nnx.state(module, nnx.LoRAParam))
+    assert jax.tree.map(jnp.shape, model.parameters) == jax.tree.map(jnp.shape, wanted)
+    # What is frozen is cast as what is trained.
+    assert jax.tree.leaves(model.apply(lambda module: nnx.state(module, nnx.Param)))[0].dtype == jnp.bfloat16
+    model.minimize(lambda: jnp.sum(model(jnp.ones((1, 3))) ** 2).astype(jnp.float32))
+    before = dict(made(mirrored(2), Adapted()).named_variables())
+    moved = {path: bool((v.numpy() != before[path].numpy()).any()) for path, v in model.named_variables()}
+    assert {path[-1] for path in moved if path[0] == "adapter" and moved[path]} == {"lora_b"}  # a's gradient is zero
+    assert not any(moved[path] for path in moved if path[0] == "base")
+
+
+def test_wrt_of_a_nest_is_as_equinox_partitions() -> None:
+    module = eqx.nn.MLP(3, 3, 4, 1, key=jax.random.key(0))
+    last = eqx.tree_at(lambda m: m.layers[-1].weight, jax.tree.map(lambda _: False, module), replace=True)
+    model = made(mirrored(2), module, optax.sgd(0.1), wrt=last)
+    trained, _ = eqx.partition(module, last)
+    assert jax.tree.structure(model.value.layers) == jax.tree.structure(module.layers)
+    assert jax.tree.map(jnp.shape, model.parameters) == jax.tree.map(jnp.shape, trained)
+    assert [v.name for v in model.trainable_variables] == ["layers/1/weight:0"]
+    matrices = made(mirrored(2), {"a": np.ones((2, 2)), "b": np.ones(2)}, wrt=lambda leaf: leaf.ndim == 2)
+    assert list(matrices.trainable_variables) == [matrices.parameters["a"]]
+    with pytest.raises(ArgumentTypeError, match=r"wrt is not structured as the model.*HINT"):
+        jd.Model({"a": np.ones(2)}, wrt={"b": True})
+    with pytest.raises(ArgumentError, match=r"selects no floating array.*HINT"):
+        jd.Model({"a": np.ones(2)}, wrt=False)
+
+
+def test_the_frozen_half_of_a_module_is_a_second_model() -> None:
+    strategy = mirrored(2)
+    module = eqx.nn.MLP(3, 3, 4, 1, key=jax.random.key(0))
+    last = eqx.tree_at(lambda m: m.layers[-1].weight, jax.tree.map(lambda _: False, module), replace=True)
+    trained, static = eqx.partition(module, last)
+    params = made(strategy, trained, optax.sgd(0.1))
+    with pytest.raises(VariableError, match=r"static = jd\.Model\(static\), and equinox\.combine\(params\.value"):
+        jd.function(lambda x: strategy.run(lambda: eqx.combine(params.value, static)(x)))(jnp.ones(3))
+    static = made(strategy, static)
+    call = jd.function(lambda x: strategy.run(lambda: eqx.combine(params.value, static.value)(x)))
+    assert_allclose(call(jnp.ones(3)).numpy(), module(jnp.ones(3)), rtol=1e-6)

@@ -21,9 +21,15 @@ RATE = 0.5
 
 def store(*values: Any, transform: Any = None) -> Store:
     """A store with shards 0, 1, ... of these values."""
-    made = Store(lambda _: transform)
+    made = Store(lambda _: (transform, list(range(len(values)))))
     made.create({"keys": list(range(len(values)))}, [np.asarray(value) for value in values])
     return made
+
+
+def make_optimizer(of: Store, params: list[int], slots: list[int], owners: list[int | None], number: int = 0) -> None:
+    """Makes an optimizer whose shards are one parameter each, and whose slots are one leaf each."""
+    described = {"params": params, "places": params, "slots": slots, "leaves": slots, "owners": owners}
+    of.optimizer({"id": number, **described}, [])
 
 
 def value(of: Store, key: int = 0) -> np.ndarray:
@@ -115,7 +121,7 @@ def test_an_optimizer_updates_as_optax_does(transform: Any) -> None:
     leaves = jax.tree.leaves(transform.init([jnp.asarray(param) for param in params]))
     kept = store(*params, transform=transform)
     slots = list(range(10, 10 + len(leaves)))
-    kept.optimizer({"id": 5, "params": [0, 1], "slots": slots, "owners": [None] * len(leaves)}, [])
+    make_optimizer(kept, [0, 1], slots, [None] * len(leaves), number=5)
     state: Any = transform.init(params)
     expected: Any = params
     for step in range(3):
@@ -132,7 +138,7 @@ def test_an_optimizer_updates_as_optax_does(transform: Any) -> None:
 def table_with_momentum() -> Store:
     """A table and its slot, with programs that stay compiled from one example to the next."""
     kept = store(np.zeros((20, 2), np.float32), transform=optax.sgd(RATE, momentum=0.9))
-    kept.optimizer({"id": 0, "params": [0], "slots": [1], "owners": [0]}, [])
+    make_optimizer(kept, [0], [1], [0])
     return kept
 
 
@@ -155,7 +161,7 @@ def test_rows_of_a_table_are_updated_with_their_slots_and_no_others(ids: list[in
 def test_a_state_goes_over_to_another_server() -> None:
     transform = optax.adam(RATE)
     kept = store(float32([1, 2]), transform=transform)
-    kept.optimizer({"id": 0, "params": [0], "slots": [1, 2, 3], "owners": [None, 0, 0]}, [])
+    make_optimizer(kept, [0], [1, 2, 3], [None, 0, 0])
     kept.exchange({"ops": [["optimizer", 0, 1, [1]]], "once": [3, 0]}, [float32([1, 1])])
     header, arrays = kept.state()
     other = store(float32([9, 9]), transform=transform)

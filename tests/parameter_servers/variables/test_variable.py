@@ -4,8 +4,10 @@ import functools
 import importlib
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxtribute as jd
@@ -13,6 +15,7 @@ from jaxtribute._src.parameter_servers.strategy import ParameterServerStrategy
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, VariableError
 from jaxtribute.partitioners import FixedShardsPartitioner, Partitioner
 from parameter_servers.clusters import SHARED, coordinated, float32, int32, threads
+from transformations import CASES, dictionary
 
 TABLE = np.arange(14, dtype=np.float32).reshape(7, 2)
 
@@ -157,3 +160,41 @@ def test_what_a_worker_writes_while_it_differentiates_keeps_what_others_write() 
 
         assert float(coordinator.schedule(step).fetch()) == 4.0
         assert float(variable.numpy()) == 11.0
+
+
+SEPARABLE = [name for name, case in CASES.items() if case.separable and not (case.gives or case.each)]
+
+
+@pytest.mark.quick_cases(3)
+@pytest.mark.parametrize("name", SEPARABLE)
+def test_a_transformation_sees_the_users_nest(strategy: ParameterServerStrategy, name: str) -> None:
+    """Variables in several shards, of which a server has two, and others on one server alone."""
+    case = CASES[name]
+    with strategy.scope():
+        net = jax.tree.map(jd.Variable, dictionary())
+        optimizer = jd.Optimizer(case.make(dictionary()), net)
+    params = jax.tree.map(jnp.asarray, dictionary())
+    transform = case.make(params)
+    with jax.numpy_dtype_promotion("standard"):
+        state = transform.init(params)
+        for step in range(4):
+            grads = jax.tree.map(lambda leaf, step=step: jnp.cos(leaf + step), params)
+            optimizer.apply_gradients(grads)
+            updates, state = transform.update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+    for ours, plain in ((net, params), (optimizer.state, state)):
+        got, tree = jax.tree.flatten(ours, is_leaf=lambda leaf: isinstance(leaf, jd.Variable))
+        wanted, plain_tree = jax.tree.flatten(plain)
+        assert tree == plain_tree
+        for one, other in zip(got, wanted, strict=True):
+            np.testing.assert_allclose(one.numpy(), other, rtol=2e-6, atol=2e-6)
+
+
+def test_servers_take_gradients_alone(strategy: ParameterServerStrategy) -> None:
+    with strategy.scope():
+        v = jd.Variable(np.ones(4, np.float32))
+        optimizer = jd.Optimizer(optax.adam(0.1), [v])
+    with pytest.raises(ArgumentError, match=r"value=1\.0 is not for it\. HINT"):
+        optimizer.apply_gradients([v.numpy()], value=1.0)
+    with pytest.raises(ArgumentError, match=r"gradients_for_each_example=True is not for it\. HINT"):
+        optimizer.apply_gradients([np.ones((3, 4), np.float32)])

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxtribute as jd
@@ -140,3 +141,23 @@ def test_plan_prints_what_the_compiler_says(tmp_path: Path) -> None:
     assert "Compiled for v5e:2x2, 4 device(s)" in printed
     assert "1 all-reduce of" in printed
     assert "v5e:1x1" in printed
+
+
+def test_an_optimizer_without_slots_in_a_nest() -> None:
+    def run() -> None:
+        strategy = jd.MirroredStrategy()
+        with strategy.scope():
+            net = {"kernel": jd.Variable(jnp.ones((8, 8)))}
+            optimizer = jd.Optimizer(optax.sgd(0.1), net)
+
+        @jd.function
+        def step(x: Any) -> None:
+            def loss(x: Any) -> Any:
+                return jnp.sum(x @ net["kernel"])
+
+            strategy.run(lambda x: optimizer.apply_gradients(jd.grad(loss, net)(x)), (x,))
+
+        for (x,) in strategy.experimental_distribute_dataset([(np.ones((8, 8), np.float32),)]):
+            step(x)
+
+    assert jd.experimental.compile_for(TOPOLOGY, run).replicas == CHIPS

@@ -109,6 +109,11 @@ def _laid_out(value: Numeric) -> Any:
 _LOG = logging.getLogger(__name__)
 _LARGE = 1 << 20
 """Bytes of an array that is worth a word."""
+_EQUINOX = (
+    "make it a jd.Model, jd.Model(module), in the strategy's scope, or pass the module as an argument; of a module "
+    "that equinox.partition has divided, the half that is not trained is a second one: static = jd.Model(static), and "
+    "equinox.combine(params.value, static.value) is the module"
+)
 _OWNERS = {
     "flax.nnx": (
         "Variable",
@@ -116,7 +121,7 @@ _OWNERS = {
     ),
     "equinox": (
         "Module",
-        "make it a jd.Model, jd.Model(module), in the strategy's scope, or pass the module as an argument",
+        _EQUINOX,
     ),
 }
 """By library, the class whose objects hold what training changes, and what to do."""

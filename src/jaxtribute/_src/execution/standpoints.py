@@ -14,7 +14,7 @@ They keep nothing, and are told the executor: an `Overlay` has the standpoint of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from jaxtribute._src.strategies.base import Strategy
     from jaxtribute._src.values.variable import Variable
 
-Apply = Callable[[list[Any], ReduceOp | None], None]
+Apply = Callable[[list[Any], ReduceOp | None, Sequence[Any]], None]
 """Updates variables by gradients that are still to be reduced as said."""
 Derivable = tuple[Any, Callable[[Any], tuple[Any, Any]]]
 """A value to differentiate by; and a function of it that gives what the differentiated function sees: the variable's
@@ -98,18 +98,21 @@ class AcrossReplicas:
         value = self.whole(executor, variable)
         return Mirrored(value, policy.mesh) if policy.mirrored and policy.mesh is not None else value
 
-    def apply(self, executor: Executor, grads: list[Any], op: ReduceOp | None, update: Apply) -> None:
-        """Calls `update(grads, op)` where an optimizer's update is computed: once, for all replicas.
+    def apply(
+        self, executor: Executor, grads: list[Any], op: ReduceOp | None, update: Apply, others: Sequence[Any] = ()
+    ) -> None:
+        """Calls `update(grads, op, others)` where an optimizer's update is computed: once, for all replicas.
 
         Args:
           executor: the executor of the code that calls.
           grads: gradients as the code that calls has them.
           op: how they are reduced; None if they are.
           update: the update.
+          others: what it takes besides, which is not reduced.
         """
         if contexts.current().replica is not None:
             check_alone()
-        update(grads, op)
+        update(grads, op, others)
 
     def reducible(self, strategy: Strategy, grads: list[Any], op: ReduceOp | None) -> tuple[list[Any], ReduceOp | None]:
         """Reduces gradients over the replicas, if the code has those of all.
@@ -198,9 +201,11 @@ class InReplica(AcrossReplicas):
         """Returns the gradient for the value as the replica sees it."""
         return variable.policy.component(gradient, variable)
 
-    def apply(self, executor: Executor, grads: list[Any], op: ReduceOp | None, update: Apply) -> None:
+    def apply(
+        self, executor: Executor, grads: list[Any], op: ReduceOp | None, update: Apply, others: Sequence[Any] = ()
+    ) -> None:
         """Calls `update` here: each replica's program computes it."""
-        update(grads, op)
+        update(grads, op, others)
 
     def reducible(self, strategy: Strategy, grads: list[Any], op: ReduceOp | None) -> tuple[list[Any], ReduceOp | None]:
         """Leaves the gradients as they are: how they are reduced depends on how their variables are stored."""
@@ -240,13 +245,15 @@ class PythonInReplica(InReplica):
         """Returns this replica's copy."""
         return self.whole(executor, variable), _as_array
 
-    def apply(self, executor: Executor, grads: list[Any], op: ReduceOp | None, update: Apply) -> None:
+    def apply(
+        self, executor: Executor, grads: list[Any], op: ReduceOp | None, update: Apply, others: Sequence[Any] = ()
+    ) -> None:
         """Calls `update` once, with the gradients that all replicas brought."""
 
-        def apply_gradients(strategy: Strategy, grads: list[Any]) -> None:
-            update(joined_gradients(grads, op, strategy.extended.mesh), op)
+        def apply_gradients(strategy: Strategy, grads: list[Any], others: Sequence[Any]) -> None:
+            update(joined_gradients(grads, op, strategy.extended.mesh), op, others)
 
-        executor.merge(apply_gradients, (grads,), {})
+        executor.merge(apply_gradients, (grads, others), {})
 
 
 class InMergeCall(InReplica):

@@ -49,13 +49,15 @@ class Model:
       rng: a random key or seed for `key` and `keys`; of an abstract module of NNX also for its `nnx.Rngs`.
       precision: the policy of dtypes (`jd.precision.Policy` or its text), in which the model is called: parameters,
         inputs and results are cast.
+      wrt: the parameters that are trained, if not all: of NNX a filter, such as `nnx.LoRAParam`; of a nest a function
+        of a leaf, or a nest of True and False, as `equinox.partition` takes it. The others stay as they are.
       options: arguments of `jd.Optimizer`, such as `accumulate_steps`.
 
     Raises:
       ArgumentTypeError: the model holds no arrays, or a Python number, of which it is not known whether it is trained;
-        a state with other leaves than arrays of numbers.
+        a state with other leaves than arrays of numbers; `wrt` of another structure than the model.
       ArgumentError: a module of Equinox that holds its first state; an abstract model with random keys without `rng`;
-        options without an optimizer.
+        options without an optimizer; `wrt` that selects nothing.
 
     Source: `flax.training.train_state.TrainState`, with variables; `nnx.ModelAndOptimizer`.
     """
@@ -68,6 +70,7 @@ class Model:
         state: Nest = None,
         rng: jax.Array | int | None = None,
         precision: Policy | str | None = None,
+        wrt: Any = None,
         **options: Leaf,
     ) -> None:
         if optimizer is None and options:
@@ -75,7 +78,7 @@ class Model:
         self._precision = Policy.parse(precision) if isinstance(precision, str) else precision
         self._kind = type(model).__name__
         key = _key(rng)
-        parts, self._outline = take_apart(model)
+        parts, self._outline = take_apart(model, wrt)
         self._cells = _made(parts, "", key)
         self._parameters = self._outline.nest(self.trainable_variables)
         found = None if state is None else take_state_apart(state)
@@ -245,12 +248,13 @@ class Model:
         self.apply_gradients(gradients)
         return value
 
-    def apply_gradients(self, gradients: Nest, reduce_op: ReduceOp | str | None = "SUM") -> None:
+    def apply_gradients(self, gradients: Nest, reduce_op: ReduceOp | str | None = "SUM", **extra: Any) -> None:
         """Reduces gradients over the replicas and updates the parameters; see `jd.Optimizer.apply_gradients`.
 
         Args:
           gradients: what `jd.value_and_grad(loss, model)` gives: a nest like `parameters`.
           reduce_op: how they are reduced.
+          extra: what the transformation takes besides, such as `value`.
 
         Raises:
           ArgumentError: the model has no optimizer, or the gradients are not one for each parameter.
@@ -259,7 +263,7 @@ class Model:
         """
         if self._optimizer is None:
             raise ArgumentError("this jd.Model has no optimizer. HINT: jd.Model(module, optax.adam(1e-3)).")
-        self._optimizer.apply_gradients(gradients, reduce_op)
+        self._optimizer.apply_gradients(gradients, reduce_op, **extra)
 
     # Its arrays.
 
@@ -270,7 +274,7 @@ class Model:
             value = cell.read()
             if cell.part.kind is Kind.KEY:
                 value = self._own(value)
-            elif cell.part.kind is Kind.PARAMETER and self._precision is not None:
+            elif cell.part.kind in (Kind.PARAMETER, Kind.FROZEN) and self._precision is not None:
                 value = self._precision.to_compute(value)
             values.append(value)
         return values

@@ -24,11 +24,18 @@ def accepts(model: Nest) -> bool:
     return any(map(is_module, jax.tree.leaves(model, is_leaf=is_module)))
 
 
-def take_apart(model: Nest) -> tuple[list[Part], Outline]:
-    """The arrays of all variables; what several modules share comes once."""
+def take_apart(model: Nest, wrt: Any) -> tuple[list[Part], Outline]:
+    """The arrays of all variables; what several modules share comes once. `wrt` is a filter, as of `nnx.Optimizer`."""
     # `split` finds what is shared by identity, and puts it into the state once.
     graph, state = _nnx.split(model)
-    parts = [Part(path, array, _kind(owner, array)) for path, owner, array in _arrays(state)]
+    is_trained = None if wrt is None else _nnx.filterlib.to_predicate(wrt)
+    parts: list[Part] = []
+    for path, owner, array in _arrays(state):
+        kind = _kind(owner, array)
+        if is_trained is not None:
+            chosen = is_inexact(array) and is_trained(path, owner)
+            kind = Kind.PARAMETER if chosen else Kind.FROZEN if kind is Kind.PARAMETER else kind
+        parts.append(Part(path, array, kind))
     return parts, Outline(graph, jax.tree.structure(state), parts)
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src.types import Leaf, Nest
-from jaxtribute.errors import ArgumentTypeError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 Path = tuple[Any, ...]
 
@@ -28,6 +28,7 @@ class Kind(Enum):
     """The purpose of an array of a model; the value is what messages say of it."""
 
     PARAMETER = "a parameter, which only the optimizer changes in a step"
+    FROZEN = "a parameter that is not trained, as wrt says"
     STATISTIC = "a statistic, which becomes the mean of what the replicas make of it"
     ALIKE = "a state that every replica changes in the same way, such as a count"
     KEY = "a random key, of which each of several replicas gets one of its own"
@@ -81,8 +82,13 @@ class Library(Protocol):
         """True if the library knows the model."""
         ...
 
-    def take_apart(self, model: Nest) -> tuple[list[Part], Outline]:
-        """The model's parts, in an order that is the same in every process, and its outline."""
+    def take_apart(self, model: Nest, wrt: Any) -> tuple[list[Part], Outline]:
+        """The model's parts, in an order that is the same in every process, and its outline.
+
+        Args:
+          model: the model.
+          wrt: which of its parameters are trained, as the library's users say it; None for all.
+        """
         ...
 
 
@@ -90,8 +96,12 @@ _LIBRARIES = {"flax.nnx": "nnx", "jax": "trees"}
 """The file for the models of each library that the program may have loaded; the first that accepts a model takes it."""
 
 
-def take_apart(model: Nest) -> tuple[list[Part], Outline]:
+def take_apart(model: Nest, wrt: Any = None) -> tuple[list[Part], Outline]:
     """Takes a model apart.
+
+    Args:
+      model: the model.
+      wrt: which of its parameters are trained; None for all.
 
     Raises:
       ArgumentTypeError: the model holds no arrays, or a leaf of which it is not known whether it is trained.
@@ -103,7 +113,12 @@ def take_apart(model: Nest) -> tuple[list[Part], Outline]:
             continue
         known: Any = import_module(f"jaxtribute._src.integrations.{file}")
         if known.accepts(model):
-            parts, outline = known.take_apart(model)
+            parts, outline = known.take_apart(model, wrt)
+            if wrt is not None and not any(part.kind is Kind.PARAMETER for part in parts):
+                raise ArgumentError(
+                    f"wrt={wrt!r} selects no floating array of the {type(model).__name__}. HINT: leave wrt out to "
+                    "train all parameters, or name some that it has, such as nnx.LoRAParam."
+                )
             # The library knows the model and finds nothing in it: no other one would know better.
             if not parts:
                 break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -19,12 +20,48 @@ def accepts(model: Nest) -> bool:
     return True
 
 
-def take_apart(model: Nest) -> tuple[list[Part], Outline]:
-    """The arrays; those of floating numbers are parameters, as `equinox.is_inexact_array` has it."""
+def take_apart(model: Nest, wrt: Any) -> tuple[list[Part], Outline]:
+    """The arrays; those of floating numbers are parameters, as `equinox.is_inexact_array` has it.
+
+    Args:
+      model: the nest.
+      wrt: a nest like its first levels, of True and False or functions of a leaf, as `equinox.partition` takes it.
+    """
     # Equinox keeps numbers as settings, and so does JAX as static leaves: of one's own nest it is not known which.
     _check_numbers(model)
     _check_states(model)
-    return _apart(model, lambda value: Kind.PARAMETER if is_inexact(value) else Kind.FIXED)
+    parts, outline = _apart(model, lambda value: Kind.PARAMETER if is_inexact(value) else Kind.FIXED)
+    if wrt is None:
+        return parts, outline
+    chosen = _chosen(wrt, model)
+    some: list[Part] = []
+    for part, is_trained in zip(parts, outline.of_arrays(chosen), strict=True):
+        frozen = part.kind is Kind.PARAMETER and not is_trained
+        some.append(replace(part, kind=Kind.FROZEN) if frozen else part)
+    return some, outline.training(some)
+
+
+def _chosen(wrt: Any, model: Nest) -> list[bool]:
+    """Of each leaf of a model whether it is trained.
+
+    Raises:
+      ArgumentTypeError: `wrt` is not structured as the model, or holds something else.
+    """
+
+    def below(choice: Any, part: Nest) -> list[bool]:
+        return [bool(choice(leaf)) if callable(choice) else choice for leaf in jax.tree.leaves(part)]
+
+    try:
+        found = jax.tree.leaves(jax.tree.map(below, wrt, model))
+    except ValueError as error:
+        told = " ".join(str(error).split())
+        raise ArgumentTypeError(
+            f"wrt is not structured as the model: {told}. HINT: pass a function of a leaf, or a nest like the model's "
+            "first levels, of True and False."
+        ) from None
+    if not all(isinstance(one, bool) for one in found):
+        raise ArgumentTypeError(f"wrt holds {found}. HINT: True for what is trained, False for all else.")
+    return found
 
 
 def take_state_apart(state: Nest) -> tuple[list[Part], Outline]:
@@ -58,6 +95,14 @@ class Outline:
     ) -> None:
         self._structure, self._leaves, self._places = structure, leaves, places
         self._trained = [part.kind is Kind.PARAMETER for part in parts]
+
+    def of_arrays(self, leaves: Sequence[Any]) -> list[Any]:
+        """Those of something for each leaf that are for arrays."""
+        return [leaves[place] for place in self._places]
+
+    def training(self, parts: Sequence[Part]) -> Outline:
+        """The same nest with other parts as parameters."""
+        return Outline(self._structure, self._leaves, self._places, parts)
 
     def build(self, values: Sequence[Any]) -> Any:
         """A new nest."""

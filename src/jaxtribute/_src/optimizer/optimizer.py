@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import jax
@@ -15,18 +16,19 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.execution.nests import opened
 from jaxtribute._src.optimizer.accumulation import Accumulation, make_accumulation
+from jaxtribute._src.optimizer.call import Call
+from jaxtribute._src.optimizer.extras import Extras, check_taken
+from jaxtribute._src.optimizer.gradients import for_examples, names_of, ordered
+from jaxtribute._src.optimizer.parameters import Parameters
 from jaxtribute._src.optimizer.slicing import as_cut
 from jaxtribute._src.optimizer.slots import Slots, make_slots
-from jaxtribute._src.optimizer.updates import guarded_update, sliced_update, whole_update
+from jaxtribute._src.optimizer.updates import guarded_update, reduce_to_slices, sliced_update, whole_update
 from jaxtribute._src.traced_reads import traced_reads
-from jaxtribute._src.types import Numeric
-from jaxtribute._src.values.distributed import PerReplica
+from jaxtribute._src.types import Nest
 from jaxtribute._src.values.enums import ReduceOp
-from jaxtribute._src.values.operators import operand
-from jaxtribute._src.values.scatter import IndexedSlices
 from jaxtribute._src.values.slices import Cut
 from jaxtribute._src.values.variable import Variable
-from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError, StrategyMixError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, StrategyMixError
 
 if TYPE_CHECKING:
     from jaxtribute._src.execution.executor import Executor
@@ -46,7 +48,8 @@ class Optimizer:
 
     Args:
       transform: any `optax.GradientTransformation`, such as `optax.adam(1e-3)`.
-      variables: the variables to update, a nest; all of one strategy. A `jd.Model` stands for its parameters.
+      variables: the variables to update, all of one strategy: a nest, in whose structure the transformation sees
+        parameters, gradients and its state. A `jd.Model` stands for its parameters.
       shard_update: whether each replica updates one slice of the large variables and holds the slots of that
         slice only, so that the slots take `1 / replicas` of the memory on each device. The gradients are
         reduce-scattered and the new values gathered. `"auto"` shards variables of 1 MiB and more over 4 replicas and
@@ -62,9 +65,12 @@ class Optimizer:
         divided by that of the whole cycle.
       loss_scale: the loss scale of mixed precision; see `jd.precision`. Updates by gradients that are not finite are
         left out.
+      wrt: the part of `variables` that gradients are given for, a nest; by default all. `optax.lookahead` updates
+        `optax.LookaheadParams(fast, slow)` by the gradients of `fast`.
 
     Raises:
-      ArgumentError: no variables, or one twice; an unknown `shard_update`; `accumulate_steps` below 1.
+      ArgumentError: no variables, or one twice; an unknown `shard_update`; `accumulate_steps` below 1; `wrt` that are
+        not among the variables.
       ArgumentTypeError: `transform` is no Optax transformation.
       StrategyMixError: variables of different strategies.
 
@@ -80,26 +86,27 @@ class Optimizer:
         accumulate_steps: int = 1,
         accumulate_op: Literal["MEAN", "SUM"] = "MEAN",
         loss_scale: LossScale | None = None,
+        wrt: Any = None,
     ) -> None:
-        self._transform = transform
-        contexts.announce()
-        self._variables: tuple[Variable, ...] = tuple(
-            cast("list[Variable]", jax.tree.leaves(opened(variables), is_leaf=lambda leaf: isinstance(leaf, Variable)))
-        )
         _check_transform(transform)
+        self._transform = transform
+        self._variables, tree = _taken_apart(variables)
         _check_variables(self._variables)
+        self._parameters = Parameters.of(self._variables, tree)
+        self._wrt, gradients = (self._variables, tree) if wrt is None else _taken_apart(wrt)
+        _check_wrt(self._wrt, self._variables)
         self._strategy: Strategy = self._variables[0].distribute_strategy
         self._mesh = self._strategy.extended.mesh
         self._slots: Slots
         self._sliced: dict[int, Cut]
         self._accumulation: Accumulation | None = None
         cycle = _checked_cycle(accumulate_steps, accumulate_op)
-        self.remote = self._strategy.extended.remote_optimizer(transform, self._variables)
+        self.remote = self._strategy.extended.remote_optimizer(transform, self.nest)
         """The updater of variables of other processes; None where this object updates the variables."""
         if self.remote is not None:
             self._slots, self._sliced = self.remote.slots, {}
             self._state = self._slots.variables
-            _check_remote(self._strategy, cycle, loss_scale)
+            _check_remote(self._strategy, accumulate_steps=cycle if cycle > 1 else None, loss_scale=loss_scale, wrt=wrt)
             return
         chosen = self._choose(shard_update)
         cuts: dict[int, Cut] = {}
@@ -108,10 +115,13 @@ class Optimizer:
             cut = variable.policy.cut
             if cut is not None or i in chosen:
                 cuts[i] = cut or Cut.of(variable.shape, self._mesh)
-        self._slots = make_slots(transform, self._variables, cuts)
+        self._slots = make_slots(transform, self._variables, self._parameters, cuts)
         # A variable that is stored whole and has no slots of its shape has nothing to shard.
         self._sliced = {i: cut for i, cut in cuts.items() if i not in chosen or i in self._slots.owners}
-        self._update = whole_update(transform, self._slots)
+        places = {variable: i for i, variable in enumerate(self._variables)}
+        of_grads = enumerate(places[variable] for variable in self._wrt)
+        self._sliced_grads = {k: self._sliced[i] for k, i in of_grads if i in self._sliced}
+        self._update = whole_update(transform, self._slots, self._parameters, gradients)
         self._state = self._slots.variables
         if loss_scale is not None:
             self._update = guarded_update(self._update, loss_scale)
@@ -121,7 +131,7 @@ class Optimizer:
         if cycle > 1:
             # A cycle of one call needs no sums: it is the update itself.
             mean = ReduceOp.parse(accumulate_op) is ReduceOp.MEAN
-            self._accumulation = make_accumulation(self._strategy, self._variables, cycle, mean)
+            self._accumulation = make_accumulation(self._strategy, self._wrt, cycle, mean)
 
     @property
     def transform(self) -> optax.GradientTransformation:
@@ -139,17 +149,35 @@ class Optimizer:
         return self._variables
 
     @property
+    def nest(self) -> Any:
+        """The variables that the optimizer updates, in the nest that the transformation sees."""
+        return self._parameters.nest(self._variables)
+
+    @property
     def state(self) -> Any:
-        """The slots as the nest that the Optax transformation's `init` returns."""
+        """The slots as the nest that the Optax transformation's `init` returns; assign a nest of new values.
+
+        The nest is made anew each time: what is put into it changes nothing before it is assigned. A slot can be
+        assigned by itself, `optimizer.state.hyperparams["learning_rate"].assign(0.1)`.
+
+        Raises:
+          ShapeError: (when assigned) another structure or shape.
+        """
         return self._slots.tree.unflatten(self._slots.variables)
 
+    @state.setter
+    def state(self, value: Nest) -> None:
+        for variable, new in zip(self._slots.variables, self._slots.values_in(value), strict=True):
+            if new is not variable:
+                variable.assign(new)
+
     def __repr__(self) -> str:
-        names = ", ".join(_names(self._variables))
+        names = ", ".join(names_of(self._variables))
         cycle = "" if self._accumulation is None else f", {self._accumulation.steps} calls an update"
         slots = len(self._slots.variables)
         return f"<jd.Optimizer of {names}; {slots} slots, {len(self._sliced)} variables sharded{cycle}>"
 
-    def apply_gradients(self, grads_and_vars: Any, reduce_op: ReduceOp | str | None = "SUM") -> None:
+    def apply_gradients(self, grads_and_vars: Any, reduce_op: ReduceOp | str | None = "SUM", **extra: Any) -> None:
         """Reduces gradients over the replicas and updates the variables; with `accumulate_steps`, now and then.
 
         All replicas must call it. In cross-replica context per-replica gradients are reduced and all others
@@ -157,23 +185,43 @@ class Optimizer:
 
         Args:
           grads_and_vars: gradients in the variables' order (any nest of arrays), or pairs of a gradient and its
-            variable in any order; one for every variable.
+            variable in any order; one for every variable. If all have an axis more than their variables, in front, they
+            are gradients for each example, as `optax.contrib.dpsgd` takes them: those of all replicas are gathered.
           reduce_op: SUM (losses are divided by the global batch size), MEAN, or None for gradients that are
             reduced already and equal on all replicas.
+          extra: what the transformation takes besides (`optax.GradientTransformationExtraArgs`). `value` and `grad`,
+            the replica's own loss and gradients, are reduced as the gradients are, and so is what functions such as
+            `value_fn` return. All else is handed on as it is; arrays must be the same on all replicas, or be for such
+            a function.
 
         Raises:
-          ArgumentError: a gradient is missing, None or one too many.
+          ArgumentError: a gradient is missing, None or one too many; the transformation takes nothing besides
+            gradients; an argument that cannot be given under this strategy or with `accumulate_steps`.
           ShapeError: a gradient is not shaped as its variable.
+          VariableError: an array in `extra` differs between replicas.
 
         Source: `tf.keras.optimizers.Optimizer.apply_gradients`.
         """
         op = None if reduce_op is None else ReduceOp.parse(reduce_op)
-        grads = self._ordered(grads_and_vars)
+        check_taken(self._transform, extra)
+        grads, extras = ordered(grads_and_vars, self._wrt), Extras.of(extra)
+        context = contexts.of(self._strategy)
+        examples = for_examples(grads, self._wrt)
         if self.remote is not None:
-            self.remote.apply(grads, contexts.of(self._strategy))
-        else:
-            executor = contexts.of(self._strategy).executor
-            executor.standpoint.apply(executor, grads, op, self._apply)
+            _check_remote(self._strategy, gradients_for_each_example=examples or None, **extra)
+            self.remote.apply(grads, context)
+            return
+        if self._accumulation is not None and (extra or examples):
+            raise ArgumentError(
+                f"accumulate_steps={self._accumulation.steps} adds up gradients of the variables' shapes and nothing "
+                f"else, not {sorted(extra) or 'gradients for each example'}. HINT: accumulate_steps=1."
+            )
+        grads.extend(extras.reduced)
+        call = Call(context, extras, len(self._wrt), op)
+        if examples:
+            grads, op = call.gathered(grads)
+        executor = context.executor
+        executor.standpoint.apply(executor, grads, op, partial(self._apply, call), extras.others)
 
     def _choose(self, shard_update: bool | Literal["auto"]) -> frozenset[int]:
         """Finds the variables that are updated in slices."""
@@ -197,41 +245,11 @@ class Optimizer:
                 large.add(index)
         return frozenset(large)
 
-    def _ordered(self, grads_and_vars: Any) -> list[Any]:
-        pairs = list(grads_and_vars) if isinstance(grads_and_vars, (list, tuple, zip)) else grads_and_vars
-        if isinstance(pairs, list):
-            pairs = list(map(_opened_pair, cast("list[Any]", pairs)))
-        if isinstance(pairs, list) and pairs and all(_is_pair(pair) for pair in cast("list[Any]", pairs)):
-            found: dict[Variable, Any] = {variable: grad for grad, variable in cast("list[Any]", pairs)}
-            # A search among variables goes by identity, whatever `==` means elsewhere; see `operators.Asking`.
-            unknown = _names(variable for variable in found if variable not in self._variables)
-            missing = _names(variable for variable in self._variables if variable not in found)
-            twice = len(cast("list[Any]", pairs)) - len(found)
-            if unknown or missing or twice:
-                raise ArgumentError(
-                    f"gradients do not match the optimizer's {len(self._variables)} variables: missing {missing}, not "
-                    f"its own {unknown}, {twice} given twice. HINT: pass exactly one pair for each variable given to "
-                    "jd.Optimizer."
-                )
-            grads = list(map(found.__getitem__, self._variables))
-        else:
-            # None is a leaf here, so that a gradient that is missing is told with its variable's name, and not only
-            # counted.
-            grads = jax.tree.leaves(pairs, is_leaf=lambda leaf: leaf is None or isinstance(leaf, PerReplica))
-            present = [grad for grad in grads if grad is not None]
-            # A nest such as Equinox's has None where a module holds no array.
-            grads = present if len(present) == len(self._variables) else grads
-        if len(grads) != len(self._variables):
-            raise ArgumentError(
-                f"{len(grads)} gradients for {len(self._variables)} variables. "
-                "HINT: pass one for each variable, in the order given to jd.Optimizer, or pairs."
-            )
-        return list(map(_checked, grads, self._variables))
-
-    def _apply(self, grads: list[Any], op: ReduceOp | None) -> None:
+    def _apply(self, call: Call, grads: list[Any], op: ReduceOp | None, others: Sequence[Any]) -> None:
         """Updates by gradients as the code that runs has them, or adds them to the sums of a cycle."""
         context = contexts.of(self._strategy)
         accumulation = self._accumulation
+        others = call.others(others, grads, context)
         if accumulation is None:
             # Sums of a cycle take gradients as they are: most are reduced when the cycle ends.
             grads, op = context.executor.standpoint.reducible(self._strategy, grads, op)
@@ -239,14 +257,19 @@ class Optimizer:
         def update(executor: Executor) -> None:
             within = context._replace(executor=executor)
             if accumulation is None:
-                self._keep(self._updated(grads, op, self._held(within), within), within)
+                self._keep(self._updated(call, grads, op, self._held(within), within, others), within)
             else:
-                self._add(accumulation, grads, op, within)
+                self._add(accumulation, call, grads, op, within)
 
         context.executor.together(update)
 
     def _add(
-        self, accumulation: Accumulation, grads: Sequence[Any], op: ReduceOp | None, context: contexts.Context
+        self,
+        accumulation: Accumulation,
+        call: Call,
+        grads: Sequence[Any],
+        op: ReduceOp | None,
+        context: contexts.Context,
     ) -> None:
         executor, several = context.executor, self._mesh.size > 1
         # Sums that each replica has made of its own gradients are still to be reduced at the end of a cycle.
@@ -254,7 +277,7 @@ class Optimizer:
 
         def finish(sums: list[Any], held: list[Any]) -> tuple[list[Any], list[Any]]:
             cycle = accumulation.cycle(sums, context)
-            return list(map(jnp.zeros_like, sums)), self._updated(cycle, rows, held, context)
+            return list(map(jnp.zeros_like, sums)), self._updated(call, cycle, rows, held, context, ())
 
         sums, held = accumulation.added(grads, op, context), self._held(context)
         calls = executor.get(accumulation.count) + np.int32(1)
@@ -295,43 +318,56 @@ class Optimizer:
                 context.executor.standpoint.store(context.executor, variable, value)
 
     def _updated(
-        self, grads: Sequence[Any], op: ReduceOp | None, held: Sequence[Any], context: contexts.Context
+        self,
+        call: Call,
+        grads: Sequence[Any],
+        op: ReduceOp | None,
+        held: Sequence[Any],
+        context: contexts.Context,
+        others: Sequence[Any],
     ) -> list[Any]:
         """The new arrays of the variables and their slots, from those that `_held` gave."""
         count, replicas = len(self._variables), self._mesh.size
         # Gradients that are reduced already have left the idle replicas out.
         idle = () if op is None else context.executor.idle
+        update = call.bound(self._update, others)
         if self._in_slices(context):
             variables = (*self._variables, *self._state)
             pieces = [as_cut(array, variable.policy.cut) for array, variable in zip(held, variables, strict=True)]
-            params, slots = pieces[:count], pieces[count:]
-            return sliced_update(self._update, self._sliced, replicas, grads, slots, params, op, idle)
+            reduced = reduce_to_slices(grads, self._sliced_grads, replicas, op, idle)
+            return sliced_update(update, self._sliced, reduced, pieces[count:], pieces[:count])
         if op is not None:
             # All in one call: small gradients share collectives, and the losses of the step travel along.
             summation = self._strategy.extended.summation(None)
             grads = context.executor.reduce_gradients(grads, op, replicas, summation)
         # A central variable is updated where it is stored, so its gradient goes there first.
-        grads = [variable.policy.admit(grad) for variable, grad in zip(self._variables, grads, strict=True)]
+        admits = [variable.policy.admit for variable in self._wrt]
+        admits += [admits[0]] * (len(grads) - len(admits))
+        grads = [admit(grad) for admit, grad in zip(admits, grads, strict=True)]
+        values, params = list(held[count:]), list(held[:count])
         if context.executor.traced:
-            return self._update(grads, list(held[count:]), list(held[:count]))
+            return update(grads, values, params)
         # It reads no variables, and should not be compiled anew because other code does.
         with traced_reads.steady():
-            return self._eager_update(grads, list(held[count:]), list(held[:count]))
+            if call.compiled_once:
+                return self._eager_update(grads[: len(self._wrt)], values, params, call.named(grads, others))
+            return jax.jit(update)(grads, values, params)
 
 
-def _names(variables: Iterable[Variable]) -> list[str]:
-    return [variable.name for variable in variables]
+def _taken_apart(variables: Any) -> tuple[tuple[Variable, ...], Any]:
+    """The variables of a nest, and its structure."""
+    contexts.announce()
+    leaves, tree = jax.tree.flatten(opened(variables), is_leaf=lambda leaf: isinstance(leaf, Variable))
+    return tuple(cast("list[Variable]", leaves)), tree
 
 
-def _opened_pair(value: Any) -> Any:
-    """A pair of a gradient and a variable, one of Keras's as the one that it stands for; all else as it is."""
-    if type(value) is tuple and len(cast("Any", value)) == 2:
-        return value[0], getattr(value[1], "__jd_variable__", value[1])
-    return value
-
-
-def _is_pair(value: Numeric) -> bool:
-    return isinstance(value, (tuple, list)) and len(cast("Any", value)) == 2 and isinstance(value[1], Variable)
+def _check_wrt(wrt: Sequence[Any], variables: Sequence[Variable]) -> None:
+    strangers = [str(getattr(one, "name", one)) for one in wrt if not any(one is variable for variable in variables)]
+    if strangers or not wrt:
+        raise ArgumentError(
+            f"wrt holds {strangers or 'nothing'}, not variables of the optimizer. HINT: pass a part of the nest given "
+            "as variables, such as params.fast."
+        )
 
 
 def _checked_cycle(steps: Any, op: Any) -> int:
@@ -339,28 +375,13 @@ def _checked_cycle(steps: Any, op: Any) -> int:
     return settings.whole("accumulate_steps", steps, 1)
 
 
-def _check_remote(strategy: Strategy, cycle: int, loss_scale: LossScale | None) -> None:
-    if cycle > 1 or loss_scale is not None:
+def _check_remote(strategy: Strategy, **options: Any) -> None:
+    given = {name: value for name, value in options.items() if value is not None}
+    if given:
         raise ArgumentError(
-            f"{strategy!r} applies the gradients of each call where its variables are: accumulate_steps={cycle} and "
-            f"loss_scale={loss_scale!r} are not for it. HINT: leave them out."
+            f"{strategy!r} applies the gradients of each call where its variables are, and nothing else: "
+            f"{', '.join(f'{name}={value!r}' for name, value in given.items())} is not for it. HINT: leave it out."
         )
-
-
-def _checked(grad: Numeric, variable: Variable) -> Any:
-    if grad is None:
-        raise ArgumentError(f"the gradient of {variable.name} is None. HINT: pass zeros, or leave the variable out.")
-    grad = operand(grad)
-    # Rows of a table go to the servers as rows. Elsewhere an update takes whole arrays.
-    if isinstance(grad, IndexedSlices) and variable.policy.remote:
-        return grad
-    shape = jnp.shape(cast("Any", grad.values[0] if isinstance(grad, PerReplica) else grad))
-    if shape != variable.shape:
-        raise ShapeError(
-            f"the gradient of {variable.name} has shape {shape}, the variable {variable.shape}. "
-            "HINT: pass gradients in the variables' order, or pairs of gradient and variable."
-        )
-    return grad
 
 
 def _check_transform(transform: Any) -> None:
@@ -379,7 +400,7 @@ def _check_variables(variables: Sequence[Variable]) -> None:
             "Optax transformation itself."
         )
     if len(set(variables)) < len(variables):
-        raise ArgumentError(f"a variable is listed twice among {_names(variables)}. HINT: list each variable once.")
+        raise ArgumentError(f"a variable is listed twice among {names_of(variables)}. HINT: list each variable once.")
     # One update is one program, which runs on one set of replicas.
     first = variables[0].distribute_strategy
     for variable in variables:

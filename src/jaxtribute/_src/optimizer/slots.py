@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import optax
 
+from jaxtribute._src.optimizer.parameters import Parameters
 from jaxtribute._src.types import Array, Leaf
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.placing import own, put
@@ -17,6 +18,7 @@ from jaxtribute._src.values.policies.base import Policy
 from jaxtribute._src.values.policies.sliced import SlicedPolicy
 from jaxtribute._src.values.slices import Cut
 from jaxtribute._src.values.variable import Variable
+from jaxtribute.errors import ShapeError
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,22 @@ class Slots:
     def state(self, values: Sequence[Any]) -> Any:
         """The state as Optax has it, of the variables' values."""
         return self.tree.unflatten([_from_data(*pair) for pair in zip(values, self.keys, strict=True)])
+
+    def values_in(self, state: Any) -> list[Any]:
+        """The leaves of a state of this structure; of random keys their data.
+
+        Raises:
+          ShapeError: its structure is another one.
+        """
+        try:
+            leaves = self.tree.flatten_up_to(state)
+        except ValueError as error:
+            told = " ".join(str(error).split())
+            raise ShapeError(
+                f"the state is not structured as the transformation's: {told}. HINT: change values in a nest that "
+                "optimizer.state gave, e.g. by optax.tree.set."
+            ) from None
+        return [leaf if isinstance(leaf, Variable) else _data(leaf) for leaf in leaves]
 
 
 def leaves_of(state: Any) -> list[Any]:
@@ -68,13 +86,17 @@ def optax_rules() -> Generator[None]:
 
 
 def make_slots(
-    transform: optax.GradientTransformation, variables: Sequence[Variable], sliced: Mapping[int, Cut]
+    transform: optax.GradientTransformation,
+    variables: Sequence[Variable],
+    parameters: Parameters,
+    sliced: Mapping[int, Cut],
 ) -> Slots:
     """Makes the slots of `variables`, each stored as its variable is; those of `sliced` ones in slices.
 
     Args:
       transform: the Optax transformation.
       variables: the variables that it will update, of one strategy.
+      parameters: their nest.
       sliced: the variables of whose slots each replica holds a piece, by index, with the way they are cut.
     """
     kinds: list[Any] = []
@@ -82,7 +104,7 @@ def make_slots(
     def init(stored: Sequence[Any]) -> Any:
         params = [variable.policy.value(array) for variable, array in zip(variables, stored, strict=True)]
         with optax_rules():
-            state = transform.init(params)
+            state = transform.init(parameters.nest(params))
         # Noted while it is traced: what comes out holds the data of keys, which look like other numbers.
         kinds[:] = map(_key_kind, jax.tree.leaves(state))
         return state
@@ -90,7 +112,9 @@ def make_slots(
     stored = [variable.stored for variable in variables]
     # Traced and not run: how each slot is stored must be known before any takes memory.
     shapes = jax.eval_shape(lambda stored: _with_key_data(init(stored)), stored)
-    owners = owner_of_leaves(shapes, variables)
+    with optax_rules():
+        belongings = parameters.belongings(shapes, transform.init)
+    owners = [one.owner for one in belongings]
     for place, kind in enumerate(kinds):
         # The data of keys may have a variable's shape by chance.
         if kind is not None:
@@ -99,9 +123,10 @@ def make_slots(
     plain = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)[0]
     leaves, tree = jax.tree.flatten(shapes)
     policies = [_as_owner(plain, leaf, owner, variables, sliced) for leaf, owner in zip(leaves, owners, strict=True)]
-    arrays = _stored_state(init, stored, policies)
-    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]]
-    names = slot_names(paths, [None if owner is None else variables[owner].name for owner in owners])
+    arrays = _stored_state(init, stored, policies) if policies else []
+    names = slot_names(
+        [one.path for one in belongings], [None if owner is None else variables[owner].name for owner in owners]
+    )
     slots: list[Variable] = []
     for array, policy, name, leaf in zip(arrays, policies, names, leaves, strict=True):
         # The array of a slice does not tell the shape of the value, which is padded in it.
@@ -162,18 +187,3 @@ def slot_names(paths: Sequence[Any], owners: Sequence[str | None]) -> list[str]:
         count = seen[name] = seen.get(name, -1) + 1
         names.append(f"{name}_{count}" if count else name)
     return names
-
-
-def owner_of_leaves(state: Any, variables: Sequence[Variable]) -> list[int | None]:
-    """For each leaf of `state` the parameter that it is shaped as and belongs to, or None.
-
-    Optax keeps what belongs to a parameter in a nest like that of the parameters, here a list. A leaf that only
-    looks so is stored in slices, too, and gathered where the update needs it whole.
-    """
-    owners: list[int | None] = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        # The place in a list is the last step of the path to a leaf; names and keys of other nests have no `idx`.
-        index = getattr(path[-1], "idx", None) if path else None
-        fits = index is not None and index < len(variables) and jax.numpy.shape(leaf) == variables[index].shape
-        owners.append(index if fits and _key_kind(leaf) is None else None)
-    return owners

@@ -11,6 +11,7 @@ import optax
 from jax import lax
 
 from jaxtribute._src.collectives.in_replica import all_reduce, contributions, divided
+from jaxtribute._src.optimizer.parameters import Parameters
 from jaxtribute._src.optimizer.slicing import NotSliceable, Slice, own_slice, run_on_slices, whole
 from jaxtribute._src.optimizer.slots import Slots, leaves_of, optax_rules
 from jaxtribute._src.types import Nest, Numeric
@@ -20,19 +21,30 @@ from jaxtribute._src.values.slices import Cut
 if TYPE_CHECKING:
     from jaxtribute._src.precision import LossScale
 
-Update = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
-"""Maps gradients, the slots' values and the parameters to the new parameters and new slots, in one list."""
+Update = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], dict[str, Any]], list[Any]]
+"""Maps gradients, the slots' values, the parameters and further arguments to the new parameters and new slots, in one
+list."""
 
 
-def whole_update(transform: optax.GradientTransformation, slots: Slots) -> Update:
-    """The transformation's update as a function of flat lists."""
+def whole_update(
+    transform: optax.GradientTransformation, slots: Slots, parameters: Parameters, gradients: Any
+) -> Update:
+    """The transformation's update as a function of flat lists.
 
-    def update(grads: Sequence[Any], values: Sequence[Any], params: Sequence[Any]) -> list[Any]:
-        params = list(params)
+    Args:
+      transform: the transformation, which sees parameters and gradients in the user's nest.
+      slots: its state.
+      parameters: the nest of the parameters.
+      gradients: the structure of the gradients: the same, or that of some of the parameters.
+    """
+
+    def update(grads: Sequence[Any], values: Sequence[Any], params: Sequence[Any], extra: dict[str, Any]) -> list[Any]:
+        nest = parameters.nest(params)
         with optax_rules():
-            updates, state = transform.update(list(grads), slots.state(values), params)
+            updates, state = transform.update(gradients.unflatten(grads), slots.state(values), nest, **extra)
             # Under these rules as well: an update may have another dtype than its parameter.
-            fresh = jax.tree.leaves(optax.apply_updates(params, updates))
+            fresh = parameters.tree.flatten_up_to(optax.apply_updates(nest, updates))
+        parameters.check_shapes(fresh)
         return [*fresh, *leaves_of(state)]
 
     return update
@@ -47,11 +59,11 @@ def guarded_update(update: Update, scale: LossScale) -> Update:
     """
     extra = len(scale.variables)
 
-    def guarded(grads: Sequence[Any], values: Sequence[Any], params: Sequence[Any]) -> list[Any]:
+    def guarded(grads: Sequence[Any], values: Sequence[Any], params: Sequence[Any], more: dict[str, Any]) -> list[Any]:
         # The loss scale has no part in the update of the slots before it.
         count = len(values) - extra
         finite = all_finite(grads)
-        old, new = [*params, *values[:count]], update(grads, values[:count], params)
+        old, new = [*params, *values[:count]], update(grads, values[:count], params, more)
         kept = [lax.select_n(finite, jnp.asarray(a), jnp.asarray(b)) for a, b in zip(old, new, strict=True)]
         return [*kept, *scale.adjusted(values[count:], finite)]
 
@@ -85,36 +97,29 @@ def all_finite(nest: Nest) -> jax.Array:
 
 
 def sliced_update(
-    update: Update,
+    update: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]],
     sliced: Mapping[int, Cut],
-    replicas: int,
     grads: Sequence[Any],
     pieces: Sequence[Any],
     params: Sequence[Any],
-    op: ReduceOp | None,
-    idle: tuple[int, ...] = (),
 ) -> list[Any]:
-    """Reduces the gradients and updates, in one replica's program, with the slots of `sliced` parameters in slices.
+    """Updates, in one replica's program, with the slots of `sliced` parameters in slices.
 
     Args:
-      update: the whole update.
+      update: the whole update of gradients, slots and parameters.
       sliced: the parameters that are updated in slices, by index, with the way they are cut.
-      replicas: how many replicas there are.
-      grads: this replica's gradients; a `Slice` is one of a reduced gradient.
-      pieces: the slots as the replica holds them: `Slice`s, or whole arrays.
+      grads: the reduced gradients and what else is reduced with them: `Slice`s, or whole arrays.
+      pieces: the slots as the replica holds them, likewise.
       params: the parameters, likewise.
-      op: how gradients are reduced; None if they are reduced already.
-      idle: the replicas that got no data; see `contributions`.
 
     Returns:
       The new parameters and the new slots, each as it was given: the vector of a slice, or whole.
     """
-    reduced = _reduce_gradients(grads, sliced, replicas, op, idle)
-    given = reduced, list(pieces), list(params)
+    given = list(grads), list(pieces), list(params)
     try:
         # The update is traced for whole arrays, as Optax knows no other, and then evaluated on pieces.
         closed = jax.make_jaxpr(update)(*jax.tree.map(_whole_shape, given))
-        results = run_on_slices(closed, [*reduced, *pieces, *_all_cut(params, sliced)])
+        results = run_on_slices(closed, [*grads, *pieces, *_all_cut(params, sliced)])
     except NotSliceable:
         # Exact all the same: everything is gathered, updated whole by each replica, and cut again.
         results = update(*jax.tree.map(whole, given))
@@ -128,7 +133,10 @@ def _all_cut(values: Sequence[Any], sliced: Mapping[int, Cut]) -> list[Any]:
 
 def _cut(value: Any, cut: Cut | None) -> Any:
     """This replica's piece of what is not cut yet, if it is to be."""
-    return value if cut is None or isinstance(value, Slice) else own_slice(value, cut)
+    # Gradients for each example have another shape.
+    if cut is None or isinstance(value, Slice) or value.shape != cut.shape:
+        return value
+    return own_slice(value, cut)
 
 
 def _as_given(value: Numeric, given: Any) -> Any:
@@ -147,10 +155,18 @@ def _dtype(value: Numeric) -> Any:
     return value.data.dtype if isinstance(value, Slice) else value.dtype
 
 
-def _reduce_gradients(
-    grads: Sequence[Any], sliced: Mapping[int, Cut], replicas: int, op: ReduceOp | None, idle: tuple[int, ...]
+def reduce_to_slices(
+    grads: Sequence[Any], sliced: Mapping[int, Cut], replicas: int, op: ReduceOp | None, idle: tuple[int, ...] = ()
 ) -> list[Any]:
-    """All-reduced gradients, and reduce-scattered ones for the sliced parameters."""
+    """All-reduced gradients, and reduce-scattered ones for sliced parameters.
+
+    Args:
+      grads: this replica's gradients; a `Slice` is one of a reduced gradient.
+      sliced: those for parameters that are updated in slices, by index, with the way these are cut.
+      replicas: how many replicas there are.
+      op: how they are reduced; None if they are reduced already.
+      idle: the replicas that got no data; see `contributions`.
+    """
     if op is None:
         # Reduced gradients are the same everywhere: each replica cuts its own piece, and nothing is sent.
         given = [grad if isinstance(grad, Slice) else jnp.asarray(grad) for grad in grads]

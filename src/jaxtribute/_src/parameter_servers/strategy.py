@@ -23,7 +23,6 @@ from jaxtribute._src.types import DType, Function, Leaf, Nest
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.policies.base import Policy
-from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, VariableError
 
 if TYPE_CHECKING:
@@ -108,14 +107,13 @@ class ParameterServerExtended(StrategyExtended):
             finally:
                 _beside.reset(token)
 
-    def remote_optimizer(self, transform: Any, variables: Sequence[Variable]) -> RemoteOptimizer | None:
+    def remote_optimizer(self, transform: Any, variables: Nest) -> RemoteOptimizer | None:
         """The optimizer's work on servers."""
         if self.cluster is None:
             # For one optimizer: the next that is made is another.
             found, self.known_optimizer = self.known_optimizer, None
             return found
-        mine = [variable for variable in variables if isinstance(variable, ServerVariable)]
-        return self.cluster.create_optimizer(transform, mine, self.strategy)
+        return self.cluster.create_optimizer(transform, variables, self.strategy)
 
 
 class ParameterServerStrategy(Strategy):

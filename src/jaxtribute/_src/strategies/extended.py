@@ -153,7 +153,7 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
         if isinstance(self._layouts, AutomaticLayout):
             settle(self._layouts, self.mesh, capture, leaves)
 
-    def remote_optimizer(self, transform: Any, variables: Sequence[Variable]) -> Any:
+    def remote_optimizer(self, transform: Any, variables: Nest) -> Any:
         """Updater of variables that other processes hold, with its slots; None where `Optimizer` updates them."""
         del transform, variables
 

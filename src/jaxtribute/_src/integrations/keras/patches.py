@@ -30,7 +30,14 @@ from jaxtribute._src.integrations.keras.share import (
     whole_batch_moments,
 )
 from jaxtribute._src.integrations.keras.strings import host_inputs, unchecked
-from jaxtribute._src.integrations.keras.variables import PlainValue, joined, new_variable, on_servers, rebuilt
+from jaxtribute._src.integrations.keras.variables import (
+    PlainValue,
+    by_path,
+    joined,
+    new_variable,
+    on_servers,
+    rebuilt,
+)
 from jaxtribute._src.types import Foreign, Leaf, Nest
 from jaxtribute.errors import ArgumentError, ConfigError
 
@@ -107,6 +114,7 @@ def patch() -> None:
     internals.take_string_dtype()
     setattr(keras.Variable, "_value", PlainValue())  # noqa: B010 (an attribute that Keras sets on each object)
     setattr(keras.Variable, "__jd_variable__", property(joined))  # noqa: B010
+    setattr(keras.Layer, "__jd_parameters__", property(by_path))  # noqa: B010
 
 
 def _wrapped(original: Method, instead: Method) -> Method:

@@ -88,7 +88,10 @@ class KerasTransform:
         return [parameter.path for parameter in self._parameters if not parameter.plain]
 
     def init(self, params: Sequence[Any]) -> Any:
-        """The first state: of each slot a list like that of the parameters, and what belongs to none of them."""
+        """The first state: of each slot a list like that of the parameters, and what belongs to none of them.
+
+        None stands for a parameter that another server has.
+        """
         with _made_alone():
             optimizer, owners = self._built(params)
             return nested([variable.value for variable in optimizer.variables], owners)
@@ -103,9 +106,10 @@ class KerasTransform:
             values: list[Any] = [None] * len(places)
             for place, leaf in zip(places, jax.tree.leaves(state), strict=True):
                 values[place] = leaf
-            new, values = optimizer.stateless_apply(values, list(grads), params)
+            new, values = optimizer.stateless_apply(values, *map(_present, (grads, params)))
+        rest = iter(new)
         # Optax's rule is a difference. Computed from the new value, the sum gives that value but for rounding.
-        changes = [jnp.asarray(value).astype(old.dtype) - old for value, old in zip(new, params, strict=True)]
+        changes = [None if old is None else jnp.asarray(next(rest)).astype(old.dtype) - old for old in params]
         return changes, nested(values, owners)
 
     def owners(self, params: Sequence[Any]) -> list[int | None]:
@@ -114,19 +118,19 @@ class KerasTransform:
             return self._built(params)[1]
 
     def _built(self, params: Sequence[Any]) -> tuple[Any, list[int | None]]:
-        # A server may hold some of the parameters only, and is not told which: none is known apart then.
         """A copy of the optimizer for parameters of these shapes, and whom its variables belong to."""
         known = self._parameters if len(self._parameters) == len(params) else None
         with jax.ensure_compile_time_eval():
             optimizer = self._kind.from_config(dict(self._config))
             inner = innermost(optimizer)
-            variables = [_stand_in(param, i, known[i] if known else None) for i, param in enumerate(params)]
+            here = [i for i, param in enumerate(params) if param is not None]
+            variables = [_stand_in(params[i], i, known[i] if known else None) for i in here]
             belonging = _watched(inner)
             if known:
-                pairs = zip(variables, known, strict=True)
+                pairs = zip(variables, [known[i] for i in here], strict=True)
                 internals.exclude_from_decay(inner, [variable for variable, parameter in pairs if not parameter.decays])
             optimizer.build(variables)
-        index = {id(variable): i for i, variable in enumerate(variables)}
+        index = {id(variable): i for i, variable in zip(here, variables, strict=True)}
         owners: list[int | None] = []
         for variable in optimizer.variables:
             owner = index.get(belonging.get(id(variable), 0))
@@ -134,6 +138,10 @@ class KerasTransform:
             alike = owner is not None and tuple(variable.shape) == tuple(params[owner].shape)
             owners.append(owner if alike else None)
         return optimizer, owners
+
+
+def _present(values: Sequence[Any]) -> list[Any]:
+    return [value for value in values if value is not None]
 
 
 def clips_before(optimizer: KerasOptimizer) -> bool:

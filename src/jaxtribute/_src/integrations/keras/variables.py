@@ -18,7 +18,7 @@ from jaxtribute._src.integrations.keras.custom_loops import own_replica, togethe
 from jaxtribute._src.integrations.keras.internals import KerasModel, KerasVariable
 from jaxtribute._src.integrations.keras.merging import SEED, moved_seed
 from jaxtribute._src.integrations.keras.share import current
-from jaxtribute._src.types import Array, Leaf
+from jaxtribute._src.types import Array, Foreign, Leaf
 from jaxtribute._src.values.enums import VariableAggregation
 from jaxtribute._src.values.mesh import Layout
 from jaxtribute._src.values.variable import Variable
@@ -210,6 +210,27 @@ def joined(variable: KerasVariable) -> Variable:
     """The variable that holds a Keras variable's value; one that has none yet gets it of the strategy in force."""
     adopt(variable, contexts.current().strategy)
     return variable.stored
+
+
+def by_path(layer: Foreign) -> Any:
+    """The variables of a layer or model that are trained, in dictionaries by the parts of their paths.
+
+    Raises:
+      VariableError: two of them have one path.
+    """
+    nest: dict[str, Any] = {}
+    for variable in layer.trainable_variables:
+        *scopes, name = variable.path.split("/")
+        inner = nest
+        for scope in scopes:
+            inner = inner.setdefault(scope, {})
+        if name in inner:
+            raise VariableError(
+                f"two trained variables of {layer.name} have the path {variable.path}. HINT: name their layers, or "
+                "pass a nest of variables of your own in place of the model."
+            )
+        inner[name] = variable
+    return nest
 
 
 def new_variable(_: object, cls: type[Any], *__: object, **___: object) -> Any:

@@ -28,7 +28,8 @@ from jaxtribute._src.messaging.transport import (
     end_idle_threads,
 )
 from jaxtribute._src.messaging.wire import Header
-from jaxtribute._src.optimizer.slots import Slots, optax_rules, slot_names
+from jaxtribute._src.optimizer.parameters import Parameters
+from jaxtribute._src.optimizer.slots import Slots, slot_names
 from jaxtribute._src.parameter_servers.engines.engine import Engine
 from jaxtribute._src.parameter_servers.scheduling.closures import Numbers, Worker
 from jaxtribute._src.parameter_servers.scheduling.dispatcher import Dispatcher
@@ -36,10 +37,10 @@ from jaxtribute._src.parameter_servers.server import saves
 from jaxtribute._src.parameter_servers.server.client import Client, Request, ServerLostError
 from jaxtribute._src.parameter_servers.server.layout import Layout, Shard
 from jaxtribute._src.parameter_servers.variables.access import Access
-from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer, plan_parts, shapes_of
+from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer, plan_parts
 from jaxtribute._src.parameter_servers.variables.variable import ServerVariable, ShardInfo, VariableDescription
 from jaxtribute._src.partitioners import Partitioner, shard_offsets, shards_of
-from jaxtribute._src.types import DType, Leaf
+from jaxtribute._src.types import DType, Leaf, Nest
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
 from jaxtribute.errors import ClusterError, DeadlineError
 
@@ -218,30 +219,31 @@ class Cluster:
         self._ask({shard.server: ({**header, "shape": shard.shape, "dtype": dtype.name}, [])})
 
     def create_optimizer(
-        self, transform: optax.GradientTransformation, variables: Sequence[ServerVariable], strategy: Strategy
+        self, transform: optax.GradientTransformation, nest: Nest, strategy: Strategy
     ) -> RemoteOptimizer:
         """Makes an optimizer's slots beside its variables."""
-        parts = plan_parts(transform, variables)
-        with optax_rules():
-            state = jax.eval_shape(transform.init, shapes_of(variables))
-        leaves = jax.tree_util.tree_leaves_with_path(state)
+        variables, tree = jax.tree.flatten(nest, is_leaf=lambda leaf: isinstance(leaf, ServerVariable))
+        state, belongings, parts = plan_parts(transform, variables, Parameters.of(variables, tree))
+        leaves = jax.tree.leaves(state)
         shards: list[list[Shard]] = [[] for _ in leaves]
         owners: list[int | None] = [None] * len(leaves)
-        key, code = next(self.keys), cloudpickle.dumps(transform)
+        # A structure cannot be sent, but a nest of that structure.
+        key, code = next(self.keys), cloudpickle.dumps((transform, tree.unflatten(range(len(variables)))))
         self._define(key, code)
         requests: dict[int, Request] = {}
         for part in parts:
             keys = [next(self.keys) for _ in part.slots]
             header = {"t": "optimizer", "id": key, "params": [shard.key for _, shard in part.shards], "slots": keys}
+            header |= {"places": [i for i, _ in part.shards], "leaves": [leaf for leaf, _ in part.slots]}
             requests[part.server] = {**header, "owners": [owner for _, owner in part.slots]}, []
             for slot, (leaf, owner), shape in zip(keys, part.slots, part.shapes, strict=True):
                 beside = part.shards[owner][1] if owner is not None else Shard(0, part.server, 0, 0, shape)
                 shards[leaf].append(replace(beside, key=slot, shape=shape))
                 owners[leaf] = part.shards[owner][0] if owner is not None else None
         self._ask(requests)
-        names = slot_names([path for path, _ in leaves], [None if o is None else variables[o].name for o in owners])
+        names = slot_names([one.path for one in belongings], [None if o is None else variables[o].name for o in owners])
         slots: list[ServerVariable] = []
-        for (_, leaf), where, owner, name in zip(leaves, shards, owners, names, strict=True):
+        for leaf, where, owner, name in zip(leaves, shards, owners, names, strict=True):
             # The parts came server by server; a layout lists its shards by rows.
             where.sort(key=lambda shard: shard.start)
             layout = Layout(tuple(leaf.shape), np.dtype(leaf.dtype), tuple(where), copies=owner is None)

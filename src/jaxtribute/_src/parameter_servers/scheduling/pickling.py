@@ -62,9 +62,7 @@ class Home(Protocol):
         """The compiled function of that number."""
         ...
 
-    def optimizer(
-        self, remote: RemoteOptimizer, transform: optax.GradientTransformation, variables: Sequence[Variable]
-    ) -> Optimizer:
+    def optimizer(self, remote: RemoteOptimizer, transform: optax.GradientTransformation, variables: Nest) -> Optimizer:
         """The optimizer of that number."""
         ...
 
@@ -142,9 +140,7 @@ def find_function(
     return home().function(key, kind, python_function, signature, donated)
 
 
-def find_optimizer(
-    remote: RemoteOptimizer, transform: optax.GradientTransformation, variables: Sequence[Variable]
-) -> Optimizer:
+def find_optimizer(remote: RemoteOptimizer, transform: optax.GradientTransformation, variables: Nest) -> Optimizer:
     """An optimizer on this worker."""
     return home().optimizer(remote, transform, variables)
 
@@ -265,7 +261,7 @@ class Pickler(cloudpickle.Pickler):
         if isinstance(obj, Function):
             return _function(obj, self.number)
         if kind is Optimizer and obj.remote is not None:
-            return find_optimizer, (obj.remote, obj.transform, obj.trainable_variables)
+            return find_optimizer, (obj.remote, obj.transform, obj.nest)
         inherited = cast("Any", super())
         # By value: a script, or a module beside it, is on the coordinator's machine only. A library is installed on
         # all, and its functions may refer to state of their module, of which a copy would be a second one.

@@ -28,7 +28,6 @@ from jaxtribute._src.parameter_servers.variables.access import Access
 from jaxtribute._src.parameter_servers.variables.optimizer import RemoteOptimizer
 from jaxtribute._src.parameter_servers.variables.variable import ServerVariable, VariableDescription
 from jaxtribute._src.types import Json, Nest
-from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ClusterError, DeadlineError, OutOfRangeError
 
 _LOG = logging.getLogger(__name__)
@@ -140,9 +139,7 @@ class WorkerTask:
         assert isinstance(found, kind)
         return found
 
-    def optimizer(
-        self, remote: RemoteOptimizer, transform: optax.GradientTransformation, variables: Sequence[Variable]
-    ) -> Optimizer:
+    def optimizer(self, remote: RemoteOptimizer, transform: optax.GradientTransformation, variables: Nest) -> Optimizer:
         """The optimizer of that number."""
         if remote.key not in self._optimizers:
             self.strategy.parameter_servers.known_optimizer = remote

@@ -17,6 +17,9 @@ from jaxtribute.errors import ArgumentError
 
 Array = np.ndarray[Any, Any]
 
+_OPTIMIZER = ("params", "places", "slots", "leaves", "owners")
+"""The parts of a `ShardOptimizer`'s description, beside its code."""
+
 
 @dataclass(slots=True)
 class Entry:
@@ -55,7 +58,7 @@ class Store:
     """The shards of one server.
 
     Args:
-      optimizer_of: gives an optimizer's transformation by its id, which came through Ray.
+      optimizer_of: gives an optimizer's transformation, and the nest that it knows parameters in, by its id.
     """
 
     def __init__(self, optimizer_of: Callable[[int], Any]) -> None:
@@ -113,7 +116,8 @@ class Store:
 
     def optimizer(self, header: Header, _: Sequence[Array]) -> Answer:
         """Makes an optimizer over shards that exist, and its slots unless they exist too."""
-        made = ShardOptimizer(self._optimizer_of(header["id"]), header["params"], header["slots"], header["owners"])
+        transform, nest = self._optimizer_of(header["id"])
+        made = ShardOptimizer(transform, nest, **{name: header[name] for name in _OPTIMIZER})
         params = [np.asarray(self._entry(key).value) for key in made.params]
         if all(key in self.entries for key in made.slots):
             made.adopt(params)
@@ -142,7 +146,7 @@ class Store:
                 header["by_rows"].append(key)
             arrays.append(np.asarray(entry.value) if lent else entry.host())
         for id_, made in self.optimizers.items():
-            header["optimizers"].append([id_, made.params, made.slots, made.owners])
+            header["optimizers"].append([id_, *(getattr(made, name) for name in _OPTIMIZER)])
         return header, arrays
 
     def load(self, header: Header, arrays: Iterable[Array]) -> None:
@@ -161,8 +165,8 @@ class Store:
         self._applied = {(closure, number) for closure, number in header["applied"]}
         self._floor = header["floor"]
         self.optimizers = {}
-        for id_, params, slots, owners in header["optimizers"]:
-            self.optimizer({"id": id_, "params": params, "slots": slots, "owners": owners}, ())
+        for id_, *described in header["optimizers"]:
+            self.optimizer({"id": id_, **dict(zip(_OPTIMIZER, described, strict=True))}, ())
 
     # Operations.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -16,7 +16,8 @@ from jaxtribute._src.execution.traced import TracedProgram, check_untraced
 from jaxtribute._src.jaxprs.core import JaxprEqn, opened
 from jaxtribute._src.jaxprs.flow import Flow
 from jaxtribute._src.jaxprs.kinds import ELEMENTWISE
-from jaxtribute._src.optimizer.slots import Slots, optax_rules, owner_of_leaves
+from jaxtribute._src.optimizer.parameters import Belonging, Parameters
+from jaxtribute._src.optimizer.slots import Slots, optax_rules
 from jaxtribute._src.parameter_servers.server.client import Exchange
 from jaxtribute._src.parameter_servers.server.layout import Shard
 from jaxtribute._src.parameter_servers.server.staleness import OPTIMIZER
@@ -48,56 +49,97 @@ class ServerPart:
     shapes: tuple[tuple[int, ...], ...]
 
 
-def plan_parts(transform: optax.GradientTransformation, variables: Sequence[ServerVariable]) -> list[ServerPart]:
+def plan_parts(
+    transform: optax.GradientTransformation, variables: Sequence[ServerVariable], parameters: Parameters
+) -> tuple[Any, list[Belonging], list[ServerPart]]:
     """Division of an optimizer's work over the servers.
+
+    Args:
+      transform: the transformation.
+      variables: the variables.
+      parameters: their nest.
+
+    Returns:
+      The shapes of the whole state, whom its leaves belong to, and what each server does.
 
     Raises:
       ArgumentError: the transformation mixes what is on several servers.
     """
-    whole = shapes_of(variables)
     with optax_rules():
-        state = jax.eval_shape(transform.init, whole)
+        state = jax.eval_shape(transform.init, parameters.abstract)
     places = {_path(path): leaf for leaf, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(state))}
     if any(jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
         raise ArgumentError("the transformation keeps random keys, which parameter servers do not. HINT: leave it out.")
+    with optax_rules():
+        belongings = parameters.belongings(state, transform.init)
     owned: dict[int, list[tuple[int, Shard]]] = {}
     for i, variable in enumerate(variables):
         for shard in variable.layout.shards:
             owned.setdefault(shard.server, []).append((i, shard))
     if len(owned) > 1 or any(v.layout.split for v in variables):
-        check_separable(transform, state, variables)
+        check_separable(transform, state, variables, parameters, belongings)
     parts: list[ServerPart] = []
     for server, shards in sorted(owned.items()):
-        local = [jax.ShapeDtypeStruct(shard.shape, variables[i].dtype) for i, shard in shards]
-        with optax_rules():
-            here = jax.eval_shape(transform.init, local)
         slots: list[tuple[int, int | None]] = []
-        leaves = jax.tree_util.tree_leaves_with_path(here)
-        for (path, _), owner in zip(leaves, owner_of_leaves(here, cast("Any", local)), strict=True):
-            # Here a server's shards are numbered from 0. In the whole state a slot stands under its variable's number.
-            known = _path(path) if owner is None else _path((*path[:-1], jax.tree_util.SequenceKey(shards[owner][0])))
-            if known not in places:
+        shapes: list[tuple[int, ...]] = []
+        for path, owner, leaf in _state_of(transform, shards, variables, parameters):
+            if path not in places:
                 raise ArgumentError(
-                    f"the transformation's state {known} cannot be split over {len(owned)} parameter servers. "
+                    f"the transformation's state {path} cannot be split over {len(owned)} parameter servers. "
                     "HINT: use one server, or another transformation."
                 )
-            slots.append((places[known], owner))
-        parts.append(ServerPart(server, tuple(shards), tuple(slots), tuple(tuple(leaf.shape) for _, leaf in leaves)))
-    return parts
+            # A slot lies beside each shard of its variable.
+            beside = [place for place, (i, _) in enumerate(shards) if i == owner]
+            slots.extend((places[path], place) for place in beside or [None])
+            shapes.extend([shards[place][1].shape for place in beside] or [tuple(leaf.shape)])
+        parts.append(ServerPart(server, tuple(shards), tuple(slots), tuple(shapes)))
+    return state, belongings, parts
 
 
-def check_separable(transform: optax.GradientTransformation, state: Nest, variables: Sequence[ServerVariable]) -> None:
+def _state_of(
+    transform: optax.GradientTransformation,
+    shards: Sequence[tuple[int, Shard]],
+    variables: Sequence[ServerVariable],
+    parameters: Parameters,
+) -> Iterator[tuple[str, int | None, Any]]:
+    """Path, owner and shape of each leaf of the state that a server makes of its shards."""
+    rows: dict[int, list[Shard]] = {}
+    for i, shard in shards:
+        rows.setdefault(i, []).append(shard)
+    local: list[Any] = [None] * len(variables)
+    for i, several in rows.items():
+        shape = several[0].shape
+        # Several shards of a variable are one array of their rows there.
+        shape = (sum(shard.shape[0] for shard in several), *shape[1:]) if len(several) > 1 else shape
+        local[i] = jax.ShapeDtypeStruct(shape, variables[i].dtype)
+    nest = parameters.nest(local)
+    numbers = [i for i, one in enumerate(local) if one is not None]
+    own = Parameters.of([local[i] for i in numbers], jax.tree.structure(nest))
+    with optax_rules():
+        state = jax.eval_shape(transform.init, nest)
+        belongings = own.belongings(state, transform.init)
+    for (path, leaf), one in zip(jax.tree_util.tree_leaves_with_path(state), belongings, strict=True):
+        yield _path(path), None if one.owner is None else numbers[one.owner], leaf
+
+
+def check_separable(
+    transform: optax.GradientTransformation,
+    state: Nest,
+    variables: Sequence[ServerVariable],
+    parameters: Parameters,
+    belongings: Sequence[Belonging],
+) -> None:
     """Checks that each variable's update needs nothing of the others, and of a split one nothing of other rows.
 
     Raises:
       ArgumentError: it does, as `optax.clip_by_global_norm` or a norm of each layer do.
     """
-    params = shapes_of(variables)
+    params = parameters.abstract
     with optax_rules():
         closed = jax.make_jaxpr(lambda g, s, p: transform.update(g, s, p)[0])(params, state, params)
     count, leaves = len(variables), len(jax.tree.leaves(state))
     # In the order of the inputs: gradients, state, parameters.
-    owners: list[int | None] = [*range(count), *owner_of_leaves(state, variables), *range(count)]
+    owners: list[int | None] = [*range(count), *(one.owner for one in belongings), *range(count)]
     assert len(owners) == 2 * count + leaves
     taints = [frozenset() if owner is None else frozenset({owner}) for owner in owners]
     split = frozenset(i for i, v in enumerate(variables) if v.layout.split)
@@ -108,11 +150,6 @@ def check_separable(transform: optax.GradientTransformation, state: Nest, variab
                 f"the update of {variables[i].name} needs {', '.join(others)}, which other parameter servers may hold. "
                 "HINT: clip or normalise the gradients in the step, before apply_gradients, or use one server."
             )
-
-
-def shapes_of(variables: Sequence[ServerVariable]) -> list[jax.ShapeDtypeStruct]:
-    """Shapes and element types of variables, for tracing with them."""
-    return [jax.ShapeDtypeStruct(variable.shape, variable.dtype) for variable in variables]
 
 
 _ROWS_KEPT = ELEMENTWISE | {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy_p"}
