@@ -10,7 +10,7 @@ import pytest
 
 import jaxtribute as jd
 from arrangements import WORKERS, table_failures
-from behaviours import EXECUTORS, ROWS, check_row, is_uneven
+from behaviours import EXECUTORS, ROWS, check_rows, is_uneven
 from jaxtribute._src.testing.shared import SharedRunners
 from replicas import mirrored, one_device
 
@@ -48,7 +48,7 @@ CASES = [(e, name, row) for e in EXECUTORS for name in STRATEGIES for row in ROW
 @pytest.mark.quick_cases(86)
 @pytest.mark.parametrize(("executor", "name", "row"), CASES)
 def test_behaviour(executor: str, name: str, row: str) -> None:
-    check_row(strategy_of(name), executor, ROWS[row])
+    check_rows(strategy_of(name), executor, [ROWS[row]])
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ what it must give, worked out by NumPy from the replicas' inputs; the executors 
 other. Replica i holds `X[i]`: two rows of three numbers, or with an executor of uneven inputs `2 - i % 2` rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -340,14 +340,18 @@ def inputs(strategy: jd.Strategy, executor: str) -> Parts:
     return [part[: 2 - i % 2] for i, part in enumerate(parts)] if is_uneven(executor) else parts
 
 
-def check_row(strategy: jd.Strategy, executor: str, row: Row) -> None:
-    """Does what a row says on this worker's replicas, and compares what comes with what must."""
+def check_rows(strategy: jd.Strategy, executor: str, rows: Sequence[Row]) -> None:
+    """Does what rows say on this worker's replicas, as one program if any, and compares what comes with what must."""
     parts = inputs(strategy, executor)
     x = per_replica(strategy, parts)
-    step = row.act(strategy)
-    if is_compiled(executor):
-        step = jd.function(step)
-    compare(strategy, step(x), row.expected(parts))
+    acts = [row.act(strategy) for row in rows]
+
+    def step(x: Any) -> list[Any]:
+        return [act(x) for act in acts]
+
+    results = jd.function(step)(x) if is_compiled(executor) else step(x)
+    for row, result in zip(rows, results, strict=True):
+        compare(strategy, result, row.expected(parts))
 
 
 def compare(strategy: jd.Strategy, result: Any, expected: list[Any]) -> None:
@@ -362,5 +366,3 @@ def compare(strategy: jd.Strategy, result: Any, expected: list[Any]) -> None:
             np.testing.assert_allclose(
                 np.asarray(got, np.float64), np.asarray(want, np.float64), rtol=1e-6, atol=1e-6, err_msg=f"replica {i}"
             )
-
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxtribute as jd
-from behaviours import AGG, ON_READ, ROWS, Parts, Row, across, everywhere, in_merge, in_replica, is_compiled
+from behaviours import AGG, ON_READ, ROWS, Parts, Row, across, everywhere, in_replica
 from replicas import here, variable
 
 Make = Callable[[Any], Any]
@@ -28,46 +29,44 @@ VALUES: dict[str, tuple[Make, tuple[Any, ...]]] = {
     "vectors": (lambda x: x.sum(0), (None, 0)),
     "vectors of ints": (counts, (None, 0)),
     "vectors of flags": (lambda x: x.sum(0) > 0, (None, 0)),
-    "rows": (lambda x: x, (0, 1, (0, 1))),
+    "rows": (lambda x: x, (0, (0, 1))),
     "nests": (lambda x: {"a": x.sum(0), "b": (counts(x),)}, (None, 0)),
 }
 """What each replica makes of its input, and the axes along which that is reduced."""
-EVEN = {"rows": (1,)}
-"""Axes along which values can be reduced if all have the same shape."""
+OPERATIONS = ("SUM", "MEAN")
 
 
-def reduced(make: Make, op: str, axis: Any) -> Callable[[Parts], list[Any]]:
-    """What a reduction gives, by NumPy."""
+def reduced(make: Make, axes: tuple[Any, ...]) -> Callable[[Parts], list[Any]]:
+    """What the reductions of values give, by NumPy."""
 
-    def leaf(*parts: Any) -> Any:
-        axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
-        total = np.sum([part.sum(axes) for part in parts], 0)
-        each = [np.prod([part.shape[one] for one in axes]) for part in parts]
+    def leaf(op: str, axis: Any, *parts: Any) -> Any:
+        along = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        total = np.sum([part.sum(along) for part in parts], 0)
+        each = [np.prod([part.shape[one] for one in along]) for part in parts]
         return total if op == "SUM" else total / np.sum(each)
 
-    return everywhere(lambda parts: jax.tree.map(leaf, *map(make, parts)))
+    def all_of(parts: Parts) -> Any:
+        values = list(map(make, parts))
+        return {op: [jax.tree.map(partial(leaf, op, axis), *values) for axis in axes] for op in OPERATIONS}
+
+    return everywhere(all_of)
 
 
-def _reduce(name: str, make: Make, op: str, axis: Any, ragged: bool) -> None:
-    def outside(strategy: jd.Strategy, x: Any) -> Any:
-        return strategy.reduce(op, strategy.run(make, (x,)), axis=axis)
-
+def _reduce(name: str, make: Make, axes: tuple[Any, ...], ragged: bool = True) -> None:
     def merged(strategy: jd.Strategy, x: Any) -> Any:
-        return strategy.reduce(op, x, axis=axis)
+        return {op: [strategy.reduce(op, x, axis=axis) for axis in axes] for op in OPERATIONS}
 
-    expected = reduced(make, op, axis)
-    across(f"{op} of {name}, axis {axis}", expected, ragged=ragged)(outside)
-
-    def act(strategy: jd.Strategy) -> Callable[[Any], Any]:
-        return lambda x: strategy.run(lambda x: here().merge_call(merged, (make(x),)), (x,))
-
-    ROWS[f"merge_call: {op} of {name}, axis {axis}"] = Row(act, expected, ragged)
+    across(f"reduce {name}", reduced(make, axes), ragged=ragged)(
+        lambda strategy, x: merged(strategy, strategy.run(make, (x,)))
+    )
+    in_replica(f"merge_call that reduces {name}", reduced(make, axes), ragged=ragged)(
+        lambda x: here().merge_call(merged, (make(x),))
+    )
 
 
 for _name, (_make, _axes) in VALUES.items():
-    for _axis in _axes:
-        for _op in ("SUM", "MEAN"):
-            _reduce(_name, _make, _op, _axis, _axis not in EVEN.get(_name, ()))
+    _reduce(_name, _make, _axes)
+_reduce("matrices of one shape", lambda x: x, (None, 1), ragged=False)
 
 
 def gathered(make: Make, axis: int) -> Callable[[Parts], list[Any]]:
@@ -106,11 +105,6 @@ def _(strategy: jd.Strategy, x: Any) -> Any:
 def _(strategy: jd.Strategy, x: Any) -> Any:
     numbers = strategy.experimental_distribute_values_from_function(lambda c: float(c.replica_id_in_sync_group))
     return strategy.run(lambda x, n: x + n, (x, numbers))
-
-
-@in_merge("numbers beside values", everywhere(lambda parts: np.sum([part.sum() for part in parts]) * 2 + 1))
-def _(strategy: jd.Strategy, x: Any) -> Any:
-    return x
 
 
 def _with_numbers(strategy: jd.Strategy) -> Callable[[Any], Any]:
@@ -169,7 +163,7 @@ for _name, _source in SOURCES.items():
     )
 
 
-@across("local results", everywhere(lambda parts: 1))
+@across("local results", everywhere(lambda parts: 1), compiles=False)
 def _(strategy: jd.Strategy, x: Any) -> Any:
     found = strategy.experimental_local_results(x)
     return len(found) // len(strategy.extended.mesh.local_ids)
@@ -259,9 +253,7 @@ def _update_each(strategy: jd.Strategy) -> Callable[[Any], Any]:
     return step
 
 
-ROWS["variable: update of each replica's own"] = Row(
-    _update_each, lambda parts: [1 + part.sum() for part in parts]
-)
+ROWS["variable: update of each replica's own"] = Row(_update_each, lambda parts: [1 + part.sum() for part in parts])
 
 
 # Datasets whose last batches leave some replicas fewer rows, or none.
@@ -300,7 +292,8 @@ def _epoch_by_hand(parts: Parts) -> Any:
 
 for _compiled in (False, True):
     ROWS[f"dataset: an epoch, {'compiled' if _compiled else 'eager'}"] = Row(
-        lambda strategy, compiled=_compiled: _epoch(strategy, compiled), everywhere(_epoch_by_hand), compiles=False
+        lambda strategy, compiled=_compiled: _epoch(strategy, compiled),
+        everywhere(_epoch_by_hand),
+        ragged=False,
+        compiles=False,
     )
-
-assert not is_compiled("lockstep")

@@ -19,13 +19,13 @@ from jaxtribute._src.context import Context
 from jaxtribute._src.execution import standpoints
 from jaxtribute._src.execution.eager import EagerStep, stepping
 from jaxtribute._src.execution.executor import Executor
-from jaxtribute._src.execution.nests import at, flatten, is_whole, map_leaves
+from jaxtribute._src.execution.nests import at, flatten, is_array, is_number, is_whole, map_leaves
 from jaxtribute._src.execution.rendezvous import Rendezvous
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.execution.traced import check_untraced
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.types import Array, Function, Leaf, Nest, Numeric
-from jaxtribute._src.values.agreement import all_signatures
+from jaxtribute._src.values.agreement import agreed_places, all_signatures
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues, idle_replicas
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import Layout, ReplicaMesh, unbound
@@ -125,7 +125,7 @@ class LockstepReplica(Executor):
         _check_eager("merge_call", flatten((args, kwargs))[0])
 
         def merge(payloads: list[Any]) -> Sequence[Any]:
-            args, kwargs = run.regroup(payloads)
+            args, kwargs = run.regroup(payloads, agreeing=True)
             with contexts.entered(Context(run.strategy, None, run.eager)):
                 result = fn(run.strategy, *args, **kwargs)
             run.forget()
@@ -238,11 +238,14 @@ class LockstepRun:
         """An array of all replicas, such as `strategy.reduce` gives, as a value with a copy on each device."""
         if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
             return leaf
+        if self.mesh.peers is not None and leaf.is_fully_addressable:
+            # Another worker's array of the same line may hold other numbers.
+            return PerReplica(tuple(jax.device_put(leaf, place) for place in self.mesh.local_places), self.mesh)
         return Mirrored(put(leaf, self.mesh.replicated), self.mesh)
 
-    def regroup(self, results: Sequence[Any]) -> Any:
-        """Joins one nest a local replica into a nest of distributed values."""
-        return regroup(results, self.mesh, known=self._copies, idle=self.idle)
+    def regroup(self, results: Sequence[Any], *, agreeing: bool = False) -> Any:
+        """Joins one nest a local replica into a nest of distributed values; see `regroup`."""
+        return regroup(results, self.mesh, known=self._copies, idle=self.idle, agreeing=agreeing)
 
     def joined(self, payloads: Sequence[Sequence[Any]]) -> list[PerReplica]:
         """Values of all replicas, of which each brings a list; they remember the replicas that had no data."""
@@ -353,11 +356,13 @@ def regroup(
     always: bool = False,
     known: Copies | None = None,
     idle: tuple[int, ...] = (),
+    agreeing: bool = False,
 ) -> Any:
     """Joins one nest a local replica into a nest of distributed values.
 
     What is the same object on all replicas stays as it is, unless `always`; arrays that are the copies of one
-    mirrored value among `known` become that value again.
+    mirrored value among `known` become that value again. No worker knows the objects of others: among several, arrays
+    and numbers are each replica's own; with `agreeing` numbers stay as they are if all workers have the same.
 
     Raises:
       ContextError: the replicas' nests differ in structure.
@@ -376,8 +381,12 @@ def regroup(
     for place, column in enumerate(zip(*rows, strict=True)):
         leaf = _shared_leaf(column, always, known or {})
         leaves.append(leaf)
-        if leaf is _APART:
+        if leaf is _APART or (mesh.peers is not None and (is_array(leaf) or is_number(leaf))):
             apart[place] = column
+    if agreeing and mesh.peers is not None:
+        shared = {place: leaves[place] for place in apart if is_number(leaves[place])}
+        for place in agreed_places(shared, mesh.peers):
+            del apart[place]
     for place, value in zip(apart, join(list(apart.values()), mesh, idle), strict=True):
         leaves[place] = value
     return trees[0].unflatten(leaves)
@@ -397,6 +406,10 @@ _APART = object()
 
 def _shared_leaf(column: tuple[Any, ...], always: bool, known: Copies) -> Any:
     first = column[0]
+    wholes = [known.get(id(value), (None, None))[1] for value in column]
+    # A worker's only replica has an object of its own, whatever that is: the copies come first.
+    if wholes[0] is not None and all(map(is_, wholes, repeat(wholes[0]))):
+        return wholes[0]
     if not always and all(map(is_, column, repeat(first))):
         return first
     if isinstance(first, ReplicaValues):
@@ -404,8 +417,7 @@ def _shared_leaf(column: tuple[Any, ...], always: bool, known: Copies) -> Any:
             f"a replica function returned {type(first).__name__}, a value of all replicas. "
             "HINT: return the replica's own arrays."
         )
-    wholes = [known.get(id(value), (None, None))[1] for value in column]
-    return wholes[0] if wholes[0] is not None and all(map(is_, wholes, repeat(wholes[0]))) else _APART
+    return _APART
 
 
 def join(columns: Sequence[Sequence[Any]], mesh: ReplicaMesh, idle: tuple[int, ...]) -> list[PerReplica]:

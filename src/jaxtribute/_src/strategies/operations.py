@@ -13,6 +13,7 @@ from jax import lax
 from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives import in_replica
 from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps, DefaultCrossDeviceOps, ReductionToOneDevice
+from jaxtribute._src.collectives.cross_replica import reduce_value
 from jaxtribute._src.collectives.destinations import parse_destinations, put
 from jaxtribute._src.execution import standpoints
 from jaxtribute._src.execution.executor import LocalPerReplica
@@ -25,7 +26,7 @@ from jaxtribute._src.values.mesh import AXIS
 from jaxtribute._src.values.operators import operand
 from jaxtribute._src.values.sparse import refuse_sparse
 from jaxtribute._src.values.variable import Variable
-from jaxtribute.errors import ArgumentError, ContextError, StrategyMixError, VariableError
+from jaxtribute.errors import ContextError, StrategyMixError, VariableError
 
 if TYPE_CHECKING:
     from jaxtribute._src.collectives.options import CommunicationOptions
@@ -136,7 +137,7 @@ class ExtendedOperations(ABC):
                 ops = _TO_ONE_DEVICE if on_cpu else self._cross_device_ops
                 together.setdefault(ops, []).append(place)
             else:
-                results[place] = put(_same(value, op, self.mesh.size), target)
+                results[place] = put(reduce_value(value, op, None, self.mesh), target)
         for ops, places in together.items():
             chosen = [pairs[place] for place in places]
             reduced = self._reduce_local(chosen, op, options) if ops is None else ops.batch_reduce(op, chosen, options)
@@ -311,16 +312,6 @@ def _whole(value: Numeric) -> Any:
     if isinstance(value, LocalPerReplica):
         return value.data
     return value.values[0] if isinstance(value, PerReplica) else value
-
-
-def _same(value: Numeric, op: ReduceOp, replicas: int) -> Any:
-    """The reduction of a value that is the same on all replicas."""
-    if op is ReduceOp.SUM and replicas > 1:
-        raise ArgumentError(
-            f"SUM over {replicas} replicas of {value!r}, which is not a distributed value, does not say "
-            "whether each replica holds it. HINT: pass what strategy.run returned, or use 'MEAN'."
-        )
-    return jax.numpy.asarray(value)
 
 
 def _require_cross_replica(method: str) -> None:
