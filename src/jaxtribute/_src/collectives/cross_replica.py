@@ -186,12 +186,16 @@ def as_array(value: PerReplica) -> PerReplica:
         return value
     whole = PerReplica.from_parts(list(map(np.asarray, value.values)), value.mesh)
     if whole.is_tuple:
-        kinds = [getattr(part, "dtype", type(part).__name__) for part in value.values]
         raise ArgumentTypeError(
-            f"the replicas' values {kinds} cannot be combined. HINT: return arrays of one dtype and rank from every "
-            "replica."
+            f"the replicas' values {list(map(_kind, value.values))} cannot be combined. HINT: return arrays of one "
+            "dtype and rank from every replica."
         )
     return whole
+
+
+def _kind(part: Numeric) -> str:
+    """The dtype and shape of an array, or the class of anything else, for a message."""
+    return f"{part.dtype}{list(part.shape)}" if isinstance(part, (jax.Array, np.ndarray)) else type(part).__name__
 
 
 def _check_summable(value: PerReplica, axes: Axes) -> None:

@@ -22,6 +22,8 @@ from jaxtribute._src.execution.traced import TracedFunction, lift
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, Tracer
 from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
+from jaxtribute._src.values.scatter import IndexedSlices
+from jaxtribute._src.values.sparse import refuse_sparse
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import VariableError
 
@@ -70,6 +72,8 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
         outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result), is_leaf=is_constant)
         owned = set(map(id, executor.values.values()))
         for place, leaf in enumerate(outputs):
+            if isinstance(leaf, IndexedSlices):
+                refuse_sparse(leaf, "the caller of a compiled function")
             if not (is_array(leaf) or is_number(leaf) or is_constant(leaf)):
                 outputs[place] = Constant(leaf)
             elif id(leaf) in owned:

@@ -19,6 +19,7 @@ from jaxtribute._src.execution import standpoints
 from jaxtribute._src.execution.executor import LocalPerReplica
 from jaxtribute._src.execution.nests import flatten, map_leaves
 from jaxtribute._src.execution.replica_context import ReplicaContext
+from jaxtribute._src.strategies.scope import require_cross_replica
 from jaxtribute._src.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues
 from jaxtribute._src.values.enums import ReduceOp
@@ -93,6 +94,7 @@ class ExtendedOperations(ABC):
           ArgumentError: an unknown operation, or SUM of a plain array over several replicas.
           ArgumentTypeError: destinations that are none of these, such as a list.
           ContextError: called inside a replica function.
+          StrategyMixError: called inside the scope of another strategy.
 
         Source: `tf.distribute.StrategyExtended.reduce_to`.
         """
@@ -117,7 +119,7 @@ class ExtendedOperations(ABC):
         Source: `tf.distribute.StrategyExtended.batch_reduce_to`.
         """
         op = ReduceOp.parse(reduce_op)
-        _require_cross_replica("batch_reduce_to")
+        require_cross_replica(self.strategy, "extended.batch_reduce_to")
         results: list[Any] = []
         pairs: list[tuple[Any, Any]] = []
         for value, destinations in value_destination_pairs:
@@ -157,7 +159,7 @@ class ExtendedOperations(ABC):
 
         Source: `tf.distribute.StrategyExtended.broadcast_to`.
         """
-        _require_cross_replica("broadcast_to")
+        require_cross_replica(self.strategy, "extended.broadcast_to")
         # In a compiled `merge_call` this is one replica's program: the array is where it is wanted.
         if contexts.current().executor.local:
             return operand(tensor)
@@ -183,7 +185,7 @@ class ExtendedOperations(ABC):
 
         Raises:
           VariableError: per-replica arguments for a variable that has one value for all replicas.
-          StrategyMixError: a variable of another strategy.
+          StrategyMixError: a variable of another strategy, or called inside another's scope.
 
         Source: `tf.distribute.StrategyExtended.update`.
         """
@@ -196,6 +198,7 @@ class ExtendedOperations(ABC):
 
             result = context.replica.merge_call(merged, tuple(args), kwargs)
         else:
+            require_cross_replica(self.strategy, "extended.update")
             result = self._update(var, fn, tuple(args), kwargs)
         return result if group else self.strategy.experimental_local_results(result)
 
@@ -312,12 +315,3 @@ def _whole(value: Numeric) -> Any:
     if isinstance(value, LocalPerReplica):
         return value.data
     return value.values[0] if isinstance(value, PerReplica) else value
-
-
-def _require_cross_replica(method: str) -> None:
-    context = contexts.current()
-    if context.replica is not None and not context.strategy.is_default:
-        raise ContextError(
-            f"extended.{method} was called inside a function that strategy.run executes on each replica. "
-            "HINT: call it in ctx.merge_call(fn), or use ctx.all_reduce."
-        )

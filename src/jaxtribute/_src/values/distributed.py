@@ -27,7 +27,6 @@ from jaxtribute._src.values.operators import COMPARABLE, ArrayOperators, Asking,
 from jaxtribute._src.values.placing import own
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
-
 _HOSTED = (np.ndarray, np.generic)
 _ARRAYS = (jax.Array, *_HOSTED)
 
