@@ -10,6 +10,7 @@ import jax
 
 import value_behaviours  # adds its rows
 from behaviours import EXECUTORS, ROWS, check_rows, is_compiled
+from random_programs import Program, check_in_turn
 from worker_programs import strategy
 
 ALONE = ((1, 1), (1, 2), (1, 4))
@@ -67,3 +68,8 @@ def _error(executor: str, names: Sequence[str]) -> str:
         where = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__} at {where.filename.rsplit('/', 1)[-1]}:{where.lineno}: {error}"
     return ""
+
+
+def check_program(program: Program) -> None:
+    """Compares a random program with what NumPy gives, on a worker of a cluster."""
+    check_in_turn(program, strategy())
