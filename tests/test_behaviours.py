@@ -10,12 +10,13 @@ import pytest
 
 import jaxtribute as jd
 from arrangements import WORKERS, table_failures
-from behaviours import EXECUTORS, ROWS, check_rows, is_uneven
+from behaviours import EXECUTORS, ROWS, bundles, error_of, is_uneven
 from jaxtribute._src.testing.shared import SharedRunners
 from replicas import mirrored, one_device
 
 STRATEGIES: dict[str, Callable[[], jd.Strategy]] = {
     "one device": lambda: one_device(1),
+    "two": lambda: mirrored(2),
     "mirrored": lambda: mirrored(4),
     "mirrored, tree": lambda: jd.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"], jd.HierarchicalCopyAllReduce()),
     "mirrored, one device": lambda: jd.MirroredStrategy(["CPU:0", "CPU:1"], jd.ReductionToOneDevice("CPU:1")),
@@ -37,18 +38,29 @@ def applies(executor: str, name: str, row: str) -> bool:
     """Whether a row says anything new about a strategy and an executor."""
     if not ROWS[row].takes(executor) or (is_uneven(executor) and name in ("one device", "central, one replica")):
         return False
+    if ROWS[row].kept_apart and name.startswith("central"):
+        return False
     if name.startswith("mirrored,"):
         return any(word in row for word in ("all_reduce", "reduce_to", "assign", "Optimizer"))
     return name != "central, one replica" or any(word in row for word in ("variable", "Optimizer", "number"))
 
 
-CASES = [(e, name, row) for e in EXECUTORS for name in STRATEGIES for row in ROWS if applies(e, name, row)]
+CASES = [
+    (executor, name, rows)
+    for executor in EXECUTORS
+    for name in STRATEGIES
+    for rows in bundles(row for row in ROWS if applies(executor, name, row))
+]
 
 
-@pytest.mark.quick_cases(86)
-@pytest.mark.parametrize(("executor", "name", "row"), CASES)
-def test_behaviour(executor: str, name: str, row: str) -> None:
-    check_rows(strategy_of(name), executor, [ROWS[row]])
+@pytest.mark.quick_cases(30)
+@pytest.mark.parametrize(("executor", "name", "rows"), CASES, ids=[f"{e}-{n}-{rows[0]}" for e, n, rows in CASES])
+def test_behaviours(executor: str, name: str, rows: tuple[str, ...]) -> None:
+    strategy = strategy_of(name)
+    error = error_of(strategy, executor, rows)
+    if error:
+        each = [f"{row}: {told}" for row in rows if (told := error_of(strategy, executor, [row]))]
+        pytest.fail("\n".join(each or [f"together: {error}"]))
 
 
 @pytest.mark.slow

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import traceback
 from collections.abc import Sequence
 
 import jax
 
 import value_behaviours  # adds its rows
-from behaviours import EXECUTORS, ROWS, check_rows, is_compiled
+from behaviours import EXECUTORS, ROWS, bundles, error_of
 from random_programs import Program, check_in_turn
 from worker_programs import strategy
 
@@ -21,53 +20,32 @@ WORKERS = ((2, 1), (2, 2))
 assert value_behaviours.VALUES
 
 
-def table_failures(rows: Sequence[str] = (), executors: Sequence[str] = EXECUTORS) -> list[str]:
+def table_failures(executors: Sequence[str] = EXECUTORS) -> list[str]:
     """Goes through the table on a worker of a cluster; returns what fails, each with its row's name.
 
     After each row, or bundle of rows, the workers tell each other whether they have done it. If only some have, the
     others are behind or ahead in what they exchange, and no further row says anything.
-
-    Args:
-      rows: the names of rows; by default all.
-      executors: the executors.
     """
     jax.config.update("jax_disable_most_optimizations", True)
     found: list[str] = []
     for executor in executors:
-        names = [name for name in rows or ROWS if ROWS[name].takes(executor)]
-        size = BUNDLE if is_compiled(executor) else 1
-        for start in range(0, len(names), size):
-            bundle = names[start : start + size]
-            # Most of the time goes to compiling, which one program of many rows needs less of. One that fails says not
-            # which row it is.
-            if size > 1 and _agree(f"{executor}, {bundle}", not _error(executor, bundle)) == {True}:
+        for bundle in bundles(name for name in ROWS if ROWS[name].takes(executor)):
+            if _agreed(executor, bundle, error_of(strategy(), executor, bundle)) == {""}:
                 continue
             for name in bundle:
-                error = _error(executor, [name])
-                if error:
-                    found.append(f"{name}, {executor}: {error}")
-                if len(_agree(f"{executor}, {name}", not error)) > 1:
-                    return [*found, f"the workers differ in {name}, {executor}; no further row was run"]
+                errors = _agreed(executor, [name], error_of(strategy(), executor, [name]))
+                if errors != {""}:
+                    found.append(f"{name}, {executor}: {' | '.join(sorted(errors))}")
+                if "" in errors and len(errors) > 1:
+                    return [*found, "the workers differ; no further row was run"]
     return found
 
 
-BUNDLE = 12
-"""Number of rows that one program does together."""
-
-
-def _agree(what: str, done: bool) -> set[bool]:
+def _agreed(executor: str, names: Sequence[str], error: str) -> set[str]:
+    """What all workers tell of rows that they have run."""
     peers = strategy().extended.mesh.peers
     assert peers is not None
-    return set(map(json.loads, peers.exchange(what, json.dumps(done))))
-
-
-def _error(executor: str, names: Sequence[str]) -> str:
-    try:
-        check_rows(strategy(), executor, [ROWS[name] for name in names])
-    except Exception as error:  # noqa: BLE001 (all rows are run, and each failure is told)
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__} at {where.filename.rsplit('/', 1)[-1]}:{where.lineno}: {error}"
-    return ""
+    return set(map(json.loads, peers.exchange(f"{executor}: {', '.join(names)}", json.dumps(error))))
 
 
 def check_program(program: Program) -> None:

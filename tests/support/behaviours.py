@@ -5,8 +5,10 @@ what it must give, worked out by NumPy from the replicas' inputs; the executors 
 other. Replica i holds `X[i]`: two rows of three numbers, or with an executor of uneven inputs `2 - i % 2` rows.
 """
 
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,12 +34,14 @@ class Row:
       expected: what each replica's component must be, from all replicas' inputs.
       ragged: whether it takes inputs of unequal shapes.
       compiles: whether it can be part of a `jd.function`; Python numbers of traced values cannot.
+      kept_apart: whether it needs variables with a value for each replica, which central storage has none of.
     """
 
     act: Callable[[jd.Strategy], Callable[[Any], Any]]
     expected: Callable[[Parts], list[Any]]
     ragged: bool = True
     compiles: bool = True
+    kept_apart: bool = False
 
     def takes(self, executor: str) -> bool:
         """Whether the executor can do it."""
@@ -352,6 +356,26 @@ def check_rows(strategy: jd.Strategy, executor: str, rows: Sequence[Row]) -> Non
     results = jd.function(step)(x) if is_compiled(executor) else step(x)
     for row, result in zip(rows, results, strict=True):
         compare(strategy, result, row.expected(parts))
+
+
+BUNDLE = 12
+"""Number of rows that one program does together: most of the time goes to compiling, and one needs less of it."""
+
+
+def bundles(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Names of rows, some at a time."""
+    rest = list(names)
+    return [tuple(rest[start : start + BUNDLE]) for start in range(0, len(rest), BUNDLE)]
+
+
+def error_of(strategy: jd.Strategy, executor: str, names: Sequence[str]) -> str:
+    """What is wrong with rows, in a line or some; nothing if all is well."""
+    try:
+        check_rows(strategy, executor, [ROWS[name] for name in names])
+    except Exception as error:  # noqa: BLE001 (all rows are run, and each failure is told)
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {error}"
+    return ""
 
 
 def compare(strategy: jd.Strategy, result: Any, expected: list[Any]) -> None:

@@ -84,6 +84,32 @@ for _name in ("vectors", "vectors of ints", "vectors of flags", "nests"):
 across("gather along axis 1", gathered(lambda x: x, 1), ragged=False)(lambda s, x: s.gather(x, axis=1))
 
 
+# Rows of a table.
+def slices(x: Any) -> jd.IndexedSlices:
+    """Rows of a table of four, as many as the input has: replicas give some twice."""
+    return jd.IndexedSlices(x, jnp.arange(x.shape[0], dtype=np.int32) * 2, (4, 3))
+
+
+def table(slices: jd.IndexedSlices) -> Any:
+    return jnp.zeros((4, 3), np.float32).at[slices.indices].add(slices.values)
+
+
+def _tables(parts: Parts) -> Any:
+    total = np.zeros((4, 3), np.float32)
+    for part in parts:
+        total[: 2 * len(part) : 2] += part
+    return total
+
+
+@in_replica("all_reduce of IndexedSlices", everywhere(lambda p: (_tables(p), {"mean": _tables(p) / len(p)})))
+def _(x: Any) -> Any:
+    total, more = here().all_reduce("SUM", (slices(x), {"n": jnp.float32(0)}))
+    return table(total), {"mean": table(here().all_reduce("MEAN", slices(x))) + more["n"]}
+
+
+in_replica("all_gather of IndexedSlices", everywhere(_tables))(lambda x: table(here().all_gather(slices(x), axis=0)))
+
+
 # Python numbers.
 @across("SUM of Python numbers", everywhere(lambda parts: np.sum([part.sum() for part in parts])), compiles=False)
 def _(strategy: jd.Strategy, x: Any) -> Any:
@@ -214,7 +240,7 @@ def _on_read_row(aggregation: Any, read: Callable[[Parts], Any]) -> Row:
         own = 2 / len(parts) if aggregation is AGG.SUM else 2
         return [(read(parts), 2, own)] * len(parts)
 
-    return Row(lambda strategy: _kept(strategy, aggregation), expected)
+    return Row(lambda strategy: _kept(strategy, aggregation), expected, kept_apart=True)
 
 
 for _aggregation, _read in ON_READS.items():
@@ -253,7 +279,9 @@ def _update_each(strategy: jd.Strategy) -> Callable[[Any], Any]:
     return step
 
 
-ROWS["variable: update of each replica's own"] = Row(_update_each, lambda parts: [1 + part.sum() for part in parts])
+ROWS["variable: update of each replica's own"] = Row(
+    _update_each, lambda parts: [1 + part.sum() for part in parts], kept_apart=True
+)
 
 
 # Datasets whose last batches leave some replicas fewer rows, or none.
@@ -268,7 +296,7 @@ def _epoch(strategy: jd.Strategy, compiled: bool) -> Callable[[Any], Any]:
         return rows * 2, rows.mean()
 
     def one(rows: Any) -> Any:
-        doubled, means = strategy.run(replica, (rows,))
+        doubled, _ = strategy.run(replica, (rows,))
         return (
             strategy.reduce("SUM", doubled, axis=0),
             strategy.reduce("MEAN", doubled, axis=(0, 1)),
