@@ -245,10 +245,10 @@ class Program:
             return DISPATCH.around(self, self, self.name, leaves, within, given)
         mesh = self.mesh
         if mesh is not None and mesh.peers is not None:
+            mesh.entering(self.name, partial(self._collectives, leaves))
             if self._pending is not None:
                 compare_programs(self.name, self._pending.closed, mesh.peers)
                 compare_arguments(self.name, leaves, mesh.peers)
-            mesh.entering(self.name, partial(self._collectives, leaves))
         donated: Sequence[StoredArray] = self.donated
         if self._central or isinstance(self._jitted, CompiledOnly):
             given = None  # they take the leaves
