@@ -38,7 +38,7 @@ def fixed_differently() -> dict[str, str]:
     optimizer = jd.Optimizer(optax.sgd(rate), [v])
 
     def trained(x: Any) -> None:
-        optimizer.apply_gradients(jd.grad(lambda: (v * x).sum(), [v])())  # noqa: PLW0108 (reads what it differentiates)
+        optimizer.apply_gradients(jd.grad(lambda: (v * x.sum(0)).sum(), [v])())  # noqa: PLW0108 (reads what it is of)
 
     replicas: dict[str, Callable[[Any], Any]] = {
         "rate": lambda x: v.assign_sub(rate * x.sum(0)).read_value(),
@@ -74,7 +74,7 @@ def eager_values() -> dict[str, Any]:
     optimizer = jd.Optimizer(optax.sgd(1.0), [v])
 
     def trained(x: Any) -> None:
-        optimizer.apply_gradients(jd.grad(lambda: (v * x).sum(), [v])())  # noqa: PLW0108 (reads what it differentiates)
+        optimizer.apply_gradients(jd.grad(lambda: (v * x).sum(), [v])())  # noqa: PLW0108 (reads what it is of)
 
     s.run(trained, (b,))
     through = s.run(lambda x: x, (b,))

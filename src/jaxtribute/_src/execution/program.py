@@ -20,7 +20,7 @@ from jaxtribute._src.execution.eager import EagerStep
 from jaxtribute._src.execution.interrupts import Guard, undisturbed
 from jaxtribute._src.execution.nests import bundled, is_plain, leaves_of, unbundled
 from jaxtribute._src.execution.traced import check_untraced
-from jaxtribute._src.execution.worker_programs import compare_arguments, compare_programs, own_arguments
+from jaxtribute._src.execution.worker_programs import compare_programs, own_arguments
 from jaxtribute._src.jaxprs.core import ArrayImpl, as_function, opened
 from jaxtribute._src.jaxprs.kinds import list_collectives
 from jaxtribute._src.observers import DISPATCH
@@ -226,9 +226,7 @@ class Program:
     def _traced(self, leaves: Sequence[Any]) -> Capture:
         def trace() -> Capture:
             capture = self._retrace(leaves)
-            mesh = capture.executor.mesh
-            if mesh is not None and mesh.peers is not None:
-                compare_programs(self.name, capture.closed, mesh.peers)
+            compare_programs(self.name, capture.closed, capture.executor.mesh)
             return capture
 
         return self._guard.resumed(trace)
@@ -247,8 +245,7 @@ class Program:
         if mesh is not None and mesh.peers is not None:
             mesh.entering(self.name, partial(self._collectives, leaves))
             if self._pending is not None:
-                compare_programs(self.name, self._pending.closed, mesh.peers)
-                compare_arguments(self.name, leaves, mesh.peers)
+                compare_programs(self.name, self._pending.closed, mesh, leaves)
         donated: Sequence[StoredArray] = self.donated
         if self._central or isinstance(self._jitted, CompiledOnly):
             given = None  # they take the leaves

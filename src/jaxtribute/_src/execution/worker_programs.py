@@ -20,22 +20,28 @@ if TYPE_CHECKING:
     from jaxtribute._src.values.mesh import Peers, ReplicaMesh
 
 _HOSTED = (np.ndarray, np.generic)
-_TOLD = 200
-"""Number of values that a worker tells of at most."""
+_TOLD = 5000
+"""Number of values that a worker tells of at most, once they are known to differ."""
+_SHOWN = 3
+"""Number of a worker's values that are shown."""
 
 
-def compare_programs(name: str, program: ClosedJaxpr, peers: Peers) -> None:
+def compare_programs(name: str, program: ClosedJaxpr, mesh: ReplicaMesh | None, leaves: Sequence[Any] = ()) -> None:
     """Checks that all workers have fixed the same values in a program that is to run on the replicas of all.
 
     Args:
       name: the function's name.
       program: the traced function.
-      peers: the workers; all must call it, each with its own trace of the function.
+      mesh: the replicas' devices, if it runs on several; all their workers must call it, each with its own trace.
+      leaves: the arrays of its arguments. Those that are no distributed values must be the same, too.
 
     Raises:
       ClusterError: they have not; it names workers, values and lines.
     """
-    _compare(name, list(fixed_values(program)), peers, "values that the function reads from around it")
+    if mesh is None or mesh.peers is None:
+        return
+    arguments: list[Fixed] = [(text, "the call") for text in own_arguments(leaves)]
+    _compare(name, [*fixed_values(program), *arguments], mesh.peers)
 
 
 def compared(fn: Function, name: str, mesh: ReplicaMesh) -> Function:
@@ -46,30 +52,14 @@ def compared(fn: Function, name: str, mesh: ReplicaMesh) -> Function:
       name: what it is, for messages.
       mesh: the replicas' devices.
     """
-    peers = mesh.peers
-    if peers is None:
+    if mesh.peers is None:
         return fn
 
     def program(*args: Nest) -> Any:
-        compare_programs(name, jax.make_jaxpr(fn)(*args), peers)
+        compare_programs(name, jax.make_jaxpr(fn)(*args), mesh)
         return fn(*args)
 
     return program
-
-
-def compare_arguments(name: str, leaves: Sequence[Any], peers: Peers) -> None:
-    """Checks that what is given to a program as one array for all replicas is the same on all workers.
-
-    Args:
-      name: the function's name.
-      leaves: the arrays of its arguments.
-      peers: the workers; all must call it.
-
-    Raises:
-      ClusterError: it is not.
-    """
-    found = [(text, "the call") for text in own_arguments(leaves)]
-    _compare(name, found, peers, "arguments that are no distributed values")
 
 
 def own_arguments(leaves: Sequence[Any]) -> list[str]:
@@ -81,34 +71,23 @@ def own_arguments(leaves: Sequence[Any]) -> list[str]:
     return found
 
 
-def _compare(name: str, found: Sequence[Fixed], peers: Peers, what: str) -> None:
+def _compare(name: str, found: Sequence[Fixed], peers: Peers) -> None:
     # In no order: a program may be put together by way of a set, whose order differs from process to process.
     texts = sorted(text for text, _ in found)
     digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
-    if len(set(exchanged(peers, f"the first run of {name}", digest))) == 1:
+    digests = exchanged(peers, f"the first run of {name}", digest)
+    if len(set(digests)) == 1:
         return
     # All workers have seen that they differ, so all come here.
-    told = [Counter({(text, line): count for text, line, count in one}) for one in exchanged(peers, name, _list(found))]
-    other = next(rank for rank, one in enumerate(told) if _texts(one) != _texts(told[0]))
+    told = exchanged(peers, f"the values of {name}", found[:_TOLD])
+    other = next(rank for rank, one in enumerate(digests) if one != digests[0])
     lines: list[str] = []
     for rank, beside in ((0, other), (other, 0)):
-        rest = _texts(told[rank]) - _texts(told[beside])
+        rest = Counter(text for text, _ in told[rank]) - Counter(text for text, _ in told[beside])
         own = [f"{text}, at {line}" for text, line in told[rank] if text in rest]
-        lines.append(f"  worker {rank}: {'; '.join(own[:3]) or 'nothing in their place'}")
+        lines.append(f"  worker {rank}: {'; '.join(own[:_SHOWN]) or 'nothing in their place'}")
     raise ClusterError(
-        f"the workers have made {name} with different {what}:\n" + "\n".join(lines) + "\nHINT: compute them alike on "
-        "all workers, or pass them as a distributed value, e.g. of "
-        "strategy.experimental_distribute_values_from_function."
+        f"the workers have made {name} with different values, of constants or of arguments that are no distributed "
+        "values:\n" + "\n".join(lines) + "\nHINT: compute them alike on all workers, or pass them as a distributed "
+        "value, e.g. of strategy.experimental_distribute_values_from_function."
     )
-
-
-def _list(found: Sequence[Fixed]) -> list[Any]:
-    return [[*entry, count] for entry, count in list(Counter(found).items())[:_TOLD]]
-
-
-def _texts(entries: Counter[Fixed]) -> Counter[str]:
-    """How often each value occurs, whatever its line."""
-    texts: Counter[str] = Counter()
-    for (text, _), count in entries.items():
-        texts[text] += count
-    return texts
