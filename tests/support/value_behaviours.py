@@ -200,14 +200,18 @@ def _(strategy: jd.Strategy, x: Any) -> Any:
 def _(strategy: jd.Strategy, x: Any) -> Any:
     v, device = variable(strategy, 0.0), strategy.extended.worker_devices[0]
     results = [strategy.extended.reduce_to("SUM", x, where) for where in (v, x, device)]
-    return [result.data if isinstance(result, jd.DistributedValues) else result for result in results]
+    return [
+        getattr(result, "data", result) if isinstance(result, jd.DistributedValues) else result for result in results
+    ]
 
 
 @across("batch_reduce_to", everywhere(lambda p: [np.mean(p, 0), np.mean([q.sum() for q in p])]), ragged=False)
 def _(strategy: jd.Strategy, x: Any) -> Any:
     totals = strategy.run(lambda x: x.sum(), (x,))
     results = strategy.extended.batch_reduce_to("MEAN", [(x, x), (totals, totals)])
-    return [result.data if isinstance(result, jd.DistributedValues) else result for result in results]
+    return [
+        getattr(result, "data", result) if isinstance(result, jd.DistributedValues) else result for result in results
+    ]
 
 
 # Variables that replicas keep for themselves, and that code of all replicas writes.

@@ -167,7 +167,7 @@ def pick_value(value: PerReplica, replica: int) -> Mirrored:
 
 
 def of_workers(value: Numeric, mesh: ReplicaMesh) -> Any:
-    """What a worker holds for all of its replicas as a `PerReplica`, if other workers may hold something else."""
+    """A value that a worker holds for all of its replicas; as a `PerReplica` if other workers may hold another."""
     # A program that is traced is the same for all workers, and so is an array over their devices.
     if mesh.peers is None or is_traced():
         return value

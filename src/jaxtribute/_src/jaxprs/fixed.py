@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -56,8 +56,9 @@ def value_in_words(value: Any) -> str:
         return repr(value) if isinstance(value, (bool, int, float, complex)) else ""
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return ""
-    is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
-    host = np.asarray(jax.random.key_data(value) if is_key else value)
+    # Dtypes of JAX's own are those of random keys.
+    is_key = isinstance(value, jax.Array) and not isinstance(value.dtype, np.dtype)
+    host = np.asarray(jax.random.key_data(cast("jax.Array", value)) if is_key else value)
     if host.size <= _SHOWN:
         return f"{host.tolist()!r} ({in_words(value)})"
     return f"{in_words(value)} with the digest {hashlib.sha256(np.ascontiguousarray(host).tobytes()).hexdigest()[:16]}"
