@@ -196,6 +196,11 @@ def _(strategy: jd.Strategy, x: Any) -> Any:
 
 
 # Destinations.
+def whole(value: Any) -> Any:
+    """The array of a mirrored value."""
+    return value.data if isinstance(value, jd.DistributedValues) else value  # pyright: ignore[reportAttributeAccessIssue]
+
+
 @across("reduce_to a variable, a value and a device", everywhere(lambda p: [np.sum(p, 0)] * 3), ragged=False)
 def _(strategy: jd.Strategy, x: Any) -> Any:
     v, device = variable(strategy, 0.0), strategy.extended.worker_devices[0]
