@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import pytest
 
+from jaxtribute._src.cluster import watch as watching_module
 from jaxtribute._src.cluster.failures import Failure
 from jaxtribute._src.cluster.roster import Roster
 from jaxtribute._src.cluster.step_log import StepLog
@@ -117,6 +118,31 @@ def test_a_worker_that_has_left_is_not_lost() -> None:
         until(lambda: time.monotonic() - start > 2.0)
         assert seen == []
         assert first.left == {1: "no step"}
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_step_that_a_worker_has_not_taken_before_it_left_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    monkeypatch.setattr(watching_module, "_WITHOUT_S", 0.2)
+    store, here, there = Store(), StepLog(), StepLog()
+    for log, steps in ((here, 3), (there, 3 if taken else 2)):
+        for _ in range(steps):
+            log.entering("train_step")
+    with watching(store, 1, steps=there) as (second, _):
+        second.leave()
+    with watching(store, 0, steps=here) as (first, seen):
+        until(lambda: first.left)
+        if taken:
+            start = time.monotonic()
+            until(lambda: time.monotonic() - start > 2.0)
+            assert seen == []
+            return
+        until(lambda: seen)
+    assert seen[0].rank == 1
+    assert "ended its program after step 2 of train_step, while worker 0" in seen[0].summary
+    assert "step 3 of train_step" in seen[0].summary
+    assert seen[0].details.startswith("HINT")
 
 
 def test_a_service_that_is_cut_off_is_the_coordinators_end() -> None:

@@ -238,3 +238,24 @@ def test_algorithms_agree_with_numpy(replicas: int, shapes: list[tuple[int, ...]
             wanted = (rows > 0).sum(0) if dtype == "bool" else rows.sum(0)
             assert result.dtype == ("int32" if dtype == "bool" else dtype)
             np.testing.assert_array_equal(np.asarray(result, np.float32), wanted.astype(np.float32))
+
+
+@each_algorithm
+@pytest.mark.parametrize("synchronization", ["ON_WRITE", "ON_READ"])
+def test_variables_are_reduced_as_what_they_hold(algorithm: str, synchronization: str) -> None:
+    with mirrored(2).scope():
+        v = jd.Variable(
+            np.ones(3, np.float32),
+            synchronization=jd.VariableSynchronization[synchronization],
+            aggregation=jd.VariableAggregation.SUM,
+        )
+    ops = ALGORITHMS[algorithm]() or jd.CrossDeviceOps()
+    np.testing.assert_array_equal(ops.reduce("SUM", v, v).data, [2, 2, 2])
+    np.testing.assert_array_equal(ops.batch_reduce("MEAN", [(v, v)])[0].data, [1, 1, 1])
+
+
+def test_values_that_do_not_fit_are_told_with_their_shapes() -> None:
+    ranks = per_replica(mirrored(2), [np.ones(2, np.float32), np.ones((2, 2), np.float32)])
+    for call in (lambda: mirrored(2).gather(ranks, axis=0), lambda: mirrored(2).reduce("SUM", ranks, axis=None)):
+        with pytest.raises(ArgumentTypeError, match=r"float32\[2\].*float32\[2, 2\].*HINT"):
+            call()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import jaxtribute as jd
-from jaxtribute._src.execution.lockstep import components as split
-from jaxtribute._src.execution.lockstep import regroup
+from jaxtribute._src.execution.regrouping import components as split
+from jaxtribute._src.execution.regrouping import regroup
 from jaxtribute.errors import ContextError
 from replicas import components, fraction, here, ident, mirrored, per_replica, variable
 

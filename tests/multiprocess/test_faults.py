@@ -69,6 +69,17 @@ def test_the_ledger_names_both_lines(case: str) -> None:
         assert text.count(line("value = float(call(x))")) >= 2, text
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_skips_a_step_is_named(rank: int) -> None:
+    code, text, _ = outcome(f"skip-{rank}")
+    assert code != 0, text
+    told = text.splitlines()[-1]
+    assert f"worker {1 - rank} " in told, text
+    assert f"worker {rank} " in told, text
+    assert "ended its program after step" in told, text
+    assert "make the same calls as often as the others" in text, text
+
+
 def test_a_job_that_stood_still_for_longer_than_a_silence_goes_on(tmp_path: Path) -> None:
     """As on a machine that was asleep: all stop, and nobody is lost."""
     with MultiProcessRunner(workers=2, env={"JAXTRIBUTE_SILENCE_S": "3"}, timeout_s=200) as runner:

@@ -1,5 +1,6 @@
 """What `strategy.extended` does with values and variables."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -69,9 +70,23 @@ class TestReduceTo:
         with pytest.raises(StrategyMixError, match="HINT"):
             mirrored(2).extended.reduce_to("SUM", each(mirrored(3)), "CPU:0")
 
+    def test_in_the_scope_of_another_strategy_is_an_error(self) -> None:
+        strategy = mirrored(2)
+        v = variable(strategy, 1.0)
+        calls: list[Callable[[], Any]] = [
+            lambda: strategy.extended.reduce_to("MEAN", v, v),
+            lambda: strategy.extended.batch_reduce_to("MEAN", [(v, v)]),
+            lambda: strategy.extended.broadcast_to(1.0, v),
+            lambda: strategy.extended.update(v, jd.Variable.assign, args=(2.0,)),
+        ]
+        for call in calls:
+            with mirrored(3).scope(), pytest.raises(StrategyMixError, match="HINT"):
+                call()
+        assert float(v.read_value()) == 1.0
+
     @each_executor
     def test_inside_a_replica_function_is_an_error(self, executor: str) -> None:
-        with pytest.raises(ContextError, match="all_reduce"):
+        with pytest.raises(ContextError, match=r"HINT.*merge_call"):
             execute(executor, mirrored(2), lambda: mirrored(2).extended.reduce_to("SUM", jnp.float32(1.0), "CPU:0"))
 
     @each_executor

@@ -75,16 +75,20 @@ class KeyValues:
                     raise ClusterError(f"the coordination service failed: {str(error).splitlines()[0]}") from error
             # One that has ended sets nothing any more; it may have set this key just before, hence the second look.
             if of is not None and of in self.watch.left and self.try_get(key) is None:
-                raise ClusterError(
-                    f"{self.names[self.rank]} is in {self.steps.last}, and {whom} has ended its program after "
-                    f"{self.watch.left[of]}. HINT: every worker must make the same calls as often as the others."
-                )
+                raise self._alone(of)
             if clock.now() > deadline:
                 there = "" if of is None else f"\n{self.watch.whereabouts([of])}"
                 raise DeadlineError(
                     f"{self.names[self.rank]} waited {timeout_s:g} s for {whom} to set {key!r}. "
                     f"HINT: see that worker's output; all workers must run the same program.{there}"
                 )
+
+    def _alone(self, left: int) -> ClusterError:
+        """The error that this worker goes on without one that has ended its program."""
+        return ClusterError(
+            f"{self.names[self.rank]} is in {self.steps.last}, and {self.names[left]} has ended its program after "
+            f"{self.watch.left[left]}. HINT: every worker must make the same calls as often as the others."
+        )
 
     def try_get(self, key: str) -> str | None:
         """The value of a key, or None if it is not set."""

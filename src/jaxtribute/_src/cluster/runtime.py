@@ -30,7 +30,7 @@ from jaxtribute._src import allocator, backend
 from jaxtribute._src.callers import caller
 from jaxtribute._src.cluster import ledger
 from jaxtribute._src.cluster.addresses import Address, can_connect
-from jaxtribute._src.cluster.failures import ELSEWHERE, Failure, say
+from jaxtribute._src.cluster.failures import ELSEWHERE, Failure, may_be_broken_collective, say
 from jaxtribute._src.cluster.key_values import KeyValues
 from jaxtribute._src.cluster.roster import Roster
 from jaxtribute._src.cluster.spec import ClusterSpec
@@ -173,6 +173,22 @@ class Cluster(KeyValues):
         # Otherwise the program's own traceback says it already.
         if cause.rank != self.rank:
             say(f"{self.names[self.rank]} failed because {cause.message(self.names)}")
+
+    def explained(self, error: BaseException) -> BaseException:
+        """The error that tells why a collective broke, if another worker has ended its program; else the error itself.
+
+        Waits up to 2 s for the others' word.
+        """
+        if isinstance(error, ClusterError) or not may_be_broken_collective(error):
+            return error
+        deadline = time.monotonic() + _GRACE_S
+        while time.monotonic() < deadline and self.watch.failure is None:
+            for left in self.watch.left:
+                explained = self._alone(left)
+                explained.__cause__ = error
+                return explained
+            time.sleep(0.05)
+        return error
 
     def exit(self) -> None:
         """Ends this process at once, after a failure; JAX would wait minutes for the workers that are gone."""
@@ -348,6 +364,9 @@ def _report_exceptions(cluster: Cluster) -> None:
     shown = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        told = cluster.explained(error)
+        if told is not error:
+            kind, error = type(told), told.with_traceback(trace)
         # Shown first: telling the others may take seconds, where a collective has broken.
         shown(kind, error, trace)
         if not isinstance(error, KeyboardInterrupt) or cluster.workers > 1:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jaxtribute._src.callers import main_thread, stack
 from jaxtribute._src.cluster.failures import Failure, may_be_broken_collective, say
 from jaxtribute._src.cluster.roster import rank_of
-from jaxtribute._src.cluster.step_log import StepLog, comparison, described, interval_s
+from jaxtribute._src.cluster.step_log import StepInFlight, StepLog, comparison, described, interval_s
 from jaxtribute._src.observers import INPUT, observe
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ _PULSE_S = 0.5
 _SUSPICIOUS_S = 3.0
 """Silence after which a worker is lost once a collective has broken."""
 _DEPARTURE_S = 5.0
+_WITHOUT_S = 15.0
+"""Seconds for which a step may go on after a worker that it needs has ended."""
 _COMPILATION_S = 1800.0
 """Additional seconds for a step that may still be compiling, on all workers."""
 _ANSWER_S = 1.0
@@ -179,7 +181,8 @@ class Watch:
         thread.join(_ANSWER_S)
 
     def leave(self) -> None:
-        """Tells the others that this worker's program has ended well."""
+        """Tells the others that this worker's program has ended well, and in which step."""
+        self._say_alive("left")
         self._store.key_value_set(f"{ROOT}/left/{self._rank}", self._steps.last, True)
 
     def _all_gone(self) -> bool:
@@ -199,8 +202,7 @@ class Watch:
             count += 1
             try:
                 # The count makes each pulse another one, also where the program stands still: only then is it heard.
-                pulse = json.dumps({"count": count, "report": self._steps.report()})
-                self._store.key_value_set(f"{ROOT}/pulse/{self._rank}", pulse, True)
+                self._say_alive(count)
                 self._read(self._store.key_value_dir_get(f"{ROOT}/"))
                 self._answered = self._clock.now()
             except RuntimeError as error:
@@ -210,6 +212,10 @@ class Watch:
                 if self._clock.now() - self._answered > self._silence_s:
                     self._fail(Failure(0, f"cannot be reached: {str(error).splitlines()[0]}", "", self._rank))
             self._stop.wait(_PULSE_S)
+
+    def _say_alive(self, count: int | str) -> None:
+        pulse = json.dumps({"count": count, "report": self._steps.report()})
+        self._store.key_value_set(f"{ROOT}/pulse/{self._rank}", pulse, True)
 
     def _read(self, entries: list[tuple[str, str]]) -> None:
         now = self._clock.now()
@@ -284,7 +290,11 @@ class Watch:
     def _check_steps(self, now: float) -> bool:
         """Ends the program where a step is past its deadline, and says which worker holds it up."""
         oldest = self._steps.oldest()
-        if oldest is None or now - oldest.start < self.deadline_s:
+        if oldest is None:
+            return False
+        if now - oldest.start > _WITHOUT_S and self._is_without(oldest):
+            return True
+        if now - oldest.start < self.deadline_s:
             return False
         others = [rank for rank in range(len(self._roster.members)) if rank != self._rank]
         behind = min(others, key=lambda rank: self.report(rank).get("step", 0), default=self._rank)
@@ -304,6 +314,16 @@ class Watch:
         everyone = [behind, *(rank for rank in range(len(self._roster.members)) if rank != behind)]
         self._fail(Failure(behind, summary, self.whereabouts(everyone), self._rank))
         return True
+
+    def _is_without(self, step: StepInFlight) -> bool:
+        """Ends the program if a worker has ended its own before a step that all must take part in."""
+        for rank, last in self.left.items():
+            if self.report(rank).get("step", 0) < step.number:
+                here = f"{self._roster.names[self._rank]} is in step {step.number} of {step.name}"
+                hint = "HINT: every worker must make the same calls as often as the others."
+                self._fail(Failure(rank, f"ended its program after {last}, while {here}", hint, self._rank))
+                return True
+        return False
 
     def _fail(self, failure: Failure) -> None:
         if self.failure is None:

@@ -21,6 +21,8 @@ from jaxtribute._src.types import Leaf, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import ReplicaMesh
+from jaxtribute._src.values.sparse import refuse_sparse
+from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentTypeError
 
 
@@ -54,7 +56,7 @@ class CrossDeviceOps:
 
         Args:
           reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN` or their names.
-          per_replica_value: a `PerReplica` or `Mirrored` value.
+          per_replica_value: a `PerReplica` or `Mirrored` value, or a variable of several replicas.
           destinations: a variable, distributed value, array or device's name: where the result goes.
           options: hints.
 
@@ -251,6 +253,9 @@ class ReductionToOneDevice(CrossDeviceOps):
 
 
 def _distributed(value: Numeric) -> PerReplica | Mirrored:
+    if isinstance(value, Variable):
+        value = value.distributed()
+    refuse_sparse(value, "a reduction")
     if isinstance(value, (PerReplica, Mirrored)):
         return value
     raise ArgumentTypeError(

@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec, Sharding
 from jaxtribute._src.collectives import in_replica
 from jaxtribute._src.collectives.in_replica import divided, elements_along, summable
 from jaxtribute._src.collectives.summation import Summation
-from jaxtribute._src.jaxprs.core import Tracer, in_words
+from jaxtribute._src.jaxprs.core import Tracer, in_words, is_traced
 from jaxtribute._src.types import Leaf, Nest, Numeric
-from jaxtribute._src.values.distributed import Mirrored, PerReplica, without_padding
+from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues, without_padding
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
 from jaxtribute._src.values.numbers import summed
@@ -55,6 +55,8 @@ def reduce_value(value: Numeric, op: ReduceOp, axis: int | tuple[int, ...] | Non
     Returns:
       An array. MEAN along axes divides by the true number of elements, however uneven the replicas are.
     """
+    if not isinstance(value, ReplicaValues) and not (op is ReduceOp.SUM and axis is None):
+        value = of_workers(value, mesh)
     if isinstance(value, PerReplica):
         value = as_array(value)
         axes = check_axes(axis, value.component_ndim)
@@ -165,6 +167,16 @@ def pick_value(value: PerReplica, replica: int) -> Mirrored:
     return Mirrored(_pick(value.data, value.scalar, replica, value.mesh), value.mesh)
 
 
+def of_workers(value: Numeric, mesh: ReplicaMesh) -> Any:
+    """A value that a worker holds for all of its replicas; as a `PerReplica` if other workers may hold another."""
+    # A program that is traced is the same for all workers, and so is an array over their devices.
+    if mesh.peers is None or is_traced():
+        return value
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return value
+    return PerReplica.from_parts([np.asarray(value)] * len(mesh.local_ids), mesh)
+
+
 def as_array(value: PerReplica) -> PerReplica:
     """The value as one global array, also if its components are Python numbers or lie on the host.
 
@@ -175,12 +187,16 @@ def as_array(value: PerReplica) -> PerReplica:
         return value
     whole = PerReplica.from_parts(list(map(np.asarray, value.values)), value.mesh)
     if whole.is_tuple:
-        kinds = [getattr(part, "dtype", type(part).__name__) for part in value.values]
         raise ArgumentTypeError(
-            f"the replicas' values {kinds} cannot be combined. HINT: return arrays of one dtype and rank from every "
-            "replica."
+            f"the replicas' values {list(map(_kind, value.values))} cannot be combined. HINT: return arrays of one "
+            "dtype and rank from every replica."
         )
     return whole
+
+
+def _kind(part: Numeric) -> str:
+    """The dtype and shape of an array, or the class of anything else, for a message."""
+    return f"{part.dtype}{list(part.shape)}" if isinstance(part, (jax.Array, np.ndarray)) else type(part).__name__
 
 
 def _check_summable(value: PerReplica, axes: Axes) -> None:

@@ -25,6 +25,7 @@ from jaxtribute._src.execution.traced import TracedReplica, lift
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, Tracer, as_function, closed, constants, opened
 from jaxtribute._src.jaxprs.placements import Known, unplaced
 from jaxtribute._src.types import Function, Leaf, Nest, Numeric
+from jaxtribute._src.values.agreement import all_parts
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, idle_replicas
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
 from jaxtribute._src.values.placing import put
@@ -124,6 +125,8 @@ class _Arguments:
 def stacked(value: PerReplica, mesh: ReplicaMesh) -> Any:
     """Python numbers, one a replica, as one per-replica array, or as the number itself if all are the same."""
     values = value.data
+    if all(map(is_number, values)):
+        values = [part.item() for part in all_parts(values, mesh)]  # other workers' too
     if all(type(x) is type(values[0]) and not is_array(x) and x == values[0] for x in values):
         return values[0]
     if any(map(is_array, values)):

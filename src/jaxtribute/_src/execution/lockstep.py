@@ -5,33 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import accumulate, repeat
-from operator import add, is_, itemgetter, mul
+from itertools import accumulate
+from operator import add, mul
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives.cross_replica import gather_value, pick_value, reduce_many
 from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context
 from jaxtribute._src.execution import standpoints
-from jaxtribute._src.execution.containers import reveal
 from jaxtribute._src.execution.eager import EagerStep, stepping
 from jaxtribute._src.execution.executor import Executor
-from jaxtribute._src.execution.nests import at, flatten, is_whole, map_leaves
+from jaxtribute._src.execution.nests import at, flatten, map_leaves
+from jaxtribute._src.execution.regrouping import components, join, movable, regroup
 from jaxtribute._src.execution.rendezvous import Rendezvous
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.execution.traced import check_untraced
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.types import Array, Function, Leaf, Nest, Numeric
-from jaxtribute._src.values.agreement import all_signatures
 from jaxtribute._src.values.creating import Making, check_alike
-from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues, idle_replicas
+from jaxtribute._src.values.distributed import Mirrored, PerReplica, idle_replicas
 from jaxtribute._src.values.enums import ReduceOp
-from jaxtribute._src.values.mesh import Layout, ReplicaMesh, unbound
+from jaxtribute._src.values.mesh import Layout, ReplicaMesh
 from jaxtribute._src.values.placing import put
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ContextError
@@ -40,9 +38,6 @@ if TYPE_CHECKING:
     from jaxtribute._src.strategies.base import Strategy
 
 R = TypeVar("R")
-
-Copies = dict[int, tuple[Any, Mirrored]]
-"""Arrays on one device by their id, each with the mirrored value that it is a copy of."""
 
 
 class LockstepReplica(Executor):
@@ -129,7 +124,7 @@ class LockstepReplica(Executor):
         _check_eager("merge_call", flatten((args, kwargs))[0])
 
         def merge(payloads: list[Any]) -> Sequence[Any]:
-            args, kwargs = run.regroup(payloads)
+            args, kwargs = run.regroup(payloads, agreeing=True)
             with contexts.entered(Context(run.strategy, None, run.eager)):
                 result = fn(run.strategy, *args, **kwargs)
             run.forget()
@@ -256,11 +251,14 @@ class LockstepRun:
         """An array of all replicas, such as `strategy.reduce` gives, as a value with a copy on each device."""
         if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
             return leaf
+        if self.mesh.peers is not None and leaf.is_fully_addressable:
+            # Another worker's array of the same line may hold other numbers.
+            return PerReplica(tuple(jax.device_put(leaf, place) for place in self.mesh.local_places), self.mesh)
         return Mirrored(put(leaf, self.mesh.replicated), self.mesh)
 
-    def regroup(self, results: Sequence[Any]) -> Any:
-        """Joins one nest a local replica into a nest of distributed values."""
-        return regroup(results, self.mesh, known=self._copies, idle=self.idle)
+    def regroup(self, results: Sequence[Any], *, agreeing: bool = False) -> Any:
+        """Joins one nest a local replica into a nest of distributed values; see `regroup`."""
+        return regroup(results, self.mesh, known=self._copies, idle=self.idle, agreeing=agreeing)
 
     def joined(self, payloads: Sequence[Sequence[Any]]) -> list[PerReplica]:
         """Values of all replicas, of which each brings a list; they remember the replicas that had no data."""
@@ -288,7 +286,7 @@ class LockstepRun:
         if known is None or known[0] is not array:
             with jax.ensure_compile_time_eval():  # the first read may come in a loop's body or in jax.jit
                 spread = variable.policy.spread(array)
-                parts = [_movable(part, self.mesh) for part in self.mesh.local_parts(spread)]
+                parts = [movable(part, self.mesh) for part in self.mesh.local_parts(spread)]
             known = self._parts[variable] = (array, parts)
             if variable.policy.shared:
                 self._remember(known[1], Mirrored(spread, self.mesh))
@@ -296,7 +294,7 @@ class LockstepRun:
 
     def near(self, value: Numeric, index: int) -> Any:
         """A value on the device of a replica, or in a mirrored one's copy there."""
-        return _movable(jax.device_put(value, self.mesh.local_places[index]), self.mesh)
+        return movable(jax.device_put(value, self.mesh.local_places[index]), self.mesh)
 
     def forget(self) -> None:
         """Drops what is known of the variables: cross-replica code may have changed them."""
@@ -338,117 +336,6 @@ def run(strategy: Strategy, mesh: ReplicaMesh, fn: Function, args: Nest, kwargs:
     """Runs `fn` eagerly on every local replica; see `Strategy.run`."""
     contexts.announce()
     return stepping(lambda step: LockstepRun(strategy, mesh, step)(fn, args, kwargs))
-
-
-def components(
-    nest: Nest, mesh: ReplicaMesh, remember: Callable[[Sequence[Any], Mirrored], None] | None = None
-) -> list[Any]:
-    """One nest a local replica, with its component of every value; `remember` is told the copies of mirrored ones."""
-    leaves, tree = flatten(nest)
-    replicas = range(len(mesh.local_ids))
-    columns: list[Sequence[Any]] = []
-    for leaf in leaves:
-        if not isinstance(leaf, ReplicaValues):
-            columns.append([leaf] * len(replicas))
-            continue
-        columns.append([_movable(part, mesh) for part in leaf.values])
-        if remember is not None and isinstance(leaf, Mirrored):
-            remember(columns[-1], leaf)
-    return [tree.unflatten(map(itemgetter(i), columns)) for i in replicas]
-
-
-def _movable(part: Numeric, mesh: ReplicaMesh) -> Any:
-    """A replica's array such that it can meet arrays from around the function, which may lie anywhere.
-
-    Not among several workers: they would not see that each puts another array in the same place.
-    """
-    return part if mesh.peers is not None else unbound(part)
-
-
-def regroup(
-    results: Sequence[Any],
-    mesh: ReplicaMesh,
-    *,
-    always: bool = False,
-    known: Copies | None = None,
-    idle: tuple[int, ...] = (),
-) -> Any:
-    """Joins one nest a local replica into a nest of distributed values.
-
-    What is the same object on all replicas stays as it is, unless `always`; arrays that are the copies of one
-    mirrored value among `known` become that value again.
-
-    Raises:
-      ContextError: the replicas' nests differ in structure.
-    """
-    for result in results:
-        reveal(result, (jax.Array, np.ndarray))
-    rows, trees = zip(*map(flatten, results), strict=True)
-    if _odd_one(trees):  # None on one replica, and a value on another, are values as others
-        as_values = partial(jax.tree.flatten, is_leaf=lambda node: node is None or is_whole(node))
-        rows, trees = zip(*map(as_values, results), strict=True)
-    if odd := _odd_one(trees):
-        raise ContextError(
-            f"replica 0 returned {trees[0]}, replica {odd} {trees[odd]}. "
-            "HINT: the function must return the same structure on every replica."
-        )
-    leaves: list[Any] = []
-    apart: dict[int, tuple[Any, ...]] = {}
-    for place, column in enumerate(zip(*rows, strict=True)):
-        leaf = _shared_leaf(column, always, known or {})
-        leaves.append(leaf)
-        if leaf is _APART:
-            apart[place] = column
-    for place, value in zip(apart, join(list(apart.values()), mesh, idle), strict=True):
-        leaves[place] = value
-    return trees[0].unflatten(leaves)
-
-
-def _odd_one(trees: Sequence[Any]) -> int:
-    """The first replica whose result is structured otherwise than replica 0's; 0 if there is none."""
-    for index, tree in enumerate(trees):
-        if tree != trees[0]:
-            return index
-    return 0
-
-
-_APART = object()
-"""Stands for a leaf of which every replica has its own."""
-
-
-def _shared_leaf(column: tuple[Any, ...], always: bool, known: Copies) -> Any:
-    first = column[0]
-    if not always and all(map(is_, column, repeat(first))):
-        return first
-    if isinstance(first, ReplicaValues):
-        raise ContextError(
-            f"a replica function returned {type(first).__name__}, a value of all replicas. "
-            "HINT: return the replica's own arrays."
-        )
-    wholes = [known.get(id(value), (None, None))[1] for value in column]
-    return wholes[0] if wholes[0] is not None and all(map(is_, wholes, repeat(wholes[0]))) else _APART
-
-
-def join(columns: Sequence[Sequence[Any]], mesh: ReplicaMesh, idle: tuple[int, ...]) -> list[PerReplica]:
-    """The values of which each column holds the local replicas' components, in one exchange with other workers.
-
-    Args:
-      columns: one part a local replica for each value.
-      mesh: the replicas' devices.
-      idle: the replicas that had no data to compute their part from.
-    """
-    if not columns:
-        return []
-    # Workers ask each other for the shapes of all values at once: each question is a round through the coordination
-    # service.
-    signatures: Sequence[Any] = [None] * len(columns)
-    if mesh.peers is not None:
-        signatures = all_signatures(columns, "what the replicas gave", mesh)
-    values = [PerReplica.from_parts(parts, mesh, known) for parts, known in zip(columns, signatures, strict=True)]
-    for value in values:
-        if not value.is_tuple:
-            value.idle = idle
-    return values
 
 
 def _reduce_all(op: ReduceOp, summation: Summation | None, values: list[PerReplica]) -> list[Any]:

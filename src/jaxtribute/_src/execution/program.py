@@ -20,6 +20,7 @@ from jaxtribute._src.execution.eager import EagerStep
 from jaxtribute._src.execution.interrupts import Guard, undisturbed
 from jaxtribute._src.execution.nests import bundled, is_plain, leaves_of, unbundled
 from jaxtribute._src.execution.traced import check_untraced
+from jaxtribute._src.execution.worker_programs import compare_programs, own_arguments
 from jaxtribute._src.jaxprs.core import ArrayImpl, as_function, opened
 from jaxtribute._src.jaxprs.kinds import list_collectives
 from jaxtribute._src.observers import DISPATCH
@@ -223,7 +224,12 @@ class Program:
         return [arrays, {number: list(outputs[:count])}]
 
     def _traced(self, leaves: Sequence[Any]) -> Capture:
-        return self._guard.resumed(lambda: self._retrace(leaves))
+        def trace() -> Capture:
+            capture = self._retrace(leaves)
+            compare_programs(self.name, capture.closed, capture.executor.mesh)
+            return capture
+
+        return self._guard.resumed(trace)
 
     def __call__(self, leaves: Sequence[Any], within: EagerStep | None = None, given: Any = None) -> Any:
         """Runs one step: puts the variables in, takes their new values back, returns the results.
@@ -238,6 +244,8 @@ class Program:
         mesh = self.mesh
         if mesh is not None and mesh.peers is not None:
             mesh.entering(self.name, partial(self._collectives, leaves))
+            if self._pending is not None:
+                compare_programs(self.name, self._pending.closed, mesh, leaves)
         donated: Sequence[StoredArray] = self.donated
         if self._central or isinstance(self._jitted, CompiledOnly):
             given = None  # they take the leaves
@@ -329,7 +337,7 @@ class Program:
     def _collectives(self, leaves: Sequence[Any]) -> list[str]:
         """Describes the program, for workers to compare: its arguments and its collectives."""
         shapes = [f"argument {leaf.dtype}{list(leaf.shape)}" for leaf in leaves if hasattr(leaf, "dtype")]
-        return [*shapes, *list_collectives(opened(self._closed), AXIS)]
+        return [*shapes, *own_arguments(leaves), *list_collectives(opened(self._closed), AXIS)]
 
     def _run(
         self,

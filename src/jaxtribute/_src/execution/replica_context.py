@@ -9,10 +9,12 @@ import jax.numpy as jnp
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
+from jaxtribute._src.collectives.in_replica import divided
 from jaxtribute._src.devices import device_name
 from jaxtribute._src.jaxprs.core import Tracer
-from jaxtribute._src.types import Function, Nest, Numeric
+from jaxtribute._src.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.enums import ReduceOp
+from jaxtribute._src.values.scatter import IndexedSlices
 from jaxtribute._src.values.sparse import dense_operand, is_sparse
 from jaxtribute.errors import ArgumentError, ContextError
 
@@ -88,7 +90,8 @@ class ReplicaContext:
 
         Args:
           reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN` or their names.
-          value: a nest of arrays, of equal shapes on all replicas; sparse ones become dense.
+          value: a nest of arrays, of equal shapes on all replicas; sparse ones become dense. Of `jd.IndexedSlices`,
+            whose numbers of rows may differ, the sum is the rows of all.
           options: hints: `bytes_per_pack` says how many bytes of arrays may travel together.
 
         Returns:
@@ -105,14 +108,22 @@ class ReplicaContext:
         leaves, tree = jax.tree.flatten(value, is_leaf=is_sparse)
         if not leaves:
             return value
+        arrays = [dense_operand(leaf) for leaf in leaves if not isinstance(leaf, IndexedSlices)]
         summation = self._strategy.extended.summation(options)
-        return tree.unflatten(executor.all_reduce(list(map(dense_operand, leaves)), op, summation))
+        totals = iter(executor.all_reduce(arrays, op, summation) if arrays else ())
+        parts = 1 if op is ReduceOp.SUM else self.num_replicas_in_sync - len(executor.idle)
+
+        def reduced(leaf: Leaf) -> Any:
+            return _all_rows(executor, leaf, parts) if isinstance(leaf, IndexedSlices) else next(totals)
+
+        return tree.unflatten(map(reduced, leaves))
 
     def all_gather(self, value: Numeric, axis: int, options: Any = None) -> Any:
         """Concatenates `value` over the replicas along `axis` and gives each the result.
 
         Args:
-          value: a nest of arrays of rank 1 or more, equal in shape but for `axis`; sparse ones become dense.
+          value: a nest of arrays of rank 1 or more, equal in shape but for `axis`; sparse ones become dense. Of
+            `jd.IndexedSlices` the rows are joined, along axis 0.
           axis: the axis, not negative.
           options: accepted for compatibility.
 
@@ -126,14 +137,21 @@ class ReplicaContext:
         """
         executor = self._executor("all_gather")
         leaves, tree = jax.tree.flatten(value, is_leaf=is_sparse)
-        leaves = [jnp.asarray(dense_operand(leaf)) for leaf in leaves]
-        for leaf in leaves:
-            if not 0 <= axis < leaf.ndim:
+        arrays = [jnp.asarray(dense_operand(leaf)) for leaf in leaves if not isinstance(leaf, IndexedSlices)]
+        for array in arrays:
+            if not 0 <= axis < array.ndim:
                 raise ArgumentError(
-                    f"cannot gather an array of shape {leaf.shape} along axis {axis}. "
+                    f"cannot gather an array of shape {array.shape} along axis {axis}. "
                     "HINT: all_gather needs 0 <= axis < rank; give scalars an axis first, e.g. x[None]."
                 )
-        return tree.unflatten(executor.all_gather(leaves, axis))
+        if axis != 0 and len(arrays) < len(leaves):
+            raise ArgumentError(f"cannot gather IndexedSlices along axis {axis}. HINT: they have rows, along axis 0.")
+        gathered = iter(executor.all_gather(arrays, axis) if arrays else ())
+
+        def joined(leaf: Leaf) -> Any:
+            return _all_rows(executor, leaf) if isinstance(leaf, IndexedSlices) else next(gathered)
+
+        return tree.unflatten(map(joined, leaves))
 
     def merge_call(self, merge_fn: Function, args: Nest = (), kwargs: Nest = None) -> Any:
         """Waits for all replicas, then calls `merge_fn(strategy, *args, **kwargs)` once, in cross-replica context.
@@ -218,3 +236,11 @@ class ReplicaContext:
                 "HINT: call jd.get_replica_context() inside the function passed to strategy.run."
             )
         return context.executor
+
+
+def _all_rows(executor: Executor, slices: IndexedSlices, parts: int = 1) -> IndexedSlices:
+    """The rows of all replicas, each divided by `parts`."""
+    values, indices = executor.all_gather([jnp.asarray(slices.values), jnp.asarray(slices.indices)], 0)
+    if parts > 1:
+        values = divided(values, parts, values.dtype)
+    return IndexedSlices(values, indices, slices.dense_shape)

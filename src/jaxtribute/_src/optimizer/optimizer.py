@@ -15,6 +15,7 @@ from jax import lax
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.execution.nests import opened
+from jaxtribute._src.execution.worker_programs import compared
 from jaxtribute._src.optimizer.accumulation import Accumulation, make_accumulation
 from jaxtribute._src.optimizer.call import Call
 from jaxtribute._src.optimizer.extras import Extras, check_taken
@@ -127,7 +128,7 @@ class Optimizer:
             self._update = guarded_update(self._update, loss_scale)
             self._state = (*self._state, *loss_scale.variables)
         # Without donation: the old arrays may be in the user's hands, who has read them.
-        self._eager_update = jax.jit(self._update)
+        self._eager_update = jax.jit(compared(self._update, "an optimizer's update", self._mesh))
         if cycle > 1:
             # A cycle of one call needs no sums: it is the update itself.
             mean = ReduceOp.parse(accumulate_op) is ReduceOp.MEAN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from jaxtribute._src.types import DType, Function, Leaf, Nest
 from jaxtribute._src.values.enums import VariableSynchronization
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.policies.base import Policy
+from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentError, VariableError
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from jaxtribute._src import settings
 from jaxtribute._src.context import Context
 from jaxtribute._src.execution.capture import unbound_axis
 from jaxtribute._src.execution.nests import flatten, flatten_dense, is_distributed, map_leaves
+from jaxtribute._src.jaxprs.core import is_traced
 from jaxtribute._src.observers import REDUCE, RUN, observed
 from jaxtribute._src.strategies.legacy import LegacyMethods
 from jaxtribute._src.strategies.scope import Scope, require_cross_replica
@@ -295,7 +296,7 @@ class Strategy(LegacyMethods):
         """Makes a distributed value out of what `value_fn` returns for each replica.
 
         Args:
-          value_fn: called once for each local replica with a `ValueContext`.
+          value_fn: called once for each local replica with a `ValueContext`; in a `jd.function` for every replica.
 
         Returns:
           A `PerReplica` value, or a nest of them if `value_fn` returns nests.
@@ -305,7 +306,9 @@ class Strategy(LegacyMethods):
         require_cross_replica(self, "experimental_distribute_values_from_function")
         settings.function("value_fn", value_fn)
         mesh = self._extended.mesh
-        results = [value_fn(ValueContext(i, mesh.size)) for i in mesh.local_ids]
+        # A program that is traced is that of all replicas, also of those of other workers.
+        replicas = range(mesh.size) if is_traced() else mesh.local_ids
+        results = [value_fn(ValueContext(i, mesh.size)) for i in replicas]
         return self._extended.regroup(results, always=True)
 
     def experimental_distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:

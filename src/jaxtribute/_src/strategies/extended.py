@@ -213,9 +213,9 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
 
         Where all replicas returned the same object it stays as it is, unless `always`.
         """
-        from jaxtribute._src.execution import lockstep
+        from jaxtribute._src.execution.regrouping import regroup
 
-        return lockstep.regroup(results, self.mesh, always=always)
+        return regroup(results, self.mesh, always=always)
 
     def input_context(self) -> InputContext:
         """The context that this worker's input pipeline is given."""

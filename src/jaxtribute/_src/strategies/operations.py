@@ -13,11 +13,13 @@ from jax import lax
 from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives import in_replica
 from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps, DefaultCrossDeviceOps, ReductionToOneDevice
+from jaxtribute._src.collectives.cross_replica import reduce_value
 from jaxtribute._src.collectives.destinations import parse_destinations, put
 from jaxtribute._src.execution import standpoints
 from jaxtribute._src.execution.executor import LocalPerReplica
 from jaxtribute._src.execution.nests import flatten, map_leaves
 from jaxtribute._src.execution.replica_context import ReplicaContext
+from jaxtribute._src.strategies.scope import require_cross_replica
 from jaxtribute._src.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues
 from jaxtribute._src.values.enums import ReduceOp
@@ -92,6 +94,7 @@ class ExtendedOperations(ABC):
           ArgumentError: an unknown operation, or SUM of a plain array over several replicas.
           ArgumentTypeError: destinations that are none of these, such as a list.
           ContextError: called inside a replica function.
+          StrategyMixError: called inside the scope of another strategy.
 
         Source: `tf.distribute.StrategyExtended.reduce_to`.
         """
@@ -116,7 +119,7 @@ class ExtendedOperations(ABC):
         Source: `tf.distribute.StrategyExtended.batch_reduce_to`.
         """
         op = ReduceOp.parse(reduce_op)
-        _require_cross_replica("batch_reduce_to")
+        require_cross_replica(self.strategy, "extended.batch_reduce_to")
         results: list[Any] = []
         pairs: list[tuple[Any, Any]] = []
         for value, destinations in value_destination_pairs:
@@ -136,7 +139,7 @@ class ExtendedOperations(ABC):
                 ops = _TO_ONE_DEVICE if on_cpu else self._cross_device_ops
                 together.setdefault(ops, []).append(place)
             else:
-                results[place] = put(_same(value, op, self.mesh.size), target)
+                results[place] = put(reduce_value(value, op, None, self.mesh), target)
         for ops, places in together.items():
             chosen = [pairs[place] for place in places]
             reduced = self._reduce_local(chosen, op, options) if ops is None else ops.batch_reduce(op, chosen, options)
@@ -156,7 +159,7 @@ class ExtendedOperations(ABC):
 
         Source: `tf.distribute.StrategyExtended.broadcast_to`.
         """
-        _require_cross_replica("broadcast_to")
+        require_cross_replica(self.strategy, "extended.broadcast_to")
         # In a compiled `merge_call` this is one replica's program: the array is where it is wanted.
         if contexts.current().executor.local:
             return operand(tensor)
@@ -182,7 +185,7 @@ class ExtendedOperations(ABC):
 
         Raises:
           VariableError: per-replica arguments for a variable that has one value for all replicas.
-          StrategyMixError: a variable of another strategy.
+          StrategyMixError: a variable of another strategy, or called inside another's scope.
 
         Source: `tf.distribute.StrategyExtended.update`.
         """
@@ -195,6 +198,7 @@ class ExtendedOperations(ABC):
 
             result = context.replica.merge_call(merged, tuple(args), kwargs)
         else:
+            require_cross_replica(self.strategy, "extended.update")
             result = self._update(var, fn, tuple(args), kwargs)
         return result if group else self.strategy.experimental_local_results(result)
 
@@ -316,22 +320,3 @@ def _whole(value: Numeric) -> Any:
     if isinstance(value, LocalPerReplica):
         return value.data
     return value.values[0] if isinstance(value, PerReplica) else value
-
-
-def _same(value: Numeric, op: ReduceOp, replicas: int) -> Any:
-    """The reduction of a value that is the same on all replicas."""
-    if op is ReduceOp.SUM and replicas > 1:
-        raise ArgumentError(
-            f"SUM over {replicas} replicas of {value!r}, which is not a distributed value, does not say "
-            "whether each replica holds it. HINT: pass what strategy.run returned, or use 'MEAN'."
-        )
-    return jax.numpy.asarray(value)
-
-
-def _require_cross_replica(method: str) -> None:
-    context = contexts.current()
-    if context.replica is not None and not context.strategy.is_default:
-        raise ContextError(
-            f"extended.{method} was called inside a function that strategy.run executes on each replica. "
-            "HINT: call it in ctx.merge_call(fn), or use ctx.all_reduce."
-        )

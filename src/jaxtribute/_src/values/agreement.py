@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -63,11 +63,42 @@ def exchanged(peers: Peers, what: str, own: Json) -> list[Any]:
     return list(map(json.loads, peers.exchange(what, json.dumps(own))))
 
 
+def agreed_places(numbers: Mapping[int, Any], peers: Peers) -> list[int]:
+    """The places of the numbers that all workers have alike.
+
+    Args:
+      numbers: Python numbers by their places in a nest.
+      peers: the workers; all must call it.
+    """
+    if not numbers:
+        return []
+    own = {str(place): repr(number) for place, number in numbers.items()}
+    told = exchanged(peers, "numbers that the replicas gave", own)
+    return [place for place in numbers if {one.get(str(place)) for one in told} == {own[str(place)]}]
+
+
+def all_parts(parts: Sequence[Any], mesh: ReplicaMesh) -> list[np.ndarray[Any, Any]]:
+    """All replicas' arrays of the host, in their order, from those of the local replicas.
+
+    Args:
+      parts: small arrays: they travel as texts. Those of all replicas are given back as they are.
+      mesh: the replicas' devices, over all workers; all must call it.
+    """
+    own = list(map(np.asarray, parts))
+    if mesh.peers is None or len(own) == mesh.size:
+        return own
+    texts = [[str(part.dtype), part.shape, part.tobytes().hex()] for part in own]
+    told = exchanged(mesh.peers, "the replicas' numbers", texts)
+    # Workers that share replicas tell the same.
+    whole = [text for one in told[:: mesh.workers_per_replica] for text in one]
+    return [np.frombuffer(bytes.fromhex(data), dtype).reshape(shape) for dtype, shape, data in whole]
+
+
 def all_signatures(columns: Sequence[Sequence[Any]], what: str, mesh: ReplicaMesh) -> list[list[Signature] | None]:
     """Shape and dtype of every replica's array, from those of the local replicas; one call for many values.
 
     Args:
-      columns: for each value the local replicas' components.
+      columns: for each value the local replicas' components, or all replicas'.
       what: names the values in messages.
       mesh: the replicas' devices, over all workers.
 
@@ -75,7 +106,8 @@ def all_signatures(columns: Sequence[Sequence[Any]], what: str, mesh: ReplicaMes
       For each value the signatures in replica order, or None where not all components are arrays.
     """
     local = [list(map(_signature, column)) for column in columns]
-    told = [local] if mesh.peers is None else exchanged(mesh.peers, what, local)
+    known = mesh.peers is None or (len(columns) > 0 and len(columns[0]) == mesh.size)
+    told = [local] if mesh.peers is None or known else exchanged(mesh.peers, what, local)
     counts = list(map(len, told))
     if len(set(counts)) > 1:
         raise ShapeError(f"{what}: the workers have {counts} values. HINT: run the same program on every worker.")

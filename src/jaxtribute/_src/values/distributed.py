@@ -18,14 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer
+from jaxtribute._src.jaxprs.core import ArrayImpl, Tracer, is_traced
 from jaxtribute._src.types import DType, Leaf, Nest, Numeric
-from jaxtribute._src.values.agreement import Signature, all_signatures
+from jaxtribute._src.values.agreement import Signature, all_parts, all_signatures
 from jaxtribute._src.values.mesh import ReplicaMesh
 from jaxtribute._src.values.numbers import check_cut
 from jaxtribute._src.values.operators import COMPARABLE, ArrayOperators, Asking, operand
 from jaxtribute._src.values.placing import own
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
+
+_HOSTED = (np.ndarray, np.generic)
+_ARRAYS = (jax.Array, *_HOSTED)
 
 
 class DistributedValues:
@@ -99,7 +102,8 @@ class PerReplica(ReplicaValues):
         """Wraps one value a local replica: one global array if all agree in rank and dtype, else a tuple.
 
         Args:
-          parts: arrays, or any Python values. Arrays of NumPy, or on another device, are copied to the replica's.
+          parts: arrays, or any Python values. Arrays of NumPy, or on another device, are copied to the replica's. In a
+            program that is traced they may be those of all replicas.
           mesh: the replicas' devices. Where it spans several workers all must call it.
           signatures: shape and dtype of all replicas' arrays, where they are known already.
         """
@@ -108,7 +112,12 @@ class PerReplica(ReplicaValues):
         plain = None if signatures else mesh.assemble_plain(parts)
         if plain is not None:
             return cls(plain, mesh)
-        parts = [_on_device(part, device) for part, device in zip(parts, mesh.local_places, strict=True)]
+        if is_traced() and all(isinstance(part, _HOSTED) for part in parts):
+            return cls._constant(parts, mesh)
+        if len(parts) > len(mesh.local_ids):  # of all replicas, for a program that is traced
+            parts = [jnp.asarray(part) if isinstance(part, _ARRAYS) else part for part in parts]
+        else:
+            parts = [_on_device(part, device) for part, device in zip(parts, mesh.local_places, strict=True)]
         if signatures is None:
             signatures = all_signatures([parts], "a per-replica value", mesh)[0]
         # Padding makes up for lengths alone: arrays of different rank or dtype do not fit into one.
@@ -121,6 +130,23 @@ class PerReplica(ReplicaValues):
             return cls(tuple(parts), mesh)
         largest = _largest(shapes)
         return cls(mesh.assemble([_padded(part, largest) for part in parts]), mesh, shapes=shapes)
+
+    @classmethod
+    def _constant(cls, parts: Sequence[Any], mesh: ReplicaMesh) -> PerReplica:
+        """Wraps arrays of the host in a program that is traced, in which nothing lies on a device yet."""
+        # The program is one for all workers: their arrays are constants of it, each worker's alike.
+        whole = all_parts(parts, mesh)
+        if len({(part.ndim, part.dtype) for part in whole}) > 1:
+            return cls(tuple(parts), mesh)
+        shapes = tuple(part.shape for part in whole)
+        if not shapes[0]:
+            return cls(jnp.asarray(np.stack(whole)), mesh, scalar=True)
+        largest = _largest(shapes)
+        padded = [
+            np.pad(part, [(0, size - have) for size, have in zip(largest, part.shape, strict=True)]) for part in whole
+        ]
+        data = jnp.asarray(np.concatenate(padded))
+        return cls(data, mesh) if len(set(shapes)) == 1 else cls(data, mesh, shapes=shapes)
 
     @classmethod
     def from_host(cls, parts: Sequence[np.ndarray[Any, Any]], mesh: ReplicaMesh) -> PerReplica:
@@ -355,7 +381,7 @@ def without_padding(part: Numeric, shape: tuple[int, ...]) -> Any:
 def _on_device(value: Numeric, place: jax.Device | Sharding) -> Any:
     """`value` in `place` if it is an array, else as it is."""
     # Objects, strings and times are no arrays to JAX, and stay what they are.
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "OSUMm":
+    if isinstance(value, _HOSTED) and value.dtype.kind not in "OSUMm":
         check_cut(value, "a component of a distributed value")
         return own(value, place)
     if isinstance(value, Tracer):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.operators import operand
+from jaxtribute._src.values.scatter import IndexedSlices
 from jaxtribute.errors import ArgumentTypeError
 
 
@@ -22,7 +24,7 @@ def dense_operand(value: object) -> Any:
 
 
 def refuse_sparse(value: object, what: str) -> None:
-    """Refuses a sparse array whose own arrays are the replicas'.
+    """Refuses a sparse array, or `IndexedSlices`, whose own arrays are the replicas'.
 
     Args:
       value: a leaf of a nest.
@@ -31,6 +33,13 @@ def refuse_sparse(value: object, what: str) -> None:
     Raises:
       ArgumentTypeError: `value` is sparse.
     """
+    components = value.values if isinstance(value, PerReplica) and value.is_tuple else (value,)
+    if any(isinstance(component, IndexedSlices) for component in components):
+        raise ArgumentTypeError(
+            f"{what} was given IndexedSlices, {value!r}: their rows are each replica's own. HINT: reduce or gather "
+            "them in the replica function, by ctx.all_reduce or ctx.all_gather, or return slices.values and "
+            "slices.indices and gather both."
+        )
     if is_sparse(value):
         raise ArgumentTypeError(
             f"{what} was given {value!r}: its indices and entries are each replica's own, and cannot be put together. "

@@ -1,0 +1,58 @@
+"""Workers that are not alike: eager values that are each worker's own, and programs that would train apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import differing_workers as programs
+from arrangements import WORKERS
+from jaxtribute._src.testing.shared import SharedRunners
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("workers", "devices"), WORKERS)
+def test_eager_values_are_those_of_all_workers(multi_process: SharedRunners, workers: int, devices: int) -> None:
+    replicas = workers * devices
+    rows = np.arange(1, 2 * replicas + 1, dtype=np.float32).reshape(replicas, 2)
+    ranks = np.repeat(np.arange(workers), devices)
+    wanted: dict[str, Any] = {
+        "through": rows.sum(),
+        "mean": rows.mean(),
+        "over replicas": rows.sum(0).tolist(),
+        "to": rows.mean(0).tolist(),
+        "gathered": rows.ravel().tolist(),
+        "kinds": ["PerReplica", "Mirrored", "PerReplica"],
+        "own arrays": [ranks.sum()] * 2,
+        "own argument": [2 * ranks.sum()] * 2,
+        "own array on a device": [ranks.sum()] * 2,
+        "own numbers": (1 + ranks).sum(),
+        "own numbers merged": (1 + ranks).sum(),
+        "own mean": ranks.mean(),
+        "own mean to": ranks.mean(),
+        "same numbers merged": 3,
+        "trained": (-rows.sum(0)).tolist(),
+    }
+    for found in multi_process(workers, devices).run(programs.eager_values):
+        assert found == wanted
+
+
+def test_programs_that_differ_between_workers_are_refused(multi_process: SharedRunners) -> None:
+    found = multi_process(2, 1).run(programs.fixed_differently)
+    assert found[0] == found[1]
+    one = found[0]
+    assert one.pop("alike") == one.pop("argument alike") == ""
+    assert one.pop("value") == "[1.0, 1.0, 1.0]", "a step that is refused changes nothing"
+    for name, text in one.items():
+        assert text.startswith("ClusterError"), (name, text)
+        assert "worker 0: " in text, (name, text)
+        assert "worker 1: " in text, (name, text)
+        assert "HINT" in text, (name, text)
+    assert "0.10000000149011612" in one["rate"]
+    assert "0.20000000298023224" in one["rate"]
+    assert one["rate"].count("differing_workers.py:") == 2
+    assert "y=3 of integer_pow" in one["exponent"]
+    assert "array 0 of the arguments" in one["argument"]

@@ -1,0 +1,103 @@
+"""What workers of a cluster do each in a way of its own, and what they are told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxtribute as jd
+from replicas import here, variable
+from worker_programs import rank, strategy
+
+
+def told(call: Callable[[], Any]) -> str:
+    """The library's error, or nothing."""
+    try:
+        call()
+    except jd.errors.JaxtributeError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def batch() -> Any:
+    return strategy().experimental_distribute_values_from_function(
+        lambda context: np.full((2, 3), context.replica_id_in_sync_group, np.float32)
+    )
+
+
+def fixed_differently() -> dict[str, str]:
+    """Programs whose constants differ between workers, each run once; and one in which they do not."""
+    s, own = strategy(), rank()
+    v = variable(s, np.ones(3, np.float32), aggregation=jd.VariableAggregation.MEAN)
+    rate, rows, key = 0.1 * (1 + own), np.arange(20, dtype=np.float32) * own, jax.random.key(own)
+    optimizer = jd.Optimizer(optax.sgd(rate), [v])
+
+    def trained(x: Any) -> None:
+        optimizer.apply_gradients(jd.grad(lambda: (v * x.sum(0)).sum(), [v])())  # noqa: PLW0108 (reads what it is of)
+
+    replicas: dict[str, Callable[[Any], Any]] = {
+        "rate": lambda x: v.assign_sub(rate * x.sum(0)).read_value(),
+        "rows": lambda x: x.sum() + jnp.asarray(rows).sum(),
+        "key": lambda x: x.sum() + jax.random.uniform(key),
+        "exponent": lambda x: x ** (2 + own),
+        "optimizer": trained,
+        "alike": lambda x: x * 0.5,
+    }
+    found: dict[str, str] = {}
+    for name, replica in replicas.items():
+
+        def step(x: Any, replica: Callable[[Any], Any] = replica) -> Any:
+            return s.run(replica, (x,))
+
+        found[name] = told(lambda step=step: jd.function(step)(batch()))
+    found["eager optimizer"] = told(lambda: s.run(trained, (batch(),)))
+    total = jd.function(lambda x: s.reduce("SUM", s.run(lambda x: x.sum(), (x,)), axis=None))
+    found["argument"] = told(lambda: total(np.ones(3, np.float32) * own))
+    found["argument alike"] = told(lambda: total(np.ones(3, np.float32)))
+    found["value"] = str(v.numpy().tolist())
+    return found
+
+
+def eager_values() -> dict[str, Any]:
+    """What eager steps give whose values are each worker's own."""
+    s, own = strategy(), rank()
+    b = s.experimental_distribute_values_from_function(
+        lambda context: np.asarray([1, 2], np.float32) + 2 * context.replica_id_in_sync_group
+    )
+    local = np.full(2, own, np.float32)
+    v = variable(s, np.zeros(2, np.float32))
+    optimizer = jd.Optimizer(optax.sgd(1.0), [v])
+
+    def trained(x: Any) -> None:
+        optimizer.apply_gradients(jd.grad(lambda: (v * x).sum(), [v])())  # noqa: PLW0108 (reads what it is of)
+
+    s.run(trained, (b,))
+    through = s.run(lambda x: x, (b,))
+    mirrored = s.run(lambda x: here().all_reduce("SUM", x), (b,))
+    number = s.run(lambda: here().merge_call(lambda s, n: n, (3,)))
+    return {
+        "through": float(s.reduce("SUM", through, axis=0)),
+        "mean": float(s.reduce("MEAN", through, axis=0)),
+        "over replicas": np.asarray(s.reduce("SUM", through, axis=None)).tolist(),
+        "to": np.asarray(s.extended.reduce_to("MEAN", through, v).data).tolist(),
+        "gathered": np.asarray(s.gather(through, axis=0)).tolist(),
+        "kinds": [type(value).__name__ for value in (through, mirrored, number)],
+        "own arrays": np.asarray(s.reduce("SUM", s.run(lambda: jnp.asarray(local)), axis=None)).tolist(),
+        "own argument": np.asarray(s.reduce("SUM", s.run(lambda x: x * 2, (local,)), axis=None)).tolist(),
+        "own array on a device": np.asarray(
+            s.reduce("SUM", s.run(lambda x: x, (jax.device_put(local, jax.local_devices()[0]),)), axis=None)
+        ).tolist(),
+        "own numbers": float(s.reduce("SUM", s.run(lambda: 1 + own), axis=None)),
+        "own numbers merged": float(
+            s.run(lambda: here().merge_call(lambda s, n: s.reduce("SUM", n, axis=None), (1 + own,))).values[0]
+        ),
+        "own mean": float(s.reduce("MEAN", float(own), axis=None)),
+        "own mean to": float(s.extended.reduce_to("MEAN", float(own), jax.local_devices()[0])),
+        "same numbers merged": s.experimental_local_results(number)[0],
+        "trained": v.numpy().tolist(),
+    }
