@@ -89,7 +89,7 @@ def test_impossible_places(arguments: tuple[int, int, int]) -> None:
 
 
 def test_it_prints_its_place() -> None:
-    assert str(InputContext(2, 1, 4)) == "jaxtribute.InputContext(input pipeline id 1, total: 2, replicas: 4)"
+    assert str(InputContext(2, 1, 4)) == "jaxtribute.InputContext(input pipeline id 1, total: 2)"
 
 
 def test_it_is_the_function_that_it_was_given() -> None:

@@ -261,7 +261,7 @@ class TestPlacement:
         other = elsewhere()
         with (
             strategy.scope(),
-            pytest.raises(StrategyMixError, match="Variable:0"),
+            pytest.raises(ArgumentError, match="Variable:0"),
             strategy.extended.colocate_vars_with(other),
         ):
             pass

@@ -145,7 +145,7 @@ class TestSwitches:
         tf.compat.v1.enable_v2_behavior()
         tf.group(tf.no_op())
         with tf.control_dependencies([tf.constant(1)]), tf.name_scope("scope") as name:
-            assert name == "scope"
+            assert name == "scope/"
 
     def test_eager_unless_traced(self) -> None:
         seen: list[bool] = [tf.executing_eagerly()]

@@ -133,7 +133,7 @@ def _absent(name: str) -> str:
 
 @cache
 def _calls_tensorflow(name: str) -> str:
-    """What to write for a name that Keras 3 keeps for programs of TensorFlow, and that works with TensorFlow alone."""
+    """Advice for a name that Keras 3 keeps for programs of TensorFlow, and that needs TensorFlow; empty for others."""
     home = _homes().get(name)
     last = name.rpartition(".")[2]
     if home is None or "legacy" not in home.parts or last not in _of_tensorflow(home):

@@ -1,4 +1,4 @@
-"""What Keras 2 had and Keras 3 has not, or takes otherwise: methods, attributes and arguments, with what to write."""
+"""Methods, attributes and arguments of Keras 2 that Keras 3 has not or takes otherwise, with what to write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs set before TensorFlow or Keras starts: Keras's backend, and TensorFlow's variables of the environment.
+"""Settings before TensorFlow or Keras starts: Keras's backend, and TensorFlow's variables of the environment.
 
 A backend is followed in every spelling whose text shows it: `os.environ[...]`, `setdefault`, `putenv`, `update`,
 dictionaries for another process. What cannot be read is told as well: a program is never believed to run on JAX.

@@ -1,4 +1,4 @@
-"""What programs ask of Keras 2, and Keras 3 refuses, ignores, or reads otherwise: methods, attributes, arguments."""
+"""Finding the uses of Keras 2 that Keras 3 refuses, ignores or reads otherwise: methods, attributes, arguments."""
 
 from __future__ import annotations
 

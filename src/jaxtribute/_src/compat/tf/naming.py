@@ -1,4 +1,4 @@
-"""What stands around the making of variables: `tf.name_scope` and `tf.variable_creator_scope`."""
+"""Scopes around the making of variables: `tf.name_scope` and `tf.variable_creator_scope`."""
 
 from __future__ import annotations
 
