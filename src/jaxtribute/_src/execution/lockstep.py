@@ -18,10 +18,9 @@ from jaxtribute._src.collectives.cross_replica import gather_value, pick_value, 
 from jaxtribute._src.collectives.summation import Summation
 from jaxtribute._src.context import Context
 from jaxtribute._src.execution import standpoints
-from jaxtribute._src.execution.containers import reveal
 from jaxtribute._src.execution.eager import EagerStep, stepping
 from jaxtribute._src.execution.executor import Executor
-from jaxtribute._src.execution.nests import at, flatten, is_whole, map_leaves
+from jaxtribute._src.execution.nests import at, flatten, is_whole, map_leaves, reveal
 from jaxtribute._src.execution.rendezvous import Rendezvous
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.execution.traced import check_untraced
