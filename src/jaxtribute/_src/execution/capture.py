@@ -17,8 +17,8 @@ from jax import lax
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.context import Context, entered
-from jaxtribute._src.execution.containers import refuse_traced, reveal
-from jaxtribute._src.execution.nests import is_array, is_number, map_leaves
+from jaxtribute._src.execution.containers import refuse_traced
+from jaxtribute._src.execution.nests import is_array, is_number, map_leaves, reveal
 from jaxtribute._src.execution.traced import TracedFunction, lift
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, Tracer
 from jaxtribute._src.types import Nest, Numeric

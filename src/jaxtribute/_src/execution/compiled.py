@@ -15,11 +15,11 @@ from jax.sharding import PartitionSpec, Sharding
 
 from jaxtribute._src.collectives import products
 from jaxtribute._src.context import Context, entered
-from jaxtribute._src.execution.containers import refuse_traced, reveal
+from jaxtribute._src.execution.containers import refuse_traced
 from jaxtribute._src.execution.eager import NotSplittable
 from jaxtribute._src.execution.executor import Executor
 from jaxtribute._src.execution.inference import varying_outputs
-from jaxtribute._src.execution.nests import at, flatten, is_array, is_number
+from jaxtribute._src.execution.nests import at, flatten, is_array, is_number, reveal
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.execution.traced import TracedReplica, lift
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, Tracer, as_function, closed, constants, opened

@@ -10,21 +10,17 @@ import dataclasses
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
 
 import jax
-import numpy as np
 
-from jaxtribute._src.execution.nests import flatten
+from jaxtribute._src.execution.nests import ATOMS
 from jaxtribute._src.jaxprs.core import Tracer
-from jaxtribute._src.types import Leaf, Nest
+from jaxtribute._src.types import Leaf
 from jaxtribute._src.values.distributed import ReplicaValues
-from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ArgumentTypeError, TraceError
 
-_ATOMS = (jax.Array, np.ndarray, np.generic, ReplicaValues, Variable, bool, int, float, complex, str, bytes, type(None))
 _DEPTH = 4
 """Number of containers within each other that are looked into."""
 
@@ -36,7 +32,7 @@ def known(leaf: Leaf, kinds: tuple[type, ...]) -> bool:
       leaf: a leaf of a nest.
       kinds: classes.
     """
-    if isinstance(leaf, (*_ATOMS, type)):
+    if isinstance(leaf, (*ATOMS, type)):
         return False
     parts = _parts_of(type(leaf))
     if parts is None or not _holds(leaf, kinds, _DEPTH):
@@ -46,21 +42,13 @@ def known(leaf: Leaf, kinds: tuple[type, ...]) -> bool:
     return True
 
 
-def reveal(nest: Nest, kinds: tuple[type, ...]) -> list[Any]:
-    """Lets JAX know the containers of a nest that hold something of some kinds; returns the leaves then."""
-    while True:
-        leaves = flatten(nest)[0]
-        if not any(map(known, leaves, repeat(kinds))):
-            return leaves
-
-
 def refuse_distributed(leaf: Leaf) -> None:
     """Refuses an argument that holds distributed values where they are not found.
 
     Raises:
       ArgumentTypeError: it does.
     """
-    if not isinstance(leaf, _ATOMS) and _holds(leaf, (ReplicaValues,), _DEPTH):
+    if not isinstance(leaf, ATOMS) and _holds(leaf, (ReplicaValues,), _DEPTH):
         raise ArgumentTypeError(
             f"an argument of class {type(leaf).__name__} holds distributed values, of which each replica is to get its "
             "component, but JAX does not know the class as a container. HINT: pass a dict, list, tuple or dataclass, "
@@ -74,7 +62,7 @@ def refuse_traced(leaf: Leaf) -> None:
     Raises:
       TraceError: it does.
     """
-    if not isinstance(leaf, _ATOMS) and _holds(leaf, (Tracer,), _DEPTH):
+    if not isinstance(leaf, ATOMS) and _holds(leaf, (Tracer,), _DEPTH):
         raise TraceError(
             f"a compiled function returns an object of class {type(leaf).__name__} that holds arrays of the program, "
             "which have no value outside of it, and JAX does not know the class as a container. HINT: return a dict, "
@@ -86,7 +74,7 @@ def _holds(value: object, kinds: tuple[type, ...], depth: int) -> bool:
     """True if a container holds something of some kinds."""
     if isinstance(value, kinds):
         return True
-    if not depth or isinstance(value, (*_ATOMS, type)):
+    if not depth or isinstance(value, (*ATOMS, type)):
         return False
     return any(_holds(part, kinds, depth - 1) for part in _inside(value))
 
@@ -118,7 +106,7 @@ Parts = tuple[Callable[[Any], tuple[Any, Any]], Callable[[Any, Any], Any]]
 
 
 def _parts_of(cls: type) -> Parts | None:
-    """How objects of a class are taken apart; None if that is not known."""
+    """The functions that take objects of a class apart and together; None if there are none."""
     if issubclass(cls, dict):
         return _dict_parts(cls)
     if issubclass(cls, (list, tuple)):
@@ -136,7 +124,7 @@ def _dict_parts(cls: Any) -> Parts:
     def unflatten(factory: Any, children: Any) -> Any:
         made = cls.__new__(cls)
         if issubclass(cls, defaultdict):
-            made.default_factory = factory
+            made.__setattr__("default_factory", factory)
         for key, child in children[0].items():
             base.__setitem__(made, key, child)
         _give_attributes(made, children[1])

@@ -395,7 +395,7 @@ class _Number:
 
 
 def _given(value: Leaf) -> Any:
-    """What the user gave for a static argument."""
+    """The static argument that the user gave."""
     return value.value if isinstance(value, _Number) else value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any, cast
 
 import jax
@@ -58,6 +59,23 @@ def _is_variable(leaf: Leaf) -> bool:
 def flatten(nest: Nest) -> tuple[list[Any], Any]:
     """The leaves of `nest`, distributed values and variables kept whole, and its structure."""
     return jax.tree.flatten(nest, is_leaf=is_whole)
+
+
+ATOMS = (jax.Array, np.ndarray, np.generic, ReplicaValues, Variable, bool, int, float, complex, str, bytes, type(None))
+"""Classes of leaves that hold nothing else."""
+
+
+def reveal(nest: Nest, kinds: tuple[type, ...]) -> list[Any]:
+    """Lets JAX know the containers of a nest that hold something of some kinds; returns the leaves then."""
+    while True:
+        leaves = flatten(nest)[0]
+        opaque = [leaf for leaf in leaves if not isinstance(leaf, ATOMS)]
+        if not opaque:
+            return leaves
+        from jaxtribute._src.execution.containers import known  # most nests hold none
+
+        if not any(map(known, opaque, repeat(kinds))):
+            return leaves
 
 
 leaves_of = default_registry.flatten

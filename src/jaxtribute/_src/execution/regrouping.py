@@ -11,8 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtribute._src.execution.containers import reveal
-from jaxtribute._src.execution.nests import flatten, is_array, is_number, is_whole
+from jaxtribute._src.execution.nests import flatten, is_array, is_number, is_whole, reveal
 from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.agreement import agreed_places, all_signatures
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues

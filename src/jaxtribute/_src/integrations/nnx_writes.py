@@ -17,8 +17,11 @@ import numpy as np
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.capture import USE_MODEL
+from jaxtribute._src.integrations.keras.activation import Watcher
 from jaxtribute._src.types import Leaf
 from jaxtribute.errors import VariableError
+
+_NAME = "flax.nnx"
 
 
 def install() -> None:
@@ -28,11 +31,13 @@ def install() -> None:
 
 
 def _look() -> None:
-    """Teaches NNX about replicas, once it is there."""
-    # A name that is bound late: before that the module is still being imported.
-    if hasattr(sys.modules.get("flax.nnx"), "Optimizer"):
-        contexts.entering.remove(_look)
+    """Teaches NNX about replicas as it is, or waits for its import."""
+    contexts.entering.remove(_look)
+    # A name that is bound late: before that the module is still being imported, or not yet.
+    if hasattr(sys.modules.get(_NAME), "Optimizer"):
         _patch()
+    else:
+        sys.meta_path.insert(0, Watcher(_NAME, _patch))
 
 
 class _Made:

@@ -13,10 +13,10 @@ from jaxtribute._src import context as contexts
 from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps
 from jaxtribute._src.devices import device_name
 from jaxtribute._src.execution.capture import Capture
-from jaxtribute._src.execution.containers import refuse_distributed, reveal
+from jaxtribute._src.execution.containers import refuse_distributed
 from jaxtribute._src.execution.eager import Eager, stepping
 from jaxtribute._src.execution.function import Function
-from jaxtribute._src.execution.nests import map_leaves
+from jaxtribute._src.execution.nests import ATOMS, map_leaves, reveal
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.jaxprs.core import is_traced
 from jaxtribute._src.strategies.legacy import LegacyExtended
@@ -174,7 +174,8 @@ class StrategyExtended(ExtendedOperations, LegacyExtended):
             )
         leaves = reveal((args, kwargs), (ReplicaValues,))
         for leaf in leaves:
-            refuse_distributed(leaf)
+            if not isinstance(leaf, ATOMS):
+                refuse_distributed(leaf)
         if self.mesh.size == 1:
             return self._call_alone(fn, args, kwargs)
         # Here and not in a function for each leaf, as every eager step passes.

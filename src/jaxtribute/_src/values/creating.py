@@ -1,4 +1,4 @@
-"""What is asked for where a variable is made: replicas that make one together must ask for the same."""
+"""Requests for variables: replicas that make one together must ask for the same."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Making:
       kwargs: the keyword arguments.
     """
 
-    def __init__(self, kind: type[Variable], args: tuple[Nest, ...], kwargs: dict[str, Nest]) -> None:
+    def __init__(self, kind: Any, args: tuple[Nest, ...], kwargs: dict[str, Nest]) -> None:
         self._kind, self._args, self._kwargs = kind, args, kwargs
 
     def __call__(self) -> Variable:
@@ -34,7 +34,7 @@ class Making:
         return type.__call__(self._kind, *self._args, **self._kwargs)
 
     def asked(self) -> dict[str, str]:
-        """What is asked for, in words: the arguments, and of an initial value that is known shape and dtype.
+        """Returns in words what is asked for: the arguments, and shape and dtype of an initial value that is known.
 
         A function that returns the initial value is called for the first replica alone, so nothing is known of it.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -28,7 +28,7 @@ def _look() -> None:
     if getattr(sys.modules.get(_NAME), "__version__", None) is not None:
         connect()
     else:
-        sys.meta_path.insert(0, _Watcher())
+        sys.meta_path.insert(0, Watcher(_NAME, connect))
 
 
 def connect() -> None:
@@ -49,14 +49,22 @@ def connect() -> None:
     patch()
 
 
-class _Watcher:
-    """Waits among the finders of `import` for Keras, and leaves when it comes."""
+class Watcher:
+    """Waits among the finders of `import` for a library, and leaves when it comes.
+
+    Args:
+      name: the module's name.
+      connect: called when it has been imported.
+    """
+
+    def __init__(self, name: str, connect: Callable[[], None]) -> None:
+        self._name, self._connect = name, connect
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Keras's own spec, with `connect` behind its execution; None for all other modules."""
-        if name != _NAME:
+        """The library's own spec, with `connect` behind its execution; None for all other modules."""
+        if name != self._name:
             return None
         # Removed before the search: the finders behind this one would otherwise be asked through it again.
         sys.meta_path.remove(self)
@@ -68,7 +76,7 @@ class _Watcher:
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            connect()
+            self._connect()
 
         loader.exec_module = exec_module
         return spec
