@@ -28,7 +28,7 @@ from jaxtribute._src.integrations.keras.share import Share
 from jaxtribute._src.jaxprs.rows import FACTOR, Kind, Part, Rows
 from jaxtribute._src.types import Nest
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
-from jaxtribute.errors import InputError
+from jaxtribute.errors import InputError, VariableError
 
 _ROWS = 24
 """A number of rows that has halves, thirds and quarters, of which user code may take some."""
@@ -106,6 +106,8 @@ class PartsOfSteps:
             rows = Rows(AXIS)
             given = [Part(Kind.ROWS)] * len(jax.tree.leaves(batch))
             outputs = dict(zip(one.names, rows.outputs(one.program, other.program, given), strict=True))
+        except VariableError:  # what the step itself would be refused for
+            raise
         except Exception as error:  # noqa: BLE001 (user code may fail on other numbers of rows in any way)
             _say(
                 f"the step of {self._model.name!r} could not be traced for other numbers of examples, so a metric that "
