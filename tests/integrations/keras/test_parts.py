@@ -175,6 +175,7 @@ def test_a_first_axis_that_is_no_batch_is_refused(replicas: int, eager: bool) ->
             return self.net.layers[1](self.net.layers[0](x))  # of any rank
 
         def loss_of(self, trainable: Any, layers: Any, x: Any) -> Any:
+            (x,) = x  # Keras makes a tuple of what a dataset gives
             anchors, _ = self.stateless_call(trainable, layers, x[0], training=True)
             positives, layers = self.stateless_call(trainable, layers, x[1], training=True)
             each = ops.sum(anchors * positives, axis=1)
