@@ -10,7 +10,7 @@ from jaxtribute._src.execution.eager import NotSplittable
 T = TypeVar("T")
 
 _ROUNDS = 5
-"""What is gathered may depend in its shape on what has been gathered before; so often shapes are tried."""
+"""Number of tries: the length of what is gathered may depend on what has been gathered before."""
 
 
 class Gathers:

@@ -25,14 +25,14 @@ FACTOR = 2
 
 
 class Kind(Enum):
-    """What becomes of the rows in a value."""
+    """Kinds of values, by what becomes of the rows in them."""
 
     ZERO = auto()
     """Zeros."""
     ALIKE = auto()
     """Depends on no row: a constant, or a number of rows."""
     SAME = auto()
-    """What all replicas have made together: the result of a collective."""
+    """The result of a collective, which all replicas have made together."""
     ROWS = auto()
     """Has an axis along the rows."""
     TOTAL = auto()
@@ -43,7 +43,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """How a replica's value is part of that of the whole batch.
+    """The way in which a replica's value is part of that of the whole batch.
 
     Attributes:
       kind: what becomes of the rows.

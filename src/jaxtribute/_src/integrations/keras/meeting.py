@@ -39,14 +39,14 @@ class InStep(ReplicaContext):
         """The replica's part of the batch."""
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: Numeric, options: CommunicationOptions | None = None) -> Any:
-        """As in any replica function; a replica without examples adds nothing."""
+        """Reduces as in any replica function; a replica without examples adds nothing."""
         share = self.share
         if share is not None and not share.rows:
             value = jax.tree.map(_nothing, value)
         return self._back(super().all_reduce(reduce_op, self._there(value), options))
 
     def all_gather(self, value: Numeric, axis: int, options: Any = None) -> Any:
-        """As in any replica function; a replica without examples brings no rows."""
+        """Gathers as in any replica function; a replica without examples brings no rows."""
         share = self.share
         if share is not None and not share.rows:
             value = jax.tree.map(lambda leaf: jax.lax.slice_in_dim(jnp.asarray(leaf), 0, 0, axis=axis), value)

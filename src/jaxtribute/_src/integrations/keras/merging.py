@@ -86,10 +86,12 @@ def _contribution(variable: KerasVariable, old: Array, new: Array, share: Share)
     is_first = jnp.asarray(share.context.replica_id_in_sync_group) == 0
     if variable.aggregation == "sum":
         added = new - old
-        if id(variable) not in share.shared:
+        power = share.shared.get(id(variable), 0)
+        if not power:
             return added
         # One number for the batch, of which each replica has computed its own. Integers have no shares: they count.
-        return added * jnp.asarray(share.weight, added.dtype) if floats else jnp.where(is_first, added, 0 * added)
+        factor = share.weight**power if share.weight else 0.0
+        return added * jnp.asarray(factor, added.dtype) if floats else jnp.where(is_first, added, 0 * added)
     # Moving averages: each replica's is weighted by its examples, so that one without any counts for nothing.
     if floats and variable.aggregation in ("none", "mean"):
         return new * jnp.asarray(share.weight, new.dtype)

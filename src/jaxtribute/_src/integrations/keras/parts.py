@@ -1,4 +1,4 @@
-"""How what a replica finds becomes what one device finds: metrics and logs that are sums of examples, or means of them.
+"""Metrics, logs and gradients as one device finds them: sums over the examples add up, means are weighted.
 
 One device counts a number such as the loss of a batch once, whoever computes it. So a replica that updates a metric
 with one number adds its share of that update, by its examples; one that updates it with a value for each example adds
@@ -8,8 +8,8 @@ all of it. Which of both it is says the step itself: it is traced for two number
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ from jaxtribute._src.integrations.keras.share import Share
 from jaxtribute._src.jaxprs.rows import FACTOR, Kind, Part, Rows
 from jaxtribute._src.types import Nest
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
-from jaxtribute.errors import InputError
+from jaxtribute.errors import InputError, VariableError
 
 _ROWS = 24
 """A number of rows that has halves, thirds and quarters, of which user code may take some."""
@@ -38,16 +38,17 @@ Ends = tuple[Sequence[Any], Sequence[Any], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Parts:
-    """What a model's step makes of the rows of a batch.
+    """The use that a model's step makes of the rows of a batch.
 
     Attributes:
-      shared: the ids of the variables of which a replica adds its share, by its examples; of all others it adds all.
+      shared: by the ids of variables, the power of its share of the examples by which a replica adds to them: 1 for
+        means; of all others it adds all.
       summed: the names of the logs that are sums over examples, and the numbers of an optimizer's updates by gradients
         that are.
       picked: the highest number by which a row of the batch is taken.
     """
 
-    shared: frozenset[int] = frozenset()
+    shared: Mapping[int, int] = field(default_factory=dict[int, int])
     summed: frozenset[Hashable] = frozenset()
     picked: int = 0
 
@@ -106,6 +107,8 @@ class PartsOfSteps:
             rows = Rows(AXIS)
             given = [Part(Kind.ROWS)] * len(jax.tree.leaves(batch))
             outputs = dict(zip(one.names, rows.outputs(one.program, other.program, given), strict=True))
+        except (InputError, VariableError):  # what the step itself would be refused for
+            raise
         except Exception as error:  # noqa: BLE001 (user code may fail on other numbers of rows in any way)
             _say(
                 f"the step of {self._model.name!r} could not be traced for other numbers of examples, so a metric that "
@@ -114,7 +117,8 @@ class PartsOfSteps:
                 "for each example, or with sample_weight= the number of examples."
             )
             return Parts()
-        if share.rows > rows.picked > 0:
+        Parts(picked=rows.picked).check(self._model, share)
+        if rows.picked:
             _say(
                 f"the step of {self._model.name!r} takes row {rows.picked} of a batch by its number: each replica "
                 "takes that of its own rows, and one device that of all. HINT: let steps treat all rows alike."
@@ -148,17 +152,22 @@ class PartsOfSteps:
         with mesh.within():
             return _Traced(jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(avals), names)
 
-    def _shared(self, outputs: dict[Any, Part]) -> frozenset[int]:
-        """The variables of which a replica adds its share."""
-        shared: set[int] = set()
+    def _shared(self, outputs: dict[Any, Part]) -> Mapping[int, int]:
+        """The powers by which a replica adds to variables."""
+        shared: dict[int, int] = {}
         for metric in internals.metrics_of(self._model):
             parts = {id(variable): outputs[id(variable)] for variable in metric.variables if id(variable) in outputs}
-            unknown = {name for name, part in parts.items() if part.kind is not Kind.ZERO and _degree(part) is None}
-            means = {name for name, part in parts.items() if part.kind is not Kind.ZERO and _degree(part) == 0}
-            shared |= means
+            unknown, means = set[int](), False
+            for name, part in parts.items():
+                degree = _degree(part)
+                if degree is None:
+                    unknown.add(name)
+                elif part.kind is not Kind.ZERO:
+                    shared[name] = 1 - degree
+                    means = means or degree == 0
             # A metric that counts a batch once is given one number for it.
             if unknown and (means or type(metric) is keras.metrics.Sum):
-                shared |= unknown
+                shared.update(dict.fromkeys(unknown, 1))
                 _say(
                     f"metric {metric.name!r} is updated with one number for each replica which is no sum and no mean "
                     "over its examples, such as a root or a ratio of means: their mean by the replicas' shares of the "
@@ -170,7 +179,7 @@ class PartsOfSteps:
                     f"metric {metric.name!r} adds to its variables what is no known sum over the examples: what the "
                     "replicas add is added up. HINT: add sums over examples, and compute the rest in result()."
                 )
-        return frozenset(shared)
+        return shared
 
 
 @dataclass
@@ -193,10 +202,10 @@ def _summed_updates(outputs: dict[Any, Part]) -> Iterable[int]:
 
 
 def _degree(part: Part) -> int | None:
-    """1 for what adds up over the replicas, 0 for what is a mean by their examples; None if it is neither."""
+    """1 for what adds up over the replicas, 0 for what is a mean by their examples, and so on; None if not known."""
     if part.kind is Kind.SAME:
         return 0
-    return part.degree if part.kind in (Kind.ALIKE, Kind.TOTAL) and part.degree in (0, 1) else None
+    return part.degree if part.kind in (Kind.ZERO, Kind.ALIKE, Kind.TOTAL) else None
 
 
 def _say(text: str) -> None:

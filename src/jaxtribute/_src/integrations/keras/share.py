@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,8 +46,8 @@ class Share:
     """The replica's share in a step that sends gradients."""
     metrics: frozenset[int] = frozenset()
     """The ids of the model's metrics' variables."""
-    shared: frozenset[int] = frozenset()
-    """The ids of those of them to which the replica adds its share, by its examples."""
+    shared: Mapping[int, int] = field(default_factory=dict[int, int])
+    """By the ids of those of them that count a batch once, the power of its weight that the replica adds by."""
     summed: frozenset[Hashable] = frozenset()
     """The names of the logs that are sums over the examples, and the numbers of such updates by an optimizer."""
     applied: list[list[Any]] = field(default_factory=list[list[Any]])
