@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,7 @@ def test_output_that_cannot_be_written_is_told_once(place: str, words: str, capf
 def test_a_log_that_cannot_be_written_is_told_once_and_ends_no_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    class Full(output.FileIO):
+    class Full(FileIO):
         def write(self, data: object) -> int:
             raise OSError(28, "No space left on device")
 
