@@ -222,9 +222,14 @@ async def open_terminal() -> AsyncGenerator[Terminal]:
 
 
 def write(prefix: bytes | None, data: bytes) -> None:
-    """Prints what a rank has said; see `Sink.put`."""
+    """Prints what a rank has said; see `Sink.put`. While no terminal is open it waits for its reader."""
     if _terminal is not None:
         _terminal.write(prefix, data)
+        return
+    view = memoryview((prefix or b"") + data)
+    with contextlib.suppress(OSError):
+        while view:
+            view = view[os.write(_OUT, view) :]
 
 
 def say(text: str) -> None:
