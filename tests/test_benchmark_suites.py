@@ -51,6 +51,7 @@ NAMED = {
     "run_steps": "its steps, below",
     "keras_fit": "Keras: tests/integrations",
     "launch": "starts of workers: tests/launcher",
+    "launcher_output": "readers that stall: tests/launcher/test_terminal.py",
     "faults": "the same faults: tests/cluster",
     "network": "needs the rights of root; its contenders are those of `workers` and `causes`",
     "parameter_server_network": "needs the rights of root; its problems are those of `parameter_server`",

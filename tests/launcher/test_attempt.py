@@ -11,6 +11,7 @@ import pytest
 
 from jaxtribute._src.launcher.attempt import Attempt, Kind, Outcome, Program, Signal, exit_code, in_words
 from jaxtribute._src.launcher.output import RankOutput
+from jaxtribute.errors import ArgumentError
 from processes import await_end
 
 pytestmark = pytest.mark.slow
@@ -128,7 +129,7 @@ def test_a_rank_may_have_a_terminal() -> None:
 def test_a_program_that_does_not_exist(tmp_path: Path) -> None:
     output = RankOutput(b"", shown=False, log=None)
     attempt_of = {0: Program([str(tmp_path / "none")], {}, output)}
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ArgumentError):
         asyncio.run(_run(attempt_of))
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ FLOOD = "yes xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx | head -c 3000000"
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small buffers and short waits, so that a stall is one soon."""
-    monkeypatch.setattr(terminal, "MOST", 1 << 18)
+    monkeypatch.setattr(terminal, "MOST", 1 << 19)
     monkeypatch.setattr(terminal, "ROOM_S", 0.05)
     monkeypatch.setattr(terminal, "END_S", 0.1)
 
@@ -153,7 +154,7 @@ def test_output_that_cannot_be_written_is_told_once(place: str, words: str, capf
 def test_a_log_that_cannot_be_written_is_told_once_and_ends_no_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    class Full(output.FileIO):
+    class Full(FileIO):
         def write(self, data: object) -> int:
             raise OSError(28, "No space left on device")
 
@@ -206,7 +207,7 @@ def test_of_what_nobody_reads_the_last_is_kept_and_the_rest_is_told(impatient: N
     def write(sink: Sink) -> None:
         for number in range(50000):
             sink.put(b"[0] ", b"%039d\n" % number)
-            assert sink.held <= terminal.MOST
+            assert sink.held <= terminal.MOST + 200  # the line that says how much was left out
 
     lines = gathered(write, late=True).splitlines()
     (note,) = [place for place, line in enumerate(lines) if line.startswith(terminal.OWN)]

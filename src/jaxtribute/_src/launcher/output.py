@@ -263,7 +263,7 @@ def _quiet(data: bytes) -> bytes:
 
 
 def _last_state(line: bytes) -> bytes:
-    """What is to be seen of a line that was drawn over and over."""
+    """Returns the last state of a line that was drawn over and over."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 

@@ -1,4 +1,4 @@
-"""What a job prints, carried to its readers by threads, so that a reader who stalls holds up nothing but his own lines.
+"""Output of a job, carried to its readers by threads, so that a reader who stalls holds up nothing but his own lines.
 
 Between the ranks and a reader lies a buffer of bounded size. If it is full, a rank that prints more waits a moment, so
 that a reader who is only slow gets everything. If no room comes, the reader has stalled: from then on the oldest bytes
@@ -28,7 +28,7 @@ _PIECE = 1 << 15
 """Bytes of a write: a reader who takes as many within `END_S` has not stalled."""
 _BATCH = 1 << 18
 OWN = b"jaxtribute launch: "
-"""What stands before the launcher's own lines."""
+"""Prefix of the launcher's own lines."""
 _UNREAD = "as nobody read them in time. HINT: --log-dir keeps everything."
 _LOOK_S = 0.005
 
@@ -108,7 +108,7 @@ class Sink:
             self._lost(error)
 
     def _next(self) -> list[tuple[bytes | None, bytes]]:
-        """What is written next; nothing at the end."""
+        """Takes the pieces that are written next; none at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._pieces or self._closing)
             batch: list[tuple[bytes | None, bytes]] = []
@@ -222,9 +222,14 @@ async def open_terminal() -> AsyncGenerator[Terminal]:
 
 
 def write(prefix: bytes | None, data: bytes) -> None:
-    """Prints what a rank has said; see `Sink.put`."""
+    """Prints what a rank has said; see `Sink.put`. While no terminal is open it waits for its reader."""
     if _terminal is not None:
         _terminal.write(prefix, data)
+        return
+    view = memoryview((prefix or b"") + data)
+    with contextlib.suppress(OSError):
+        while view:
+            view = view[os.write(_OUT, view) :]
 
 
 def say(text: str) -> None:
