@@ -30,7 +30,7 @@ def fixed_values(program: ClosedJaxpr, caller: str = _UNKNOWN) -> Iterator[Fixed
       caller: the line that calls it, for what says none of its own.
     """
     jaxpr = opened(program)
-    consts = {var: value_in_words(value) for var, value in zip(jaxpr.constvars, constants(program), strict=True)}
+    consts = {var: value_in_words(value) for var, value in zip(jaxpr.constvars, constants(program), strict=False)}
     for eqn in jaxpr.eqns:
         line = user_line(eqn, but="/jaxtribute/") or caller
         for atom in eqn.invars:
