@@ -9,7 +9,7 @@ import jaxtribute as jd
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.eager import Eager
 from jaxtribute._src.execution.overlay import Overlay
-from jaxtribute._src.execution.traced import TracedProgram, lift
+from jaxtribute._src.execution.traced import TracedFunction, TracedProgram, lift
 from jaxtribute._src.jaxprs.core import current_trace
 from jaxtribute.errors import TraceError
 from replicas import mirrored, one_device, variable
@@ -20,10 +20,10 @@ def traced(body: Any, *, local: bool = False) -> tuple[Any, TracedProgram]:
     frames: list[TracedProgram] = []
 
     def program() -> Any:
-        executor = TracedProgram()
+        now = contexts.current()
+        executor = TracedFunction(now)
         executor.local = local
         frames.append(executor)
-        now = contexts.current()
         with contexts.entered(contexts.Context(now.strategy, now.replica, executor)):
             return body(executor)
 
