@@ -51,7 +51,7 @@ def test_results_are_copies_of_variables() -> None:
 
 def test_a_frame_has_one_set_of_devices() -> None:
     frames: list[TracedFunction] = []
-    jax.make_jaxpr(lambda: frames.append(TracedFunction()))()
+    jax.make_jaxpr(lambda: frames.append(TracedFunction(contexts.current())))()
     executor = frames[0]
     executor.running(print, mirrored(2).extended.mesh)
     executor.running(print, jd.MirroredStrategy(["CPU:0", "CPU:1"]).extended.mesh)
