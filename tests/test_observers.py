@@ -12,6 +12,7 @@ import pytest
 import jaxtribute as jd
 from jaxtribute._src.cluster.roster import Roster
 from jaxtribute._src.cluster.waiting import await_workers
+from jaxtribute._src.execution.feeds import EndOfData
 from jaxtribute._src.observers import KINDS, Event, Observer, observe
 from jaxtribute.errors import ArgumentError, CheckpointError
 
@@ -88,7 +89,7 @@ def test_input_ends_with_the_data() -> None:
     with observe(log, "input"):
         assert len(list(dataset)) == 2
     assert log.lines == ["input ", "/input"] * 3
-    assert [type(event.error) for event in log.events] == [type(None), type(None), StopIteration]
+    assert [type(event.error) for event in log.events] == [type(None), type(None), EndOfData]
 
 
 def test_checkpoints_have_their_paths(tmp_path: Path) -> None:

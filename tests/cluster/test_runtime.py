@@ -12,6 +12,7 @@ import pytest
 from jaxtribute._src.cluster import runtime
 from jaxtribute._src.cluster.failures import Failure
 from jaxtribute._src.cluster.roster import Roster
+from jaxtribute._src.environment import seconds
 from jaxtribute.errors import ClusterError, ClusterSpecError, ConfigError, DeadlineError
 
 JOBS = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
@@ -160,7 +161,7 @@ def test_joining_as_nobody() -> None:
 def test_settings_that_are_no_seconds(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(runtime.SILENCE, text)
     with pytest.raises(ConfigError, match=rf"{text}.*HINT"):
-        runtime._seconds(runtime.SILENCE, 20.0)  # pyright: ignore[reportPrivateUsage]
+        seconds(runtime.SILENCE, 20.0, 1.0)
 
 
 def test_a_report_is_json() -> None:

@@ -25,7 +25,6 @@ DIFFERS = {
     # An override of the same cluster adds no tasks; a task 0 that was set counts.
     "union/same": {"worker": ["a:1", "b:2"]},
     "union/id_0": 0,
-    "union/conflict": MALFORMED,
     "union/unknown": {"raises": "TypeError"},
     # Ranks belong to nodes as Slurm lists them; a node without GPUs is one.
     "slurm/names": {"worker": ["t02n13:8888", "t02n41:8888", "a-b:8888"]},

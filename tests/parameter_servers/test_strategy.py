@@ -13,7 +13,7 @@ import jaxtribute as jd
 from jaxtribute._src.parameter_servers.scheduling import starting
 from jaxtribute._src.parameter_servers.strategy import ParameterServerStrategy
 from jaxtribute.cluster_resolver import SimpleClusterResolver
-from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterSpecError, StrategyMixError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, ClusterSpecError
 from jaxtribute.partitioners import FixedShardsPartitioner, MinSizePartitioner
 from parameter_servers.clusters import coordinated, float32, threads
 
@@ -160,7 +160,7 @@ def test_a_variable_beside_another(sharding: Any) -> None:
     np.testing.assert_array_equal(like.numpy(), range(5))
     assert len(devices_of(free)) == 2
     other_strategys = outside()
-    with sharding.scope(), pytest.raises(StrategyMixError), extended.colocate_vars_with(other_strategys):
+    with sharding.scope(), pytest.raises(ArgumentError), extended.colocate_vars_with(other_strategys):
         pass
 
 

@@ -23,8 +23,6 @@ from jaxtribute._src.execution.traced import TracedFunction, lift
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, Tracer
 from jaxtribute._src.types import Nest, Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica, ReplicaValues
-from jaxtribute._src.values.scatter import IndexedSlices
-from jaxtribute._src.values.sparse import refuse_sparse
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import ContextError, VariableError
 
@@ -74,8 +72,6 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
         outputs, tree = jax.tree.flatten(map_leaves(_laid_out, result), is_leaf=is_constant)
         owned = set(map(id, executor.values.values()))
         for place, leaf in enumerate(outputs):
-            if type(leaf) is IndexedSlices:
-                refuse_sparse(leaf, "the caller of a compiled function")
             if not (is_array(leaf) or is_number(leaf) or is_constant(leaf)):
                 refuse_traced(leaf)
                 outputs[place] = Constant(leaf)

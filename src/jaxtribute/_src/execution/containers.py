@@ -19,6 +19,8 @@ from jaxtribute._src.execution.nests import ATOMS
 from jaxtribute._src.jaxprs.core import Tracer
 from jaxtribute._src.types import Leaf
 from jaxtribute._src.values.distributed import ReplicaValues
+from jaxtribute._src.values.scatter import IndexedSlices
+from jaxtribute._src.values.sparse import refuse_sparse
 from jaxtribute.errors import ArgumentTypeError, TraceError
 
 _DEPTH = 4
@@ -32,7 +34,8 @@ def known(leaf: Leaf, kinds: tuple[type, ...]) -> bool:
       leaf: a leaf of a nest.
       kinds: classes.
     """
-    if isinstance(leaf, (*ATOMS, type)):
+    # Rows are no container on purpose: what is done to each leaf of a nest would change their indices.
+    if isinstance(leaf, (*ATOMS, IndexedSlices, type)):
         return False
     parts = _parts_of(type(leaf))
     if parts is None or not _holds(leaf, kinds, _DEPTH):
@@ -61,7 +64,9 @@ def refuse_traced(leaf: Leaf) -> None:
 
     Raises:
       TraceError: it does.
+      ArgumentTypeError: it is rows of an array.
     """
+    refuse_sparse(leaf, "the caller of a compiled function")
     if not isinstance(leaf, ATOMS) and _holds(leaf, (Tracer,), _DEPTH):
         raise TraceError(
             f"a compiled function returns an object of class {type(leaf).__name__} that holds arrays of the program, "

@@ -95,7 +95,7 @@ class ParameterServerExtended(StrategyExtended):
         split, whatever the partitioner says, and lies on the server of the other's first row.
 
         Raises:
-          StrategyMixError: it was not made in this strategy's scope.
+          ArgumentError: it was not made in this strategy's scope.
           ContextError: entered outside the strategy's scope.
 
         Source: `tf.distribute.StrategyExtended.colocate_vars_with`.
