@@ -9,15 +9,16 @@ import jaxtribute as jd
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.eager import Eager
 from jaxtribute._src.execution.overlay import Overlay
-from jaxtribute._src.execution.traced import TracedFunction, TracedProgram, lift
+from jaxtribute._src.execution.traced import TracedFunction, lift
 from jaxtribute._src.jaxprs.core import current_trace
+from jaxtribute._src.values.creating import Making
 from jaxtribute.errors import TraceError
 from replicas import mirrored, one_device, variable
 
 
-def traced(body: Any, *, local: bool = False) -> tuple[Any, TracedProgram]:
+def traced(body: Any, *, local: bool = False) -> tuple[Any, TracedFunction]:
     """Runs `body(executor)` in a trace; gives the lifted program and the executor."""
-    frames: list[TracedProgram] = []
+    frames: list[TracedFunction] = []
 
     def program() -> Any:
         now = contexts.current()
@@ -42,7 +43,7 @@ def test_reads_become_inputs_in_the_order_of_first_reads() -> None:
 def test_a_read_in_an_inner_trace_is_an_input_of_the_outer_one() -> None:
     v = jd.Variable(2.0)
 
-    def body(_: TracedProgram) -> Any:
+    def body(_: TracedFunction) -> Any:
         one = jax.jit(lambda x: x * v)(1.0)
         two = jax.lax.scan(lambda c, x: (c + v, x), 0.0, jnp.ones(3))[0]
         three = jax.grad(lambda x: x * v.read_value())(1.0)
@@ -59,7 +60,7 @@ def test_a_read_in_an_inner_trace_is_an_input_of_the_outer_one() -> None:
 def test_writes_stay_in_the_frame() -> None:
     v = jd.Variable(2.0)
 
-    def body(executor: TracedProgram) -> Any:
+    def body(executor: TracedFunction) -> Any:
         v.assign(v * 3)
         v.assign_add(1.0)
         assert list(executor.written) == [v]
@@ -80,7 +81,7 @@ def test_a_local_frame_sees_one_replicas_piece() -> None:
 
 
 def test_variables_made_in_a_trace_are_made_outside_it() -> None:
-    def body(executor: TracedProgram) -> Any:
+    def body(executor: TracedFunction) -> Any:
         v = jd.Variable(lambda: jnp.ones(2) * 3)
         assert executor.created == [v]
         assert not isinstance(v.stored, Tracer)
@@ -95,7 +96,7 @@ def test_variables_made_in_a_trace_are_made_outside_it() -> None:
 def test_another_strategys_variable_is_refused_at_its_first_read() -> None:
     v = variable(mirrored(2), 1.0, name="w")
 
-    def body(_: TracedProgram) -> Any:
+    def body(_: TracedFunction) -> Any:
         with one_device(1).scope():
             return v.read_value()
 
@@ -115,7 +116,7 @@ def test_the_eager_frame_refuses_traced_values_and_copies_others() -> None:
         jax.jit(lambda y: executor.set(v, y))(x)
     executor.set(v, x)
     assert executor.get(v).unsafe_buffer_pointer() != x.unsafe_buffer_pointer()
-    assert executor.create(lambda: v) is v
+    assert executor.create(Making(type(v), (2.0,), {})).numpy() == 2.0
     assert not executor.local
     assert not executor.traced
 
@@ -130,7 +131,7 @@ def test_an_overlay_hides_the_values_below() -> None:
     assert list(executor.written) == [w]
     assert w.numpy() == 2.0
     assert (executor.local, executor.traced) == (below.local, below.traced)
-    made = executor.create(lambda: jd.Variable(3.0))
+    made = executor.create(Making(jd.Variable, (3.0,), {}))
     assert made.numpy() == 3.0
     with pytest.raises(TraceError):
         jax.jit(lambda x: executor.set(w, x))(1.0)

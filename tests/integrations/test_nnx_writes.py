@@ -140,7 +140,7 @@ def test_what_is_read_or_passed_and_returned_is_no_change(name: str) -> None:
     losses = strategy.run(read, (x,))
     _, kernel = strategy.run(functional, (trained.module, optimizer, x))
     for part, rows in zip(losses.values, X, strict=True):
-        np.testing.assert_allclose(part, jnp.sum(plain.module(rows)), rtol=1e-6)
+        np.testing.assert_allclose(part, jnp.sum(plain.module(jnp.asarray(rows))), rtol=1e-6)
     plain.step(np.concatenate(X))
     for part in strategy.experimental_local_results(kernel):
         np.testing.assert_allclose(part, plain.module.kernel[...], rtol=1e-6)

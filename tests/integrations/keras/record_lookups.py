@@ -102,7 +102,8 @@ def recorded() -> list[dict[str, Any]]:
 def adapted() -> Iterator[tuple[str, dict[str, Any], Any, list[str]]]:
     """Vocabularies that layers take from data."""
     data = {"StringLookup": ["x", "y", "y", "z", "z", "w", ""], "IntegerLookup": [5, 7, 7, 9, 9, 3, 0]}
-    for arguments in ({}, {"max_tokens": 5}, {"ngrams": 2, "standardize": None}, {"split": "character"}):
+    options: list[dict[str, Any]] = [{}, {"max_tokens": 5}, {"ngrams": 2, "standardize": None}, {"split": "character"}]
+    for arguments in options:
         layer = keras.layers.TextVectorization(**arguments)
         words = ["The cat, the mat.", "a cat", "", "dog Dog a"]
         layer.adapt(np.array(words))

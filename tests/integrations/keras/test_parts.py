@@ -14,6 +14,7 @@ import pytest
 import jaxtribute as jd
 from jaxtribute.errors import InputError
 from keras_models import X, Y, assert_same, both, classifier, devices, keras, under
+from replicas import here
 
 ops: Any = keras.ops
 TEN = X[:10]
@@ -199,7 +200,7 @@ class Contrastive(keras.losses.Loss):
     """Each example against the labels' rows of all replicas."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        everyone = jd.get_replica_context().all_gather(y_pred, axis=0)
+        everyone = here().all_gather(y_pred, axis=0)
         return jax.nn.logsumexp(y_true @ everyone.T, axis=1) - ops.sum(y_true * y_pred, axis=1)
 
 
@@ -207,8 +208,7 @@ class FromTheCentre(keras.losses.Loss):
     """Each example's distance from the mean of all."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        here = jd.get_replica_context()
-        total = here.all_reduce("SUM", (ops.sum(y_pred, axis=0), jnp.asarray(float(y_pred.shape[0]))))
+        total = here().all_reduce("SUM", (ops.sum(y_pred, axis=0), jnp.asarray(float(y_pred.shape[0]))))
         return ops.mean(ops.square(y_pred - total[0] / total[1]), axis=1) + ops.mean(
             ops.square(y_pred - y_true), axis=1
         )

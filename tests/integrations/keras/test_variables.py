@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +97,9 @@ def test_optax_sees_a_model_by_the_paths_of_its_variables(under: str) -> None:
         params = optax.apply_updates(params, updates)
     for variable in model.trainable_variables:
         _, layer, name = variable.path.split("/")
-        np.testing.assert_allclose(np.asarray(variable.value), params["net"][layer][name], rtol=2e-6, atol=2e-6)
+        np.testing.assert_allclose(
+            np.asarray(variable.value), cast("Any", params)["net"][layer][name], rtol=2e-6, atol=2e-6
+        )
     assert jax.tree.map(jnp.shape, by_path.state) == jax.tree.map(jnp.shape, state)
     _, gradients = jd.value_and_grad(lambda x: jnp.sum(model(x) ** 2), model)(jnp.ones((1, 2)))
     assert jax.tree.structure(gradients) == jax.tree.structure(params)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import repeat
 from operator import is_
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +77,7 @@ def capture(call: Callable[[Sequence[Any]], Any], context: Context, leaves: Sequ
                 outputs[place] = Constant(leaf)
             elif id(leaf) in owned:
                 # A result must not share its buffer with a variable, which a later step gives up.
-                outputs[place] = jnp.copy(cast("Any", leaf))
+                outputs[place] = jnp.copy(leaf)
         arrays, tree = jax.tree.flatten(tree.unflatten(outputs))
         seen.extend((executor, tree, any(map(is_constant, outputs))))
         return [*arrays, *executor.new_values()]
