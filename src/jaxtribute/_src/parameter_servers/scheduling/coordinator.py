@@ -75,6 +75,9 @@ class ClusterCoordinator:
             )
         return made
 
+    def __init__(self, strategy: Strategy, *, max_attempts: int | None = None) -> None:
+        del strategy, max_attempts  # Python calls it again for a coordinator that there is: it has begun
+
     def _begin(self, strategy: Strategy, cluster: Cluster, max_attempts: int) -> None:
         self._strategy, self._cluster, self._max_attempts = strategy, cluster, max_attempts
         self._queue = cluster.queue
