@@ -225,7 +225,8 @@ class Save:
     def _make(self) -> None:
         """Makes the folder anew; what is there is of a save that never ended."""
         self.owner.claim()
-        self.owner.take_over()
+        if self.channel is not None:
+            self.owner.take_over()
         old = standing(self.path)
         if old != self.path:  # a program was killed while it replaced this checkpoint
             old.rename(self.path)
