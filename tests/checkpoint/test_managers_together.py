@@ -37,6 +37,7 @@ def test_a_cell_that_is_run_twice(tmp_path: Path) -> None:
     first.save()  # in the background
     second = cell(tmp_path, 2.0)
     assert second.save() == str(tmp_path / "ckpt-1")  # waits for it, and takes its place
+    second.wait()  # it takes over when it begins to write
     with pytest.raises(CheckpointError, match=TAKEN_OVER):
         first.save()
     second.save()
@@ -123,10 +124,10 @@ def test_a_save_that_is_under_way_ends_before_another_managers_begins(
 ) -> None:
     first, second = cell(tmp_path, 1.0), cell(tmp_path, 2.0)
     first.save(7)
-    second.save(7)
     unfinished = tmp_path / "ckpt-7.orbax-checkpoint-tmp"
     while not unfinished.exists():
         first.checkpoint._background.wait(0.01)  # pyright: ignore[reportPrivateUsage]
+    second.save(7)
     assert first.checkpoint.saving
     assert second.checkpoint.saving
     slow_saves.set()

@@ -38,7 +38,7 @@ def test_an_exception_is_told_once_with_its_rank() -> None:
     assert "rank 1 ended with exit code 1: ValueError: the fault of worker 1" in text
 
 
-@pytest.mark.parametrize(("case", "limit"), [("stall-before", 3), ("stall-inside", 6), ("stall-input", 3)])
+@pytest.mark.parametrize(("case", "limit"), [("stall-before", 3), ("stall-input", 3)])
 def test_a_worker_that_hangs_is_named_with_its_stack(case: str, limit: int) -> None:
     code, text, _ = outcome(case, JAXTRIBUTE_TIMEOUT_S=str(limit))
     assert code != 0, text
@@ -47,6 +47,13 @@ def test_a_worker_that_hangs_is_named_with_its_stack(case: str, limit: int) -> N
     where = text[text.index("worker 1 (127.0.0.1") :]
     assert "last seen in step" in where, text
     assert "forever()" in where if case != "stall-input" else "next(data)" in where, text
+
+
+def test_a_worker_with_a_program_of_its_own_is_named() -> None:
+    code, text, _ = outcome("stall-inside", JAXTRIBUTE_TIMEOUT_S="6")
+    assert code != 0, text
+    assert "waits at the first run of stuck_step" in text, text
+    assert "last seen in step 4 of step" in text, text
 
 
 @pytest.mark.parametrize("case", ["swapped", "extra"])

@@ -266,7 +266,8 @@ def test_losses_that_meet_other_replicas(four: jd.Strategy, loss: Any, own: bool
     expected = under(jd.OneDeviceStrategy("CPU:0"), build, use)
     for strategy in (four, jd.MirroredStrategy(devices(2))):
         assert_same(expected, under(strategy, build, use))
-    assert not caplog.records  # nothing ran as Python
+    # Nothing ran as Python. How often eager code was traced is counted over all tests of the process.
+    assert not [record for record in caplog.records if "traced_reads" not in record.name]
 
 
 STRATEGIES = {

@@ -188,7 +188,7 @@ class Checkpoint:
             self._background.wait()
             found, channel = self._found(), self._agreeing()
             if channel is None:
-                claim.take_over()  # at once; of several workers the first alone knows, and tells the others
+                claim.check_manager()  # at once; of several workers the first alone knows, and tells the others
             positions = {name: _position(name, iterator) for name, iterator in found.iterators.items()}
             with updating:  # no step in between: all values are of one moment
                 specs, leaves = found.snapshots(self._memory)  # a function of its own: see interrupts

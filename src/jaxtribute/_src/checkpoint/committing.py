@@ -225,8 +225,7 @@ class Save:
     def _make(self) -> None:
         """Makes the folder anew; what is there is of a save that never ended."""
         self.owner.claim()
-        if self.channel is not None:
-            self.owner.take_over()
+        self.owner.take_over()
         old = standing(self.path)
         if old != self.path:  # a program was killed while it replaced this checkpoint
             old.rename(self.path)

@@ -152,16 +152,20 @@ class Seat:
           CheckpointError: one that was made later has saved another checkpoint.
         """
         with self._lock:
-            if manager < self._manager and (self._saved is None or self._saved() is not checkpoint):
-                raise CheckpointError(
-                    f"{self.file.parent}: a CheckpointManager that was made later in this process has saved another "
-                    f"Checkpoint under the same name ({self.file.name.removeprefix('.').removesuffix('.owner')}), and "
-                    "has taken over, as when a notebook's cell is run again. HINT: save with the new manager; or give "
-                    "one of both a directory or a checkpoint_name of its own."
-                )
+            self.check(manager, checkpoint)
             if manager > self._manager:
                 self._manager = manager
                 self._saved = weakref.ref(checkpoint)
+
+    def check(self, manager: int, checkpoint: object) -> None:
+        """Checks that a manager may save; otherwise as `take_over`."""
+        if manager < self._manager and (self._saved is None or self._saved() is not checkpoint):
+            raise CheckpointError(
+                f"{self.file.parent}: a CheckpointManager that was made later in this process has saved another "
+                f"Checkpoint under the same name ({self.file.name.removeprefix('.').removesuffix('.owner')}), and has "
+                "taken over, as when a notebook's cell is run again. HINT: save with the new manager; or give one of "
+                "both a directory or a checkpoint_name of its own."
+            )
 
     def _claim(self) -> None:
         own = self._owner
@@ -233,6 +237,15 @@ class Owner:
         """
         if self._checkpoint is not None:
             self.seat.take_over(self._manager, self._checkpoint)
+
+    def check_manager(self) -> None:
+        """Checks that no other manager of this process has taken over.
+
+        Raises:
+          CheckpointError: one has.
+        """
+        if self._checkpoint is not None:
+            self.seat.check(self._manager, self._checkpoint)
 
     def check(self) -> None:
         """Checks that no other process has taken over, as after this one had been stopped for minutes.
