@@ -30,7 +30,7 @@ from jaxtribute._src.values.distributed import Mirrored, PerReplica, idle_replic
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
 from jaxtribute._src.values.placing import put
 from jaxtribute._src.values.variable import Variable
-from jaxtribute.errors import TraceError, VariableError
+from jaxtribute.errors import ShapeError, TraceError, VariableError
 
 if TYPE_CHECKING:
     from jaxtribute._src.execution.gathers import Gathers
@@ -134,7 +134,8 @@ def stacked(value: PerReplica, mesh: ReplicaMesh) -> Any:
         if not whole.is_tuple:
             return whole
     if not all(map(is_number, values)):
-        raise TraceError(
+        kind = ShapeError if all(map(is_array, values)) else TraceError
+        raise kind(
             f"the replicas' values {values!r} cannot be one array of a compiled program. "
             "HINT: pass numbers or arrays of one shape and dtype, or call strategy.run outside jd.function."
         )
