@@ -269,7 +269,9 @@ def test_each_ranks_lines_arrive_whole_with_its_prefix_and_in_order(fed: list[tu
     for rank in range(3):
         said = b"".join(data for number, data in fed if number == rank)
         # Of a line that is drawn over its last state counts; what Gloo says at every start is left out.
-        lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in said.removesuffix(b"\n").split(b"\n")] if said else []
+        lines = (
+            [line.rstrip(b"\r").rpartition(b"\r")[2] for line in said.removesuffix(b"\n").split(b"\n")] if said else []
+        )
         wanted = [line for line in lines if not line.startswith(b"[Gloo] Rank 0 is connected")]
         prefix = b"[%d] " % rank
         assert [line[4:] for line in printed.split(b"\n") if line.startswith(prefix)] == wanted
