@@ -525,4 +525,4 @@ def _unwrapped(value: Numeric) -> Any:
 def _shared_of(capture: Capture) -> list[jax.Array]:
     """The arrays from around a function of which other workers hold parts."""
     values = constants(capture.closed)
-    return [value for value in values if isinstance(value, jax.Array) and not value.is_fully_addressable]
+    return [value for value in values if isinstance(value, ArrayImpl) and not value.is_fully_addressable]
