@@ -76,6 +76,7 @@ _LAZY = {
     "Server": "cluster.server",
     "TPUStrategy": "strategies.tpu",
     "grad": "execution.autodiff",
+    "is_main": "cluster.main_process",
     "latest_checkpoint": "checkpoint.folder",
     "progress": "tools.live.progress",
     "shard_hint": "input.grain_files",
@@ -110,6 +111,7 @@ if _TYPE_CHECKING:
     from jaxtribute._src.checkpoint.checkpoint import Checkpoint as Checkpoint
     from jaxtribute._src.checkpoint.folder import latest_checkpoint as latest_checkpoint
     from jaxtribute._src.checkpoint.manager import CheckpointManager as CheckpointManager
+    from jaxtribute._src.cluster.main_process import is_main as is_main
     from jaxtribute._src.cluster.server import Server as Server
     from jaxtribute._src.cluster.spec import ClusterDeviceFilters as ClusterDeviceFilters
     from jaxtribute._src.cluster.spec import ClusterSpec as ClusterSpec
