@@ -125,7 +125,7 @@ def test_last_batches_of_any_size_on_any_number_of_replicas(size: int, replicas:
 
 
 @pytest.mark.parametrize("options", [{}, {"min_bytes": 64}])
-def test_a_variable_is_cut_from_the_smallest_size_on(options: dict[str, int]) -> None:
+def test_a_variable_is_cut_from_the_smallest_size_on(options: dict[str, Any]) -> None:
     bytes_ = options.get("min_bytes", 16 * 1024)  # by the guide
     with jd.FullyShardedStrategy(DEVICES[:2], **options).scope():
         for size, parts in ((bytes_, 2), (bytes_ - 1, 1)):
