@@ -173,7 +173,7 @@ NO_SETTINGS = {
     *("Strategy", "RunOptions", "StrategyExtended", "ReplicaContext", "PerReplica", "Mirrored", "DistributedValues"),
     *("VariableSynchronization", "VariableAggregation", "ReduceOp", "CrossDeviceOps", "Checkpoint", "ClusterSpec"),
     *("get_strategy", "has_strategy", "in_cross_replica_context", "experimental_set_strategy", "get_replica_context"),
-    *("latest_checkpoint", "ArraySpec"),
+    *("latest_checkpoint", "ArraySpec", "is_main"),
 }
 """Public names without settings of these kinds, or whose arguments the library alone gives."""
 
