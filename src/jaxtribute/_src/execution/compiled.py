@@ -127,7 +127,9 @@ def stacked(value: PerReplica, mesh: ReplicaMesh) -> Any:
     values = value.data
     if all(map(is_number, values)):
         values = [part.item() for part in all_parts(values, mesh)]  # other workers' too
-    if all(type(x) is type(values[0]) and not is_array(x) and x == values[0] for x in values):
+        if len(set(map(repr, values))) == 1:  # tells 0.0 from -0.0, and 1 from True
+            return values[0]
+    elif all(type(x) is type(values[0]) and not is_array(x) and x == values[0] for x in values):
         return values[0]
     if any(map(is_array, values)):
         whole = PerReplica.from_parts(values, mesh)
