@@ -207,6 +207,7 @@ def test_sums_among_losses(four: jd.Strategy, build: Any) -> None:
     assert_same(*both(build, use, four))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("loss", "told"),
     [
