@@ -79,7 +79,7 @@ OF_WORKERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shape", "kind"), zip(OF_WORKERS, ("NNX", "Equinox", "classes"), strict=True))
+@pytest.mark.parametrize(("shape", "kind"), list(zip(OF_WORKERS, ("NNX", "Equinox", "classes"), strict=True)))
 def test_transformations_do_what_plain_optax_does(
     multi_process: SharedRunners, shape: tuple[int, int], kind: str
 ) -> None:

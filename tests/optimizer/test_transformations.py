@@ -25,7 +25,7 @@ def in_float64() -> Iterator[None]:
     jax.config.update("jax_enable_x64", False)
 
 
-ROUND = [(name, list(KINDS)[i % 5], PLACES[(11 * i + 5) % len(PLACES)]) for i, name in enumerate([*CASES, *CASES][:36])]
+ROUND = [(name, list(KINDS)[i % 5], PLACES[(11 * i + 5) % len(PLACES)]) for i, name in enumerate(CASES)]
 """Each transformation with another kind of nest in another place; all of them: `python -m transformation_product`."""
 
 
@@ -184,7 +184,7 @@ def test_further_arguments_that_cannot_be_given() -> None:
     many = jd.Optimizer(optax.sgd(1.0), [v], accumulate_steps=2)
     with pytest.raises(ArgumentError, match=r"accumulate_steps=2 .* not grad, value_fn: .* HINT"):
         many.apply_gradients([v], value=1.0, grad=[v.numpy()], value_fn=lambda _: 1.0)
-    with pytest.raises(ArgumentError, match=r"not gradients for each example\. HINT"):
+    with pytest.raises(ArgumentError, match=r"not gradients for each example: .* HINT"):
         many.apply_gradients([jnp.ones((3, 4))])
     with pytest.raises(ShapeError, match=r"parameter \[0\] of shape \(4,\) one of shape \(3, 4\)\. HINT.*dpsgd"):
         jd.Optimizer(optax.sgd(1.0), [v]).apply_gradients([jnp.ones((3, 4))])

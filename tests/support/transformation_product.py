@@ -42,6 +42,7 @@ from transformations import (
     row_gradients,
 )
 
+os.environ.setdefault("KERAS_BACKEND", "jax")
 TOLERANCE = 1e-6
 SEARCHED = 3
 """Steps of what searches, where each is compiled anew."""
@@ -58,8 +59,8 @@ def devices(count: int) -> list[str]:
 
 
 def _groups(kind: Any, **options: Any) -> Any:
-    """Two replicas of two devices, which divide every matrix and vector that can be."""
-    layout = {".*(kernel|weight).*": (None, "model")} if kind is jd.MirroredStrategy else None
+    """Two replicas of two devices, which divide the matrices of models."""
+    layout = {".*kernel": (None, "model"), ".*weight": ("model",)} if kind is jd.MirroredStrategy else None
     return kind(devices(4), devices_per_replica=2, layout=layout, **options)
 
 
@@ -258,7 +259,6 @@ def on_worker(
     """The same product on a worker of a cluster."""
     from worker_programs import strategy
 
-    os.environ.setdefault("KERAS_BACKEND", "jax")
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_enable_x64", True)
     try:
@@ -326,7 +326,6 @@ def main() -> int:
     parser.add_argument("--workers", nargs=2, type=int, help="a cluster: workers, and devices of each")
     parser.add_argument("--servers", type=int, help="parameter servers")
     options = parser.parse_args()
-    os.environ.setdefault("KERAS_BACKEND", "jax")
     jax.config.update("jax_enable_x64", True)
     config.set_logical_cpu_devices(8)
     jax.config.update("jax_disable_most_optimizations", True)

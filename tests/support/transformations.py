@@ -39,6 +39,11 @@ is_weight = by_path(lambda path, _: not is_bias(path))
 kinds = by_path(lambda path, _: "bias" if is_bias(path) else "weight")
 
 
+def uncalled(nest: Any) -> Any:
+    """A nest for Optax, which would call one that can be called, such as a module of Equinox."""
+    return (lambda _: nest) if callable(nest) else nest
+
+
 def rates_by_path() -> optax.GradientTransformation:
     """A learning rate for each path."""
 
@@ -89,14 +94,16 @@ def _case(transform: Any, *gives: str, **options: Any) -> Case:
 _SEARCH = ("value", "grad", "value_fn")
 CASES: dict[str, Case] = {
     "weight decay but for biases": _case(optax.adamw(0.1, weight_decay=0.5, mask=is_weight)),
-    "a mask as a nest": _case(lambda params: optax.adamw(0.1, weight_decay=0.5, mask=is_weight(params))),
+    "a mask as a nest": _case(lambda params: optax.adamw(0.1, weight_decay=0.5, mask=uncalled(is_weight(params)))),
     "masked momentum": _case(optax.chain(optax.masked(optax.trace(0.9), is_weight), optax.scale(-0.1))),
     "frozen by a label": _case(optax.partition({"bias": optax.set_to_zero(), "weight": optax.adam(0.1)}, kinds)),
     "labels as a nest": _case(
-        lambda params: optax.partition({"bias": optax.sgd(0.1, 0.9), "weight": optax.adam(0.1)}, kinds(params))
+        lambda params: optax.partition(
+            {"bias": optax.sgd(0.1, 0.9), "weight": optax.adam(0.1)}, uncalled(kinds(params))
+        )
     ),
     "freeze": _case(
-        lambda params: optax.chain(optax.adam(0.1), optax.transforms.freeze(by_path(is_bias)(params)))
+        lambda params: optax.chain(optax.adam(0.1), optax.transforms.freeze(uncalled(by_path(is_bias)(params))))
     ),
     "learning rates by path": _case(rates_by_path()),
     "norms of subtrees": _case(clipped_subtrees(), separable=False),
@@ -187,8 +194,8 @@ def nnx_model() -> Any:
     from flax import nnx
 
     dtype: Any = real()
-    linear = nnx.Linear(3, 3, param_dtype=dtype, rngs=nnx.Rngs(0))
-    return nnx.Sequential(linear, nnx.LayerNorm(3, param_dtype=dtype, rngs=nnx.Rngs(1)))
+    linear = nnx.Linear(3, 4, param_dtype=dtype, rngs=nnx.Rngs(0))
+    return nnx.Sequential(linear, nnx.LayerNorm(4, param_dtype=dtype, rngs=nnx.Rngs(1)))
 
 
 def nnx_params() -> Any:
@@ -200,7 +207,7 @@ def nnx_params() -> Any:
 def equinox_model() -> Any:
     import equinox as eqx
 
-    return eqx.nn.MLP(3, 3, 4, 1, dtype=real(), key=jax.random.key(0))
+    return eqx.nn.MLP(3, 4, 4, 1, dtype=real(), key=jax.random.key(0))
 
 
 def equinox_params() -> Any:
@@ -211,8 +218,8 @@ def equinox_params() -> Any:
 
 def keras_params() -> Any:
     """A model's values by the parts of their paths, whose order is not that of the model's variables."""
-    first = {"kernel": values(3, 3, seed=0), "bias": values(3, seed=1)}
-    return {"net": {"first": first, "scaled": {"gamma": values(3, seed=2), "beta": values(3, seed=3)}}}
+    first = {"kernel": values(3, 4, seed=0), "bias": values(4, seed=1)}
+    return {"net": {"first": first, "scaled": {"gamma": values(4, seed=2), "beta": values(4, seed=3)}}}
 
 
 def keras_model() -> Any:
@@ -220,7 +227,7 @@ def keras_model() -> Any:
 
     dtype, params = str(real()), keras_params()
     dense, norm = (
-        keras.layers.Dense(3, name="first", dtype=dtype),
+        keras.layers.Dense(4, name="first", dtype=dtype),
         keras.layers.LayerNormalization(name="scaled", dtype=dtype),
     )
     model = keras.Sequential([keras.Input((3,), dtype=dtype), dense, norm], name="net")

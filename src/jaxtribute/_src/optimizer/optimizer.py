@@ -190,8 +190,9 @@ class Optimizer:
 
         Args:
           grads_and_vars: gradients in the variables' nest or a list of them in its order, or pairs of a gradient and
-            its variable in any order; one for every variable. If all have an axis more than their variables, in front, they
-            are gradients for each example, as `optax.contrib.dpsgd` takes them: those of all replicas are gathered.
+            its variable in any order; one for every variable. If all have an axis more than their variables, in front,
+            they are gradients for each example, as `optax.contrib.dpsgd` takes them: those of all replicas are
+            gathered.
           reduce_op: SUM (losses are divided by the global batch size), MEAN, or None for gradients that are
             reduced already and equal on all replicas.
           extra: what the transformation takes besides (`optax.GradientTransformationExtraArgs`). `value` and `grad`,
