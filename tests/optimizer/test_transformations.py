@@ -1,5 +1,6 @@
 """Transformations that look at paths or at further arguments, against plain Optax on the same nests."""
 
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from jaxtribute.errors import ArgumentError, ShapeError, VariableError
 from replicas import execute, fraction, mirrored
 from transformation_product import PLACES, TOLERANCE, Place, failures, product
 from transformations import CASES, KINDS, dictionary, difference, is_weight, variables_of
+
+importlib.import_module("keras_models")  # before any test, as Keras sets environment variables
 
 
 @pytest.fixture
@@ -270,7 +273,7 @@ def test_sums_of_variables_without_names_have_names_of_their_own(tmp_path: Any) 
         net = [jd.Variable(jnp.zeros(2)), jd.Variable(jnp.zeros(2))]
     optimizer = jd.Optimizer(optax.sgd(1.0), net, accumulate_steps=2)
     optimizer.apply_gradients([jnp.ones(2), jnp.full(2, 2.0)])
-    path = jd.Checkpoint(net=net, optimizer=optimizer).save(str(tmp_path / "half"))
+    path = jd.Checkpoint(net=net, optimizer=optimizer).save(tmp_path / "half", block=True)
     optimizer.apply_gradients([jnp.ones(2), jnp.ones(2)])
     jd.Checkpoint(net=net, optimizer=optimizer).restore(path)
     optimizer.apply_gradients([jnp.ones(2), jnp.full(2, 2.0)])
