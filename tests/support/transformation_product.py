@@ -191,23 +191,25 @@ def compare(kind: str, place: Place, names: Sequence[str]) -> dict[str, tuple[fl
     return trainer.differences(kind, names, place.rows)
 
 
-def together(names: Sequence[str], compiled: bool) -> list[tuple[list[str], int]]:
+def together(names: Sequence[str], compiled: bool, steps: int = STEPS) -> list[tuple[list[str], int]]:
     """The transformations in the groups that one step trains, and for how many steps.
 
     Searches evaluate functions of all replicas: eagerly each step compiles them anew.
     """
     plain = [name for name in names if not CASES[name].searches]
-    alone = [([name], STEPS if compiled else SEARCHED) for name in names if CASES[name].searches]
-    return [(plain, STEPS), *alone] if plain else alone
+    alone = [([name], steps if compiled else SEARCHED) for name in names if CASES[name].searches]
+    return [(plain, steps), *alone] if plain else alone
 
 
-def product(kinds: Sequence[str], places: Sequence[Place], names: Sequence[str]) -> Iterator[Outcome]:
+def product(
+    kinds: Sequence[str], places: Sequence[Place], names: Sequence[str], steps: int = STEPS
+) -> Iterator[Outcome]:
     """Trains all of it; gives for each case the differences, or the error."""
     for kind in kinds:
         trainers: dict[tuple[str, tuple[str, ...]], Trainer] = {}
         for place in places:
-            for some, steps in together(names, place.compiled and place.rows == EVEN):
-                yield from _outcomes(trainers, kind, place, some, steps)
+            for some, count in together(names, place.compiled and place.rows == EVEN, steps):
+                yield from _outcomes(trainers, kind, place, some, count)
 
 
 def _outcomes(trainers: Any, kind: str, place: Place, names: list[str], steps: int) -> Iterator[Outcome]:
@@ -255,6 +257,8 @@ def on_worker(
     names: Sequence[str],
     modes: Sequence[str] = ("compiled", "eager"),
     rows: Sequence[int] = (EVEN, UNEVEN),
+    wheres: Sequence[str] = ("workers", "workers in slices"),
+    steps: int = STEPS,
 ) -> list[Outcome]:
     """The same product on a worker of a cluster."""
     from worker_programs import strategy
@@ -264,13 +268,8 @@ def on_worker(
     try:
         STRATEGIES["workers"] = strategy, False
         STRATEGIES["workers in slices"] = strategy, True
-        places = [
-            Place(where, mode == "compiled", count)
-            for where in ("workers", "workers in slices")
-            for mode in modes
-            for count in rows
-        ]
-        return list(product(kinds, places, names))
+        places = [Place(where, mode == "compiled", count) for where in wheres for mode in modes for count in rows]
+        return list(product(kinds, places, names, steps))
     finally:
         jax.config.update("jax_enable_x64", False)
 
