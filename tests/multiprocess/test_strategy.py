@@ -88,7 +88,7 @@ def test_transformations_do_what_plain_optax_does(
     ranks = multi_process(workers=workers, devices=each).run(
         on_worker,
         ([kind], OF_WORKERS[shape]),
-        {"rows": [UNEVEN if each > 1 else EVEN], "wheres": ["workers in slices"], "steps": 3},
+        {"rows": [UNEVEN if each > 1 else EVEN], "wheres": ["workers"], "steps": 3},
     )
     for outcomes in ranks:
         assert len(outcomes) == 2 * len(OF_WORKERS[shape])
