@@ -14,8 +14,7 @@ from jaxtribute._src.collectives.cross_device_ops import NcclAllReduce as NcclAl
 from jaxtribute._src.collectives.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
 from jaxtribute._src.execution.function import function as function
 from jaxtribute._src.execution.replica_context import ReplicaContext as ReplicaContext
-from jaxtribute._src.integrations import nnx_writes as _nnx
-from jaxtribute._src.integrations.keras import activation as _keras
+from jaxtribute._src.offers import offer_all as _offer_all
 from jaxtribute._src.public import lazy_names as _lazy_names
 from jaxtribute._src.public import publish as _publish
 from jaxtribute._src.strategies import default as _default
@@ -45,8 +44,7 @@ REPLICA_AXIS = _AXIS
 """Name of the axis that runs over the replicas in compiled programs: the `axis_name` of layers of other libraries."""
 
 _default.install()
-_keras.install()
-_nnx.install()
+_offer_all()
 _forks.guard()
 # Before user code can start a backend; this starts none.
 config.apply_environment()

@@ -2,14 +2,14 @@
 
 from jaxtribute._src.cluster.resolvers import detect, known, register
 from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection
-from jaxtribute._src.cluster.resolvers.gce import GCEClusterResolver
-from jaxtribute._src.cluster.resolvers.kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
 from jaxtribute._src.cluster.resolvers.simple import SimpleClusterResolver
-from jaxtribute._src.cluster.resolvers.slurm import SlurmClusterResolver
 from jaxtribute._src.cluster.resolvers.tf_config import TFConfigClusterResolver
-from jaxtribute._src.cluster.resolvers.tpu import TPUClusterResolver
 from jaxtribute._src.cluster.resolvers.union import UnionResolver
 from jaxtribute._src.public import publish as _publish
+from jaxtribute._src.resolvers.gce import GCEClusterResolver
+from jaxtribute._src.resolvers.kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
+from jaxtribute._src.resolvers.slurm import SlurmClusterResolver
+from jaxtribute._src.resolvers.tpu import TPUClusterResolver
 
 __all__ = [
     "ClusterResolver",

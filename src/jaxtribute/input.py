@@ -5,11 +5,11 @@ from jaxtribute._src.input.agreement import Agreements, KeyValueAgreements, Step
 from jaxtribute._src.input.array_source import ArraySource, make_numpy_dataset
 from jaxtribute._src.input.dataset import DistributedDataset, distribute_dataset, distribute_from_function
 from jaxtribute._src.input.explain import Explanation, WorkerReads
-from jaxtribute._src.input.file_records import TextLineSource
 from jaxtribute._src.input.grain_files import shard_hint
 from jaxtribute._src.input.iterator import DistributedIterator
 from jaxtribute._src.input.options import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
 from jaxtribute._src.public import publish as _publish
+from jaxtribute._src.sources.file_records import TextLineSource
 from jaxtribute._src.values.spec import PerReplicaSpec
 
 __all__ = [

@@ -11,7 +11,7 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute._src.parameter_servers.scheduling.starting import start_in_threads
-from jaxtribute._src.strategies.legacy import StepContext
+from jaxtribute._src.compat.legacy import StepContext
 from jaxtribute.compat import v1
 from jaxtribute.compat.tf.compat.v1 import ConfigProto
 from jaxtribute.errors import ArgumentError, OutOfRangeError

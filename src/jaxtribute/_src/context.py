@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, NamedTuple
 
+from jaxtribute._src.points import BEFORE_STRATEGIES
 from jaxtribute._src.traced_reads import traced_reads
 
 if TYPE_CHECKING:
@@ -54,15 +55,14 @@ class _Fallback:
 fallback = _Fallback()
 
 
-entering: list[Callable[[], None]] = []
-"""Functions called before a strategy takes force or a function is traced, for libraries that must know first."""
+entering: list[Callable[[], None]] = [lambda: entering.extend(BEFORE_STRATEGIES.entries())]
+"""Functions called once, before a strategy takes force or a function is traced, for libraries that must know first."""
 
 
 def announce() -> None:
-    """Calls what is in `entering`."""
-    # A copy: what is called may add or take away such functions.
-    for call in tuple(entering):
-        call()
+    """Calls what is in `entering`, which may add more."""
+    while entering:
+        entering.pop(0)()
 
 
 def current() -> Context:

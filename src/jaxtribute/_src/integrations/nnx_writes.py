@@ -18,21 +18,15 @@ import numpy as np
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.capture import USE_MODEL
 from jaxtribute._src.integrations.keras.activation import Watcher
+from jaxtribute._src.points import BEFORE_STRATEGIES
 from jaxtribute._src.types import Leaf
 from jaxtribute.errors import VariableError
 
 _NAME = "flax.nnx"
 
 
-def install() -> None:
-    """Makes scopes, traced functions and eager runs look for NNX; imports nothing."""
-    if _look not in contexts.entering:
-        contexts.entering.append(_look)
-
-
 def _look() -> None:
     """Teaches NNX about replicas as it is, or waits for its import."""
-    contexts.entering.remove(_look)
     # A name that is bound late: before that the module is still being imported, or not yet.
     if hasattr(sys.modules.get(_NAME), "Optimizer"):
         _patch()
@@ -152,3 +146,6 @@ def _equal(left: Leaf, right: Leaf) -> bool:
     left, right = np.asarray(left), np.asarray(right)
     # To the bit, by which a NaN is one, too.
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+BEFORE_STRATEGIES.register(_look)

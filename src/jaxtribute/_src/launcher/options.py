@@ -9,8 +9,8 @@ from pathlib import Path
 
 from jaxtribute._src.cluster.addresses import Address
 from jaxtribute._src.cluster.resolvers.base import integer
-from jaxtribute._src.cluster.resolvers.slurm import HOSTS, RANK, TASKS, expand_hosts
 from jaxtribute._src.environment import shown, whole_number
+from jaxtribute._src.resolvers.slurm import HOSTS, RANK, TASKS, expand_hosts
 from jaxtribute.errors import ArgumentError, ClusterSpecError
 
 PREEMPTIONS = 100

@@ -49,10 +49,10 @@ class DistributedValues:
         lines = ",\n".join(f"  {i}: {value!r}" for i, value in zip(ids, self.values, strict=True))
         return f"{type(self).__name__}:{{\n{lines}\n}}"
 
-    def _repr_html_(self) -> str:
-        from jaxtribute._src.tools.visualize.html import values_html
+    def _repr_html_(self) -> str | None:
+        from jaxtribute._src.drawing import html_of
 
-        return values_html(self)
+        return html_of(self)
 
     def _replica_ids(self) -> Sequence[int]:
         raise NotImplementedError

@@ -9,21 +9,13 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from jaxtribute._src.context import entering
+from jaxtribute._src.points import BEFORE_STRATEGIES
 
 _NAME = "keras"
 
 
-def install() -> None:
-    """Makes scopes and traced functions look for Keras; imports nothing."""
-    if _look not in entering:
-        entering.append(_look)
-
-
 def _look() -> None:
     """Takes Keras as it is, or waits for its import: what the first scope or traced function does."""
-    # Once: the finder below waits for an import of Keras that comes later.
-    entering.remove(_look)
     # A module without a version is still being imported, and what would be replaced may not be there yet.
     if getattr(sys.modules.get(_NAME), "__version__", None) is not None:
         connect()
@@ -80,3 +72,6 @@ class Watcher:
 
         loader.exec_module = exec_module
         return spec
+
+
+BEFORE_STRATEGIES.register(_look)

@@ -12,6 +12,8 @@ from rich.console import Console, RenderableType
 
 from jaxtribute._src import settings
 from jaxtribute._src.execution.nests import is_whole
+from jaxtribute._src.points import PICTURES
+from jaxtribute._src.tools.visualize.html import strategy_html, values_html
 from jaxtribute._src.tools.visualize.placement import Placement, placement
 from jaxtribute._src.tools.visualize.svg import placement_svg, reading_svg
 from jaxtribute._src.tools.visualize.text import placement_text, reading_text
@@ -98,6 +100,17 @@ def visualize(strategy: Strategy, what: Nest, limit: int = 40) -> Picture:
 
         return Picture(reading(what.explanation()), limit)
     return Picture(placement(name, strategy.extended.mesh, what), limit)
+
+
+class _Pictures:
+    """What the core draws with."""
+
+    picture = staticmethod(visualize)
+    strategy_html = staticmethod(strategy_html)
+    values_html = staticmethod(values_html)
+
+
+PICTURES.register(_Pictures())
 
 
 def _is_dataset(what: Nest) -> bool:

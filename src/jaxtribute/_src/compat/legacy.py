@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 
 from jaxtribute._src import context as contexts
+from jaxtribute._src.points import OLDER_METHODS
 from jaxtribute._src.types import Function, Leaf, Nest, Numeric
 from jaxtribute._src.values.distributed import ReplicaValues
 from jaxtribute._src.values.variable import Variable
@@ -350,3 +351,6 @@ class InputIterator:
         if self._iterator is None:
             self._iterator = iter(self._dataset)
         return next(self._iterator)
+
+
+OLDER_METHODS.register((LegacyMethods, LegacyExtended))

@@ -10,9 +10,9 @@ import jax
 
 from jaxtribute._src.cluster.resolvers import register
 from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, integer
-from jaxtribute._src.cluster.resolvers.gce import make_service, metadata
 from jaxtribute._src.cluster.spec import ClusterSpec
 from jaxtribute._src.environment import parse_json, shown
+from jaxtribute._src.resolvers.gce import make_service, metadata
 from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ArgumentError, ClusterError, ClusterSpecError
 

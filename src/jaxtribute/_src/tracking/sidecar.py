@@ -18,7 +18,7 @@ from jaxtribute.errors import CheckpointError, DeadlineError
 if TYPE_CHECKING:
     from jaxtribute._src.checkpoint.checkpoint import Checkpoint
     from jaxtribute._src.checkpoint.series import Identity
-    from jaxtribute._src.summary import Writer
+    from jaxtribute._src.tracking.summary import Writer
 
 
 class SidecarEvaluator:
@@ -66,7 +66,7 @@ class SidecarEvaluator:
         """
         writer = None
         if self._log_dir is not None:
-            from jaxtribute._src.summary import Writer
+            from jaxtribute._src.tracking.summary import Writer
 
             writer = Writer(self._log_dir)
         try:
