@@ -26,6 +26,25 @@ class Context(NamedTuple):
     executor: Executor
     """The way in which the code runs: what it reads, where its writes go, how it reaches other replicas."""
 
+    @staticmethod
+    def current() -> Context:
+        """The context of the calling thread."""
+        return current()
+
+    @staticmethod
+    def outside() -> Context:
+        """The context outside every scope."""
+        return fallback.make()
+
+    @staticmethod
+    def announce() -> None:
+        """Calls what must be done before a strategy takes force, as entering a scope does."""
+        announce()
+
+    def entered(self) -> entered:
+        """Makes the context the current one inside a `with` block."""
+        return entered(self)
+
 
 class Entries(list[Context]):
     """The contexts that a thread has entered, the outermost first."""

@@ -157,6 +157,15 @@ class Checkpoint:
         return self._counts[counter]
 
     @observed(SAVE)
+    @staticmethod
+    def _agreed_path(path: str | PathLike[str]) -> Path:
+        """The first worker's path, where each worker may have been told another; its folder is made."""
+        own, cluster = check_path(path, "path"), committing.cluster()
+        if cluster is None:
+            return own
+        own.parent.mkdir(parents=True, exist_ok=True)
+        return Path(cluster.exchange("checkpoint path", str(own))[0])
+
     def write(
         self,
         path: str | PathLike[str],

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.execution.capture import USE_MODEL
 from jaxtribute._src.integrations.keras.activation import Watcher
 from jaxtribute._src.points import BEFORE_STRATEGIES
 from jaxtribute._src.types import Leaf
@@ -122,7 +121,9 @@ class _Written:
         raise VariableError(
             f"a replica function has changed a {type(changed[0]).__name__} of Flax NNX that was made outside: each of "
             f"{contexts.current().strategy.num_replicas_in_sync} replicas would change it by itself, with nothing "
-            f"reduced between them. It has its value of before again. {USE_MODEL}"
+            "reduced between them. It has its value of before again. HINT: make it a jd.Model, "
+            "jd.Model(module, transform), in the strategy's scope, and use that; or pass the module as an argument and "
+            "return it."
         )
 
 

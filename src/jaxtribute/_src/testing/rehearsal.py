@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxtribute._src.checkpoint import arrays
-from jaxtribute._src.checkpoint.committing import STATE
-from jaxtribute._src.checkpoint.description import Description
 from jaxtribute._src.checkpoint.preemption import REPORT
+from jaxtribute._src.checkpoint.restoring import read_all
 from jaxtribute._src.cluster.failures import RESUME as RESUME_CODE
 from jaxtribute._src.testing.faults import VARIABLE
 from jaxtribute.errors import DeadlineError, JaxtributeError
@@ -180,11 +178,7 @@ def _began_elsewhere(events: Sequence[dict[str, Any]], path: str, runs: int) -> 
 def _unreadable(path: str) -> str:
     """Reads the whole checkpoint; returns what is wrong with it."""
     try:
-        description = Description.read(Path(path))
-        # One at a time: the values need not fit into this machine's memory together.
-        for name, spec in description.values.items():
-            if spec.size:
-                arrays.read(Path(path) / STATE, {name: None})
+        read_all(Path(path))
     except (JaxtributeError, OSError, ValueError) as error:
         return f"{path} cannot be read: {error}. HINT: see that the folder is on a file system that all workers see."
     return ""

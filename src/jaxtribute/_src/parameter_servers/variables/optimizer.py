@@ -22,7 +22,7 @@ from jaxtribute._src.parameter_servers.server.client import Exchange
 from jaxtribute._src.parameter_servers.server.layout import Shard
 from jaxtribute._src.parameter_servers.server.staleness import OPTIMIZER
 from jaxtribute._src.parameter_servers.variables.access import summed_rows
-from jaxtribute._src.parameter_servers.variables.operations import OptimizerOperation, record
+from jaxtribute._src.parameter_servers.variables.operations import OptimizerOperation
 from jaxtribute._src.types import Nest
 from jaxtribute._src.values.scatter import IndexedSlices
 from jaxtribute.errors import ArgumentError
@@ -210,7 +210,7 @@ class RemoteOptimizer:
                 forms.append(1)
                 values.append(jax.numpy.asarray(grad).astype(variable.dtype))
         if isinstance(executor, TracedProgram):
-            record(executor, OptimizerOperation(self, forms), values, self.variables[0])
+            executor.record(OptimizerOperation(self, forms), values, self.variables[0])
             return
         check_untraced(self.variables[0])
         access = self.variables[0].policy.access
