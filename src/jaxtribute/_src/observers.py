@@ -255,7 +255,12 @@ def observe(observer: Observer, *kinds: str) -> Generator[None]:
 
 
 def subscribe(observer: Observer, *kinds: str) -> Callable[[], None]:
-    """Does as `observe` until the function that it returns is called, or for the rest of the process."""
+    """Does as `observe` until the function that it returns is called, or for the rest of the process.
+
+    Args:
+      observer: the observer.
+      kinds: as for `observe`.
+    """
     unknown = sorted(set(kinds) - KINDS.keys())
     if unknown:
         raise ArgumentError(f"{unknown[0]!r} is no kind of event. HINT: choose among {', '.join(KINDS)}.")

@@ -156,7 +156,6 @@ class Checkpoint:
         self._counts[counter] += 1
         return self._counts[counter]
 
-    @observed(SAVE)
     @staticmethod
     def _agreed_path(path: str | PathLike[str]) -> Path:
         """The first worker's path, where each worker may have been told another; its folder is made."""
@@ -166,6 +165,7 @@ class Checkpoint:
         own.parent.mkdir(parents=True, exist_ok=True)
         return Path(cluster.exchange("checkpoint path", str(own))[0])
 
+    @observed(SAVE)
     def write(
         self,
         path: str | PathLike[str],

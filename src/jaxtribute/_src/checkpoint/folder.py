@@ -56,7 +56,11 @@ def latest_checkpoint(directory: str | PathLike[str], checkpoint_name: str = "ck
 
 
 def latest_of_any_name(directory: str | PathLike[str]) -> str | None:
-    """As `latest_checkpoint`, whatever the checkpoints' names start with: the one that was saved last of them all."""
+    """As `latest_checkpoint`, whatever the checkpoints' names start with: the one that was saved last of them all.
+
+    Args:
+      directory: the folder.
+    """
     folder = check_path(directory, "checkpoint_dir")
     check_folder(folder)
     # The name ends in the number of the save; other folders with a hyphen may lie beside it.
@@ -70,7 +74,12 @@ def latest_of_any_name(directory: str | PathLike[str]) -> str | None:
 
 
 def saves_in(directory: str | PathLike[str], checkpoint_name: str = "ckpt") -> list[tuple[Path, Identity | None]]:
-    """The checkpoints of a name, in the order of their numbers, each with what tells it from another of its path."""
+    """The checkpoints of a name, in the order of their numbers, each with what tells it from another of its path.
+
+    Args:
+      directory: the folder.
+      checkpoint_name: what the checkpoints' names start with.
+    """
     folder = check_path(directory, "directory")
     return [(path, identity_of(path)) for _, path in sorted(complete(folder, checkpoint_name).items())]
 

@@ -153,6 +153,9 @@ _TRIALS = 5
 def read_all(path: Path) -> None:
     """Reads every array of a checkpoint, one after the other: they need not fit into this machine's memory together.
 
+    Args:
+      path: the checkpoint.
+
     Raises:
       CheckpointError: it cannot be read; OSError and ValueError likewise.
     """

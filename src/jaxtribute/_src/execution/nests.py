@@ -25,7 +25,11 @@ def is_distributed(value: Numeric) -> bool:
 
 
 def is_whole(value: Numeric) -> bool:
-    """True if `value` is one thing to the library, though JAX could look into it."""
+    """True if `value` is one thing to the library, though JAX could look into it.
+
+    Args:
+      value: a node of a nest.
+    """
     return isinstance(value, (ReplicaValues, Variable))
 
 
@@ -125,7 +129,12 @@ def at(values: Any, places: Iterable[Any]) -> list[Any]:
 
 
 def map_leaves(function: Any, *nests: Nest) -> Any:
-    """Applies `function` to the leaves of nests of one structure, distributed values and variables kept whole."""
+    """Applies `function` to the leaves of nests of one structure, distributed values and variables kept whole.
+
+    Args:
+      function: takes one leaf of each nest.
+      nests: of the same structure.
+    """
     return jax.tree.map(function, *nests, is_leaf=is_whole)
 
 

@@ -60,6 +60,9 @@ def escape_error(variable: Variable) -> TraceError:
 def check_untraced(variable: Variable) -> None:
     """Checks that no JAX transformation is under way, from which an eager write could not get out.
 
+    Args:
+      variable: the variable that would be written, for the error.
+
     Raises:
       TraceError: one is.
     """

@@ -78,7 +78,11 @@ def closed(jaxpr: Jaxpr, consts: Sequence[Any]) -> ClosedJaxpr:
 
 
 def opened(program: Any) -> Jaxpr:
-    """The program without the values of its constants."""
+    """The program without the values of its constants.
+
+    Args:
+      program: a jaxpr, closed or not.
+    """
     return getattr(program, "jaxpr", program)
 
 

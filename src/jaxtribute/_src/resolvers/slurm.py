@@ -11,7 +11,7 @@ from typing import Any
 from jaxtribute._src import settings
 from jaxtribute._src.cluster.accelerators import visible_gpus
 from jaxtribute._src.cluster.resolvers import register
-from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection, counts_of, integer
+from jaxtribute._src.cluster.resolvers.base import ClusterResolver, Detection
 from jaxtribute._src.cluster.spec import ClusterSpec
 from jaxtribute._src.environment import shown
 from jaxtribute.errors import ClusterSpecError
@@ -69,11 +69,11 @@ class SlurmClusterResolver(ClusterResolver):
     ) -> None:
         super().__init__(rpc_layer=rpc_layer, environ=environ)
         self._check_present(jobs is None, tasks_per_node)
-        self._rank = integer(self.environ, RANK)
+        self._rank = self._integer(self.environ, RANK)
         self._nodes = self._tasks_by_node(tasks_per_node)
-        counts = counts_of("jobs", jobs)
+        counts = self._counts_of("jobs", jobs)
         # By their names, as TensorFlow sorts them: every task must count the same ranks.
-        self._jobs = dict(sorted((counts or {"worker": integer(self.environ, TASKS)}).items()))
+        self._jobs = dict(sorted((counts or {"worker": self._integer(self.environ, TASKS)}).items()))
         self._check_counts()
         # Node by node, as srun gives tasks out by default.
         self._places = _numbered(self._nodes)
@@ -126,7 +126,7 @@ class SlurmClusterResolver(ClusterResolver):
 
     def _tasks_by_node(self, tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
         if isinstance(tasks_per_node, Mapping):
-            return counts_of("tasks_per_node", tasks_per_node)
+            return self._counts_of("tasks_per_node", tasks_per_node)
         nodes = expand_hosts(self.environ[HOSTS])
         if tasks_per_node is not None:
             return dict.fromkeys(nodes, settings.whole("tasks_per_node", tasks_per_node))

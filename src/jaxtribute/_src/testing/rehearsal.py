@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxtribute._src.checkpoint.preemption import REPORT
 from jaxtribute._src.checkpoint.restoring import read_all
 from jaxtribute._src.cluster.failures import RESUME as RESUME_CODE
 from jaxtribute._src.testing.faults import VARIABLE
@@ -115,7 +114,7 @@ def _launch(
     """Runs the program once; returns the exit code and the end of the output."""
     command = [sys.executable, "-m", "jaxtribute.cli", "launch", "--workers", str(workers)]
     command += [] if devices is None else ["--devices-per-worker", str(devices)]
-    environment = os.environ | {REPORT: str(report), VARIABLE: json.dumps(faults)}
+    environment = os.environ | {"JAXTRIBUTE_PREEMPTION_REPORT": str(report), VARIABLE: json.dumps(faults)}
     try:
         done = subprocess.run(
             [*command, str(script), *arguments],

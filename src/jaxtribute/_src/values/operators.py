@@ -64,7 +64,11 @@ def _compared(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def operand(value: Numeric) -> Any:
-    """The array that `value` stands for, if it stands for one, else `value` itself."""
+    """The array that `value` stands for, if it stands for one, else `value` itself.
+
+    Args:
+      value: a variable, a `Mirrored` value, an array or a number.
+    """
     return value._operand() if isinstance(value, ArrayOperators) else value
 
 

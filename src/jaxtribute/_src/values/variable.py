@@ -103,6 +103,7 @@ class Variable(AssignMethods, ScatterMethods, ArrayOperators, DistributedValues,
     # For subclasses that keep their values elsewhere.
     _checked_arguments = staticmethod(checked_arguments)
     _check_aggregation = staticmethod(check_aggregation)
+    _parse_layout = staticmethod(parse_layout)
 
     def __init__(
         self,

@@ -34,7 +34,14 @@ class Adapter:
 
 
 def register(name: str, accepts: Callable[[Foreign], bool], make: Callable[[Foreign], Source], rank: int = 0) -> None:
-    """Adds an adapter."""
+    """Adds an adapter.
+
+    Args:
+      name: the datasets' name, for the error if nobody takes a dataset.
+      accepts: true for a dataset that the adapter takes.
+      make: makes a source of it.
+      rank: adapters are asked in this order, so that the general ones come last.
+    """
     SOURCES.register(Adapter(name, accepts, make, rank))
 
 

@@ -21,10 +21,9 @@ from jaxtribute._src.parameter_servers.variables.operations import Operation, ch
 from jaxtribute._src.parameter_servers.variables.program import ServerProgram
 from jaxtribute._src.types import Array, ArrayLike, DType, Foreign, Leaf
 from jaxtribute._src.values.enums import VariableAggregation, VariableSynchronization
-from jaxtribute._src.values.layouts import parse_layout
 from jaxtribute._src.values.mesh import ReplicaMesh
-from jaxtribute._src.values.policies.base import Policy, Update, coerce
-from jaxtribute._src.values.scatter import IndexedSlices, Scatter, checked_rows
+from jaxtribute._src.values.policies.base import Policy, Update
+from jaxtribute._src.values.scatter import IndexedSlices, Scatter
 from jaxtribute._src.values.stored import Lease
 from jaxtribute._src.values.variable import Variable
 from jaxtribute.errors import VariableError
@@ -122,7 +121,7 @@ class ServerVariable(Variable):
     ) -> None:
         synchronization, aggregation = self._checked_arguments(trainable, name, synchronization, aggregation)
         if layout is not None:
-            parse_layout(layout)  # replicas have one device here, where a layout means nothing
+            self._parse_layout(layout)  # replicas have one device here, where a layout means nothing
         strategy = contexts.current().strategy
         on_read = synchronization is VariableSynchronization.ON_READ
         trainable = not on_read if trainable is None else trainable
@@ -216,7 +215,8 @@ class ServerVariable(Variable):
         context.strategy.extended.check_variable(self)
         executor = context.executor
         if not (type(value) is np.ndarray and (value.dtype, value.shape) == (self.dtype, self.shape)):
-            value = coerce(self, value)  # which copies; an array that fits is on its way before this returns
+            # Which copies; an array that fits is on its way before this returns.
+            value = self.policy.written_by_one(value, self)
         if isinstance(executor, TracedProgram):
             value = jnp.asarray(value)  # what the step reads later has the methods of JAX's arrays
             executor.record(Operation(_KINDS[update], self, 1), [value], self)
@@ -278,7 +278,7 @@ class ServerVariable(Variable):
     def _scatter(self, delta: IndexedSlices, how: Scatter) -> Any:
         context = contexts.current()
         context.strategy.extended.check_variable(self)
-        ids, rows = checked_rows(self, delta)
+        ids, rows = self._checked_rows(delta)
         executor = context.executor
         if isinstance(executor, TracedProgram):
             executor.record(Operation(how.value, self, 2), [ids, rows], self)
