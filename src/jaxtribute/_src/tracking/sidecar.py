@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxtribute._src import settings
-from jaxtribute._src.messaging.transport import deadline
 from jaxtribute._src.values.operators import operand
 from jaxtribute.errors import CheckpointError, DeadlineError
 
@@ -99,8 +100,8 @@ class SidecarEvaluator:
         """The checkpoint that was saved last, once it is another than before; None after `stop`."""
         from jaxtribute._src.checkpoint.folder import latest_checkpoint, saves_in
 
-        left = deadline(self._timeout_s if self._timeout_s is not None else float("inf"))
-        while left():
+        end = math.inf if self._timeout_s is None else time.monotonic() + self._timeout_s
+        while time.monotonic() < end:
             # Also of one that a training has saved anew under its old name, after it had gone back.
             present = saves_in(self._directory)
             if present != self._present:  # whether a checkpoint is whole takes long to find out

@@ -231,7 +231,7 @@ def _as_array(name: str) -> property:
             f"{type(self).__name__!r} object has no attribute {name!r}. HINT: use read_value().{name}."
         )
 
-    return property(attribute)
+    return property(attribute, doc=f"`{name}` of the array.")
 
 
 # Not `__getattr__`: a class that has one reads all its attributes three times slower, and a step reads every variable.
