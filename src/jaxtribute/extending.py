@@ -66,8 +66,9 @@ if _TYPE_CHECKING:
     from jaxtribute._src.jaxprs.kinds import ELEMENTWISE
     from jaxtribute._src.jaxprs.rows import Rows
     from jaxtribute._src.jaxprs.walking import programs_in
+    from jaxtribute._src.libraries import Library
     from jaxtribute._src.observers import Kinds, subscribe
-    from jaxtribute._src.optimizer.parameters import Belonging, Parameters
+    from jaxtribute._src.optimizer.parameters import Parameters
     from jaxtribute._src.optimizer.slots import Slots, optax_rules
     from jaxtribute._src.reading import Disk
     from jaxtribute._src.values.distributed import ReplicaValues
@@ -83,7 +84,6 @@ _LAZY = {
     "ArrayOperators": "values.operators",
     "Batch": "input.batches",
     "BatchPlacer": "input.placement",
-    "Belonging": "optimizer.parameters",
     "Capture": "execution.capture",
     "ClosedJaxpr": "jaxprs.core",
     "Context": "context",
@@ -105,6 +105,7 @@ _LAZY = {
     "JaxprEqn": "jaxprs.core",
     "Kinds": "observers",
     "Lease": "values.stored",
+    "Library": "libraries",
     "Literal": "jaxprs.core",
     "MapSource": "input.sources.grain_map",
     "Overlay": "execution.overlay",
@@ -169,7 +170,6 @@ __all__ = [
     "AutoSum",
     "Batch",
     "BatchPlacer",
-    "Belonging",
     "Capture",
     "CentralPolicy",
     "ClosedJaxpr",
@@ -191,6 +191,7 @@ __all__ = [
     "JaxprEqn",
     "Kinds",
     "Lease",
+    "Library",
     "Literal",
     "MapSource",
     "MirroredPolicy",

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxtribute._src.points import BEFORE_STRATEGIES
+from jaxtribute._src.points import LIBRARIES
 from jaxtribute._src.traced_reads import traced_reads
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class _Fallback:
 fallback = _Fallback()
 
 
-entering: list[Callable[[], None]] = [lambda: entering.extend(BEFORE_STRATEGIES.entries())]
+entering: list[Callable[[], None]] = [lambda: entering.extend(library.find for library in LIBRARIES.entries())]
 """Functions called once, before a strategy takes force or a function is traced, for libraries that must know first."""
 
 

@@ -10,7 +10,7 @@ _HOME = __package__
 def offer_all() -> None:
     """Tells each point which modules have something for it; imports none of them."""
     for point, modules in (
-        (points.BEFORE_STRATEGIES, ("integrations.keras.activation", "integrations.nnx_writes")),
+        (points.LIBRARIES, ("integrations.keras.activation", "integrations.nnx_writes")),
         (points.SOURCES, ("sources.tf_data", "sources.torch_loader", "sources.hugging_face")),
         (points.RESOLVERS, ("resolvers.tpu", "resolvers.slurm", "resolvers.kubernetes")),
         (points.STATEFUL, ("integrations.state", "integrations.keras.state")),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from jaxtribute.errors import MissingLibraryError
@@ -20,8 +19,10 @@ if TYPE_CHECKING:
     from jaxtribute._src.cluster.spec import ClusterSpec
     from jaxtribute._src.drawing import Drawing
     from jaxtribute._src.input.sources import Adapter
+    from jaxtribute._src.libraries import Library
 
 T = TypeVar("T")
+_OWN = "jaxtribute."
 
 
 class Point(Generic[T]):
@@ -50,9 +51,12 @@ class Point(Generic[T]):
         """What is registered, in the order of registration."""
         while self._offered:
             module = self._offered.pop(0)
-            if is_installed(module):
+            try:
                 import_module(module)
-            else:
+            except ModuleNotFoundError as error:
+                # Of another library that is missing the error says more than this could.
+                if not (error.name or "").startswith(_OWN):
+                    raise
                 self._missing.append(module)
         return tuple(self._entries)
 
@@ -71,16 +75,8 @@ class Point(Generic[T]):
         return entries[-1]
 
 
-def is_installed(module: str) -> bool:
-    """True if there is a module of that name, which is not imported; its packages are."""
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-BEFORE_STRATEGIES: Point[Callable[[], None]] = Point("to teach another library about strategies")
-"""Functions called once, before the first strategy takes force or the first function is traced."""
+LIBRARIES: Point[Library] = Point("to teach another library about strategies")
+"""Libraries that are looked for, or waited for, from the first strategy or traced function on."""
 SOURCES: Point[Adapter] = Point("to read datasets of another library")
 """Adapters from datasets to sources: `jaxtribute.extending.register_source` adds one."""
 RESOLVERS: Point[tuple[int, type[ClusterResolver]]] = Point("to find the cluster that this process is in")

@@ -6,7 +6,6 @@ Python are no trace to it, so its check asks here, too.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,21 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src.integrations.keras.activation import Watcher
-from jaxtribute._src.points import BEFORE_STRATEGIES
+from jaxtribute._src.libraries import Library
+from jaxtribute._src.points import LIBRARIES
 from jaxtribute._src.types import Leaf
 from jaxtribute.errors import VariableError
-
-_NAME = "flax.nnx"
-
-
-def _look() -> None:
-    """Teaches NNX about replicas as it is, or waits for its import."""
-    # A name that is bound late: before that the module is still being imported, or not yet.
-    if hasattr(sys.modules.get(_NAME), "Optimizer"):
-        _patch()
-    else:
-        sys.meta_path.insert(0, Watcher(_NAME, _patch))
 
 
 class _Made:
@@ -149,4 +137,4 @@ def _equal(left: Leaf, right: Leaf) -> bool:
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
 
 
-BEFORE_STRATEGIES.register(_look)
+LIBRARIES.register(Library("flax.nnx", "Optimizer", _patch))

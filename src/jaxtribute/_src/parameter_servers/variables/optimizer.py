@@ -16,7 +16,7 @@ from jaxtribute._src.execution.traced import TracedProgram, check_untraced
 from jaxtribute._src.jaxprs.core import JaxprEqn, opened
 from jaxtribute._src.jaxprs.flow import Flow
 from jaxtribute._src.jaxprs.kinds import ELEMENTWISE
-from jaxtribute._src.optimizer.parameters import Belonging, Parameters
+from jaxtribute._src.optimizer.parameters import Parameters
 from jaxtribute._src.optimizer.slots import Slots, optax_rules
 from jaxtribute._src.parameter_servers.server.client import Exchange
 from jaxtribute._src.parameter_servers.server.layout import Shard
@@ -51,7 +51,7 @@ class ServerPart:
 
 def plan_parts(
     transform: optax.GradientTransformation, variables: Sequence[ServerVariable], parameters: Parameters
-) -> tuple[Any, list[Belonging], list[ServerPart]]:
+) -> tuple[Any, list[Any], list[ServerPart]]:
     """Division of an optimizer's work over the servers.
 
     Args:
@@ -127,7 +127,7 @@ def check_separable(
     state: Nest,
     variables: Sequence[ServerVariable],
     parameters: Parameters,
-    belongings: Sequence[Belonging],
+    belongings: Sequence[Any],
 ) -> None:
     """Checks that each variable's update needs nothing of the others, and of a split one nothing of other rows.
 
