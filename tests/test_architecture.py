@@ -9,6 +9,7 @@ import jaxtribute as jd
 
 ROOT = Path(jd.__file__).parent
 PRIVATE = "jaxtribute._src"
+SIDES = ("core", "addons")
 FLOORS = [
     {"jaxtribute.errors"},
     set[str](),  # modules directly in `_src`, which serve all rooms
@@ -24,10 +25,14 @@ FLOORS = [
     {"messaging", "resolvers", "sources", "tracking"},
     {"launcher", "rpc"},
     {"parameter_servers"},
-    {"integrations"},
+    {"integrations", "models"},
+    {"keras"},
     {"compat"},
     {"testing"},
     {"tools"},
+    {"compiling", "doctor", "live", "planning", "profiling", "visualize"},
+    {"bench"},
+    {"cli"},
 ]
 """From the bottom up. A room imports those below its own."""
 UPWARD = {
@@ -67,8 +72,11 @@ def imports(path: Path) -> Generator[str]:
 
 
 def room(module: str) -> str:
-    """The room of a module; its own name where it lies directly in `_src`."""
-    return module.removeprefix(PRIVATE + ".").split(".")[0] if module.startswith(PRIVATE) else module
+    """The room of a module; its own name where it lies in none."""
+    if not module.startswith(PRIVATE):
+        return module
+    parts = module.removeprefix(PRIVATE + ".").split(".")
+    return parts[1] if parts[0] in SIDES and len(parts) > 1 else parts[0]
 
 
 def floor(place: str) -> int:

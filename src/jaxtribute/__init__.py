@@ -48,10 +48,6 @@ _offer_all()
 _forks.guard()
 # Before user code can start a backend; this starts none.
 config.apply_environment()
-if "JAXTRIBUTE_RUN" in _environ:
-    _import_module(f"{__name__}._src.tools.live.starting").apply_environment()
-if "JAXTRIBUTE_FAULTS" in _environ:
-    _import_module(f"{__name__}._src.testing.faults").apply_environment()
 
 _LAZY = {
     "ArraySpec": "values.spec",
@@ -147,3 +143,9 @@ def __dir__() -> list[str]:
 
 
 _publish(__name__, [name for name in globals() if not name.startswith("_")])
+
+# At the end: what they load imports the names above.
+if "JAXTRIBUTE_RUN" in _environ:
+    _import_module(f"{__name__}._src.tools.live.starting").apply_environment()
+if "JAXTRIBUTE_FAULTS" in _environ:
+    _import_module(f"{__name__}._src.testing.faults").apply_environment()

@@ -3,8 +3,17 @@
 A strategy is a `jd.Strategy` around a `jd.StrategyExtended`, which says what is placed where: on which devices the
 replicas run (a `ReplicaMesh`) and how variables are stored over them (a `Policy`).
 
-The add-ons of the library import public names of `jaxtribute` and the names here, and nothing else of the core. They
-register what the core is to call at `points`. Whatever is here may change with a minor version; `docs/stability.md`.
+The add-ons of the library import public names of `jaxtribute` and the names here, and nothing else of the core; what
+the core is to call they register at `points`. The names that only add-ons need may change with a minor version.
+
+Names that have no documentation of their own:
+
+- `points`: the module with the points at which add-ons register: `points.PICTURES.register(...)`.
+- `settings`: the module with the checks of arguments: `settings.whole("limit", limit, 1)`.
+- `Jaxpr`, `ClosedJaxpr`, `JaxprEqn`, `Var`, `Literal`: JAX's own classes, under one roof for all versions of JAX.
+- `as_function`: the Python function that a closed jaxpr is.
+- `ELEMENTWISE`: the names of the operations that compute each element from the elements in its place.
+- `updating`: the lock that is held while a step gives up variables' arrays and puts new ones in place.
 """
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
