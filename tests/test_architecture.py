@@ -30,8 +30,9 @@ FLOORS = [
     {"compat"},
     {"testing"},
     {"tools"},
-    {"compiling", "doctor", "live", "planning", "profiling", "visualize"},
-    {"bench"},
+    {"bench", "doctor", "live", "profiling", "visualize"},
+    {"planning"},
+    {"compiling"},
     {"cli"},
 ]
 """From the bottom up. A room imports those below its own."""

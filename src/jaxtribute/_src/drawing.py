@@ -1,9 +1,9 @@
-"""What the core asks of whatever draws its strategies and values."""
+"""Pictures of strategies and values: an add-on draws them."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from html import escape
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxtribute._src.points import PICTURES
 from jaxtribute._src.types import Leaf
@@ -13,22 +13,10 @@ if TYPE_CHECKING:
     from jaxtribute._src.values.distributed import DistributedValues
 
 
-class Picture(Protocol):
-    """A drawing that a terminal, a notebook and a file can all show; `jaxtribute.visualize.Picture` is the class."""
-
-    def svg(self) -> str:
-        """The picture as one SVG element."""
-        ...
-
-    def save(self, path: str | Path) -> Path:
-        """Writes the picture to a file, as SVG, HTML or text by its name, and returns the path."""
-        ...
-
-
 class Drawing(Protocol):
     """Draws strategies, values and datasets. An add-on registers one at `points.PICTURES`."""
 
-    def picture(self, strategy: Strategy, what: Leaf, limit: int) -> Picture:
+    def picture(self, strategy: Strategy, what: Leaf, limit: int) -> Any:
         """Draws which device holds which part of `what`, or reads which of its examples; at most `limit` arrays."""
         ...
 
@@ -41,10 +29,10 @@ class Drawing(Protocol):
         ...
 
 
-def html_of(value: Strategy | DistributedValues) -> str | None:
-    """A strategy or a distributed value as a table for notebooks; None if nothing draws it, so that they show text."""
+def html_of(value: Strategy | DistributedValues) -> str:
+    """A strategy or a distributed value as a table for notebooks; as text if nothing draws it."""
     from jaxtribute._src.values.distributed import DistributedValues
 
     for drawing in PICTURES.entries():
         return drawing.values_html(value) if isinstance(value, DistributedValues) else drawing.strategy_html(value)
-    return None
+    return f"<pre>{escape(repr(value))}</pre>"

@@ -48,7 +48,7 @@ class Point(Generic[T]):
         return entry
 
     def entries(self) -> tuple[T, ...]:
-        """What is registered, in the order of registration."""
+        """Entries in the order of registration; imports the modules that were offered."""
         while self._offered:
             module = self._offered.pop(0)
             try:
@@ -61,7 +61,7 @@ class Point(Generic[T]):
         return tuple(self._entries)
 
     def last(self) -> T:
-        """What was registered last, of what only one add-on does.
+        """The last entry, of what only one add-on does.
 
         Raises:
           MissingLibraryError: no add-on has registered anything.

@@ -1,4 +1,6 @@
-"""The names of JAX's insides that the library uses, under one roof; `tests/jaxprs/test_contract.py` states what holds.
+"""The names of JAX's insides that the library uses, under one roof.
+
+`tests/jaxprs/test_contract.py` states what holds of them.
 
 A program is *closed* with the values of its constants. JAX 0.10 has a class of its own for that, `ClosedJaxpr`; JAX
 0.12 has merged it into `Jaxpr`. `closed`, `opened` and `constants` are right on both.

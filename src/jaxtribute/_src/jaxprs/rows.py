@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -78,12 +78,22 @@ _FOLDED = (ELEMENTWISE | _MOVES | frozenset({"reduce_prod", "reduce_max", "reduc
 _LOOPS = frozenset({"scan", "while", "cond"})
 
 
+_KIND, _PART, _FACTOR = Kind, Part, FACTOR
+
+
 class Rows:
     """The analysis of two programs that differ in the number of rows.
 
     Args:
       axis: the name of the replicas' axis.
     """
+
+    Kind: TypeAlias = _KIND
+    """The kinds of values."""
+    Part: TypeAlias = _PART
+    """The way in which a replica's value is part of that of the whole batch."""
+    FACTOR = _FACTOR
+    """The second program has so many times the rows of the first."""
 
     def __init__(self, axis: str) -> None:
         self._axis = axis

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtribute._src import context as contexts
 from jaxtribute._src import settings
 from jaxtribute._src.context import Context
-from jaxtribute._src.drawing import Picture, html_of
+from jaxtribute._src.drawing import html_of
 from jaxtribute._src.execution.capture import unbound_axis
 from jaxtribute._src.execution.nests import flatten, flatten_dense, is_distributed, map_leaves
 from jaxtribute._src.jaxprs.core import is_traced
@@ -361,7 +361,7 @@ class Strategy(OlderMethods):
         del session  # of TensorFlow 1
         return make_numpy_dataset(numpy_input)
 
-    def visualize(self, what: Leaf, *, limit: int = 40) -> Picture:
+    def visualize(self, what: Leaf, *, limit: int = 40) -> Any:
         """Draws which device holds which part of which array, or which replica reads which examples.
 
         Args:
@@ -369,7 +369,7 @@ class Strategy(OlderMethods):
           limit: how many arrays are drawn, at least 1; the sums count all.
 
         Returns:
-          A `Picture`: print it, show it in a notebook, or `save` it as SVG, HTML or text.
+          A `jaxtribute.visualize.Picture`: print it, show it in a notebook, or `save` it as SVG, HTML or text.
 
         Raises:
           ArgumentTypeError: something that holds no array and is no dataset.
@@ -383,5 +383,5 @@ class Strategy(OlderMethods):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} with {self.num_replicas_in_sync} replica(s)>"
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self) -> str:
         return html_of(self)

@@ -157,8 +157,8 @@ def _wrong_end(code: int, saves: int) -> str:
         return f"{saves} checkpoints were saved instead of one. HINT: make one handler only, without a grace period."
     if code != RESUME_CODE:
         return (
-            f"the program saved and ended with exit code {code} instead of {RESUME_CODE}, on which the launcher starts "
-            "it again. HINT: let the SystemExit of the handler pass."
+            f"the program saved and ended with exit code {code} instead of {RESUME_CODE}, on which the launcher "
+            "starts it again. HINT: let the SystemExit of the handler pass."
         )
     return ""
 

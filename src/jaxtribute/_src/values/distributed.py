@@ -49,7 +49,7 @@ class DistributedValues:
         lines = ",\n".join(f"  {i}: {value!r}" for i, value in zip(ids, self.values, strict=True))
         return f"{type(self).__name__}:{{\n{lines}\n}}"
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self) -> str:
         from jaxtribute._src.drawing import html_of
 
         return html_of(self)

@@ -103,7 +103,7 @@ def visualize(strategy: Strategy, what: Nest, limit: int = 40) -> Picture:
 
 
 class _Pictures:
-    """What the core draws with."""
+    """The pictures that the core asks for."""
 
     picture = staticmethod(visualize)
     strategy_html = staticmethod(strategy_html)
