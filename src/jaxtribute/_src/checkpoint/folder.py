@@ -56,7 +56,7 @@ def latest_checkpoint(directory: str | PathLike[str], checkpoint_name: str = "ck
 
 
 def latest_of_any_name(directory: str | PathLike[str]) -> str | None:
-    """Finds the checkpoint that was saved last, as `latest_checkpoint` does, whatever the checkpoints' names start with.
+    """Finds the checkpoint that was saved last, as `latest_checkpoint` does, whatever their names start with.
 
     Args:
       directory: the folder.
