@@ -37,7 +37,7 @@ WRONG: dict[str, list[Any]] = {
     "CommunicationImplementation": ["GLOO", 1, True],
     "KubernetesExecutableLocation": ["INSIDE", 1, True],
     "ReduceOp": ["MAX", 1],
-    "devices": ["CPU:0", 5, 1.5, [3], ["CPU:77"], ["nonsense"], [None]],
+    "devices": ["CPU:0", 99, -1, True, 1.5, [3], ["CPU:77"], ["nonsense"], [None]],
     "resolver": [5, "worker", {}],
 }
 """By its annotation, what a parameter cannot be."""

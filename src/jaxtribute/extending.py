@@ -18,20 +18,10 @@ Names that have no documentation of their own:
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from jaxtribute._src import points, settings
-from jaxtribute._src.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum
-from jaxtribute._src.devices import default_devices, device_name, resolve_device
 from jaxtribute._src.public import lazy_names as _lazy_names
-from jaxtribute._src.public import publish as _publish
-from jaxtribute._src.values.mesh import ReplicaMesh
-from jaxtribute._src.values.policies.base import Policy, Update
-from jaxtribute._src.values.policies.central import CentralPolicy
-from jaxtribute._src.values.policies.mirrored import MirroredPolicy
-from jaxtribute._src.values.policies.on_read import OnReadPolicy
-from jaxtribute._src.values.policies.plain import PlainPolicy
-from jaxtribute._src.values.policies.sharded import ShardedPolicy
 
 if _TYPE_CHECKING:
+    from jaxtribute._src import points, settings
     from jaxtribute._src.allocator import tune_allocator
     from jaxtribute._src.callers import located
     from jaxtribute._src.checkpoint.committing import cluster as saving_cluster
@@ -47,9 +37,10 @@ if _TYPE_CHECKING:
     from jaxtribute._src.cluster.runtime import current as current_cluster
     from jaxtribute._src.cluster.server import ServerDef
     from jaxtribute._src.cluster.spec import task_number
+    from jaxtribute._src.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum
     from jaxtribute._src.compilation_cache import cache_environment
     from jaxtribute._src.context import Context
-    from jaxtribute._src.devices import described_devices
+    from jaxtribute._src.devices import default_devices, described_devices, device_name, resolve_device
     from jaxtribute._src.environment import count, parse_json, shown, whole_number
     from jaxtribute._src.execution.capture import Capture
     from jaxtribute._src.execution.eager import Eager
@@ -81,9 +72,16 @@ if _TYPE_CHECKING:
     from jaxtribute._src.optimizer.slots import Slots, optax_rules
     from jaxtribute._src.reading import Disk
     from jaxtribute._src.values.distributed import ReplicaValues
+    from jaxtribute._src.values.mesh import ReplicaMesh
     from jaxtribute._src.values.numbers import initial_array, row_ids
     from jaxtribute._src.values.operators import ArrayOperators, operand
     from jaxtribute._src.values.placing import own
+    from jaxtribute._src.values.policies.base import Policy, Update
+    from jaxtribute._src.values.policies.central import CentralPolicy
+    from jaxtribute._src.values.policies.mirrored import MirroredPolicy
+    from jaxtribute._src.values.policies.on_read import OnReadPolicy
+    from jaxtribute._src.values.policies.plain import PlainPolicy
+    from jaxtribute._src.values.policies.sharded import ShardedPolicy
     from jaxtribute._src.values.scatter import Scatter
     from jaxtribute._src.values.slices import Cut
     from jaxtribute._src.values.stored import Lease, updating
@@ -91,9 +89,11 @@ if _TYPE_CHECKING:
 _LAZY = {
     "Address": "cluster.addresses",
     "ArrayOperators": "values.operators",
+    "AutoSum": "collectives.summation",
     "Batch": "input.batches",
     "BatchPlacer": "input.placement",
     "Capture": "execution.capture",
+    "CentralPolicy": "values.policies.central",
     "ClosedJaxpr": "jaxprs.core",
     "Context": "context",
     "CountingStream": "input.sources.iterables",
@@ -117,20 +117,32 @@ _LAZY = {
     "Library": "libraries",
     "Literal": "jaxprs.core",
     "MapSource": "input.sources.grain_map",
+    "MirroredPolicy": "values.policies.mirrored",
+    "OnReadPolicy": "values.policies.on_read",
+    "OneDeviceSum": "collectives.summation",
     "Overlay": "execution.overlay",
+    "PackedSum": "collectives.summation",
+    "Packs": "collectives.summation",
     "Parameters": "optimizer.parameters",
+    "PlainPolicy": "values.policies.plain",
+    "Policy": "values.policies.base",
     "Program": "execution.program",
+    "ReplicaMesh": "values.mesh",
     "ReplicaValues": "values.distributed",
     "Roster": "cluster.roster",
     "Rows": "jaxprs.rows",
     "Scatter": "values.scatter",
     "ServerDef": "cluster.server",
     "Shard": "input.splitting",
+    "ShardedPolicy": "values.policies.sharded",
     "Slots": "optimizer.slots",
     "Source": "input.sources.base",
     "StateAdapter": "checkpoint.state",
+    "Summation": "collectives.summation",
     "TracedProgram": "execution.traced",
     "TracedReplica": "execution.traced",
+    "TreeSum": "collectives.summation",
+    "Update": "values.policies.base",
     "Var": "jaxprs.core",
     "as_batch": "input.batches",
     "as_function": "jaxprs.core",
@@ -141,7 +153,9 @@ _LAZY = {
     "count": "environment",
     "current_cluster": "cluster.runtime:current",
     "damaged_files": "checksums:damages",
+    "default_devices": "devices",
     "described_devices": "devices",
+    "device_name": "devices",
     "exact": "input.grain_tree",
     "examples_in": "input.batches",
     "initial_array": "values.numbers",
@@ -155,13 +169,16 @@ _LAZY = {
     "overlaid_rows": "execution.row_gradients",
     "own": "values.placing",
     "parse_json": "environment",
+    "points": "points:",
     "programs_in": "jaxprs.walking",
     "pruned": "jaxprs.core",
     "read_all": "checkpoint.restoring",
     "register_source": "input.sources:register",
+    "resolve_device": "devices",
     "row_ids": "values.numbers",
     "saves_in": "checkpoint.folder",
     "saving_cluster": "checkpoint.committing:cluster",
+    "settings": "settings:",
     "shown": "environment",
     "slice_sizes": "input.splitting",
     "subscribe": "observers",
@@ -276,5 +293,3 @@ __all__ = [
 ]
 
 __getattr__, __dir__ = _lazy_names(__name__, _LAZY)
-
-_publish(__name__, [name for name in __all__ if name not in _LAZY])

@@ -29,6 +29,7 @@ def test_who_is_who(multi_process: SharedRunners) -> None:
             "task": ("worker", rank),
             "devices": tuple(f"/job:worker/replica:0/task:{rank}/device:CPU:{i}" for i in range(2)),
             "pipelines": (2, rank),
+            "main": rank == 0,
         }
 
 

@@ -48,6 +48,7 @@ def facts() -> dict[str, Any]:
         "task": (s.cluster_resolver.task_type, s.cluster_resolver.task_id),
         "devices": s.extended.worker_devices,
         "pipelines": (context.num_input_pipelines, context.input_pipeline_id),
+        "main": jd.is_main(),
     }
 
 

@@ -34,7 +34,7 @@ def lazy_names(
     Args:
       home: the public module.
       names: each name, and the private module that defines it, without `jaxtribute._src.`; `module:name` if its name is
-        another one there.
+        another one there, `module:` for the module itself.
       modules: public modules of `jaxtribute` that are attributes of this one.
     """
     module = sys.modules[home]
@@ -45,9 +45,11 @@ def lazy_names(
             return import_module(f"jaxtribute.{name}")
         if name not in names:
             raise AttributeError(f"module {home!r} has no attribute {name!r}", name=name)
-        place, _, other = names[name].partition(":")
-        found = getattr(_load(home, name, f"{_PRIVATE}.{place}"), other or name)
-        if not other:  # pickles look for the name that it was defined with
+        place, colon, other = names[name].partition(":")
+        found: Any = _load(home, name, f"{_PRIVATE}.{place}")
+        if other or not colon:
+            found = getattr(found, other or name)
+        if not colon:  # pickles look for the name that it was defined with
             _readdress(found, home)
         # The next look-up finds it in the module, and does not come here.
         setattr(module, name, found)

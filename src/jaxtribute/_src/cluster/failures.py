@@ -8,8 +8,6 @@ import traceback
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 
-import jax
-
 
 class ExitCode(IntEnum):
     """Exit codes of a job's processes that tell the launcher more than that they failed."""
@@ -68,6 +66,8 @@ def may_be_broken_collective(error: BaseException | None) -> bool:
     """True if an error may come of a collective that lost a peer: Gloo's is a ValueError."""
     if error is None:
         return False
+    import jax  # the launcher, which knows the exit codes, needs none
+
     return (
         isinstance(error, jax.errors.JaxRuntimeError)
         or (isinstance(error, ValueError) and "Gloo" in str(error))

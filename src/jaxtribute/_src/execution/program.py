@@ -267,6 +267,10 @@ class Program:
             with updating:
                 self._grow(grow.capture)
             return self(leaves, within, given)
+        except (RuntimeError, ValueError) as error:
+            if mesh is not None:
+                mesh.explain(error)
+            raise
         return self._finished(result, donated)
 
     @property
