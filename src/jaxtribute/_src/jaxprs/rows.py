@@ -78,7 +78,9 @@ _FOLDED = (ELEMENTWISE | _MOVES | frozenset({"reduce_prod", "reduce_max", "reduc
 _LOOPS = frozenset({"scan", "while", "cond"})
 
 
-_KIND, _PART, _FACTOR = Kind, Part, FACTOR
+_KIND: TypeAlias = Kind
+_PART: TypeAlias = Part
+_FACTOR = FACTOR
 
 
 class Rows:
