@@ -38,7 +38,6 @@ if _TYPE_CHECKING:
     from jaxtribute._src.cluster.server import ServerDef
     from jaxtribute._src.cluster.spec import task_number
     from jaxtribute._src.collectives.summation import AutoSum, OneDeviceSum, PackedSum, Packs, Summation, TreeSum
-    from jaxtribute._src.compilation_cache import cache_environment
     from jaxtribute._src.context import Context
     from jaxtribute._src.devices import default_devices, described_devices, device_name, resolve_device
     from jaxtribute._src.environment import count, parse_json, shown, whole_number
@@ -146,7 +145,6 @@ _LAZY = {
     "Var": "jaxprs.core",
     "as_batch": "input.batches",
     "as_function": "jaxprs.core",
-    "cache_environment": "compilation_cache",
     "check_untraced": "execution.traced",
     "checksum_of": "checksums:mark",
     "copied": "input.batches",
@@ -249,7 +247,6 @@ __all__ = [
     "Var",
     "as_batch",
     "as_function",
-    "cache_environment",
     "check_untraced",
     "checksum_of",
     "copied",

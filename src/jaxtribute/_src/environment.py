@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jaxtribute._src.types import Json
 
 CPU_DEVICES = "JAXTRIBUTE_CPU_DEVICES"
-"""How many logical devices `import jaxtribute` makes of the CPU."""
+"""Number of logical devices that `import jaxtribute` makes of the CPU."""
 DIGITS = 18
 """Of a number that counts anything; Python refuses to read very long ones."""
 _LONGEST = 300

@@ -16,10 +16,10 @@ from typing import Any, Self
 
 from jaxtribute._src.cluster.accelerators import visible_gpus
 from jaxtribute._src.cluster.addresses import Address
-from jaxtribute._src.compilation_cache import cache_environment
 from jaxtribute._src.folders import Folder
 from jaxtribute._src.launcher.attempt import Attempt, Outcome, Program, Signal
 from jaxtribute._src.launcher.certificates import VARIABLES, secret_of_run, write_certificates
+from jaxtribute._src.launcher.compilation_cache import cache_environment
 from jaxtribute._src.launcher.environment import RESTART, chief_environment, rank_environment
 from jaxtribute._src.launcher.options import Options
 from jaxtribute._src.launcher.output import RankOutput, open_log
