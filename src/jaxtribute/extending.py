@@ -46,7 +46,7 @@ if _TYPE_CHECKING:
     from jaxtribute._src.execution.executor import Executor
     from jaxtribute._src.execution.feeds import Drawn, EndOfData, Feed
     from jaxtribute._src.execution.function import Function
-    from jaxtribute._src.execution.nests import is_whole, map_leaves
+    from jaxtribute._src.execution.nests import map_leaves, step_of
     from jaxtribute._src.execution.overlay import Overlay
     from jaxtribute._src.execution.program import Program
     from jaxtribute._src.execution.row_gradients import overlaid_rows
@@ -60,7 +60,17 @@ if _TYPE_CHECKING:
     from jaxtribute._src.input.sources.grain_map import MapSource
     from jaxtribute._src.input.sources.iterables import CountingStream, IterableSource
     from jaxtribute._src.input.splitting import Shard, slice_sizes
-    from jaxtribute._src.jaxprs.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, as_function, opened, pruned
+    from jaxtribute._src.jaxprs.core import (
+        ClosedJaxpr,
+        Jaxpr,
+        JaxprEqn,
+        Literal,
+        Var,
+        as_function,
+        opened,
+        pruned,
+        user_line,
+    )
     from jaxtribute._src.jaxprs.flow import Flow
     from jaxtribute._src.jaxprs.kinds import ELEMENTWISE
     from jaxtribute._src.jaxprs.rows import Rows
@@ -70,7 +80,6 @@ if _TYPE_CHECKING:
     from jaxtribute._src.optimizer.parameters import Parameters
     from jaxtribute._src.optimizer.slots import Slots, optax_rules
     from jaxtribute._src.reading import Disk
-    from jaxtribute._src.values.distributed import ReplicaValues
     from jaxtribute._src.values.mesh import ReplicaMesh
     from jaxtribute._src.values.numbers import initial_array, row_ids
     from jaxtribute._src.values.operators import ArrayOperators, operand
@@ -127,7 +136,6 @@ _LAZY = {
     "Policy": "values.policies.base",
     "Program": "execution.program",
     "ReplicaMesh": "values.mesh",
-    "ReplicaValues": "values.distributed",
     "Roster": "cluster.roster",
     "Rows": "jaxprs.rows",
     "Scatter": "values.scatter",
@@ -157,7 +165,6 @@ _LAZY = {
     "exact": "input.grain_tree",
     "examples_in": "input.batches",
     "initial_array": "values.numbers",
-    "is_whole": "execution.nests",
     "latest_of_any_name": "checkpoint.folder",
     "located": "callers",
     "map_leaves": "execution.nests",
@@ -179,10 +186,12 @@ _LAZY = {
     "settings": "settings:",
     "shown": "environment",
     "slice_sizes": "input.splitting",
+    "step_of": "execution.nests",
     "subscribe": "observers",
     "task_number": "cluster.spec",
     "tune_allocator": "allocator",
     "updating": "values.stored",
+    "user_line": "jaxprs.core",
     "visible_gpus": "cluster.accelerators",
     "whole_number": "environment",
 }
@@ -229,7 +238,6 @@ __all__ = [
     "Policy",
     "Program",
     "ReplicaMesh",
-    "ReplicaValues",
     "Roster",
     "Rows",
     "Scatter",
@@ -259,7 +267,6 @@ __all__ = [
     "exact",
     "examples_in",
     "initial_array",
-    "is_whole",
     "latest_of_any_name",
     "located",
     "map_leaves",
@@ -281,10 +288,12 @@ __all__ = [
     "settings",
     "shown",
     "slice_sizes",
+    "step_of",
     "subscribe",
     "task_number",
     "tune_allocator",
     "updating",
+    "user_line",
     "visible_gpus",
     "whole_number",
 ]

@@ -44,7 +44,11 @@ def is_number(value: Numeric) -> bool:
 
 
 def step_of(key: Leaf) -> Leaf:
-    """The attribute, key or place in a list that one step of a path of JAX's stands for."""
+    """The attribute, key or place in a list that one step of a path of JAX's stands for.
+
+    Args:
+      key: a step of a path, as `jax.tree_util.tree_leaves_with_path` gives it.
+    """
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return getattr(key, attribute)

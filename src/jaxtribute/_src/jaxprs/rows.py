@@ -20,6 +20,7 @@ from jaxtribute._src.jaxprs import meetings
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, JaxprEqn, Literal, Tracer, aval, bind, constants, opened
 from jaxtribute._src.jaxprs.flow import scan_counts
 from jaxtribute._src.jaxprs.kinds import ELEMENTWISE, equalises, names_axis
+from jaxtribute._src.jaxprs.making import mean_p
 from jaxtribute._src.jaxprs.walking import called
 
 FACTOR = 2
@@ -96,6 +97,8 @@ class Rows:
     """The kinds of values."""
     Part: TypeAlias = _PART
     """The way in which a replica's value is part of that of the whole batch."""
+    MEAN = mean_p
+    """Marks a replica's number as a mean."""
     FACTOR = _FACTOR
     """The second program has so many times the rows of the first."""
 
