@@ -16,6 +16,7 @@ import numpy as np
 import scipy.special as special
 
 from jaxtribute._src.jaxprs.core import JaxprEqn, aval
+from jaxtribute._src.tools.verify import indexing
 
 Operation = Callable[..., Any]
 """A function of the operands and, by name, the parameters."""
@@ -281,6 +282,17 @@ TABLE: dict[str, Operation] = {
     "cummax": _running(np.maximum.accumulate),
     "cummin": _running(np.minimum.accumulate),
     "dot_general": _dot,
+    "gather": indexing.gather,
+    "sort": indexing.sort,
+    "top_k": indexing.top_k,
+    **{
+        f"scatter{mark}{kind}": indexing.scatter(how)
+        for mark in "-_"
+        for kind, how in {"add": np.add.at, "sub": np.subtract.at, "mul": np.multiply.at, "min": np.minimum.at}.items()
+    },
+    "scatter": indexing.scatter(None),
+    "scatter_max": indexing.scatter(np.maximum.at),
+    "scatter-max": indexing.scatter(np.maximum.at),
     "shift_left": np.left_shift,
     "shift_right_logical": lambda a, b: np.right_shift(a.view(f"u{a.dtype.itemsize}"), b.astype(f"u{b.dtype.itemsize}")),
     "shift_right_arithmetic": np.right_shift,
@@ -301,19 +313,6 @@ TABLE: dict[str, Operation] = {
     "atanh": lambda a, **_: np.arctanh(a),
 }
 """By the name of the operation; the parameters that it does not need are swallowed."""
-_SCATTERS: dict[str, Operation] = {
-    "scatter": jax.lax.scatter,
-    "scatter-add": jax.lax.scatter_add,
-    "scatter_add": jax.lax.scatter_add,
-    "scatter-sub": jax.lax.scatter_sub,
-    "scatter_sub": jax.lax.scatter_sub,
-    "scatter-mul": jax.lax.scatter_mul,
-    "scatter_mul": jax.lax.scatter_mul,
-    "scatter-min": jax.lax.scatter_min,
-    "scatter_min": jax.lax.scatter_min,
-    "scatter-max": jax.lax.scatter_max,
-    "scatter_max": jax.lax.scatter_max,
-}
 _STORED = frozenset({"bitcast_convert_type", "nextafter"})
 """Operations that depend on how a number is stored."""
 _PLAIN = frozenset(
@@ -327,6 +326,8 @@ def apply(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """Returns the results of one operation without programs inside it, in float64 where they are floating-point."""
     name = eqn.primitive.name
     own = TABLE.get(name)
+    if len(eqn.outvars) == 1 and 0 in getattr(aval(eqn.outvars[0]), "shape", ()) and not is_key_type(eqn.outvars[0]):
+        return [np.zeros(aval(eqn.outvars[0]).shape, _wide_dtype(aval(eqn.outvars[0]).dtype))]
     if name == "optimization_barrier":
         return list(operands)
     if own is None or any(map(is_key, operands)) or not eqn.outvars or is_key_type(eqn.outvars[0]):
@@ -351,13 +352,6 @@ def _fitted(result: Any, var: Any) -> Any:
 def _by_jax(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """The results by JAX: in 64 bits, or as the program says where that cannot be."""
     name = eqn.primitive.name
-    scatter = _SCATTERS.get(name)
-    if scatter is not None and not any(map(is_key, operands)):
-        kept = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
-        with jax.enable_x64(True):
-            # Anew, as the operation holds a program of the dtype that it was traced with.
-            found = scatter(*map(_given, operands), **{key: eqn.params[key] for key in kept})
-            return [as_wide(found)]
     if name not in _STORED:
         wide = {key: _wide_parameter(value) for key, value in eqn.params.items()}
         try:

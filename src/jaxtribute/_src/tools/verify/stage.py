@@ -28,6 +28,7 @@ from jaxtribute._src.execution.gathers import Gathers, settled
 from jaxtribute._src.execution.inference import varying_outputs
 from jaxtribute._src.execution.nests import flatten, is_array, is_number, map_leaves, reveal
 from jaxtribute._src.execution.replica_context import ReplicaContext
+from jaxtribute._src.execution.standpoints import InReplica
 from jaxtribute._src.execution.traced import TracedReplica, lift
 from jaxtribute._src.jaxprs.core import Tracer, opened
 from jaxtribute._src.optimizer.optimizer import Optimizer
@@ -115,7 +116,7 @@ class Stage(Executor):
         """A value as the code around sees it."""
         if is_key(value):
             return value
-        array = jnp.asarray(value, dtype)
+        array = jax.device_put(np.asarray(value, dtype))
         self._wide[id(array)] = value
         self._alive.append(array)
         return array
@@ -355,8 +356,6 @@ class _Run:
     def _wrapped(self, traces: Sequence[Any], outputs: list[list[Any]]) -> Any:
         first = traces[0]
         leaves = list(first.leaves)
-        flags = [isinstance(leaf, PerReplica) for leaf in ()]
-        del flags
         jaxpr = opened(first.closed)
         split = [self._is_split(place) for place in self._arrays]
         varying = varying_outputs(jaxpr, [*split, *(one.policy.split for one in first.executor.inputs)])
@@ -365,7 +364,7 @@ class _Run:
             parts = [self._stage.result(column[index], dtype) for column in outputs]
             if self._count == 1:
                 leaves[place] = parts[0]
-            elif varying[index]:
+            elif varying[index] or not _equal([column[index] for column in outputs]):
                 leaves[place] = PerReplica(tuple(parts), self._mesh, idle=self._stage.found.arrangement.idle)
             else:
                 leaves[place] = Mirrored(parts[0], self._mesh)
@@ -374,6 +373,11 @@ class _Run:
     def _is_split(self, place: int) -> bool:
         column = self._columns[place]
         return any(part is not column[0] for part in column[1:])
+
+
+def _equal(parts: list[Any]) -> bool:
+    """True for arrays of one shape and of the same numbers; for keys too."""
+    return is_key(parts[0]) or all(np.array_equal(part, parts[0], equal_nan=part.dtype.kind == "f") for part in parts)
 
 
 @dataclass(slots=True)
@@ -450,6 +454,8 @@ def standing_in(strategy: Any, variables: Iterable[Variable], stage: Stage) -> G
             stack.enter_context(mock.patch.object(extended, "call_for_each_replica", stage.run))
             # Slices of slots are a way to store them: every virtual replica updates whole ones.
             stack.enter_context(mock.patch.object(Optimizer, "_in_slices", lambda *_: False))
+            # One device reduces as several do, so that their operations pair up.
+            stack.enter_context(mock.patch.object(InReplica, "reducible", lambda _self, _strategy, grads, op: (grads, op)))
             yield
     finally:
         vars(mesh).clear()

@@ -24,6 +24,8 @@ from jaxtribute._src.types import Function as Callee
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.variable import Variable
 
+_GROUPS = 4
+"""Groups of values that are looked into."""
 _NOISE = 0.02
 """Deviation of what is added to trained variables that are all zero: behind them gradients would be zero too."""
 
@@ -58,6 +60,7 @@ class Verdict:
       refused: the arrangements in which the step raises, with what.
       unverified: what could not be verified, in words.
       outputs: how many variables and results were compared.
+      seconds: how long it took.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Verdict:
     refused: list[tuple[Arrangement, str]] = field(default_factory=list)
     unverified: list[str] = field(default_factory=list)
     outputs: int = 0
+    seconds: float = 0.0
 
     @property
     def right(self) -> bool:
@@ -134,20 +138,36 @@ class Verification:
                 break
             verdict.refused += refused[-1:]
         verdict.unverified = list(dict.fromkeys(verdict.unverified))
-        if wrong:
-            verdict.findings.append(self._finding(wrong, verdict))
+        self._judge(wrong, verdict)
         for record, arrangement in repeated.values():
             verdict.findings.append(Finding(Suspects.repeated(record), [], arrangement, [arrangement], []))
         return verdict
 
-    def _finding(self, wrong: list[tuple[Arrangement, list[Difference]]], verdict: Verdict) -> Finding:
-        # Where all replicas have as many rows, fewer things can be the reason; and fewer replicas are easier to read.
-        arrangement, apart = wrong[0]
-        failing = [one for one, _ in wrong]
-        one = self._run(alone(arrangement.rows), keeps=True)
-        found = self._run(arrangement, keeps=True)
-        culprit = Suspects(one, found, apart).culprit()
-        return Finding(culprit, apart, arrangement, failing, [other for other in verdict.tried if other not in failing])
+    def _judge(self, wrong: list[tuple[Arrangement, list[Difference]]], verdict: Verdict) -> None:
+        """Adds a finding for each group of values that differ in the same arrangements."""
+        failing: dict[str, list[Arrangement]] = {}
+        for arrangement, apart in wrong:
+            for difference in apart:
+                failing.setdefault(difference.name, []).append(arrangement)
+        groups: dict[tuple[Arrangement, ...], list[str]] = {}
+        for name, where in failing.items():
+            groups.setdefault(tuple(where), []).append(name)
+        for where, names in list(groups.items())[:_GROUPS]:
+            # Where all replicas have as many rows, fewer things can be the reason; fewer replicas are easier to read.
+            arrangement = where[0]
+            everything = next(apart for one, apart in wrong if one == arrangement)
+            apart = [difference for difference in everything if difference.name in names]
+            others = [difference.name for difference in everything if difference.name not in names]
+            one, found = self._run(alone(arrangement.rows), keeps=True), self._run(arrangement, keeps=True)
+            culprit = Suspects(one, found, apart, others).culprit()
+            known = next((finding for finding in verdict.findings if finding.culprit.mistake == culprit.mistake), None)
+            if known is not None:
+                known.differences += apart
+                known.failing = [other for other in verdict.tried if other in known.failing or other in where]
+                known.right = [other for other in verdict.tried if other not in known.failing]
+                continue
+            right = [other for other in verdict.tried if other not in where]
+            verdict.findings.append(Finding(culprit, apart, arrangement, list(where), right))
 
     def _alone(self, rows: int) -> Outcome:
         if rows not in self._known:
