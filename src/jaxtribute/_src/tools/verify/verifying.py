@@ -76,6 +76,11 @@ class Verdict:
         """True if nothing was found."""
         return not self.findings
 
+    def __str__(self) -> str:
+        from jaxtribute._src.tools.verify.report import text  # which imports this module
+
+        return text(self)
+
 
 class Verification:
     """The step of a user, ready to be run on any replicas.
