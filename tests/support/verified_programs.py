@@ -82,7 +82,7 @@ def cross_entropy(logits: Any, target: Any) -> Any:
     uneven="mean-of-means",
     mean_of_sums="mean-of-sums",
     scaled="scaled-by-replicas",
-    metric="sum-of-means",
+    metric="sum-of-means local-mean",
     twice="reduced-twice",
     result_twice="reduced-twice sum-of-means",
 )
@@ -150,7 +150,7 @@ def convolution(strategy: jd.Strategy, wrong: str) -> Made:
         context = jd.get_replica_context()
 
         def loss() -> Any:
-            h = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            h = jax.lax.conv_general_dilated(x, kernel.read_value(), (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
             if wrong == "statistics":
                 mean = h.mean((0, 1, 2))  # at: convolution.statistics
                 h = (h - mean) * scale

@@ -25,6 +25,7 @@ from jaxtribute._src.tools.verify.stage import Outcome
 _SUMS = frozenset({"psum", "psum_invariant", "jd_sum", "pmean"})
 _ADDS = frozenset({"add", "sub", "add_any"})
 _ORDERS = frozenset("cumsum cumprod cummax cummin cumlogsumexp sort top_k rev gather dynamic_slice slice concatenate".split())
+_CUTS = frozenset({"slice", "dynamic_slice", "split", "reshape", "gather"})
 _EXTREMES = frozenset("reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin reduce_window_max".split())
 _TABLE = CATALOGUE
 
@@ -115,37 +116,54 @@ class Suspects:
 
     def _leaves(self) -> tuple[list[int], set[int]]:
         """The operations that make something wrong of what is right, in order; and all that are wrong on the way."""
-        todo = self._wrong or self._last()
         chain: set[int] = set()
         leaves: list[int] = []
-        todo = list(todo)
+        # What has been reduced is to be the same on all replicas; what is still to be may be a part of a sum.
+        todo = [(number, True) for number in self._wrong] or self._last()
+        seen: set[tuple[int, bool]] = set()
         while todo:
-            number = todo.pop()
-            if number in chain:
+            number, whole = todo.pop()
+            if (number, whole) in seen:
                 continue
-            relation = self._relation(number)
-            if relation.good:
+            seen.add((number, whole))
+            if self._is_right(self._relation(number), whole):
                 continue
             chain.add(number)
-            wrong = [maker for place in self._wrong_operands(number) for maker in self._operand_makers(number, place)]
+            inner = whole and not self._reduces(number)
+            wrong = [
+                (maker, inner)
+                for place in self._wrong_operands(number, inner)
+                for maker in self._operand_makers(number, place)
+            ]
             todo.extend(wrong)
             if not wrong:
                 leaves.append(number)
-        return sorted(leaves), chain
+        return sorted(set(leaves)), chain
 
-    def _last(self) -> list[int]:
-        """All operations, where it is not known which have made what is wrong: code around has computed it."""
-        return list(range(len(self._tape.records)))
+    @staticmethod
+    def _is_right(relation: Relation, whole: bool) -> bool:
+        return relation.good and not (whole and relation.alike)
+
+    def _reduces(self, number: int) -> bool:
+        name = self._tape.records[number].name
+        return name in _SUMS or name.startswith("strategy.reduce")
+
+    def _last(self) -> list[tuple[int, bool]]:
+        """Where it is not known which operation has made what is wrong, as code around computed it: reductions first."""
+        records = self._tape.records
+        reductions = [number for number in range(len(records)) if self._reduces(number)]
+        wrong = [number for number in reductions if not self._is_right(self._relation(number), True)]
+        return [(number, True) for number in wrong] or [(number, False) for number in range(len(records))]
 
     def _operand_makers(self, number: int, place: int) -> tuple[int, ...]:
         return self._makers(self._tape.records[number].operands[place])
 
-    def _wrong_operands(self, number: int) -> list[int]:
+    def _wrong_operands(self, number: int, whole: bool = False) -> list[int]:
         """The operands of an operation that are made up wrongly, and that some operation has made."""
         return [
             place
             for place in range(len(self._tape.records[number].operands))
-            if self._operand_makers(number, place) and not self._operand(number, place).good
+            if self._operand_makers(number, place) and not self._is_right(self._operand(number, place), whole)
         ]
 
     def _operand(self, number: int, place: int) -> Relation:
@@ -200,7 +218,7 @@ class Suspects:
         if before is not None:
             return self._named("gradient-before-reduction", before)
         if relation.kind is Kind.NONE:
-            return self._broken(leaf)
+            return self._broken(leaf, chain)
         collective = self._wrong_collective(leaf, chain)
         if collective is not None:
             return collective
@@ -208,14 +226,18 @@ class Suspects:
             return self._summed_twice(leaf)
         if self._is_mean_of_sums(leaf):
             return self._named("mean-of-sums", leaf)
-        if relation.kind is Kind.SCALED and relation.factor < 1 - 1e-9:
+        if relation.kind in (Kind.SCALED, Kind.SUM) and relation.factor < 1 - 1e-9:
             return self._named("scaled-by-replicas", leaf)
         if self._counts_replicas(leaf):
             return self._named("scaled-by-replicas", leaf)
         if broken is not None and not self._is_sum(broken) and not self._tape.records[broken].backwards:
             return self._named("batch-statistics", leaf, broken)
+        return self._of_means(leaf, chain)
+
+    def _of_means(self, leaf: int, chain: set[int]) -> Culprit:
         uneven = len(set(self._arrangement.sizes)) > 1
-        return self._named("mean-of-means" if uneven else "local-mean", leaf)
+        later = min((number for number in chain if number > leaf and self._is_sum(number)), default=None)
+        return self._named("mean-of-means" if uneven else "local-mean", leaf, later)
 
     def _gradient_used(self, broken: int | None) -> int | None:
         """The operation that breaks the relation, if it makes something else of gradients that are not reduced yet."""
@@ -257,13 +279,15 @@ class Suspects:
             return True
         return record.name in ("div", "convert_element_type") and self._after_sum(number)
 
-    def _broken(self, leaf: int) -> Culprit:
+    def _broken(self, leaf: int, chain: set[int]) -> Culprit:
         """An operation whose operands are right."""
         record = self._tape.records[leaf]
         kinds = [self._operand(leaf, place).kind for place in range(len(record.operands))]
         name = record.name
-        if Kind.SUM in kinds and name == "div" and kinds[-1] is Kind.SUM:
+        if name == "div" and kinds[-1] is Kind.SUM and np.ndim(record.operands[-1]) == 0:
             return self._named("local-count", leaf)
+        if any(self._tape.records[maker].name == "axis_index" for maker in self._all_makers(leaf)):
+            return self._named("one-replica", leaf)
         if name in _ADDS and Kind.SUM in kinds and Kind.SAME in kinds:
             return self._regularizer(leaf, kinds.index(Kind.SAME))
         if name in ("select_n", "mul") and self._picks_replica(leaf):
@@ -275,6 +299,10 @@ class Suspects:
             if name in ("integer_pow", "square", "sqrt", "rsqrt", "log", "pow", "exp", "div") and record.backwards:
                 return self._named("local-count" if name in ("div", "integer_pow", "pow") else "local-total", leaf)
             return self._named("local-total", leaf)
+        if name in _CUTS and Kind.ROWS in kinds:
+            other = self._in_pieces(leaf, chain)
+            if other is not None:
+                return other
         text = (record.place.whole if record.place else "").lower()
         if "softmax" in text or "logsumexp" in text:
             return self._named("softmax-over-batch", leaf)
@@ -282,11 +310,47 @@ class Suspects:
             return self._named("extreme-over-batch", leaf)
         if name == "dot_general" or len(self._scaled_axes(leaf)) > 1:
             return self._named("pairs-of-rows", leaf)
+        if name == "iota" and self._on_line(leaf, "sort", chain):
+            return self._named("order-of-rows", leaf)
         if name == "iota" or not record.operands:
             return self._named("numbers-of-rows", leaf)
         if name in _ORDERS or "scatter" in name:
             return self._named("order-of-rows", leaf)
         return self._named("unknown", leaf)
+
+    def _all_makers(self, number: int) -> list[int]:
+        count = len(self._tape.records[number].operands)
+        return [maker for place in range(count) for maker in self._operand_makers(number, place)]
+
+    def _on_line(self, leaf: int, name: str, chain: set[int]) -> bool:
+        place = self._tape.records[leaf].place
+        return any(
+            self._tape.records[number].name == name and self._tape.records[number].place == place for number in chain
+        )
+
+    def _in_pieces(self, leaf: int, chain: set[int]) -> Culprit | None:
+        """A mistake behind a step that takes its rows piece by piece: other pieces on replicas, so numbers say little.
+
+        What divides by the number of a piece's rows, or by a number that was counted, is told by its form.
+        """
+        ratio = self._arrangement.rows / self._arrangement.sizes[0]
+        for number in sorted(number for number in chain if number > leaf):
+            record, other = self._tape.records[number], self._other(0, number)
+            if other is None or record.name not in ("div", "mul"):
+                continue
+            divisor, theirs = record.operands[-1], other.operands[-1]
+            if np.ndim(divisor) or is_key(divisor) or np.ndim(theirs):
+                continue
+            makers = self._operand_makers(number, len(record.operands) - 1)
+            if not makers:
+                quotient = float(divisor) / float(theirs) if float(theirs) else 0.0
+                near = max(quotient, 1 / quotient if quotient else 0.0)
+                if near > 1.2 and abs(near / ratio - 1) < 0.5:
+                    return self._of_means(number, chain)
+            elif record.name == "div" and any(self._tape.records[one].name == "reduce_sum" for one in self._upstream(makers)):
+                if not any(self._is_sum(one) for one in self._upstream(makers)):
+                    return self._named("local-count", number)
+        return None
 
     def _scaled_axes(self, leaf: int) -> list[int]:
         value, other = self._tape.records[leaf].results[0], self._other(0, leaf)
@@ -306,7 +370,18 @@ class Suspects:
         """A value of the variables alone that is added to each replica's share."""
         makers = self._operand_makers(leaf, place)
         source = makers[0] if makers else leaf
-        return self._named("counted-on-each-replica", source, leaf)
+        return self._named("counted-on-each-replica", source, self._other_line(source) or leaf)
+
+    def _other_line(self, number: int) -> int | None:
+        """What an operation scales, if another line has made it."""
+        record = self._tape.records[number]
+        if record.name not in ("mul", "neg", "div", "convert_element_type") or record.place is None:
+            return None
+        for maker in self._all_makers(number):
+            place = self._tape.records[maker].place
+            if place is not None and place.line != record.place.line:
+                return maker
+        return None
 
     def _summed_twice(self, leaf: int) -> Culprit:
         makers = self._operand_makers(leaf, 0)
@@ -314,6 +389,9 @@ class Suspects:
         # What no data has gone into was never a part of a sum.
         if makers and not reduced and self._from_backward(makers[0]):
             return self._named("counted-on-each-replica", makers[0], leaf)
+        if not reduced and any(self._relation(number).kind is Kind.ROWS for number in self._upstream(makers)):
+            # Of the rows of each replica, and by chance the same on all.
+            return self._named("sum-of-means", leaf, makers[0] if makers else None)
         return self._named("reduced-twice", leaf, max(reduced, default=None))
 
     def _is_mean_of_sums(self, leaf: int) -> bool:

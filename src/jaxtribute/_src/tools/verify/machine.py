@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxtribute._src.jaxprs.core import JaxprEqn, Literal, aval, constants, opened
+from jaxtribute._src.jaxprs.flow import scan_counts
 from jaxtribute._src.jaxprs.kinds import mentions, names_axis
 from jaxtribute._src.jaxprs.walking import STRUCTURES, called, programs_in
 from jaxtribute._src.tools.verify.operations import apply, as_wide, is_key
@@ -181,7 +182,7 @@ class Machine:
     def _scan(self, eqn: JaxprEqn, operands: list[Any], place: Place | None) -> Running:
         params = eqn.params
         body = params.get("jaxpr")
-        consts, carries = params["num_consts"], params["num_carry"]
+        consts, carries = scan_counts(eqn)
         held, carry, whole = operands[:consts], operands[consts : consts + carries], operands[consts + carries :]
         length = params["length"]
         if length > _LOOPS_AT_MOST:

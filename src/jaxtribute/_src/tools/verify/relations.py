@@ -35,6 +35,8 @@ class Relation:
 
     kind: Kind
     factor: float = 1.0
+    alike: bool = False
+    """True if the replicas' values are equal: parts of a sum, or a fraction of what each should have."""
 
     @property
     def good(self) -> bool:
@@ -42,7 +44,7 @@ class Relation:
         return self.kind in (Kind.SAME, Kind.ROWS, Kind.SUM, Kind.SKIPPED)
 
 
-SAME, ROWS, SUM = Relation(Kind.SAME), Relation(Kind.ROWS), Relation(Kind.SUM)
+SAME, ROWS = Relation(Kind.SAME), Relation(Kind.ROWS)
 NONE, SKIPPED = Relation(Kind.NONE), Relation(Kind.SKIPPED)
 
 
@@ -95,7 +97,7 @@ def _made_up(one: Any, parts: list[Any], sizes: list[int], equal: Any) -> Relati
     count, rows = len(parts), sum(sizes)
     total = sum(parts)
     if equal(one, total):
-        return SUM
+        return Relation(Kind.SUM, 1 / count, alike=all(equal(part, parts[0]) for part in parts))
     if equal(one, sum(part * size for part, size in zip(parts, sizes, strict=True)) / rows):
         return Relation(Kind.MEAN)
     if equal(one * count, total * count * count) or equal(one / count, total):

@@ -116,7 +116,8 @@ class Stage(Executor):
         """A value as the code around sees it."""
         if is_key(value):
             return value
-        array = jax.device_put(np.asarray(value, dtype))
+        with np.errstate(all="ignore"):
+            array = jax.device_put(np.asarray(value, dtype))
         self._wide[id(array)] = value
         self._alive.append(array)
         return array
@@ -186,11 +187,10 @@ class Stage(Executor):
             shown = list(value.values)
         elif arrangement.replicas == 1:
             shown = [value.data if isinstance(value, Mirrored) else value]
+        elif isinstance(value, Mirrored):
+            shown = [value.data] * arrangement.replicas
         else:
-            inner = value.data if isinstance(value, Mirrored) else value
-            result = super().reduce(strategy, [inner], op, axis)[0]
-            self._note_reduction([self._exact(inner)] * arrangement.replicas, as_wide(result), op, axis, place)
-            return self._shown(as_wide(result), jnp.asarray(result).dtype)
+            return super().reduce(strategy, [value], op, axis)[0]
         parts = list(map(self._exact, shown))
         given = jnp.asarray(shown[0]).dtype
         counted = [part for number, part in enumerate(parts) if number not in arrangement.idle]
