@@ -63,9 +63,13 @@ def arrangements(batch: int) -> Iterator[Sequence[Arrangement]]:
       batch: number of rows of the program's own batch.
     """
     sizes = [*_EVEN, batch]
-    for replicas in (2, 3, 4):
-        yield [Arrangement(slice_sizes(rows, replicas)) for rows in sizes if rows and rows % replicas == 0]
+    def even(replicas: int) -> Sequence[Arrangement]:
+        return [Arrangement(slice_sizes(rows, replicas)) for rows in sizes if rows and rows % replicas == 0]
+
+    yield even(2)
     # Behind one replica's share the others have less: 11 over 2 is 6 and 5, over 3 it is 4, 4 and 3.
     yield [Arrangement(slice_sizes(rows, 2)) for rows in (11, 9)]
+    yield even(3)
+    yield even(4)
     yield [Arrangement(slice_sizes(rows, 3)) for rows in (11, 8)]
     yield [Arrangement(slice_sizes(rows, 4)) for rows in (5, 9)]

@@ -230,6 +230,9 @@ class Suspects:
             return self._named("scaled-by-replicas", leaf)
         if self._counts_replicas(leaf):
             return self._named("scaled-by-replicas", leaf)
+        divisor = self._operand_makers(leaf, len(record.operands) - 1) if record.name == "div" else ()
+        if any(self._tape.records[number].name == "reduce_sum" for number in self._upstream(divisor)):
+            return self._named("local-count", leaf)
         if broken is not None and not self._is_sum(broken) and not self._tape.records[broken].backwards:
             return self._named("batch-statistics", leaf, broken)
         return self._of_means(leaf, chain)
@@ -415,7 +418,7 @@ class Suspects:
     def _wrong_collective(self, leaf: int, chain: set[int]) -> Culprit | None:
         """The reduction that is to blame, where the value of each replica is right for other results."""
         line = self._tape.records[leaf].place
-        if line is None:
+        if line is None or len(set(self._arrangement.sizes)) > 1:
             return None
         elsewhere = {
             record.place.line
@@ -431,8 +434,10 @@ class Suspects:
         ]
         if not scaled or line.line not in elsewhere:
             return None
+        lines = {str(self._tape.records[number].place) for number in self._right if self._is_sum(number)}
         for number in sorted(chain):
-            if number > leaf and self._is_sum(number) and number not in self._right:
+            # One that right results go through as well is not to blame for this one.
+            if number > leaf and self._is_sum(number) and str(self._tape.records[number].place) not in lines:
                 return self._named("sum-of-means", number, leaf)
         return None
 

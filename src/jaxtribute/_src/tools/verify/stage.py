@@ -30,7 +30,7 @@ from jaxtribute._src.execution.nests import flatten, is_array, is_number, map_le
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.execution.standpoints import InReplica
 from jaxtribute._src.execution.traced import TracedReplica, lift
-from jaxtribute._src.jaxprs.core import Tracer, opened
+from jaxtribute._src.jaxprs.core import Literal, Tracer, opened
 from jaxtribute._src.optimizer.optimizer import Optimizer
 from jaxtribute._src.tools.verify.arrangements import Arrangement
 from jaxtribute._src.tools.verify.machine import CannotVerify, Machine, Record, Tape, together
@@ -150,7 +150,10 @@ class Stage(Executor):
         if variable in self.found.written:
             return self.found.written[variable]
         if variable not in self._state:
-            self._state[variable] = snapshot(variable)
+            if variable.policy.cut is not None:
+                raise CannotVerify(f"{variable.name} lies in slices, and was not known before")
+            value = as_wide(np.asarray(variable.stored))
+            self._state[variable] = value[None] if is_rows(variable) and variable.policy.form != "rows" else value
         return _rows_for(variable, self._state[variable], self.found.arrangement.replicas)
 
     def get(self, variable: Variable) -> Any:
@@ -359,12 +362,13 @@ class _Run:
         jaxpr = opened(first.closed)
         split = [self._is_split(place) for place in self._arrays]
         varying = varying_outputs(jaxpr, [*split, *(one.policy.split for one in first.executor.inputs)])
+        reached = _reached(jaxpr)
         for index, place in enumerate(first.places):
             dtype = jaxpr.outvars[index].aval.dtype
             parts = [self._stage.result(column[index], dtype) for column in outputs]
             if self._count == 1:
                 leaves[place] = parts[0]
-            elif varying[index] or not _equal([column[index] for column in outputs]):
+            elif varying[index] or jaxpr.outvars[index] not in reached or not _equal([column[index] for column in outputs]):
                 leaves[place] = PerReplica(tuple(parts), self._mesh, idle=self._stage.found.arrangement.idle)
             else:
                 leaves[place] = Mirrored(parts[0], self._mesh)
@@ -373,6 +377,23 @@ class _Run:
     def _is_split(self, place: int) -> bool:
         column = self._columns[place]
         return any(part is not column[0] for part in column[1:])
+
+
+def _reached(jaxpr: Any) -> Any:
+    """The values of a program that depend on what it is given; all others are constants, such as numbers of rows."""
+    found = set(jaxpr.invars)
+    for eqn in jaxpr.eqns:
+        if any(not isinstance(atom, Literal) and atom in found for atom in eqn.invars):
+            found.update(eqn.outvars)
+    return _Values(found)
+
+
+class _Values:
+    def __init__(self, found: set[Any]) -> None:
+        self._found = found
+
+    def __contains__(self, atom: object) -> bool:
+        return not isinstance(atom, Literal) and atom in self._found
 
 
 def _equal(parts: list[Any]) -> bool:

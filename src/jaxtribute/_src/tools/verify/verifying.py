@@ -109,6 +109,8 @@ class Verification:
         self._name, self._call, self._strategy = name, call, strategy
         self._variables = list(dict.fromkeys(variables))
         leaves, self._tree = flatten((tuple(args), kwargs))
+        if any(hasattr(leaf, "__next__") for leaf in leaves):
+            raise CannotVerify("it draws from an iterator. HINT: call it with the batch")
         self._leaves = list(map(_whole, leaves))
         self._split, self.batch = _batches(leaves, self._leaves, batches, strategy)
         self._state = {variable: _shaken(variable, number) for number, variable in enumerate(self._variables)}
@@ -121,6 +123,8 @@ class Verification:
         wrong: list[tuple[Arrangement, list[Difference]]] = []
         repeated: dict[Any, Any] = {}
         for group in arrangements(self.batch):
+            if len({arrangement.kind for arrangement, _ in wrong}) > 1:
+                break  # enough is known: three and four replicas show what two have shown
             refused: list[tuple[Arrangement, str]] = []
             for arrangement in group:
                 try:
@@ -157,7 +161,15 @@ class Verification:
         groups: dict[tuple[Arrangement, ...], list[str]] = {}
         for name, where in failing.items():
             groups.setdefault(tuple(where), []).append(name)
-        for where, names in list(groups.items())[:_GROUPS]:
+        # What differs in most arrangements first: a part of it may pass here and there, as Adam's first step does.
+        ordered = sorted(groups.items(), key=lambda group: -len(group[0]))
+        if wrong and all(one.idle for one, _ in wrong):
+            names = ", ".join(list(failing)[:3])
+            verdict.unverified.append(
+                f"{names} differ where replicas have no rows ({wrong[0][0]}): see that nothing divides by their number"
+            )
+            return
+        for where, names in ordered[:_GROUPS]:
             # Where all replicas have as many rows, fewer things can be the reason; fewer replicas are easier to read.
             arrangement = where[0]
             everything = next(apart for one, apart in wrong if one == arrangement)
@@ -165,7 +177,7 @@ class Verification:
             others = [difference.name for difference in everything if difference.name not in names]
             one, found = self._run(alone(arrangement.rows), keeps=True), self._run(arrangement, keeps=True)
             culprit = Suspects(one, found, apart, others).culprit()
-            known = next((finding for finding in verdict.findings if finding.culprit.mistake == culprit.mistake), None)
+            known = next((one for one in verdict.findings if _same_mistake(one.culprit, culprit)), None)
             if known is not None:
                 known.differences += apart
                 known.failing = [other for other in verdict.tried if other in known.failing or other in where]
@@ -224,6 +236,14 @@ class Verification:
             elif isinstance(leaf, Mirrored) or is_array(leaf):
                 data = leaf.data if isinstance(leaf, Mirrored) else leaf
                 stage.found.outputs[name] = stage.input_of(data)
+
+
+def _same_mistake(one: Culprit, other: Culprit) -> bool:
+    """True if two culprits are one line, or if the second has none: it is what the first leads to."""
+    if other.place is None or one.mistake == other.mistake:
+        return True
+    lines = [place and (place.file, place.line) for place in (one.place, one.elsewhere)]
+    return (other.place.file, other.place.line) in lines
 
 
 def _whole(leaf: Any) -> Any:

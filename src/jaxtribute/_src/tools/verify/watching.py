@@ -42,6 +42,8 @@ class Watcher(Observer):
         self._strategies: dict[Any, None] = {}
         self._variables: dict[Variable, None] = {}
         self._busy = False
+        self._running: dict[Any, None] = {}
+        """The strategy whose `run` is under way, outside of any step."""
         self._drawn: list[Any] = []
         self.verdicts: list[Verdict] = []
 
@@ -50,9 +52,11 @@ class Watcher(Observer):
         if self._busy:
             return
         if event.kind == STEP.name:
-            self._step, self._strategies, self._variables = event, {}, {}
+            self._step, self._strategies, self._variables = event, dict(self._running), {}
         elif event.kind == RUN.name:
             self._strategies[event.subject] = None
+            if self._step is None:
+                self._running = {event.subject: None}
             plain = not isinstance(event.arguments[0] if event.arguments else None, Function)
             if self._step is None and plain and type(contexts.current().executor) is Eager:
                 self._run_alone(event)
@@ -73,6 +77,8 @@ class Watcher(Observer):
                 # One that is no program, as where replicas of different shapes cannot be, has told no dispatch.
                 self._step = None
                 self._count(event.subject)
+        elif event.kind == RUN.name:
+            self._running = {}
         elif event.kind == INPUT.name:
             self._drawn.extend(jax.tree.leaves(event.result))
             del self._drawn[:-_RECENT]
