@@ -48,6 +48,11 @@ class Finding:
     failing: list[Arrangement] = field(default_factory=list)
     right: list[Arrangement] = field(default_factory=list)
 
+    @property
+    def conditional(self) -> bool:
+        """True if batches that the replicas share evenly are right."""
+        return all(one.kind != "divides" for one in self.failing)
+
 
 @dataclass(slots=True, eq=False)
 class Verdict:
@@ -197,7 +202,7 @@ class Verification:
             self._run(alone(rows))
         draws = Draws(noting=True) if arrangement.replicas == 1 else self._known[rows][1]
         draws.next = 0
-        stage = Stage(self._strategy, arrangement, dict(self._state), draws, keeps=keeps)
+        stage = Stage(self._strategy, arrangement, self._state, draws, keeps=keeps)
         with standing_in(self._strategy, self._variables, stage):
             args, kwargs = self._tree.unflatten(
                 [self._given(place, leaf, stage) for place, leaf in enumerate(self._leaves)]

@@ -12,13 +12,17 @@ import jax
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.eager import Eager
 from jaxtribute._src.execution.function import Function
+from jaxtribute._src.execution.nests import flatten
 from jaxtribute._src.observers import DISPATCH, INPUT, RUN, STEP, TRACE, Event, Observer, observe
 from jaxtribute._src.tools.user_scripts import Finished, run_script
 from jaxtribute._src.tools.verify.machine import CannotVerify
 from jaxtribute._src.tools.verify.verifying import Verdict, Verification
+from jaxtribute._src.values.distributed import PerReplica
 from jaxtribute._src.values.variable import Variable
 
 _RECENT = 256
+_PATIENCE, _PATIENCE_S = 500, 20.0
+"""Calls of a step, and seconds, after which no uneven batch is waited for."""
 
 
 class Watcher(Observer):
@@ -45,6 +49,9 @@ class Watcher(Observer):
         self._running: dict[Any, None] = {}
         """The strategy whose `run` is under way, outside of any step."""
         self._drawn: list[Any] = []
+        self._begun = time.perf_counter()
+        self.uneven = False
+        """True if the program has given a step a batch that its replicas share unevenly."""
         self.verdicts: list[Verdict] = []
 
     def on_start(self, event: Event) -> None:
@@ -52,6 +59,7 @@ class Watcher(Observer):
         if self._busy:
             return
         if event.kind == STEP.name:
+            self._look_at(event.arguments)
             self._step, self._strategies, self._variables = event, dict(self._running), {}
         elif event.kind == RUN.name:
             self._strategies[event.subject] = None
@@ -80,13 +88,23 @@ class Watcher(Observer):
         elif event.kind == RUN.name:
             self._running = {}
         elif event.kind == INPUT.name:
+            self._look_at(event.result)
             self._drawn.extend(jax.tree.leaves(event.result))
             del self._drawn[:-_RECENT]
+
+    def _look_at(self, batch: Any) -> None:
+        """Notes whether replicas share a batch unevenly, or batches differ in their rows."""
+        for leaf in flatten(batch)[0]:
+            if isinstance(leaf, PerReplica):
+                self.uneven = self.uneven or leaf.shapes is not None
 
     def _count(self, subject: Any) -> None:
         if subject in self._seen and self._again is not None:
             self._repeats += 1
-            if self._repeats >= self._again:
+            # A mistake that only uneven batches show is one if the program has such batches.
+            waits = any(finding.conditional for one in self.verdicts for finding in one.findings) and not self.uneven
+            patient = self._repeats < _PATIENCE and time.perf_counter() - self._begun < _PATIENCE_S
+            if self._repeats >= self._again and not (waits and patient):
                 raise Finished
 
     def _verify(self, event: Event) -> None:
@@ -142,6 +160,7 @@ class Watcher(Observer):
         finally:
             self._busy = False
         verdict.seconds = time.perf_counter() - begun
+        self._begun = time.perf_counter()
         self.verdicts.append(verdict)
         self._report(verdict)
 
@@ -151,7 +170,7 @@ KINDS = STEP.name, TRACE.name, DISPATCH.name, RUN.name, INPUT.name
 
 def verify_script(
     script: Path, arguments: Sequence[str], report: Callable[[Verdict], None], again: int | None
-) -> tuple[list[Verdict], bool]:
+) -> tuple[Watcher, bool]:
     """Runs a program and verifies its steps.
 
     Args:
@@ -161,9 +180,9 @@ def verify_script(
       again: see `Watcher`.
 
     Returns:
-      The verdicts; and whether the program was ended before its own end.
+      The watcher, with the verdicts; and whether the program was ended before its own end.
     """
     watcher = Watcher(report, again)
     with observe(watcher, *KINDS):
         ended = run_script(script, arguments)
-    return watcher.verdicts, ended
+    return watcher, ended

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = (
         "Options of the command stand before SCRIPT; what follows it is the script's own. Exit status: 0 if every step "
-        "that was seen is right, 1 if one differs, 2 if none could be verified or the program fails."
+        "that was seen is right, 1 if one differs for batches that it has, 2 if none could be verified or the program fails."
     )
 
 
@@ -47,10 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
 
     try:
-        verdicts, ended = verify_script(arguments.script, arguments.arguments, report, arguments.again or None)
+        watcher, ended = verify_script(arguments.script, arguments.arguments, report, arguments.again or None)
     except JaxtributeError as error:
         sys.stderr.write(f"jaxtribute verify: {error}\n")
         return NOTHING
+    verdicts = watcher.verdicts
     if not verdicts:
         sys.stderr.write(
             f"jaxtribute verify: {arguments.script} ran no step. HINT: a step is a call of strategy.run, or of a "
@@ -59,6 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
         return NOTHING
     if ended:
         sys.stdout.write("\nThe program was ended there: what it runs later was not looked at (--again 0).\n")
-    if not all(verdict.right for verdict in verdicts):
+    findings = [finding for verdict in verdicts for finding in verdict.findings]
+    if any(watcher.uneven or not finding.conditional for finding in findings):
         return WRONG
+    if findings:
+        sys.stdout.write(
+            "\nAll batches of this program divided by its replicas so far, for which its steps are right. HINT: for "
+            "others they are not; keep drop_remainder=True.\n"
+        )
     return 0 if all(verdict.tried for verdict in verdicts) else NOTHING
