@@ -62,9 +62,7 @@ def labels(count: int, *shape: int) -> np.ndarray:
 
 def variables(strategy: jd.Strategy, *shapes: tuple[int, ...]) -> list[jd.Variable]:
     with strategy.scope():
-        return [
-            jd.Variable(0.5 * value, name=f"w{number}") for number, value in enumerate(arrays(*shapes, seed=1))
-        ]
+        return [jd.Variable(0.5 * value, name=f"w{number}") for number, value in enumerate(arrays(*shapes, seed=1))]
 
 
 def optimizer(strategy: jd.Strategy, transform: Any, held: Any) -> jd.Optimizer:
@@ -100,7 +98,9 @@ def perceptron(strategy: jd.Strategy, wrong: str) -> Made:
             if wrong == "uneven":
                 return jnp.mean(each)  # at: perceptron.uneven
             if wrong == "scaled":
-                return jd.nn.compute_average_loss(each, global_batch_size=ROWS) / context.num_replicas_in_sync  # at: perceptron.scaled
+                return (
+                    jd.nn.compute_average_loss(each, global_batch_size=ROWS) / context.num_replicas_in_sync
+                )  # at: perceptron.scaled
             return jd.nn.compute_average_loss(each, global_batch_size=ROWS)
 
         value, gradients = jd.value_and_grad(loss, held)()
@@ -150,7 +150,9 @@ def convolution(strategy: jd.Strategy, wrong: str) -> Made:
         context = jd.get_replica_context()
 
         def loss() -> Any:
-            h = jax.lax.conv_general_dilated(x, kernel.read_value(), (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            h = jax.lax.conv_general_dilated(
+                x, kernel.read_value(), (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
             if wrong == "statistics":
                 mean = h.mean((0, 1, 2))  # at: convolution.statistics
                 h = (h - mean) * scale
@@ -529,9 +531,7 @@ def metrics(strategy: jd.Strategy, wrong: str) -> Made:
     with strategy.scope():
         hits = jd.Variable(0.0, trainable=False, name="hits", aggregation=jd.VariableAggregation.SUM)
         share = jd.Variable(0.0, trainable=False, name="share", aggregation=jd.VariableAggregation.MEAN)
-        last = jd.Variable(
-            0.0, trainable=False, name="last", aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA
-        )
+        last = jd.Variable(0.0, trainable=False, name="last", aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA)
 
     def replica(x: Any, y: Any) -> Any:
         right = (jnp.argmax(x @ w, -1) == y).astype(jnp.float32)
@@ -547,7 +547,9 @@ def metrics(strategy: jd.Strategy, wrong: str) -> Made:
         if wrong == "maximum_of_rows":
             return jnp.max(jnp.abs(x @ w))  # at: metrics.maximum_of_rows
         if wrong == "maximum":
-            return context.all_gather(jnp.abs(x @ w).max(initial=0.0)[None], axis=0).max() / context.num_replicas_in_sync
+            return (
+                context.all_gather(jnp.abs(x @ w).max(initial=0.0)[None], axis=0).max() / context.num_replicas_in_sync
+            )
         if wrong == "in_loss":
             return context.all_reduce("SUM", right.sum()) / context.num_replicas_in_sync
         if wrong in ("accuracy", "ratio"):

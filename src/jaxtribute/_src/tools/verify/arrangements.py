@@ -63,6 +63,7 @@ def arrangements(batch: int) -> Iterator[Sequence[Arrangement]]:
       batch: number of rows of the program's own batch.
     """
     sizes = [*_EVEN, batch]
+
     def even(replicas: int) -> Sequence[Arrangement]:
         return [Arrangement(slice_sizes(rows, replicas)) for rows in sizes if rows and rows % replicas == 0]
 

@@ -15,7 +15,8 @@ from jaxtribute._src.tools.verify.operations import is_key
 from jaxtribute._src.tools.verify.report import text
 from jaxtribute._src.tools.verify.verifying import Verdict
 from jaxtribute._src.tools.verify.watching import KINDS, Watcher
-from jaxtribute._src.types import Function as Callee, Nest
+from jaxtribute._src.types import Function as Callee
+from jaxtribute._src.types import Nest
 from jaxtribute._src.values.distributed import PerReplica, ReplicaValues
 from jaxtribute.errors import ArgumentError
 

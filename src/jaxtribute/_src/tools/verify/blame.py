@@ -24,7 +24,9 @@ from jaxtribute._src.tools.verify.stage import Outcome
 
 _SUMS = frozenset({"psum", "psum_invariant", "jd_sum", "pmean"})
 _ADDS = frozenset({"add", "sub", "add_any"})
-_ORDERS = frozenset("cumsum cumprod cummax cummin cumlogsumexp sort top_k rev gather dynamic_slice slice concatenate".split())
+_ORDERS = frozenset(
+    "cumsum cumprod cummax cummin cumlogsumexp sort top_k rev gather dynamic_slice slice concatenate".split()
+)
 _CUTS = frozenset({"slice", "dynamic_slice", "split", "reshape", "gather"})
 _EXTREMES = frozenset("reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin reduce_window_max".split())
 _TABLE = CATALOGUE
@@ -66,9 +68,7 @@ class Suspects:
       others: names of what differs for another reason.
     """
 
-    def __init__(
-        self, one: Outcome, found: Outcome, apart: Sequence[Difference], others: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, one: Outcome, found: Outcome, apart: Sequence[Difference], others: Sequence[str] = ()) -> None:
         self._arrangement = found.arrangement
         self._tape = one.tapes[0]
         self._close = 1e-4 if one.rounded or found.rounded else 1e-7
@@ -78,11 +78,7 @@ class Suspects:
         names = {difference.name for difference in apart} | set(others)
         roots = {difference.name: _value_of(one, difference) for difference in apart}
         self._wrong = [number for value in roots.values() for number in self._makers(value)]
-        right = [
-            value
-            for variable, value in one.written.items()
-            if variable.name.removesuffix(":0") not in names
-        ] + [
+        right = [value for variable, value in one.written.items() if variable.name.removesuffix(":0") not in names] + [
             value
             for path, value in one.outputs.items()
             # What each replica has for itself was not compared.
@@ -90,6 +86,7 @@ class Suspects:
         ]
         self._right = self._upstream([number for value in right for number in self._makers(value)])
         self._apart = apart
+        self._results_only = all(one.variable is None for one in apart)
 
     @staticmethod
     def repeated(record: Record) -> Culprit:
@@ -215,7 +212,9 @@ class Suspects:
     def _judged(self, leaf: int, chain: set[int]) -> Culprit:
         record, relation = self._tape.records[leaf], self._relation(leaf)
         # Only from here on is something none of the usual relations.
-        broken = min((number for number in chain if number >= leaf and self._relation(number).kind is Kind.NONE), default=None)
+        broken = min(
+            (number for number in chain if number >= leaf and self._relation(number).kind is Kind.NONE), default=None
+        )
         summed = min((number for number in chain if number > leaf and self._is_sum(number)), default=None)
         if broken is not None and summed is not None and broken >= summed:
             broken = None  # whatever comes after the sum is not to blame
@@ -355,7 +354,9 @@ class Suspects:
                 near = max(quotient, 1 / quotient if quotient else 0.0)
                 if near > 1.2 and abs(near / ratio - 1) < 0.5:
                     return self._of_means(number, chain)
-            elif record.name == "div" and any(self._tape.records[one].name == "reduce_sum" for one in self._upstream(makers)):
+            elif record.name == "div" and any(
+                self._tape.records[one].name == "reduce_sum" for one in self._upstream(makers)
+            ):
                 if not any(self._is_sum(one) for one in self._upstream(makers)):
                     return self._named("local-count", number)
         return None
@@ -423,7 +424,7 @@ class Suspects:
     def _wrong_collective(self, leaf: int, chain: set[int]) -> Culprit | None:
         """The reduction that is to blame, where the value of each replica is right for other results."""
         line = self._tape.records[leaf].place
-        if line is None or len(set(self._arrangement.sizes)) > 1:
+        if line is None or len(set(self._arrangement.sizes)) > 1 or not self._results_only:
             return None
         elsewhere = {
             record.place.line
@@ -489,7 +490,9 @@ def _scale(record: Record) -> float:
 
 def _paired(one: Tape, other: Tape) -> dict[int, int]:
     """By the number of an operation on one device, that of the same one on a replica."""
-    keys = [[(record.name, record.place.line if record.place else 0) for record in tape.records] for tape in (one, other)]
+    keys = [
+        [(record.name, record.place.line if record.place else 0) for record in tape.records] for tape in (one, other)
+    ]
     if keys[0] == keys[1]:
         return {number: number for number in range(len(keys[0]))}
     matcher = difflib.SequenceMatcher(None, *keys, autojunk=False)

@@ -16,6 +16,8 @@ _RELATIVE = 1e-6
 """Of the largest change of a value: what float64 and other orders of sums come to stands far below."""
 _GLOBAL = 1e-9
 """Of the largest change of all: the gradient of a bias before a normalization is rounding alone."""
+_CONSTANTS = 2e-7
+"""Of a value: constants of a program, such as the weight 5/11 of a replica, have 32 bits."""
 _ROUNDED = 1e-4, 2e-6
 """Where code around the replicas computes in 32 bits: of the change, and of the value."""
 
@@ -60,7 +62,7 @@ def differences(alone: Outcome, found: Outcome, state: dict[Variable, Any], open
         allowed = _RELATIVE * scale + _GLOBAL * largest
         if rounded:
             allowed = _ROUNDED[0] * scale + _ROUNDED[1] * max(_largest(one), largest)
-        if not error <= max(allowed, 1e-13 * _largest(one)):
+        if not error <= allowed + _CONSTANTS * _largest(one):
             yield Difference(variable.name.removesuffix(":0"), one, other, _part(error, scale), variable)
     yield from _results(alone, found, open_, rounded=rounded)
 

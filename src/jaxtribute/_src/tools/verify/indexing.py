@@ -115,7 +115,11 @@ def scatter(how: Callable[..., None] | None) -> Callable[..., Any]:
 def sort(*operands: Any, dimension: int, num_keys: int, **_: Any) -> list[Any]:
     """Does what `lax.sort` does, stably."""
     keys = [operands[place] for place in reversed(range(num_keys))]
-    order = np.lexsort(np.stack(keys), axis=dimension) if len({key.dtype for key in keys}) == 1 else _lexsorted(keys, dimension)
+    order = (
+        np.lexsort(np.stack(keys), axis=dimension)
+        if len({key.dtype for key in keys}) == 1
+        else _lexsorted(keys, dimension)
+    )
     return [np.take_along_axis(operand, order, dimension) for operand in operands]
 
 

@@ -109,8 +109,10 @@ def _padded(a: Any, fill: Any, *, padding_config: Sequence[tuple[int, int, int]]
         places = [low + index * (inner + 1) for index in range(size)]
         kept = [index for index, place in enumerate(places) if 0 <= place < total]
         if not kept:
-            return np.full([*shape, *[0] * (a.ndim - len(shape))], fill, a.dtype) if 0 in shape else _blank(
-                a, fill, padding_config
+            return (
+                np.full([*shape, *[0] * (a.ndim - len(shape))], fill, a.dtype)
+                if 0 in shape
+                else _blank(a, fill, padding_config)
             )
         source.append(slice(kept[0], kept[-1] + 1))
         target.append(slice(places[kept[0]], places[kept[-1]] + 1, inner + 1))
@@ -133,9 +135,7 @@ def _sliced(a: Any, *, start_indices: Sequence[int], limit_indices: Sequence[int
 
 
 def _starts(starts: Sequence[Any], shape: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    return [
-        int(np.clip(int(start), 0, whole - size)) for start, whole, size in zip(starts, shape, sizes, strict=True)
-    ]
+    return [int(np.clip(int(start), 0, whole - size)) for start, whole, size in zip(starts, shape, sizes, strict=True)]
 
 
 def _dynamic_slice(a: Any, *starts: Any, slice_sizes: Sequence[int], **_: Any) -> Any:
@@ -294,7 +294,9 @@ TABLE: dict[str, Operation] = {
     "scatter_max": indexing.scatter(np.maximum.at),
     "scatter-max": indexing.scatter(np.maximum.at),
     "shift_left": np.left_shift,
-    "shift_right_logical": lambda a, b: np.right_shift(a.view(f"u{a.dtype.itemsize}"), b.astype(f"u{b.dtype.itemsize}")),
+    "shift_right_logical": lambda a, b: np.right_shift(
+        a.view(f"u{a.dtype.itemsize}"), b.astype(f"u{b.dtype.itemsize}")
+    ),
     "shift_right_arithmetic": np.right_shift,
     **dict.fromkeys(
         "stop_gradient copy copy_p reduce_precision sharding_constraint name pvary jd_idle_guard jd_equal jd_alike "

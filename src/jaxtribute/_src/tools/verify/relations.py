@@ -48,7 +48,9 @@ SAME, ROWS = Relation(Kind.SAME), Relation(Kind.ROWS)
 NONE, SKIPPED = Relation(Kind.NONE), Relation(Kind.SKIPPED)
 
 
-def relate(one: Any, parts: Sequence[Any], arrangement: Arrangement, given: float = 0.0, close: float = _CLOSE) -> Relation:
+def relate(
+    one: Any, parts: Sequence[Any], arrangement: Arrangement, given: float = 0.0, close: float = _CLOSE
+) -> Relation:
     """Tells how a value is made up.
 
     Args:

@@ -64,7 +64,9 @@ def _of_finding(number: int, finding: Finding) -> Iterator[str]:
         shown = [f"{name} ({_percent(by_name[name].error)})" for name in names[:_NAMES]]
         more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
         yield f"   differs: {', '.join(shown)}{more}"
-    yield f"   wrong with {_kinds(finding.failing)}" + (f"; right with {_kinds(finding.right)}" if finding.right else "")
+    yield f"   wrong with {_kinds(finding.failing)}" + (
+        f"; right with {_kinds(finding.right)}" if finding.right else ""
+    )
     yield f"   INSTEAD: {pattern.advice}"
 
 
@@ -81,7 +83,9 @@ def _short(arrangement: Arrangement) -> str:
 
 
 def _percent(error: float) -> str:
-    return "all of it" if not np.isfinite(error) else f"by {error:.2g} of its size" if error < 10 else f"{error:.1g}-fold"
+    return (
+        "all of it" if not np.isfinite(error) else f"by {error:.2g} of its size" if error < 10 else f"{error:.1g}-fold"
+    )
 
 
 def _value(value: Any) -> str:

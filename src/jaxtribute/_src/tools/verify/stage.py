@@ -26,7 +26,7 @@ from jaxtribute._src.execution.executor import Executor
 from jaxtribute._src.execution.function import Function
 from jaxtribute._src.execution.gathers import Gathers, settled
 from jaxtribute._src.execution.inference import varying_outputs
-from jaxtribute._src.execution.nests import flatten, is_array, is_number, map_leaves, reveal
+from jaxtribute._src.execution.nests import flatten, is_array, is_number, reveal
 from jaxtribute._src.execution.replica_context import ReplicaContext
 from jaxtribute._src.execution.standpoints import InReplica
 from jaxtribute._src.execution.traced import TracedReplica, lift
@@ -37,7 +37,8 @@ from jaxtribute._src.tools.verify.machine import CannotVerify, Machine, Record, 
 from jaxtribute._src.tools.verify.meeting import Draws, meet
 from jaxtribute._src.tools.verify.operations import as_wide, is_key
 from jaxtribute._src.tools.verify.sources import calling_place
-from jaxtribute._src.types import Foreign, Function as Callee, Leaf, Nest
+from jaxtribute._src.types import Foreign, Leaf, Nest
+from jaxtribute._src.types import Function as Callee
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import ReduceOp, VariableSynchronization
 from jaxtribute._src.values.mesh import AXIS
@@ -108,6 +109,8 @@ class Stage(Executor):
         self._strategy, self._state, self._draws = strategy, state, draws
         self._wide: dict[int, Any] = {}
         self._alive: list[Any] = []
+        self.batch = 0
+        """Number of rows of the program's own batch."""
         self.found = Outcome(arrangement, tapes=[Tape(keeps) for _ in arrangement.sizes])
 
     # Arrays for the code around the replicas, which knows nothing of float64.
@@ -266,6 +269,10 @@ class _Run:
         self._count = stage.found.arrangement.replicas
         reveal(nest, (jax.Array, PerReplica, Mirrored))
         leaves, self._tree = flatten(nest)
+        if getattr(fn, "__module__", "").startswith("jaxtribute._src.integrations") and stage.batch > 1:
+            # The library's own functions, such as Keras's steps, are told the number of rows of all replicas.
+            rows = stage.found.arrangement.rows
+            leaves = [rows if type(leaf) is int and leaf == stage.batch else leaf for leaf in leaves]
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(leaves)):
             raise CannotVerify(f"{calling_place() or 'the step'} calls strategy.run within a JAX transformation")
         self._columns = [self._column(leaf) for leaf in leaves]
@@ -287,7 +294,9 @@ class _Run:
     def results(self) -> Any:
         """Traces, evaluates and hands back."""
         idle = self._stage.found.arrangement.idle
-        shapes = [tuple(np.shape(self._columns[place][number]) for place in self._arrays) for number in range(self._count)]
+        shapes = [
+            tuple(np.shape(self._columns[place][number]) for place in self._arrays) for number in range(self._count)
+        ]
         distinct = list(dict.fromkeys(shapes))
         table = [distinct.index(shape) for shape in shapes]
         samples = [table.index(kind) for kind in range(len(distinct))]
@@ -368,7 +377,11 @@ class _Run:
             parts = [self._stage.result(column[index], dtype) for column in outputs]
             if self._count == 1:
                 leaves[place] = parts[0]
-            elif varying[index] or jaxpr.outvars[index] not in reached or not _equal([column[index] for column in outputs]):
+            elif (
+                varying[index]
+                or jaxpr.outvars[index] not in reached
+                or not _equal([column[index] for column in outputs])
+            ):
                 leaves[place] = PerReplica(tuple(parts), self._mesh, idle=self._stage.found.arrangement.idle)
             else:
                 leaves[place] = Mirrored(parts[0], self._mesh)
@@ -450,7 +463,7 @@ def standing_in(strategy: Any, variables: Iterable[Variable], stage: Stage) -> G
     mesh = extended.mesh
     before = dict(vars(mesh))
     count, device = stage.found.arrangement.replicas, mesh.devices[0]
-    policies = {variable: variable._policy for variable in variables if _is_on(variable, mesh)}  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    policies = {variable: variable._policy for variable in variables if _is_on(variable, mesh)}  # pyright: ignore[reportPrivateUsage]
     hashed = hash(mesh)
     where = SingleDeviceSharding(device)
     try:
@@ -471,18 +484,20 @@ def standing_in(strategy: Any, variables: Iterable[Variable], stage: Stage) -> G
                 split=where,
             )
             for variable in policies:
-                variable._policy = OnReadPolicy(mesh) if rows[variable] else MirroredPolicy(mesh)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+                variable._policy = OnReadPolicy(mesh) if rows[variable] else MirroredPolicy(mesh)  # pyright: ignore[reportPrivateUsage]
             stack.enter_context(mock.patch.object(extended, "call_for_each_replica", stage.run))
             # Slices of slots are a way to store them: every virtual replica updates whole ones.
             stack.enter_context(mock.patch.object(Optimizer, "_in_slices", lambda *_: False))
             # One device reduces as several do, so that their operations pair up.
-            stack.enter_context(mock.patch.object(InReplica, "reducible", lambda _self, _strategy, grads, op: (grads, op)))
+            stack.enter_context(
+                mock.patch.object(InReplica, "reducible", lambda _self, _strategy, grads, op: (grads, op))
+            )
             yield
     finally:
         vars(mesh).clear()
         vars(mesh).update(before)
         for variable, policy in policies.items():
-            variable._policy = policy  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            variable._policy = policy  # pyright: ignore[reportPrivateUsage]
 
 
 def _is_on(variable: Variable, mesh: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from jaxtribute._src.tools.verify.blame import Culprit, Suspects
 from jaxtribute._src.tools.verify.comparing import Difference, differences
 from jaxtribute._src.tools.verify.machine import CannotVerify
 from jaxtribute._src.tools.verify.meeting import Draws
-from jaxtribute._src.tools.verify.operations import as_wide, is_key
+from jaxtribute._src.tools.verify.operations import is_key
 from jaxtribute._src.tools.verify.stage import Outcome, Stage, snapshot, standing_in
 from jaxtribute._src.types import Function as Callee
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
@@ -203,6 +203,7 @@ class Verification:
         draws = Draws(noting=True) if arrangement.replicas == 1 else self._known[rows][1]
         draws.next = 0
         stage = Stage(self._strategy, arrangement, self._state, draws, keeps=keeps)
+        stage.batch = self.batch
         with standing_in(self._strategy, self._variables, stage):
             args, kwargs = self._tree.unflatten(
                 [self._given(place, leaf, stage) for place, leaf in enumerate(self._leaves)]
