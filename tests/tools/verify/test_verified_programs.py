@@ -3,7 +3,7 @@
 Each day has a part of the programs; VERIFY_ALL=1 runs them all.
 """
 
-import datetime
+import datetime as dt
 import os
 
 import pytest
@@ -18,7 +18,7 @@ EVERY = 1 if "VERIFY_ALL" in os.environ else 12
 
 
 def todays(cases: list[Case]) -> list[Case]:
-    return cases[datetime.datetime.now(datetime.UTC).timetuple().tm_yday % EVERY :: EVERY]
+    return cases[dt.datetime.now(dt.UTC).timetuple().tm_yday % EVERY :: EVERY]
 
 
 def verdict(case: Case) -> testing.Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ class Arrangement:
     def parts(self, value: Any, each: int = 1) -> list[Any]:
         """The rows of an array that each replica gets, where an example has `each` of them."""
         bounds = np.cumsum([0, *self.sizes]) * each
-        return [value[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+        return [value[start:stop] for start, stop in pairwise(bounds)]
 
 
 def alone(rows: int) -> Arrangement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -49,10 +50,8 @@ def verify(step: Callee, *batch: Nest, strategy: Any = None, raises: bool = True
     given = batch if strategy is None else _distributed(batch, strategy)
     watcher = _Once(lambda _: None, None)
     with observe(watcher, *KINDS):
-        try:
+        with contextlib.suppress(Finished):
             compiled(*given)
-        except Finished:
-            pass
     if not watcher.verdicts:
         raise ArgumentError(
             f"{getattr(step, '__name__', 'the step')} called strategy.run nowhere. HINT: give the jd.function around it, "

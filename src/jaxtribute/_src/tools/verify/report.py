@@ -60,7 +60,7 @@ def _of_finding(number: int, finding: Finding) -> Iterator[str]:
             yield f"        replica {replica} has {_value(value)}"
     if finding.differences:
         by_name = {one.name: one for one in reversed(finding.differences)}
-        names = [one for one in dict.fromkeys(difference.name for difference in finding.differences)]
+        names = list(dict.fromkeys(difference.name for difference in finding.differences))
         shown = [f"{name} ({_percent(by_name[name].error)})" for name in names[:_NAMES]]
         more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
         yield f"   differs: {', '.join(shown)}{more}"

@@ -203,7 +203,9 @@ class Stage(Executor):
         if axis is not None:
             axes = tuple(range(parts[0].ndim))[axis] if isinstance(axis, int) else tuple(axis)
             sums = [np.sum(np.asarray(part), axis=axes) for part in parts]
-            count = sum(np.asarray(part).size // max(np.asarray(total).size, 1) for part, total in zip(parts, sums))
+            count = sum(
+                np.asarray(part).size // max(np.asarray(total).size, 1) for part, total in zip(parts, sums, strict=True)
+            )
         else:
             if len({np.shape(part) for part in parts}) > 1:
                 raise CannotVerify(f"{place or 'the step'} reduces values of different shapes")
@@ -212,7 +214,7 @@ class Stage(Executor):
         total = np.sum(np.stack(sums), axis=0)
         wide = total if op is ReduceOp.SUM else total / count
         if wide.dtype.kind in "biu":
-            dtype: Any = jnp.int32 if given == bool else given
+            dtype: Any = jnp.int32 if given == np.bool_ else given
         else:
             dtype = given if jnp.issubdtype(given, jnp.inexact) else jnp.float32
         self._note_reduction(parts, wide, op, axis, place)
@@ -487,7 +489,7 @@ def standing_in(strategy: Any, variables: Iterable[Variable], stage: Stage) -> G
                 variable._policy = OnReadPolicy(mesh) if rows[variable] else MirroredPolicy(mesh)  # pyright: ignore[reportPrivateUsage]
             stack.enter_context(mock.patch.object(extended, "call_for_each_replica", stage.run))
             # Slices of slots are a way to store them: every virtual replica updates whole ones.
-            stack.enter_context(mock.patch.object(Optimizer, "_in_slices", lambda *_: False))
+            stack.enter_context(mock.patch.object(Optimizer, "_in_slices", return_value=False))
             # One device reduces as several do, so that their operations pair up.
             stack.enter_context(
                 mock.patch.object(InReplica, "reducible", lambda _self, _strategy, grads, op: (grads, op))

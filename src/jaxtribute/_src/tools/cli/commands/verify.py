@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -26,21 +27,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = (
         "Options of the command stand before SCRIPT; what follows it is the script's own. Exit status: 0 if every step "
-        "that was seen is right, 1 if one differs for batches that it has, 2 if none could be verified or the program fails."
+        "that was seen is right, 1 if one differs for batches that it has, "
+        "2 if none could be verified or the program fails."
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the program, verifies its steps, and reports."""
     from jaxtribute._src.config import set_logical_cpu_devices
+    from jaxtribute.errors import ConfigError, JaxtributeError
 
     # Of several replicas it can be seen what of a batch falls to each; a program may ask for another number.
     if "JAXTRIBUTE_CPU_DEVICES" not in os.environ:
-        set_logical_cpu_devices(2)
+        with contextlib.suppress(ConfigError):  # JAX runs already, in a program that calls this
+            set_logical_cpu_devices(2)
     from jaxtribute._src.tools.verify.report import text
     from jaxtribute._src.tools.verify.verifying import Verdict
     from jaxtribute._src.tools.verify.watching import verify_script
-    from jaxtribute.errors import JaxtributeError
 
     def report(verdict: Verdict) -> None:
         sys.stdout.write(f"\n{text(verdict)}\n   ({verdict.seconds:.1f} s)\n")
