@@ -98,9 +98,8 @@ def perceptron(strategy: jd.Strategy, wrong: str) -> Made:
             if wrong == "uneven":
                 return jnp.mean(each)  # at: perceptron.uneven
             if wrong == "scaled":
-                return (
-                    jd.nn.compute_average_loss(each, global_batch_size=ROWS) / context.num_replicas_in_sync
-                )  # at: perceptron.scaled
+                share = jd.nn.compute_average_loss(each, global_batch_size=ROWS)
+                return share / context.num_replicas_in_sync  # at: perceptron.scaled
             return jd.nn.compute_average_loss(each, global_batch_size=ROWS)
 
         value, gradients = jd.value_and_grad(loss, held)()

@@ -12,10 +12,9 @@ from typing import Any
 
 from jax._src import source_info_util
 
-import jaxtribute
 from jaxtribute._src.jaxprs.core import JaxprEqn
 
-_LIBRARY = str(Path(jaxtribute.__file__).parent)
+_LIBRARY = str(Path(__file__).parents[3])
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _LONGEST = 100
 
