@@ -1,4 +1,7 @@
-"""100 MB of a rank's output through `jaxtribute launch` beside a plain pipe, and the end of a job that nobody reads.
+"""100 MB of output through `jaxtribute launch` beside a plain pipe, and the end of a job that nobody reads.
+
+Ranks print slowly, a line for each call, or fast, in blocks of 100 kB; one rank or four, with log files or without. The
+time begins at the ranks' first instruction; the last column has the start of the launcher and of Python in it, too.
 
 python -m benchmarks.launcher_output [--rounds 5] [--quick] [--json FILE]
 """
@@ -26,34 +29,65 @@ BAR = 2.0
 SIZE = 100_000_000
 STALLED_S = 10.0
 """The longest that a job may take to end after SIGTERM if nobody reads what it prints."""
-_LETTERS = 100
 PROGRAM = """
-import pathlib, sys, time
-kind, pieces, started = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
-started.write_text(str(time.time()))
-piece = {"lines": "x" * 99 + "\\n", "one line": "x" * 100, "bars": "\\r" + "#" * 99}[kind]
-for _ in range(pieces):
-    print(piece, end="")
+import os, sys, time
+kind, size, started = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+with open(started, "a") as file:
+    file.write(f"{time.time()}\\n")
+way, _, shape = kind.partition(" ")
+piece = {"lines": "x" * 99 + "\\n", "line": "x" * 100, "bars": "\\r" + "#" * 99}[shape]
+if way == "print":
+    for _ in range(size // 100):
+        print(piece, end="")
+elif way == "tiny":
+    for _ in range(size // 100):
+        os.write(1, piece.encode())
+else:
+    block = piece.encode() * 1000
+    for _ in range(size // 100_000):
+        rest = memoryview(block)
+        while rest:
+            rest = rest[os.write(1, rest) :]
 print()
 """
 FLOOD = "trap 'exit 75' TERM; echo > {ready}; while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done"
 LAUNCH = (sys.executable, "-m", "jaxtribute", "launch")
 
 
-def seconds(command: list[str], kind: str, size: int, folder: Path) -> float:
-    """Seconds from the program's first instruction to the end of its output at the reader."""
-    started = folder / "started"
+KINDS = [
+    *[(kind, 1, False) for kind in ("print lines", "print line", "print bars", "tiny lines")],
+    *[
+        (f"block {shape}", ranks, log)
+        for ranks in (1, 4)
+        for log in (False, True)
+        for shape in ("lines", "line", "bars")
+    ],
+]
+"""Output of all ranks together: how it is written and its shape, how many ranks, and whether they have log files."""
+
+
+def seconds(commands: list[list[str]], started: Path) -> tuple[float, float]:
+    """Seconds from the first program's first instruction to the end of all output at the reader; those from the start.
+
+    Args:
+      commands: processes that write to one pipe.
+      started: where each program writes when it was started.
+    """
+    started.unlink(missing_ok=True)
     # The launcher sets it for its ranks, so the plain pipe has it too.
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    arguments = [*command, str(folder / "program.py"), kind, str(size // _LETTERS), str(started)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment) as process:
-        assert process.stdout is not None
-        while os.read(process.stdout.fileno(), 1 << 20):
-            pass
-        end = time.time()
-    if process.returncode:
-        raise RuntimeError(f"{arguments} ended with {process.returncode}")
-    return end - float(started.read_text())
+    reader, writer = os.pipe()
+    start = time.time()
+    processes = [subprocess.Popen(command, stdout=writer, env=environment) for command in commands]
+    os.close(writer)
+    while os.read(reader, 1 << 20):
+        pass
+    end = time.time()
+    os.close(reader)
+    for process in processes:
+        if process.wait():
+            raise RuntimeError(f"{process.args} ended with {process.returncode}")
+    return end - min(map(float, started.read_text().split())), end - start
 
 
 def stalled(folder: Path) -> float:
@@ -76,26 +110,40 @@ def measured(rounds: int, size: int, folder: Path) -> list[dict[str, Any]]:
     """Seconds of both ways for each kind of output, taken in turns."""
     (folder / "program.py").write_text(PROGRAM)
     rows: list[dict[str, Any]] = []
-    for kind in ("lines", "one line", "bars"):
+    for kind, ranks, log in KINDS:
+        program = [sys.executable, str(folder / "program.py"), kind, str(size // ranks), str(folder / "started")]
+        logs = ["--log-dir", str(folder / "logs")] if log else []
+        launched = [*LAUNCH, "--workers", str(ranks), *logs, *program]
         turns = [
-            (seconds([sys.executable], kind, size, folder), seconds([*LAUNCH, sys.executable], kind, size, folder))
+            (*seconds([program] * ranks, folder / "started"), *seconds([launched], folder / "started"))
             for _ in range(rounds)
         ]
-        pipe, launched = zip(*turns, strict=True)
-        ratio = statistics.median(b / a for a, b in turns)
-        rows.append({"kind": kind, "bytes": size, "pipe_s": pipe, "launch_s": launched, "ratio": ratio})
+        row = dict(
+            zip(
+                ("pipe_s", "pipe_from_start_s", "launch_s", "launch_from_start_s"),
+                zip(*turns, strict=True),
+                strict=True,
+            )
+        )
+        ratios = {
+            "ratio": statistics.median(turn[2] / turn[0] for turn in turns),
+            "ratio_from_start": statistics.median(turn[3] / turn[1] for turn in turns),
+        }
+        rows.append({"kind": kind, "ranks": ranks, "log": log, "bytes": size, **row, **ratios})
     return rows
 
 
 def show(rows: list[dict[str, Any]], ends: list[float]) -> None:
     """Prints the figures."""
-    table = Table("output", "MB", "plain pipe (s, median)", "launch (s, median)", "ratio", "bar", "met")
+    table = Table("output", "ranks", "log", "plain pipe (s, median)", "launch (s)", "ratio", "met", "with the start")
     for row in rows:
         medians = [f"{statistics.median(row[name]):.2f}" for name in ("pipe_s", "launch_s")]
         met = "yes" if row["ratio"] <= BAR else "no"
-        table.add_row(row["kind"], f"{row['bytes'] / 1e6:g}", *medians, f"{row['ratio']:.2f}", f"<= {BAR:g}", met)
-    console = Console(width=100)
+        place = (row["kind"], str(row["ranks"]), "yes" if row["log"] else "no")
+        table.add_row(*place, *medians, f"{row['ratio']:.2f}", met, f"{row['ratio_from_start']:.2f}")
+    console = Console(width=120)
     console.print(table)
+    console.print(f"{rows[0]['bytes'] / 1e6:g} MB each; bar of the ratio: {BAR:g}")
     met = "met" if max(ends) <= STALLED_S else "not met"
     shown = ", ".join(f"{one:.1f}" for one in ends)
     console.print(f"SIGTERM to a job that nobody reads: ends after {shown} s (bar: {STALLED_S:g} s, {met})")

@@ -37,10 +37,34 @@ WRONG: dict[str, list[Any]] = {
     "CommunicationImplementation": ["GLOO", 1, True],
     "KubernetesExecutableLocation": ["INSIDE", 1, True],
     "ReduceOp": ["MAX", 1],
-    "devices": ["CPU:0", 5, 1.5, [3], ["CPU:77"], ["nonsense"], [None]],
+    "devices": ["CPU:0", 99, -1, True, 1.5, [3], ["CPU:77"], ["nonsense"], [None]],
     "resolver": [5, "worker", {}],
 }
 """By its annotation, what a parameter cannot be."""
+
+
+FROM_ONE = {
+    *(
+        "accumulate_steps",
+        "bytes_per_string",
+        "checkpoint_interval",
+        "devices",
+        "devices_per_replica",
+        "every",
+        "limit",
+    ),
+    *("global_batch_size", "max_evaluations", "max_shard_bytes", "max_shards", "max_to_keep", "min_shard_bytes", "n"),
+    *(
+        "num_input_pipelines",
+        "num_replicas",
+        "num_replicas_in_sync",
+        "num_shards",
+        "period",
+        "steps_per_call",
+        "workers",
+    ),
+}
+"""Whole numbers that cannot be 0."""
 
 
 def given(function: Any, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -149,7 +173,7 @@ NO_SETTINGS = {
     *("Strategy", "RunOptions", "StrategyExtended", "ReplicaContext", "PerReplica", "Mirrored", "DistributedValues"),
     *("VariableSynchronization", "VariableAggregation", "ReduceOp", "CrossDeviceOps", "Checkpoint", "ClusterSpec"),
     *("get_strategy", "has_strategy", "in_cross_replica_context", "experimental_set_strategy", "get_replica_context"),
-    *("latest_checkpoint", "ArraySpec"),
+    *("latest_checkpoint", "ArraySpec", "is_main"),
 }
 """Public names without settings of these kinds, or whose arguments the library alone gives."""
 
@@ -211,6 +235,8 @@ def test_a_wrong_setting_is_refused_where_it_is_written(name: str, parameter: st
     assert "HINT:" in str(caught.value)
     devices = WRONG["devices"]
     assert repr(value[0] if value in devices and isinstance(value, list) else value) in str(caught.value)
+    if least := re.search(r"a whole number of at least (\d+)", str(caught.value)):
+        assert int(least[1]) == (parameter in FROM_ONE)
 
 
 def public() -> Iterator[str]:

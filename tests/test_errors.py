@@ -7,6 +7,7 @@ import pytest
 from jaxtribute import errors
 
 BUILTINS = {
+    "AggregationError": NotImplementedError,
     "ArgumentError": ValueError,
     "ArgumentTypeError": TypeError,
     "CancelledError": RuntimeError,

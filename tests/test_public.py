@@ -25,7 +25,7 @@ MODULES: dict[str, ModuleType] = {
     "jd.testing": jd.testing,
 }
 # What JAX users bring along and TensorFlow has no name for.
-OWN = {"REPLICA_AXIS", "extending", "errors", "experimental", "config", "nn", "progress"}
+OWN = {"REPLICA_AXIS", "extending", "errors", "experimental", "config", "nn", "progress", "is_main"}
 
 
 def public(module: ModuleType) -> list[tuple[str, Any]]:

@@ -5,55 +5,59 @@ from os import environ as _environ
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from jaxtribute import config as config
 from jaxtribute import errors as errors
-from jaxtribute._src import forks as _forks
-from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
-from jaxtribute._src.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
-from jaxtribute._src.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
-from jaxtribute._src.collectives.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
-from jaxtribute._src.execution.function import function as function
-from jaxtribute._src.execution.replica_context import ReplicaContext as ReplicaContext
-from jaxtribute._src.integrations import nnx_writes as _nnx
-from jaxtribute._src.integrations.keras import activation as _keras
+from jaxtribute._src.launching import launches as _launches
 from jaxtribute._src.public import lazy_names as _lazy_names
 from jaxtribute._src.public import publish as _publish
-from jaxtribute._src.strategies import default as _default
-from jaxtribute._src.strategies.base import RunOptions as RunOptions
-from jaxtribute._src.strategies.base import Strategy as Strategy
-from jaxtribute._src.strategies.extended import StrategyExtended as StrategyExtended
-from jaxtribute._src.strategies.mirrored import MirroredStrategy as MirroredStrategy
-from jaxtribute._src.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
-from jaxtribute._src.strategies.scope import experimental_set_strategy as experimental_set_strategy
-from jaxtribute._src.strategies.scope import get_replica_context as get_replica_context
-from jaxtribute._src.strategies.scope import get_strategy as get_strategy
-from jaxtribute._src.strategies.scope import has_strategy as has_strategy
-from jaxtribute._src.strategies.scope import in_cross_replica_context as in_cross_replica_context
-from jaxtribute._src.values.distributed import DistributedValues as DistributedValues
-from jaxtribute._src.values.distributed import Mirrored as Mirrored
-from jaxtribute._src.values.distributed import PerReplica as PerReplica
-from jaxtribute._src.values.enums import ReduceOp as ReduceOp
-from jaxtribute._src.values.enums import VariableAggregation as VariableAggregation
-from jaxtribute._src.values.enums import VariableSynchronization as VariableSynchronization
-from jaxtribute._src.values.layouts import LayoutMap as LayoutMap
-from jaxtribute._src.values.layouts import with_layout as with_layout
-from jaxtribute._src.values.mesh import AXIS as _AXIS
-from jaxtribute._src.values.scatter import IndexedSlices as IndexedSlices
-from jaxtribute._src.values.variable import Variable as Variable
 
-REPLICA_AXIS = _AXIS
-"""Name of the axis that runs over the replicas in compiled programs: the `axis_name` of layers of other libraries."""
+# The launcher starts in a tenth of the time without JAX, and leaves the settings of the environment to its ranks.
+if not _launches():
+    from jaxtribute import config as config
+    from jaxtribute._src import forks as _forks
+    from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
+    from jaxtribute._src.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
+    from jaxtribute._src.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
+    from jaxtribute._src.collectives.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
+    from jaxtribute._src.execution.function import function as function
+    from jaxtribute._src.execution.replica_context import ReplicaContext as ReplicaContext
+    from jaxtribute._src.integrations import nnx_writes as _nnx
+    from jaxtribute._src.integrations.keras import activation as _keras
+    from jaxtribute._src.strategies import default as _default
+    from jaxtribute._src.strategies.base import RunOptions as RunOptions
+    from jaxtribute._src.strategies.base import Strategy as Strategy
+    from jaxtribute._src.strategies.extended import StrategyExtended as StrategyExtended
+    from jaxtribute._src.strategies.mirrored import MirroredStrategy as MirroredStrategy
+    from jaxtribute._src.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
+    from jaxtribute._src.strategies.scope import experimental_set_strategy as experimental_set_strategy
+    from jaxtribute._src.strategies.scope import get_replica_context as get_replica_context
+    from jaxtribute._src.strategies.scope import get_strategy as get_strategy
+    from jaxtribute._src.strategies.scope import has_strategy as has_strategy
+    from jaxtribute._src.strategies.scope import in_cross_replica_context as in_cross_replica_context
+    from jaxtribute._src.values.distributed import DistributedValues as DistributedValues
+    from jaxtribute._src.values.distributed import Mirrored as Mirrored
+    from jaxtribute._src.values.distributed import PerReplica as PerReplica
+    from jaxtribute._src.values.enums import ReduceOp as ReduceOp
+    from jaxtribute._src.values.enums import VariableAggregation as VariableAggregation
+    from jaxtribute._src.values.enums import VariableSynchronization as VariableSynchronization
+    from jaxtribute._src.values.layouts import LayoutMap as LayoutMap
+    from jaxtribute._src.values.layouts import with_layout as with_layout
+    from jaxtribute._src.values.mesh import AXIS as _AXIS
+    from jaxtribute._src.values.scatter import IndexedSlices as IndexedSlices
+    from jaxtribute._src.values.variable import Variable as Variable
 
-_default.install()
-_keras.install()
-_nnx.install()
-_forks.guard()
-# Before user code can start a backend; this starts none.
-config.apply_environment()
-if "JAXTRIBUTE_RUN" in _environ:
-    _import_module(f"{__name__}._src.tools.live.starting").apply_environment()
-if "JAXTRIBUTE_FAULTS" in _environ:
-    _import_module(f"{__name__}._src.testing.faults").apply_environment()
+    REPLICA_AXIS = _AXIS
+    """Name of the axis over the replicas in compiled programs: the `axis_name` of layers of other libraries."""
+
+    _default.install()
+    _keras.install()
+    _nnx.install()
+    _forks.guard()
+    # Before user code can start a backend; this starts none.
+    config.apply_environment()
+    if "JAXTRIBUTE_RUN" in _environ:
+        _import_module(f"{__name__}._src.tools.live.starting").apply_environment()
+    if "JAXTRIBUTE_FAULTS" in _environ:
+        _import_module(f"{__name__}._src.testing.faults").apply_environment()
 
 _LAZY = {
     "ArraySpec": "values.spec",
@@ -76,6 +80,7 @@ _LAZY = {
     "Server": "cluster.server",
     "TPUStrategy": "strategies.tpu",
     "grad": "execution.autodiff",
+    "is_main": "cluster.main_process",
     "latest_checkpoint": "checkpoint.folder",
     "progress": "tools.live.progress",
     "shard_hint": "input.grain_files",
@@ -110,6 +115,7 @@ if _TYPE_CHECKING:
     from jaxtribute._src.checkpoint.checkpoint import Checkpoint as Checkpoint
     from jaxtribute._src.checkpoint.folder import latest_checkpoint as latest_checkpoint
     from jaxtribute._src.checkpoint.manager import CheckpointManager as CheckpointManager
+    from jaxtribute._src.cluster.main_process import is_main as is_main
     from jaxtribute._src.cluster.server import Server as Server
     from jaxtribute._src.cluster.spec import ClusterDeviceFilters as ClusterDeviceFilters
     from jaxtribute._src.cluster.spec import ClusterSpec as ClusterSpec

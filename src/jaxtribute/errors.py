@@ -12,6 +12,7 @@ Each error also inherits the builtin that Python code would expect at that place
     │   ├── ArgumentTypeError (TypeError)    an argument of a wrong type
     │   └── ShapeError       (ValueError)    shapes that do not fit, between replicas or for an assignment
     ├── VariableError        (ValueError)    a variable created, read or written against its policy
+    │   └── AggregationError (NotImplementedError)  writes of several replicas that its aggregation cannot join
     ├── InputError           (ValueError)    a dataset that cannot be distributed as asked
     ├── OutOfRangeError      (IndexError)    the end of a dataset, from `get_next()`
     ├── ClusterSpecError     (ValueError)    a cluster that is described wrongly: spec, TF_CONFIG, environment
@@ -66,6 +67,10 @@ class ShapeError(ArgumentError):
 
 class VariableError(JaxtributeError, ValueError):
     """A variable was created, read or written against its synchronization or aggregation."""
+
+
+class AggregationError(VariableError, NotImplementedError):
+    """A variable's aggregation does not say what the writes of several replicas come to."""
 
 
 class InputError(JaxtributeError, ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -43,16 +44,19 @@ def test_an_error_is_logged_at_once_and_raised_once(caplog: pytest.LogCaptureFix
     saves.wait()
 
 
-def test_at_the_end_of_the_program_all_saves_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", [None, Path("/some/where")])
+def test_at_the_end_all_saves_are_waited_for_and_by_a_reader_those_to_its_path(path: Path | None) -> None:
     saves, go = Background(), threading.Event()
     idle = Background()
 
     def save() -> None:
         assert go.wait(60)
 
-    saves.start(save)
+    saves.start(save, Path("/some/where"))
+    background.settle_all(Path("/some/where/else"))  # which is not being saved
+    assert saves.busy
     threading.Timer(0.05, go.set).start()
-    background.settle_all()
+    background.settle_all(path)
     assert not saves.busy
     saves.wait()
     idle.settle()

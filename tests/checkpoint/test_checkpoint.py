@@ -58,6 +58,13 @@ def test_a_checkpoint_of_one_strategy_restores_under_every_other(first: str, tmp
         assert placed == [(variable.stored.sharding, variable.stored.committed) for variable in other.model.values()]
 
 
+def test_another_object_restores_what_is_still_being_saved(tmp_path: Path) -> None:
+    saved, found = jd.Variable(3.0), jd.Variable(0.0)
+    path = jd.Checkpoint(v=saved).save(tmp_path / "at once")
+    assert jd.Checkpoint(v=found).restore(path).assert_consumed()
+    assert float(found) == 3
+
+
 def test_local_values_of_the_replicas_come_back_on_as_many_replicas(tmp_path: Path) -> None:
     def rows(strategy: jd.Strategy) -> jd.Variable:
         with strategy.scope():

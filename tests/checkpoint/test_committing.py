@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +86,52 @@ def test_a_program_that_is_killed_while_it_replaces_a_checkpoint(at: int, tmp_pa
     value.assign(0)
     assert checkpoints.restore_or_initialize() == str(tmp_path / "ckpt-3")
     assert int(value) == 3
+
+
+def moments(folder: Path, save: Callable[[], Any]) -> list[Path]:
+    """Copies of a folder at each moment of a save when names in it change: what a kill leaves there."""
+    copies: list[Path] = []
+    rename, remove = Path.rename, committing.remove
+
+    def note() -> None:
+        copies.append(folder.with_name(f"{folder.name}-{len(copies)}"))
+        shutil.copytree(folder, copies[-1], ignore=shutil.ignore_patterns("*.owner"))
+
+    def renamed(path: Path, target: Path) -> Path:
+        note()
+        return rename(path, target)
+
+    def removed(path: Path) -> None:
+        note()
+        remove(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rename", renamed)
+        patch.setattr(committing, "remove", removed)
+        save()
+    return copies
+
+
+def test_a_replaced_checkpoint_is_whole_at_every_moment_after_a_kill_too(tmp_path: Path) -> None:
+    value = jd.Variable(0)
+    checkpoint = jd.Checkpoint(v=value)
+
+    def save(folder: Path, new: int) -> None:
+        value.assign(new)
+        checkpoint.write(folder / "ckpt-3", block=True)
+
+    def saved(folder: Path) -> int:
+        checkpoint.read(folder / "ckpt-3")
+        return int(value)
+
+    save(tmp_path / "run", 1)
+    left = moments(tmp_path / "run", lambda: save(tmp_path / "run", 2))
+    assert {saved(folder) for folder in left} == {1, 2}
+    for folder in left:
+        before = saved(folder)
+        assert {saved(again) for again in moments(folder, partial(save, folder, 3))} == {before, 3}
+        assert [path.name for path in folder.iterdir() if not path.name.startswith(".")] == ["ckpt-3"]
+        assert saved(folder) == 3
 
 
 class Peers:

@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxtribute._src.cluster import accelerators
+from jaxtribute._src import backend
 from jaxtribute._src.cluster.accelerators import local_accelerators, visible_gpus
 
 
@@ -40,6 +40,6 @@ def test_jax_is_asked_once_it_has_started() -> None:
 
 @pytest.mark.parametrize(("visible", "found"), [("0,1,2", {"GPU": 3}), ("", {})])
 def test_jax_is_not_started(visible: str, found: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerators, "backend_started", lambda: False)
+    monkeypatch.setattr(backend, "backend_started", lambda: False)
     monkeypatch.setattr(jax, "local_devices", pytest.fail)
     assert local_accelerators({"CUDA_VISIBLE_DEVICES": visible}) == found

@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import pytest
 
-from jaxtribute._src.cluster import runtime
+from jaxtribute._src.cluster import runtime, watch
 from jaxtribute._src.cluster.failures import Failure
 from jaxtribute._src.cluster.roster import Roster
+from jaxtribute._src.cluster.step_log import StepLog
 from jaxtribute._src.environment import seconds
 from jaxtribute.errors import ClusterError, ClusterSpecError, ConfigError, DeadlineError
 
@@ -114,6 +115,61 @@ def test_who_has_ended_is_not_waited_for() -> None:
     one.watch.left = {1: "step 7 of train_step"}
     with pytest.raises(ClusterError, match=r"worker 1 .* has ended its program after step 7 of train_step.*HINT"):
         one.exchange("greeting", "")
+
+
+def reported(one: runtime.Cluster, *names: str) -> None:
+    """Lets `one` know that worker 1 has begun steps of these names."""
+    log = StepLog()
+    for name in names:
+        log.entering(name)
+    one.watch._pulses[1] = json.dumps({"count": 1, "report": log.report()})  # pyright: ignore[reportPrivateUsage]
+
+
+PARTED = r"worker 0 .* is in step 2 of step, at .*, and worker 1 .* is in another call, last seen in step \d of other"
+
+
+@pytest.mark.parametrize("theirs", [("step", "other"), ("step", "other", "other"), ("step", "other", "step", "other")])
+def test_who_is_in_another_step_is_not_waited_for(theirs: tuple[str, ...]) -> None:
+    one = cluster(Store(), timeout_s=60.0)
+    one.steps.entering("step")
+    one.steps.entering("step")
+    reported(one, *theirs)
+    with pytest.raises(ClusterError, match=PARTED):
+        one.exchange("greeting", "")
+    broken = ValueError("Gloo all-reduce failed: Connection closed by peer")
+    with pytest.raises(ClusterError, match=PARTED):
+        raise one.explained(broken)
+    assert one.explained(broken).__cause__ is broken
+
+
+@pytest.mark.parametrize("theirs", [(), ("step",), ("step", "step"), ("other",), ("step", "step", "other")])
+def test_who_is_late_or_was_in_another_step_before_is_waited_for(theirs: tuple[str, ...]) -> None:
+    one = cluster(Store(), timeout_s=0.05)
+    one.steps.entering("step")
+    one.steps.entering("step")
+    reported(one, *theirs)
+    with pytest.raises(DeadlineError):
+        one.exchange("greeting", "")
+
+
+def test_a_collective_that_breaks_tells_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = ValueError("Gloo all-reduce failed: Connection closed by peer")
+    one = cluster(Store())
+    one.watch.failure = Failure(1, "raised ValueError: boom", "", 1)
+    with pytest.raises(ClusterError, match=r"worker 1 .* raised ValueError: boom"):
+        raise one.explained(broken)
+    one = cluster(Store())
+    one.watch.left = {1: "step 7 of train_step"}
+    with pytest.raises(ClusterError, match="has ended its program after step 7"):
+        raise one.explained(broken)
+    # What is the program's own stays as it is, and what nobody explains is waited for once.
+    own = ValueError("boom")
+    assert one.explained(own) is own
+    monkeypatch.setattr(watch, "_SUSPICIOUS_S", 0.05)
+    one = cluster(Store())
+    assert one.explained(broken) is broken
+    monkeypatch.setattr(one, "check", None)
+    assert one.explained(broken) is broken
 
 
 def test_keys() -> None:

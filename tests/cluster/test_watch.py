@@ -108,6 +108,21 @@ def test_a_worker_without_a_pulse_is_lost() -> None:
         assert "no pulse" in seen[0].summary
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_the_service_is_asked_twice_a_second_at_most(cut: bool) -> None:
+    store, asked = Store(), list[float]()
+
+    class Counting(Store):
+        def key_value_set(self, key: str, value: str, allow_overwrite: bool = False, /) -> None:
+            asked.append(time.monotonic())
+            store.key_value_set(key, value, allow_overwrite)
+
+    store.cut = cut
+    with watching(Counting(), 0):
+        until(lambda: len(asked) >= 3)
+    assert asked[2] - asked[0] > 0.9
+
+
 def test_a_worker_that_has_left_is_not_lost() -> None:
     store = Store()
     with watching(store, 1) as (second, _):

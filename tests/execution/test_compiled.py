@@ -177,6 +177,17 @@ def test_values_that_no_array_can_hold() -> None:
         execute("compiled", strategy, lambda x: x, each)
 
 
+@pytest.mark.parametrize(
+    "numbers", [(0.0, -0.0), (-0.0, -0.0), (complex(0, 0.0), complex(0, -0.0)), (1, True), (1.0, 1.0)]
+)
+@pytest.mark.parametrize("executor", ["lockstep", "compiled"])
+def test_numbers_that_differ_in_their_sign_or_kind_alone(executor: str, numbers: tuple[complex, complex]) -> None:
+    strategy = mirrored(2)
+    result = execute(executor, strategy, lambda x: jnp.asarray(x, jnp.complex64), per_replica(strategy, numbers))
+    found = np.stack(list(map(np.asarray, strategy.experimental_local_results(result))))
+    assert found.tobytes() == np.asarray(numbers, np.complex64).tobytes()
+
+
 def test_a_variable_that_would_diverge() -> None:
     strategy = mirrored(2)
     v = variable(strategy, 1.0, name="w")

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 import pytest
@@ -112,21 +111,37 @@ def test_a_compiled_function_in_a_merge_call_is_part_of_the_step() -> None:
     assert float(v.numpy()) == 3.0
 
 
-def test_what_a_step_wrote_belongs_to_the_variable_alone() -> None:
-    strategy = one_device(0)
-    v, held = variable(strategy, jnp.zeros(4)), list[jax.Array]()
+@pytest.mark.parametrize("kind", ["none", "one device", "mirrored", "fully sharded", "on read"])
+@pytest.mark.parametrize("moment", ["before", "unwritten", "written", "returned", "never"])
+def test_values_read_around_a_step_outlive_later_steps(kind: str, moment: str) -> None:
+    strategy: Any = {"none": jd.get_strategy(), "one device": one_device(0)}.get(kind, mirrored(2))
+    if kind == "fully sharded":
+        strategy = jd.FullyShardedStrategy(["CPU:0", "CPU:1"], min_bytes=1)
+    options: dict[str, Any] = {"synchronization": ON_READ} if kind == "on read" else {}
+    v, held = variable(strategy, jnp.zeros(4), aggregation=MEAN, **options), list[Any]()
 
-    def fn() -> None:
+    def fn() -> Any:
+        if moment == "unwritten":
+            held.append(v.read_value())
         v.assign_add(jnp.ones(4))
-        held.append(v.read_value())
+        if moment == "written":
+            held.append(v.read_value())
+        return v.read_value() if moment == "returned" else None
 
-    strategy.run(fn)
-    step = jd.function(lambda: v.assign_add(jnp.ones(4)))
-    before = v.read_value()
+    if moment == "before":
+        held.extend(v.values)
+    result = strategy.run(fn)
+    if moment == "returned":
+        held.extend(strategy.experimental_local_results(result))
+    expected = [1.0] * 4 if moment in ("written", "returned") else [0.0] * 4
+    array = v.stored
+    step = jd.function(lambda: (strategy.run(lambda: v.assign_add(jnp.ones(4))), None)[1])
     for _ in range(3):
         step()
-    assert held[0].tolist() == before.tolist() == [1.0] * 4
-    assert v.numpy().tolist() == [4.0] * 4
+    if kind in ("none", "one device"):  # whatever several replicas wrote they may hold
+        assert array.is_deleted() == (moment not in ("written", "returned")), "what nobody holds is written over"
+    assert [array.tolist() for array in held] == [expected] * len(held)
+    assert [part.tolist() for part in v.values] == [[4.0] * len(v.values[0])] * len(v.values)
 
 
 def test_a_step_that_fails_in_another_leaves_the_rest_of_it() -> None:

@@ -85,29 +85,36 @@ def test_workers_that_should_see_the_same_and_do_not() -> None:
 
 
 class Batches:
-    """A stream of batches of some shapes."""
+    """A stream of one batch."""
 
-    def __init__(self, shapes: list[tuple[int, ...]]) -> None:
-        self._shapes = iter(shapes)
+    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
+        self._batches = iter([Batch({"x": np.zeros(shape, dtype)}, shape[0])])
 
     def __next__(self) -> Batch:
-        shape = next(self._shapes)
-        return Batch({"x": np.zeros(shape, np.float32)}, shape[0])
+        return next(self._batches)
 
 
+@pytest.mark.parametrize(("workers", "local"), [(1, 2), (2, 1), (2, 2)])
 @pytest.mark.parametrize(
-    ("shapes", "even", "rows"),
+    ("shape", "dtype", "even", "alike"),
     [
-        ([(2, 3), (2, 3)], True, (2, 2)),
-        ([(2, 3), (1, 3)], False, (2, 1)),
-        ([(2, 3), (2, 4)], False, None),  # equal rows of arrays that fit into no one array
+        ((2, 3), "float32", True, True),
+        ((1, 3), "float32", False, True),
+        ((2, 4), "float32", False, False),  # equal rows of arrays that fit into no one array
+        ((2, 3), "int32", False, False),
     ],
 )
 def test_replicas_whose_batches_differ_beyond_their_rows_are_not_told_to_be_even(
-    shapes: list[tuple[int, ...]], even: bool, rows: tuple[int, ...] | None
+    workers: int, local: int, shape: tuple[int, ...], dtype: str, even: bool, alike: bool
 ) -> None:
-    streams: Any = [Batches([shape]) for shape in shapes]
-    shard = Shard(1, 0, 2)
-    step = next(FunctionSteps(streams, shard, alone(), dict[str, Any], static=False))
-    assert step.even is even
-    assert step.rows == rows
+    last = workers * local - 1
+
+    def work(worker: int, meeting: Meeting) -> tuple[bool, tuple[int, ...] | None]:
+        own = range(worker * local, (worker + 1) * local)
+        streams: Any = [Batches(shape, dtype) if i == last else Batches((2, 3), "float32") for i in own]
+        shard = Shard(workers, worker, workers * local)
+        step = next(FunctionSteps(streams, shard, meeting.of(worker)(), dict[str, Any], static=False))
+        return step.even, step.rows
+
+    rows = (*[2] * last, shape[0]) if alike else None
+    assert on_workers(workers, work) == [(even, rows)] * workers

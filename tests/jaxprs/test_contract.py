@@ -122,7 +122,7 @@ def test_the_current_trace_is_told_and_entered() -> None:
 
 def test_the_line_of_an_operation_is_known() -> None:
     eqn = only(lambda x: lax.psum(x, AXIS), "psum", TWO)
-    assert (core.user_line(eqn, but="/nowhere/") or "").startswith(f"{__file__}:"), "source lines: core.user_line"
+    assert (core.user_line(eqn, "/nowhere/") or "").startswith(f"{__file__}:"), "source lines: core.user_line"
 
 
 def test_mutable_references_are_known_by_their_type_and_have_effects() -> None:

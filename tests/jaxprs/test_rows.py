@@ -57,6 +57,9 @@ MEANS: dict[str, Callable[[Any], Any]] = {
     "of two kinds": lambda x: mean_loss(x) + jnp.mean(jnp.concatenate([x, jnp.zeros_like(x)])),
     "normalized": lambda x: jnp.mean((x - x.mean(0, keepdims=True)) / (x.std(0, keepdims=True) + 1)),
     "contrastive": lambda x: jnp.mean(jax.nn.logsumexp(x @ gathered(x).T, axis=1) - (x * x).sum(1)),
+    "contrastive by labels": lambda x: jnp.mean(
+        -(jax.nn.log_softmax(x @ gathered(x).T) * jnp.eye(x.shape[0], 2 * x.shape[0], dtype=x.dtype)).sum(1)
+    ),
     "inside jit": jax.jit(mean_loss),
     "a chosen mean": lambda x: jnp.where(jnp.float32(1) > 0, mean_loss(x), 0.0),
 }
@@ -112,6 +115,50 @@ def test_what_all_have_made_together() -> None:
 )
 def test_rows_that_are_taken_by_their_numbers(fn: Callable[[Any], Any], row: int) -> None:
     assert analysed(fn)[1].picked == row
+
+
+MEETINGS: dict[str, Callable[[Any], Any]] = {
+    "first": lambda x: x[0],
+    "last": lambda x: x[-1],
+    "two": lambda x: x[:2],
+    "but the first": lambda x: x[1:],
+    "half": lambda x: x[: x.shape[0] // 2],
+    "every second": lambda x: x[::2],
+    "reversed": lambda x: x * x[::-1],
+    "rolled": lambda x: x * jnp.roll(x, 1, 0),
+    "by an array": lambda x: jnp.take(x, jnp.array([0, 2]), axis=0),
+    "summed up": lambda x: jnp.cumsum(x, 0),
+    "sorted": lambda x: jnp.sort(x, axis=0)[:, 0],
+    "products": lambda x: x @ x.T,
+    "pairs": lambda x: jnp.abs(x[:, None] - x[None]),
+    "softmax over rows": lambda x: jnp.exp(x) / jnp.exp(x).sum(0, keepdims=True),
+    "carried": lambda x: lax.scan(lambda total, row: (total + row, total), jnp.zeros(3), x)[1],
+}
+APART: dict[str, Callable[[Any], Any]] = {
+    "column": lambda x: x[:, 0],
+    "columns": lambda x: x[:, 1:],
+    "all": lambda x: x[: x.shape[0]],
+    "two views": lambda x: jnp.split(jnp.concatenate([x, 2 * x]), 2)[1],
+    "a queue behind": lambda x: jnp.concatenate([x, jnp.ones((6, 3))])[: x.shape[0]],
+    "by labels": lambda x: x[jnp.arange(x.shape[0]), x[:, 0].astype(int)],
+    "repeated": lambda x: jnp.repeat(x, 2, axis=0),
+    "attention": lambda x: jax.nn.softmax(x[:, :, None] * x[:, None]),
+    "those of all": lambda x: x @ lax.all_gather(x, AXIS, tiled=True).T,
+    "synchronized": lambda x: x - lax.pmean(x.mean(0, keepdims=True), AXIS),
+    "for each row": lambda x: lax.map(lambda row: row[:1] * row, x),
+    "gradient for each": jax.vmap(jax.grad(lambda row: row[0] * row[1])),
+    "flipped rows": lambda x: x[:, ::-1],
+}
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+def test_rows_that_meet_or_are_chosen_by_their_places(name: str) -> None:
+    assert analysed(MEETINGS[name], 24)[1].meetings
+
+
+@pytest.mark.parametrize("name", APART)
+def test_rows_that_are_treated_alike(name: str) -> None:
+    assert not analysed(APART[name], 24)[1].meetings
 
 
 def test_programs_that_do_something_else_for_other_numbers_of_rows() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 
 from jaxtribute._src.launcher.launch import become, launch, rank_set_by_slurm, slurm_environment
 from jaxtribute._src.launcher.options import Options
+from jaxtribute._src.launching import launches
 
 # Two ranks that note their starts, and save when they are told to go, which may be right after their note.
 SAVES = """
@@ -127,3 +129,35 @@ def test_a_restart_finds_the_programs_of_the_start(restarts: int, monkeypatch: p
     assert launch(Options(command=command, max_restarts=restarts, grace_s=0.5)) == (0 if restarts else 3)
     missed = [int(line) for line in Path("notes").read_text().split()]
     assert (missed[0] > 0 and missed[1] == 0) if restarts else missed == [0]  # a job that ends keeps nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command", [("-m", "jaxtribute"), ("-m", "jaxtribute.cli"), (str(Path(sys.executable).with_name("jaxtribute")),)]
+)
+def test_the_launcher_loads_no_jax_and_its_ranks_all_of_the_library(command: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import jaxtribute as jd; print(jd.MirroredStrategy, jd.REPLICA_AXIS)")
+    words = [sys.executable, "-X", "importtime", *command, "launch", "--workers", "2"]
+    quiet = [*words, "--run", "run", "--max-restarts", "1", "--track", "csv", "sh", "-c", "echo started"]
+    done = subprocess.run(quiet, check=True, capture_output=True, text=True, timeout=100)
+    assert sorted(done.stdout.splitlines()) == ["[0] started", "[1] started"]
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines() if "|" in line}
+    assert loaded.isdisjoint({"jax", "jaxlib", "numpy"})
+    assert "jaxtribute" in loaded
+    done = subprocess.run([*words[:-1], "1", "program.py"], check=True, capture_output=True, text=True, timeout=100)
+    assert "jaxtribute.MirroredStrategy" in done.stdout
+
+
+def test_other_processes_are_no_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(argv: list[str], command_line: list[str]) -> bool:
+        monkeypatch.setattr(sys, "argv", argv)
+        monkeypatch.setattr(sys, "orig_argv", command_line)
+        return launches()
+
+    assert judged(["-m", "launch"], ["python", "-X", "dev", "-m", "jaxtribute", "launch"])
+    assert judged(["/bin/jaxtribute", "launch", "a.py"], ["python", "/bin/jaxtribute", "launch", "a.py"])
+    assert not judged(["-m", "launch"], ["python", "-m", "mine", "launch"])
+    assert not judged(["-m", "top", "launch"], ["python", "-m", "jaxtribute", "top", "launch"])
+    assert not judged(["train.py", "launch"], ["python", "train.py", "launch"])
+    assert not judged([""], ["python"])
+    assert not judged([], [])

@@ -251,6 +251,56 @@ def test_parts_of_lines_are_joined_unless_another_speaks(pieces: list[tuple[byte
     assert found == wanted
 
 
+LETTERS = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b"]", b"[Gloo] Rank 0 is connected to 1\n"]))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), LETTERS.map(b"".join)), max_size=20))
+def test_each_ranks_lines_arrive_whole_with_its_prefix_and_in_order(fed: list[tuple[int, bytes]]) -> None:
+    def write(sink: Sink) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(output, "write", sink.put)
+            ranks = [RankOutput(b"[%d] " % rank, shown=True, log=None) for rank in range(3)]
+            for rank, data in fed:
+                ranks[rank].feed(data)
+            for each in ranks:
+                each.close()
+
+    printed = gathered(write)
+    for rank in range(3):
+        said = b"".join(data for number, data in fed if number == rank)
+        # Of a line that is drawn over its last state counts; what Gloo says at every start is left out.
+        lines = (
+            [line.rstrip(b"\r").rpartition(b"\r")[2] for line in said.removesuffix(b"\n").split(b"\n")] if said else []
+        )
+        wanted = [line for line in lines if not line.startswith(b"[Gloo] Rank 0 is connected")]
+        prefix = b"[%d] " % rank
+        assert [line[4:] for line in printed.split(b"\n") if line.startswith(prefix)] == wanted
+    assert printed == b"" or printed.endswith(b"\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [0, 4])
+def test_what_gloo_says_is_shown_where_a_rank_fails(code: int, capfd: pytest.CaptureFixture[str]) -> None:
+    noise = "[Gloo] Rank 0 is connected to 0 peer ranks"
+    assert run(f"echo '{noise}'; echo word; exit {code}") == code
+    printed = capfd.readouterr()
+    assert printed.out == "[0] word\n"
+    assert (noise in printed.err) == bool(code)
+
+
+@pytest.mark.slow
+def test_quiet_is_silent_but_for_failures(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = f"echo x >> {tmp_path}/starts; test $(wc -l < {tmp_path}/starts) = 3 || exit 4"
+    for quiet in (False, True):
+        (tmp_path / "starts").unlink(missing_ok=True)
+        assert run(script, max_restarts=2, quiet=quiet) == 0
+        told = capfd.readouterr().err
+        assert told.count("rank 0 ended with exit code 4") == 2
+        assert told.count("starts the job again") == (0 if quiet else 2)
+    assert run("exit 75", max_preemptions=1, quiet=True) == 75
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("data", [b"x" * 1000, b"\r 50 % #####", b" 50 % #####\r", b"\r", b"\r\r\rx\r\r"])
 def test_a_line_that_never_ends_needs_little_memory(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     printed: list[bytes] = []

@@ -13,7 +13,7 @@ import pytest
 import jaxtribute as jd
 import worker_programs as programs
 from jaxtribute._src.testing.shared import SharedRunners
-from transformations import CASES, by_optax, dictionary
+from transformation_product import EVEN, UNEVEN, is_right, on_worker
 
 
 def on_workers(multi_process: SharedRunners, program: Any, *args: Any) -> list[Any]:
@@ -29,6 +29,7 @@ def test_who_is_who(multi_process: SharedRunners) -> None:
             "task": ("worker", rank),
             "devices": tuple(f"/job:worker/replica:0/task:{rank}/device:CPU:{i}" for i in range(2)),
             "pipelines": (2, rank),
+            "main": rank == 0,
         }
 
 
@@ -70,14 +71,29 @@ def test_updates_are_not_in_slices_between_processes_unless_asked_for(multi_proc
     assert on_workers(multi_process, programs.sliced_slots, True) == [True, True]
 
 
+OF_WORKERS = {
+    (1, 1): ["inject_hyperparams"],
+    (2, 1): ["weight decay but for biases", "reduce_on_plateau", "dpsgd", "line search"],
+    (2, 2): ["labels as a nest", "momo", "lamb", "dpsgd"],
+}
+"""Transformations by workers and devices of each; all: `python -m transformation_product --workers 2 1`."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("compiled", [False, True])
-def test_transformations_see_the_users_nest_and_reduced_values(multi_process: SharedRunners, compiled: bool) -> None:
-    for found in on_workers(multi_process, programs.transformations, compiled):
-        for name, params in found.items():
-            wanted, _ = by_optax(CASES[name], dictionary(), 3)
-            for one, other in zip(jax.tree.leaves(params), jax.tree.leaves(wanted), strict=True):
-                np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6)
+@pytest.mark.parametrize(("shape", "kind"), list(zip(OF_WORKERS, ("NNX", "dict", "classes"), strict=True)))
+def test_transformations_do_what_plain_optax_does(
+    multi_process: SharedRunners, shape: tuple[int, int], kind: str
+) -> None:
+    workers, each = shape
+    ranks = multi_process(workers=workers, devices=each).run(
+        on_worker,
+        ([kind], OF_WORKERS[shape]),
+        {"rows": [UNEVEN if each > 1 else EVEN], "wheres": ["workers"], "steps": 3},
+    )
+    for outcomes in ranks:
+        assert len(outcomes) == 2 * len(OF_WORKERS[shape])
+        wrong = [one for one in outcomes if not is_right(one, workers)]
+        assert not wrong, wrong
 
 
 @pytest.mark.slow

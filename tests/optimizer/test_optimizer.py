@@ -200,8 +200,7 @@ FORMS: dict[str, Callable[[Pair], Any]] = {
     "pairs": lambda p: [(ones()[0], p.a), (ones()[1], p.b)],
     "reversed pairs": lambda p: [(ones()[1], p.b), (ones()[0], p.a)],
     "pairs as lists": lambda p: ([ones()[1], p.b], [ones()[0], p.a]),
-    "dict": lambda p: dict(zip("xy", ones(), strict=True)),
-    "nest": lambda p: {"l": [ones()[0]], "m": (ones()[1],)},
+    "lists in lists": lambda p: [[ones()[0]], (ones()[1],)],
 }
 
 

@@ -124,6 +124,15 @@ def test_last_batches_of_any_size_on_any_number_of_replicas(size: int, replicas:
     check_same(train(strategy, optax.adam(1e-2), sizes=(size,)), train(mirrored(1), optax.adam(1e-2), sizes=(size,)))
 
 
+@pytest.mark.parametrize("options", [{}, {"min_bytes": 64}])
+def test_a_variable_is_cut_from_the_smallest_size_on(options: dict[str, Any]) -> None:
+    bytes_ = options.get("min_bytes", 16 * 1024)  # by the guide
+    with jd.FullyShardedStrategy(DEVICES[:2], **options).scope():
+        for size, parts in ((bytes_, 2), (bytes_ - 1, 1)):
+            v = jd.Variable(np.zeros(size, np.int8))
+            assert v.stored.size == v.stored.addressable_shards[0].data.size * parts
+
+
 def held(variables: Any) -> dict[jax.Device, int]:
     """Bytes of the variables on each device."""
     found: dict[jax.Device, int] = {}

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxtribute as jd
-from jaxtribute.errors import ArgumentTypeError, DeviceError
+from jaxtribute.errors import ArgumentError, ArgumentTypeError, DeviceError
 from replicas import components, fraction, ident, variable
 
 
@@ -27,6 +27,18 @@ def test_replicas_are_in_the_order_of_the_list() -> None:
     v = variable(strategy, jnp.ones(2))
     assert [x.devices().pop().id for x in v.values] == [5, 1, 3]
     assert v.device[-5:] in ("CPU:5", "CPU:1")
+
+
+@pytest.mark.parametrize("cls", [jd.MirroredStrategy, jd.FullyShardedStrategy, jd.CentralStorageStrategy])
+def test_a_number_of_devices(cls: type[jd.Strategy]) -> None:
+    strategy = cls(3)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    assert strategy.extended.mesh.devices == tuple(jax.devices()[:3])
+    with pytest.raises(DeviceError, match=r"9 devices are asked for, and there are 8: .*HINT: ask for at most 8, or"):
+        cls(9)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    with pytest.raises(ArgumentError, match=r"devices is 0\. HINT: pass a whole number of at least 1"):
+        cls(0)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    with pytest.raises(ArgumentTypeError, match="devices is True"):
+        cls(True)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 def test_a_device_named_twice() -> None:

@@ -61,7 +61,7 @@ def on_workers(workers: int, work: Callable[[int, Meeting], T]) -> list[T]:
 
 
 def steps_of(dataset: DistributedDataset) -> WorkerSteps:
-    return dataset._steps()  # pyright: ignore[reportPrivateUsage]
+    return dataset._steps(0)  # pyright: ignore[reportPrivateUsage]
 
 
 def rows_of(step: WorkerStep) -> list[Any]:

@@ -1,9 +1,14 @@
-"""Optax transformations that look at paths or at further arguments, nests to train with them, and plain Optax."""
+"""Optax transformations that look at paths or at further arguments, kinds of nests to train with them, and plain Optax.
+
+Numbers are as wide as JAX allows: in float64 (`jax_enable_x64`) the order of a sum makes differences of 1e-16, so that
+what differs by more is wrong. `transformation_product` trains all of it under all strategies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from optax import contrib
+
+import jaxtribute as jd
 
 STEPS = 20
 
@@ -30,6 +37,11 @@ def is_bias(path: str, _: Any = None) -> bool:
 
 is_weight = by_path(lambda path, _: not is_bias(path))
 kinds = by_path(lambda path, _: "bias" if is_bias(path) else "weight")
+
+
+def uncalled(nest: Any) -> Any:
+    """A nest for Optax, which would call one that can be called, such as a module of Equinox."""
+    return (lambda _: nest) if callable(nest) else nest
 
 
 def rates_by_path() -> optax.GradientTransformation:
@@ -69,12 +81,10 @@ class Case:
     each: bool = False
     separable: bool = True
 
-    def batch(self, step: int) -> np.ndarray[Any, Any]:
-        """The examples of a step: of four replicas the last gets none. A line search gets the same in each step."""
-        searches = "value_fn" in self.gives
-        # A search whose points differ in their last bits ends elsewhere, unless it converges.
-        rows, seed = (8, 0) if searches else (6, step)
-        return np.random.default_rng(1000 + seed).normal(size=rows).astype(np.float32) + np.float32(1)
+    @property
+    def searches(self) -> bool:
+        """True if it evaluates the loss at points of its own."""
+        return "value_fn" in self.gives
 
 
 def _case(transform: Any, *gives: str, **options: Any) -> Case:
@@ -84,14 +94,16 @@ def _case(transform: Any, *gives: str, **options: Any) -> Case:
 _SEARCH = ("value", "grad", "value_fn")
 CASES: dict[str, Case] = {
     "weight decay but for biases": _case(optax.adamw(0.1, weight_decay=0.5, mask=is_weight)),
-    "a mask as a nest": _case(lambda params: optax.adamw(0.1, weight_decay=0.5, mask=is_weight(params))),
+    "a mask as a nest": _case(lambda params: optax.adamw(0.1, weight_decay=0.5, mask=uncalled(is_weight(params)))),
     "masked momentum": _case(optax.chain(optax.masked(optax.trace(0.9), is_weight), optax.scale(-0.1))),
     "frozen by a label": _case(optax.partition({"bias": optax.set_to_zero(), "weight": optax.adam(0.1)}, kinds)),
     "labels as a nest": _case(
-        lambda params: optax.partition({"bias": optax.sgd(0.1, 0.9), "weight": optax.adam(0.1)}, kinds(params))
+        lambda params: optax.partition(
+            {"bias": optax.sgd(0.1, 0.9), "weight": optax.adam(0.1)}, uncalled(kinds(params))
+        )
     ),
     "freeze": _case(
-        lambda params: optax.chain(optax.adam(0.1), optax.transforms.freeze(by_path(is_bias)(params)))
+        lambda params: optax.chain(optax.adam(0.1), optax.transforms.freeze(uncalled(by_path(is_bias)(params))))
     ),
     "learning rates by path": _case(rates_by_path()),
     "norms of subtrees": _case(clipped_subtrees(), separable=False),
@@ -151,8 +163,13 @@ class Net:
     norm: dict[str, Any]
 
 
+def real() -> np.dtype[Any]:
+    """The widest floating dtype that JAX has now."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(np.float64))
+
+
 def values(*shape: int, seed: int) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    return np.random.default_rng(seed).normal(size=shape).astype(real())
 
 
 def dictionary() -> Any:
@@ -169,35 +186,131 @@ def classes() -> Any:
     return Net(layers, {"scale": values(3, seed=3), "bias": values(3, seed=4)})
 
 
+def variables_of(nest: Any) -> Any:
+    return jax.tree.map(jd.Variable, nest)
+
+
+def nnx_model() -> Any:
+    from flax import nnx
+
+    dtype: Any = real()
+    linear = nnx.Linear(3, 4, param_dtype=dtype, rngs=nnx.Rngs(0))
+    return nnx.Sequential(linear, nnx.LayerNorm(4, param_dtype=dtype, rngs=nnx.Rngs(1)))
+
+
+def nnx_params() -> Any:
+    from flax import nnx
+
+    return nnx.to_pure_dict(nnx.state(nnx_model(), nnx.Param))
+
+
+def equinox_model() -> Any:
+    import equinox as eqx
+
+    return eqx.nn.MLP(3, 4, 4, 1, dtype=real(), key=jax.random.key(0))
+
+
+def equinox_params() -> Any:
+    import equinox as eqx
+
+    return eqx.filter(equinox_model(), eqx.is_inexact_array)
+
+
+def keras_params() -> Any:
+    """A model's values by the parts of their paths, whose order is not that of the model's variables."""
+    first = {"kernel": values(3, 4, seed=0), "bias": values(4, seed=1)}
+    return {"net": {"first": first, "scaled": {"gamma": values(4, seed=2), "beta": values(4, seed=3)}}}
+
+
+def keras_model() -> Any:
+    from keras_models import keras
+
+    dtype, params = str(real()), keras_params()
+    dense, norm = (
+        keras.layers.Dense(4, name="first", dtype=dtype),
+        keras.layers.LayerNormalization(name="scaled", dtype=dtype),
+    )
+    model = keras.Sequential([keras.Input((3,), dtype=dtype), dense, norm], name="net")
+    for variable in model.trainable_variables:
+        _, layer, name = variable.path.split("/")
+        variable.assign(params["net"][layer][name])
+    return model
+
+
+KINDS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "dict": (dictionary, lambda: variables_of(dictionary())),
+    "classes": (classes, lambda: variables_of(classes())),
+    "NNX": (nnx_params, lambda: jd.Model(nnx_model())),
+    "Equinox": (equinox_params, lambda: jd.Model(equinox_model())),
+    "Keras": (keras_params, keras_model),
+}
+"""For each kind of nest the plain parameters, and what `jd.Optimizer` is given."""
+
+
 # Training.
+
+
+def batch(step: int, rows: int, searches: bool = False) -> np.ndarray[Any, Any]:
+    """The examples of a step; the same in each for what searches.
+
+    Of a loss that changes L-BFGS learns curvatures of all signs: in plain Optax, too, a difference of 1e-16 in the
+    first parameters becomes one of 1e-5 of the state within 20 steps.
+    """
+    seed = 1000 if searches else 1000 + step
+    return np.random.default_rng(seed).normal(size=rows).astype(real()) + real().type(1)
+
+
+@cache
+def _point(place: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    # Of full rank: small singular values would make small differences large where Muon divides by them.
+    return values(*shape, seed=place)
 
 
 def row_loss(params: Any, row: Any) -> Any:
     """The loss of one example, a number: of every parameter the distance from a point of its own."""
-    total = jnp.float32(0)
+    total = jnp.zeros((), real())
     for place, leaf in enumerate(jax.tree.leaves(params)):
-        # Of full rank: small singular values would make small differences large where Muon divides by them.
-        point = np.random.default_rng(place).normal(size=leaf.shape).astype(np.float32)
-        total += jnp.sum((leaf - row * point) ** 2 * jnp.cos(leaf / 8))
+        # Bounded from below, as line searches go far, and of so many curvatures that none ends within the steps: what
+        # has converged is made of rounding errors.
+        weights = 10 ** (-2 * np.linspace(0, 1, leaf.size, dtype=real())).reshape(leaf.shape)
+        total += jnp.sum(
+            weights * (leaf - row * _point(place, leaf.shape).astype(real())) ** 2 * (1 + jnp.cos(leaf / 8) / 2)
+        )
     return total
 
 
+@partial(jax.jit, static_argnames="size")
 def mean_loss(params: Any, rows: Any, size: int) -> Any:
     """The sum over the rows at hand by the size of the whole batch."""
-    return jnp.sum(jax.vmap(row_loss, (None, 0))(params, rows)) / np.float32(size)
+    return jnp.sum(jax.vmap(row_loss, (None, 0))(params, rows)) / real().type(size)
 
 
-def arguments(case: Case, params: Any, rows: Any) -> tuple[Any, dict[str, Any]]:
-    """What one step gives an update of `case`: gradients, and further arguments."""
-    if case.each:
-        return jax.vmap(jax.grad(row_loss), (None, 0))(params, rows), {}
-    size = case.batch(0).size
-    value, grads = jax.value_and_grad(mean_loss)(params, rows, size)
+def row_gradients(params: Any, rows: Any) -> Any:
+    """The gradients of each example."""
+    return jax.vmap(jax.grad(row_loss), (None, 0))(params, rows)
+
+
+def further(case: Case, value: Any, grads: Any, rows: Any, size: int) -> dict[str, Any]:
+    """What one step gives an update of `case` besides gradients."""
     extra = {"value": value, "grad": grads, "value_fn": lambda params: mean_loss(params, rows, size)}
-    return grads, {name: extra[name] for name in case.gives}
+    return {name: extra[name] for name in case.gives}
 
 
-def by_optax(case: Case, params: Any, steps: int = STEPS) -> tuple[Any, Any]:
+def arguments(case: Case, params: Any, rows: Any, size: int) -> tuple[Any, dict[str, Any]]:
+    """What one step gives an update of `case`: gradients, and further arguments.
+
+    Args:
+      params: the parameters.
+      rows: the examples at hand.
+      size: how many the whole batch has.
+    """
+    if case.each:
+        return row_gradients(params, rows), {}
+    value, grads = jax.value_and_grad(mean_loss)(params, rows, size)
+    return grads, further(case, value, grads, rows, size)
+
+
+def by_optax(case: Case, params: Any, rows: int, steps: int = STEPS) -> tuple[Any, Any]:
     """The parameters and the state after all steps of plain Optax."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         params = jax.tree.map(jnp.asarray, params)
@@ -206,10 +319,43 @@ def by_optax(case: Case, params: Any, steps: int = STEPS) -> tuple[Any, Any]:
 
         @jax.jit
         def step(params: Any, state: Any, rows: Any) -> Any:
-            grads, extra = arguments(case, params, rows)
+            grads, extra = arguments(case, params, rows, rows.size)
             updates, state = transform.update(grads, state, params, **extra)
             return optax.apply_updates(params, updates), state
 
         for number in range(steps):
-            params, state = step(params, state, case.batch(number))
+            params, state = step(params, state, batch(number, rows, case.searches))
     return params, state
+
+
+def leaves(nest: Any) -> tuple[list[np.ndarray[Any, Any]], Any]:
+    """Arrays (of random keys their data) and structure of a nest of arrays or variables."""
+    found, tree = jax.tree.flatten(nest, is_leaf=is_variable)
+    return [leaf.numpy() if isinstance(leaf, jd.Variable) else _data(leaf) for leaf in found], tree
+
+
+def is_variable(leaf: Any) -> bool:
+    return isinstance(leaf, jd.Variable)
+
+
+def _data(leaf: Any) -> np.ndarray[Any, Any]:
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+
+def difference(ours: Any, plain: Any) -> float:
+    """The largest difference between two nests, by the largest number of its array; infinite for other structures."""
+    (got, tree), (wanted, plain_tree) = leaves(ours), leaves(plain)
+    if tree != plain_tree:
+        return np.inf
+    return max(map(_difference, got, wanted), default=0.0)
+
+
+def _difference(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return np.inf
+    if np.array_equal(one, other, equal_nan=other.dtype.kind == "f"):
+        return 0.0
+    if other.dtype.kind != "f" or not np.isfinite(one).all():
+        return np.inf
+    return float(np.max(np.abs(one - other)) / np.max(np.abs(other), initial=np.finfo(other.dtype).tiny))

@@ -189,6 +189,30 @@ for _name, _source in SOURCES.items():
     )
 
 
+def _from_around(strategy: jd.Strategy) -> Callable[[Any], Any]:
+    own = strategy.experimental_distribute_values_from_function(
+        lambda context: np.full(2, context.replica_id_in_sync_group + 1.0, np.float32)
+    )
+    joined = strategy.gather(own, axis=0)
+    return lambda x: (
+        strategy.reduce("SUM", own, axis=None),
+        joined.sum(),
+        strategy.reduce("SUM", strategy.run(lambda x, y: x.sum() + y, (x, own)), axis=None),
+    )
+
+
+ROWS["values: the replicas' own from around the function"] = Row(
+    _from_around,
+    everywhere(
+        lambda parts: (
+            np.full(2, np.arange(len(parts) + 1).sum()),
+            2 * np.arange(len(parts) + 1).sum(),
+            np.sum([part.sum() + np.full(2, place + 1) for place, part in enumerate(parts)], 0),
+        )
+    ),
+)
+
+
 @across("local results", everywhere(lambda parts: 1), compiles=False)
 def _(strategy: jd.Strategy, x: Any) -> Any:
     found = strategy.experimental_local_results(x)

@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 import jaxtribute as jd
 from jaxtribute._src.cluster import runtime
-from jaxtribute._src.input.options import AutoShardPolicy, InputOptions
 from jaxtribute._src.strategies import multi_worker
-from transformations import CASES, Case, arguments, dictionary
 
 
 @cache
@@ -48,6 +45,7 @@ def facts() -> dict[str, Any]:
         "task": (s.cluster_resolver.task_type, s.cluster_resolver.task_id),
         "devices": s.extended.worker_devices,
         "pipelines": (context.num_input_pipelines, context.input_pipeline_id),
+        "main": jd.is_main(),
     }
 
 
@@ -273,28 +271,3 @@ def steps_until(folder: str) -> int:
         (place / f"going-{rank()}").touch()
         if last == s.num_replicas_in_sync:
             return done
-
-
-def transformations(compiled: bool) -> dict[str, Any]:
-    """Adam that decays by path, a plateau's value, and a line search, on batches that workers share unevenly."""
-    s, found = strategy(), dict[str, Any]()
-    for name in ("weight decay but for biases", "reduce_on_plateau", "dpsgd", *(("line search",) if compiled else ())):
-        case = CASES[name]
-        with s.scope():
-            net = jax.tree.map(jd.Variable, dictionary())
-            optimizer = jd.Optimizer(case.make(dictionary()), net, shard_update=True)
-
-        def replica(rows: Any, case: Case = case, optimizer: Any = optimizer, net: Any = net) -> None:
-            params = jax.tree.map(jnp.asarray, net, is_leaf=lambda leaf: isinstance(leaf, jd.Variable))
-            grads, extra = arguments(case, params, rows)
-            optimizer.apply_gradients(grads, **extra)
-
-        def step(rows: Any, replica: Any = replica) -> None:
-            s.run(replica, (rows,))
-
-        call = jd.function(step) if compiled else step
-        options = InputOptions(auto_shard_policy=AutoShardPolicy.DATA)
-        for rows in s.experimental_distribute_dataset([case.batch(number) for number in range(3)], options):
-            call(rows)
-        found[name] = jax.tree.map(np.asarray, net)
-    return found

@@ -39,4 +39,5 @@ def test_older_ways_to_read() -> None:
     v = variable(mirrored(2), 2.0)
     assert float(v.value()) == float(v.initialized_value()) == 2.0
     assert v.handle is v
+    assert v.constraint is None
     assert v.initializer is None

@@ -70,6 +70,7 @@ def test_across_replicas(method: str, place: str) -> None:
         ("scatter_add", AGG.SUM, [[1 + 0 + 1, 2], [3 + 1, 4], [5 + 1, 6], [7, 8]]),
         ("scatter_sub", AGG.MEAN, [[1 - 0.5, 2], [3 - 0.5, 4], [5 - 0.5, 6], [7, 8]]),
         ("scatter_mul", AGG.SUM, [[0, 0], [3, 0], [5, 0], [7, 8]]),
+        ("scatter_mul", AGG.MEAN, [[0, 0], [1.5, 0], [2.5, 0], [7, 8]]),
         ("scatter_add", AGG.ONLY_FIRST_REPLICA, [[1, 2], [3 + 1, 4], [5, 6], [7, 8]]),
         ("scatter_update", AGG.ONLY_FIRST_REPLICA, [[0, 0], [1, 0], [5, 6], [7, 8]]),
     ],

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import jax
-
 from jaxtribute.errors import ArgumentTypeError, ConfigError
 
 DIRECTORY = "JAX_COMPILATION_CACHE_DIR"
@@ -58,6 +56,9 @@ def enable_compilation_cache(directory: str | os.PathLike[str] | None = None) ->
         raise ConfigError(f"{folder} cannot keep compiled programs: {error}. HINT: pass another folder.") from error
     if not writable:
         raise ConfigError(f"{folder} cannot be written, so no compiled program is kept. HINT: pass another folder.")
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache  # starts should be quick
+
     config = cast("Any", jax.config)
     config.update("jax_compilation_cache_dir", str(folder))
     # Set by the user, it holds, as the folder does.
@@ -65,8 +66,6 @@ def enable_compilation_cache(directory: str | os.PathLike[str] | None = None) ->
         config.update("jax_persistent_cache_min_compile_time_secs", _SHORTEST_S)
     # Whatever its size: a small program may have taken long to compile.
     config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    from jax.experimental.compilation_cache import compilation_cache  # starts should be quick
-
     # JAX looks for the folder once, at the first program that it compiles, which may have been before this call.
     compilation_cache.reset_cache()
     return str(folder)

@@ -12,10 +12,9 @@ from typing import SupportsIndex
 
 from jaxtribute._src import allocator, backend, devices
 from jaxtribute._src.backend import prepare_cpu_backend
-from jaxtribute._src.environment import count, shown
+from jaxtribute._src.environment import CPU_DEVICES, count, shown
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ConfigError
 
-CPU_DEVICES = "JAXTRIBUTE_CPU_DEVICES"
 MOST_DEVICES = 1 << 14
 """Logical CPU devices of a process; with each come two threads."""
 

@@ -150,6 +150,22 @@ def default_devices() -> tuple[jax.Device, ...]:
     return tuple(jax.local_devices())
 
 
+def first_devices(count: int) -> tuple[jax.Device, ...]:
+    """Returns the first `count` of the default devices, or all that are described.
+
+    Raises:
+      DeviceError: there are fewer.
+    """
+    devices = default_devices()
+    if count > len(devices) and not _described:
+        platform = devices[0].platform.upper()
+        raise DeviceError(
+            f"{count} devices are asked for, and there are {len(devices)}: {', '.join(map(device_name, devices))}. "
+            f"HINT: ask for at most {len(devices)}, or {_instead(platform, count - 1)}."
+        )
+    return devices if _described else devices[:count]
+
+
 @contextmanager
 def described_devices(devices: Sequence[jax.Device]) -> Generator[None]:
     """Gives every strategy made within these devices, whichever it names: they are only described, nothing runs."""

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+from typing import TYPE_CHECKING
 
-from jaxtribute._src.types import Json
 from jaxtribute.errors import ConfigError
 
+if TYPE_CHECKING:
+    from jaxtribute._src.types import Json
+
+CPU_DEVICES = "JAXTRIBUTE_CPU_DEVICES"
+"""Number of logical devices that `import jaxtribute` makes of the CPU."""
 DIGITS = 18
 """Of a number that counts anything; Python refuses to read very long ones."""
 _LONGEST = 300

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Iterable
 from enum import Enum
 from typing import Any, SupportsFloat, SupportsIndex, TypeVar, cast, overload
-
-import numpy as np
 
 from jaxtribute.errors import ArgumentError, ArgumentTypeError
 
 _Member = TypeVar("_Member", bound=Enum)
 _Kind = TypeVar("_Kind")
+
+
+def _is_bool(value: object) -> bool:
+    # Whoever has a value of NumPy has imported it; the launcher, which starts in a moment, has not.
+    numpy = cast("Any", sys.modules.get("numpy"))
+    return isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_))
 
 
 @overload
@@ -36,7 +41,7 @@ def whole(name: str, value: object, least: int = 0, *, optional: bool = False) -
     if optional and value is None:
         return None
     # True counts as 1 for Python; as a setting it mostly is meant for the argument beside this one.
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__") or np.ndim(value):
+    if _is_bool(value) or not hasattr(value, "__index__") or getattr(value, "ndim", 0):
         raise ArgumentTypeError(
             f"{name} is {value!r} of type {type(value).__name__}. HINT: pass a whole number of at least {least}."
         )
@@ -67,7 +72,7 @@ def amount(name: str, value: object, *, above: bool = False, optional: bool = Fa
         return None
     least = "more than 0" if above else "at least 0"
     # True counts as 1 for Python, and an array of one element as its number: neither is meant.
-    if isinstance(value, (bool, np.bool_, str, bytes)) or not hasattr(value, "__float__") or np.ndim(value):
+    if _is_bool(value) or not hasattr(value, "__float__") or getattr(value, "ndim", 0):
         raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}. HINT: pass a number, {least}.")
     number = float(cast("SupportsFloat", value))
     if math.isnan(number) or number < 0 or (above and not number):
@@ -104,7 +109,7 @@ def flag(name: str, value: object) -> bool:
     Raises:
       ArgumentTypeError: it is something else.
     """
-    if not isinstance(value, (bool, np.bool_)):
+    if not _is_bool(value):
         raise ArgumentTypeError(f"{name} is {value!r} of type {type(value).__name__}. HINT: pass True or False.")
     return bool(value)
 

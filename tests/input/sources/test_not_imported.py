@@ -212,6 +212,24 @@ def test_elements_that_arrays_cannot_hold() -> None:
         adapt(dataset).spec()
 
 
+class InterleaveDataset(Dataset):
+    """Reads the files that another dataset names."""
+
+
+class FlatMapDataset(Dataset):
+    """Likewise."""
+
+
+@pytest.mark.usefixtures("tensorflow")
+@pytest.mark.parametrize("kind", [InterleaveDataset, FlatMapDataset, ShuffleDataset])
+def test_only_datasets_that_open_files_by_name_turn_strings_into_files(kind: type[Dataset]) -> None:
+    names = Dataset([np.asarray(b"a"), np.asarray(b"b")])
+    names.element_spec = TensorSpec((), np.bytes_)
+    names.element_spec.dtype = vars(sys.modules["tensorflow"])["string"]
+    files = adapt(Dataset([], (kind([], (names,)),))).files()
+    assert files == (() if kind is ShuffleDataset else ("a", "b"))
+
+
 @pytest.mark.usefixtures("tensorflow")
 def test_shuffles_and_files_below() -> None:
     reader = TFRecordDataset([])

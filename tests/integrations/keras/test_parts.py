@@ -13,7 +13,7 @@ import pytest
 
 import jaxtribute as jd
 from jaxtribute.errors import InputError
-from keras_models import X, Y, assert_same, both, classifier, devices, keras, under
+from keras_models import X, Y, assert_same, both, classifier, crossentropy, devices, keras, under
 from replicas import here
 
 ops: Any = keras.ops
@@ -156,6 +156,71 @@ def test_a_step_that_cannot_be_traced_for_other_batches_is_told(four: jd.Strateg
         model.compile("sgd")
     with pytest.warns(UserWarning, match=r"could not be traced.*LookupError: no more than 4.*HINT"):
         model.fit(TEN, batch_size=4, verbose=0)
+
+
+class Summing(keras.layers.Layer):
+    """Adds a sum over the examples, and a mean, to the loss."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.01 * ops.sum(ops.square(x)))
+        self.add_loss(0.1 * ops.mean(ops.abs(x)))
+        return x
+
+
+class ByAllWords(keras.losses.Loss):
+    """A ratio of sums, of which the lower one is that of all replicas."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        words = ops.cast(y_true > 0, "float32")
+        context = jd.get_replica_context()
+        total = ops.sum(words)
+        total = total if context is None else context.all_reduce("SUM", total)
+        return ops.sum(words * ops.mean(ops.square(y_pred), axis=1)) / total
+
+
+def scaled(loss: Any, *layers: Any) -> Any:
+    keras.utils.set_random_seed(0)
+    normal = keras.layers.Normalization(axis=None)
+    normal.adapt(X)
+    entry = keras.layers.Input((8,))
+    both = keras.layers.Concatenate()([normal(entry), entry])
+    output = keras.layers.Dense(3)(both)
+    for layer in layers:
+        output = layer(output)
+    model = keras.Model(entry, output)
+    model.compile(keras.optimizers.SGD(0.02), loss)
+    return model
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(
+    "build", [lambda: scaled(crossentropy(), Summing()), lambda: scaled(ByAllWords())], ids=["added", "ratio"]
+)
+def test_sums_among_losses(four: jd.Strategy, build: Any) -> None:
+    def use(model: Any) -> dict[str, Any]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            history = model.fit(TEN, Y[:10], epochs=2, batch_size=4, shuffle=False, verbose=0).history
+        # Adapting counts in integers; a replica's copies of what it has counted are no weights.
+        return {**history, "kernel": model.trainable_weights[0].numpy(), "bias": model.trainable_weights[1].numpy()}
+
+    assert_same(*both(build, use, four))
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (lambda y, p: ops.sqrt(ops.mean(ops.square(p))), r"no sum and no mean over the examples"),
+        (lambda y, p: ops.mean(p @ ops.transpose(p), axis=1), r"each row with every other one .*test_parts\.py:\d+"),
+        (lambda y, p: ops.mean(ops.square(p - p[0]), axis=1), r"uses row 0 .*test_parts\.py:\d+.*HINT.*a tuple"),
+        (lambda y, p: ops.mean(p / ops.sum(p, axis=0, keepdims=True), axis=1), r"with a number that all rows make"),
+    ],
+)
+def test_losses_that_take_the_whole_batch_are_told(four: jd.Strategy, loss: Any, told: str) -> None:
+    model = under(four, lambda: scaled(loss), lambda model: model)
+    with pytest.warns(UserWarning, match=told):
+        model.fit(TEN, Y[:10], batch_size=4, verbose=0)
 
 
 class Pairs(keras.utils.PyDataset):

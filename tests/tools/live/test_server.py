@@ -1,16 +1,20 @@
 """The page's server: who may look, and what hostile names do to it."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import jaxtribute as jd
 import live_runs
 from jaxtribute._src.tools.cli.main import main
 from jaxtribute._src.tools.live import server
 from jaxtribute._src.tools.live.state import Run
+from jaxtribute._src.tools.live.terminal import view
+from jaxtribute._src.tools.live.worker import Event
 from live_runs import START
 
 testclient: Any = pytest.importorskip("starlette.testclient")
@@ -116,11 +120,32 @@ def test_without_the_library(run: Path, monkeypatch: pytest.MonkeyPatch) -> None
         client(run)
 
 
+def test_failures_stand_before_the_saves_that_came_after_them(tmp_path: Path) -> None:
+    now = live_runs.running(tmp_path, 1, 5)
+    run = Run(tmp_path)
+    run.state(now)
+    happened = [Event(now + i, "save", 0, f"save {i}") for i in range(300)]
+    happened[7:7] = [Event(now + 6.5, "failure", 0, "ValueError: boom")]
+    run._job.events[:] = happened  # pyright: ignore[reportPrivateUsage]
+    state = run.state(now)
+    times = [one["time"] for one in state["events"]]
+    assert len(times) == 100
+    assert times == sorted(times)
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(view(state, 120))
+    lately = console.export_text().partition("lately")[2].splitlines()[1:]
+    assert [line.split()[1] for line in lately] == ["failure", *["save"] * 5]
+    assert [line.split()[3:] for line in lately[1:]] == [["0:", "save", str(i)] for i in range(295, 300)]
+
+
 def test_top(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     live_runs.running(tmp_path, 2, 30, host=HOSTILE)
     assert main(["top", str(tmp_path), "--once"]) == 0
     shown = capsys.readouterr().out
     assert "useful steps" in shown
     assert "\x1b[2J" not in shown
+    # Through a pipe it prints once and ends, without being told.
+    assert main(["top", str(tmp_path)]) == 0
+    assert "useful steps" in capsys.readouterr().out
     assert main(["top", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] > 500

@@ -1,6 +1,8 @@
 """Costs as lines over the examples, and as files."""
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +46,13 @@ def test_what_is_exchanged() -> None:
 def test_a_cost_can_be_saved(tmp_path: Path) -> None:
     COST.save(tmp_path / "step.json")
     assert StepCost.load(tmp_path / "step.json") == COST
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "step.json")
+    with pytest.raises(ArgumentError, match=r"step.json holds no cost of a step: .*HINT: write one with --save"):
+        StepCost.load(tmp_path / "step.json")
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", json.dumps({"format": 99}), json.dumps({"format": 1, "flops": 3})])

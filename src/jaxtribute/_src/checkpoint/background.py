@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 
 from jaxtribute._src.execution.interrupts import undisturbed
 
@@ -28,6 +29,7 @@ class Background:
         self.alone = threading.RLock()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._path: Path | None = None
         _running.add(self)
 
     @property
@@ -35,13 +37,14 @@ class Background:
         """True if a save is under way."""
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, save: Callable[[], None]) -> None:
-        """Starts a save, once the one before has ended.
+    def start(self, save: Callable[[], None], path: Path | None = None) -> None:
+        """Starts a save, to a path that `settle` may be asked for, once the one before has ended.
 
         Raises:
           BaseException: what the one before has raised.
         """
         self.wait()
+        self._path = path
         # A signal between the two lines there would leave a save that nobody waits for.
         undisturbed(self._begin, threading.Thread(target=self._run, args=(save,), name="jaxtribute-save"))
 
@@ -72,17 +75,17 @@ class Background:
             _LOG.error("%s", error)
             self._error = error
 
-    def settle(self) -> None:
-        """Waits at the end of the program; an error has been logged."""
+    def settle(self, path: Path | None = None) -> None:
+        """Waits for the save to a path, or to any; an error has been logged."""
         thread = self._thread
-        if thread is not None:
+        if thread is not None and path in (None, self._path):
             thread.join()
 
 
-def settle_all() -> None:
-    """Waits for all saves, at the end of the program."""
+def settle_all(path: Path | None = None) -> None:
+    """Waits for all saves to a path, whoever began them; for all at the end of the program."""
     for one in list(_running):
-        one.settle()
+        one.settle(path)
 
 
 def _forget_threads() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.checkpoint import arrays, committing
-from jaxtribute._src.checkpoint.background import Background
+from jaxtribute._src.checkpoint.background import Background, settle_all
 from jaxtribute._src.checkpoint.collecting import Contents, cell, collect
 from jaxtribute._src.checkpoint.committing import STATE, Save, SaveChannel
 from jaxtribute._src.checkpoint.description import Description, Differences
@@ -207,7 +207,8 @@ class Checkpoint:
                     owned=owner is not None,
                     channel=channel,
                     timeout_s=timeout_s,
-                ).run
+                ).run,
+                target,
             )
             if block:
                 self._background.wait()
@@ -271,6 +272,7 @@ class Checkpoint:
             if save_path is None:
                 return RestoreStatus(Path(), Differences((), (), ()))
             path = check_path(save_path, "save_path")
+            settle_all(path)  # another object may be saving it
             found, without = self._found(), () if counters else _COUNTERS
             for name in without:
                 del found.leaves[name]

@@ -7,10 +7,6 @@ from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 
-import jax
-
-from jaxtribute._src.backend import backend_started
-
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -35,6 +31,11 @@ def _is_gpu(each: str) -> bool:
 
 def local_accelerators(environ: Mapping[str, str]) -> dict[str, int]:
     """The number of this process's accelerators by type, such as `{"GPU": 8}`; empty where there is only a CPU."""
+    # The launcher looks for GPUs too, and needs no JAX.
+    import jax
+
+    from jaxtribute._src.backend import backend_started
+
     if backend_started():
         kinds = Counter(device.platform.upper() for device in jax.local_devices())
         return {kind: count for kind, count in kinds.items() if kind != "CPU"}

@@ -7,8 +7,6 @@ import sys
 import traceback
 from dataclasses import asdict, dataclass
 
-import jax
-
 RESUME = 75
 """The exit code of a process that has saved and asks the launcher to start it again (EX_TEMPFAIL)."""
 ELSEWHERE = 70
@@ -60,6 +58,8 @@ def may_be_broken_collective(error: BaseException | None) -> bool:
     """True if an error may come of a collective that lost a peer: Gloo's is a ValueError."""
     if error is None:
         return False
+    import jax  # the launcher, which knows the exit codes, needs none
+
     return (
         isinstance(error, jax.errors.JaxRuntimeError)
         or (isinstance(error, ValueError) and "Gloo" in str(error))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import jax
 
+from jaxtribute._src.callers import caller
 from jaxtribute._src.cluster.roster import Roster, rank_of
-from jaxtribute._src.cluster.step_log import StepLog
+from jaxtribute._src.cluster.step_log import StepLog, described
 from jaxtribute._src.cluster.waiting import RunningClock
 from jaxtribute._src.cluster.watch import Watch
 from jaxtribute._src.observers import WAIT
@@ -73,9 +74,10 @@ class KeyValues:
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise ClusterError(f"the coordination service failed: {str(error).splitlines()[0]}") from error
-            # One that has ended sets nothing any more; it may have set this key just before, hence the second look.
-            if of is not None and of in self.watch.left and self.try_get(key) is None:
-                raise self._alone(of)
+            # One that has ended, or is in another step, sets this key no more; it may have set it just before, hence
+            # the second look.
+            if of is not None and (parted := self._parted(of)) is not None and self.try_get(key) is None:
+                raise parted
             if clock.now() > deadline:
                 there = "" if of is None else f"\n{self.watch.whereabouts([of])}"
                 raise DeadlineError(
@@ -83,11 +85,17 @@ class KeyValues:
                     f"HINT: see that worker's output; all workers must run the same program.{there}"
                 )
 
-    def _alone(self, left: int) -> ClusterError:
-        """The error that this worker goes on without one that has ended its program."""
+    def _parted(self, rank: int) -> ClusterError | None:
+        """The error that this worker goes on without another, which has ended its program or is in another step."""
+        if rank in self.watch.left:
+            theirs = f"has ended its program after {self.watch.left[rank]}"
+        elif self.watch.parted(rank, self.steps.number, self.steps.name):
+            theirs = f"is in another call, {described(self.watch.report(rank))}"
+        else:
+            return None
         return ClusterError(
-            f"{self.names[self.rank]} is in {self.steps.last}, and {self.names[left]} has ended its program after "
-            f"{self.watch.left[left]}. HINT: every worker must make the same calls as often as the others."
+            f"{self.names[self.rank]} is in {self.steps.last}, at {caller()}, and {self.names[rank]} {theirs}. "
+            "HINT: every worker must make the same calls as often as the others."
         )
 
     def try_get(self, key: str) -> str | None:

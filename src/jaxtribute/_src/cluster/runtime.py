@@ -61,6 +61,8 @@ class Cluster(KeyValues):
         self.timeout_s = timeout_s
         self._barriers: dict[str, int] = {}
         self._exchanges = 0
+        self._unexplained: BaseException | None = None
+        """The last error of which nothing was learned from the others."""
         self._numbers: Counter[str] = Counter()
 
     @property
@@ -175,19 +177,26 @@ class Cluster(KeyValues):
             say(f"{self.names[self.rank]} failed because {cause.message(self.names)}")
 
     def explained(self, error: BaseException) -> BaseException:
-        """The error that tells why a collective broke, if another worker has ended its program; else the error itself.
+        """The error that tells why a collective broke, if another worker is the cause; else the error itself.
 
-        Waits up to 2 s for the others' word.
+        Waits a few seconds for the others' word, or for the silence of one that is gone.
         """
-        if isinstance(error, ClusterError) or not may_be_broken_collective(error):
+        if isinstance(error, ClusterError) or error is self._unexplained or not may_be_broken_collective(error):
             return error
-        deadline = time.monotonic() + _GRACE_S
-        while time.monotonic() < deadline and self.watch.failure is None:
-            for left in self.watch.left:
-                explained = self._alone(left)
+        # JAX's other errors, such as that memory ran out, mostly have nothing to do with the others.
+        deadline = time.monotonic() + (self.watch.suspect() if "Gloo" in str(error) else _GRACE_S)
+        while time.monotonic() < deadline:
+            for rank in range(self.workers):
+                if rank != self.rank and (explained := self._parted(rank)) is not None:
+                    explained.__cause__ = error
+                    return explained
+            try:
+                self.check()
+            except ClusterError as explained:
                 explained.__cause__ = error
                 return explained
             time.sleep(0.05)
+        self._unexplained = error
         return error
 
     def exit(self) -> None:

@@ -6,12 +6,14 @@ import copy
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 from jaxtribute._src import settings
 from jaxtribute._src.environment import shown, whole_number
-from jaxtribute._src.types import Foreign
 from jaxtribute.errors import ArgumentTypeError, ClusterSpecError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.types import Foreign
 
 Tasks = Sequence[str] | Mapping[int, str]
 _FORMS = "{'worker': ['host0:2222', 'host1:2222'], 'ps': {3: 'host2:2222'}}"

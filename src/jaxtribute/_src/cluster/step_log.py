@@ -16,6 +16,7 @@ from jaxtribute._src.observers import Event, Observer
 from jaxtribute._src.types import Nest
 
 _KEPT = 64
+_TURNS = 16
 EVERY = "JAXTRIBUTE_STRAGGLERS_S"
 _NOTABLE = 0.1
 """The share of the time that the others must have waited for a worker to be worth a line."""
@@ -65,6 +66,8 @@ class StepLog(Observer):
         self._entered: StepInFlight | None = None
         self.number = 0
         self.name = "start"
+        self._turns: deque[tuple[int, str]] = deque(maxlen=_TURNS)
+        """The last steps that were of something else than the step before, each with its name."""
         self.last = "no step"
         """The step that was entered last, and from which line, where the ledger is on."""
         self.waited_s = 0.0
@@ -79,6 +82,8 @@ class StepLog(Observer):
     def entering(self, name: str, line: str = "") -> None:
         """A step begins to be handed over, called at a line of the user's."""
         self.number += 1
+        if name != self.name:
+            self._turns.append((self.number, name))
         self.name = name
         self.last = f"step {self.number} of {name}{line and f', called at {line}'}"
         self._entered = StepInFlight(self.number, name, self.clock.now(), None)
@@ -105,10 +110,17 @@ class StepLog(Observer):
         return {
             "step": self.number,
             "name": self.name,
+            "turns": list(self._turns),
             "where": located(main_thread()),
             "input_s": round(self.input_s, 3),
             "waited_s": round(self.waited_s, 3),
         }
+
+
+def name_of(report: Mapping[str, Any], number: int) -> str | None:
+    """The name of a worker's step; None if the worker has not begun it, or so long ago that it does not tell."""
+    names = [name for first, name in report.get("turns", ()) if first <= number <= report["step"]]
+    return names[-1] if names else None
 
 
 def described(report: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jaxtribute._src.callers import main_thread, stack
 from jaxtribute._src.cluster.failures import Failure, may_be_broken_collective, say
 from jaxtribute._src.cluster.roster import rank_of
-from jaxtribute._src.cluster.step_log import StepInFlight, StepLog, comparison, described, interval_s
+from jaxtribute._src.cluster.step_log import StepInFlight, StepLog, comparison, described, interval_s, name_of
 from jaxtribute._src.observers import INPUT, observe
 
 if TYPE_CHECKING:
@@ -154,8 +154,7 @@ class Watch:
         if may_be_broken_collective(error):
             # Something did break, so a short silence, which is nothing otherwise, tells whose end it was. Without it
             # all workers but the one that is gone would blame themselves, each for the error that it got.
-            self._silence_s = min(self._silence_s, _SUSPICIOUS_S)
-            deadline = time.monotonic() + 2 * _SUSPICIOUS_S
+            deadline = time.monotonic() + self.suspect()
             while self.failure is None and time.monotonic() < deadline:
                 self._stop.wait(_PULSE_S / 5)
         self.publish(own)
@@ -316,14 +315,29 @@ class Watch:
         return True
 
     def _is_without(self, step: StepInFlight) -> bool:
-        """Ends the program if a worker has ended its own before a step that all must take part in."""
+        """Ends the program if a worker has ended before a step that all must take part in, or is in another one."""
         for rank, last in self.left.items():
             if self.report(rank).get("step", 0) < step.number:
                 here = f"{self._roster.names[self._rank]} is in step {step.number} of {step.name}"
                 hint = "HINT: every worker must make the same calls as often as the others."
                 self._fail(Failure(rank, f"ended its program after {last}, while {here}", hint, self._rank))
                 return True
+        for rank in range(len(self._roster.members)):
+            if rank != self._rank and self.parted(rank, step.number, step.name):
+                here = f"{self._roster.names[self._rank]} is in step {step.number} of {step.name}"
+                summary = f"is in another call, {described(self.report(rank))}, while {here}"
+                self._fail(Failure(rank, summary, self.whereabouts([rank, self._rank]), self._rank))
+                return True
         return False
+
+    def parted(self, rank: int, number: int, name: str) -> bool:
+        """True if a worker's step of this number is known to be one of something else."""
+        return name_of(self.report(rank), number) not in (None, name)
+
+    def suspect(self) -> float:
+        """Lets a short silence tell which worker is gone, as a collective has broken; returns the seconds to wait."""
+        self._silence_s = min(self._silence_s, _SUSPICIOUS_S)
+        return 2 * _SUSPICIOUS_S
 
     def _fail(self, failure: Failure) -> None:
         if self.failure is None:

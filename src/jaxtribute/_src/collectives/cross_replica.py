@@ -122,7 +122,11 @@ def reduce_many(values: Sequence[PerReplica], op: ReduceOp, summation: Summation
     # others.
     if not isinstance(arrays[0], Tracer):
         mesh.entering(f"all_reduce of {len(arrays)} values", lambda: _described(op, arrays))
-    totals = _reduce_mapped(arrays, scalars, op, values[0].idle, summation, mesh)
+    try:
+        totals = _reduce_mapped(arrays, scalars, op, values[0].idle, summation, mesh)
+    except (RuntimeError, ValueError) as error:
+        mesh.explain(error)
+        raise
     if not isinstance(totals[0], Tracer):
         mesh.throttle(lambda: totals)
     return [Mirrored(total, mesh) for total in totals]
@@ -267,7 +271,11 @@ def _call(kernel: Any, data: Leaf, *args: Nest) -> Any:
     # Only of what runs: a program that is being traced is announced, and counted, when it is called.
     if not isinstance(data, Tracer):
         mesh.entering(kernel.__name__.strip("_"), lambda: _described(*args[:-1], [data]))
-    result = kernel(data, *args)
+    try:
+        result = kernel(data, *args)
+    except (RuntimeError, ValueError) as error:
+        mesh.explain(error)
+        raise
     if not isinstance(result, Tracer):
         mesh.throttle(lambda: result)
     return result

@@ -30,7 +30,7 @@ from jaxtribute._src.values.distributed import Mirrored, PerReplica, idle_replic
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
 from jaxtribute._src.values.placing import put
 from jaxtribute._src.values.variable import Variable
-from jaxtribute.errors import TraceError, VariableError
+from jaxtribute.errors import ShapeError, TraceError, VariableError
 
 if TYPE_CHECKING:
     from jaxtribute._src.execution.gathers import Gathers
@@ -127,14 +127,17 @@ def stacked(value: PerReplica, mesh: ReplicaMesh) -> Any:
     values = value.data
     if all(map(is_number, values)):
         values = [part.item() for part in all_parts(values, mesh)]  # other workers' too
-    if all(type(x) is type(values[0]) and not is_array(x) and x == values[0] for x in values):
+        if len(set(map(repr, values))) == 1:  # tells 0.0 from -0.0, and 1 from True
+            return values[0]
+    elif all(type(x) is type(values[0]) and not is_array(x) and x == values[0] for x in values):
         return values[0]
     if any(map(is_array, values)):
         whole = PerReplica.from_parts(values, mesh)
         if not whole.is_tuple:
             return whole
     if not all(map(is_number, values)):
-        raise TraceError(
+        kind = ShapeError if all(map(is_array, values)) else TraceError
+        raise kind(
             f"the replicas' values {values!r} cannot be one array of a compiled program. "
             "HINT: pass numbers or arrays of one shape and dtype, or call strategy.run outside jd.function."
         )

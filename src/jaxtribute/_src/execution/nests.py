@@ -39,6 +39,14 @@ def is_number(value: Numeric) -> bool:
     return isinstance(value, (bool, int, float, complex))
 
 
+def step_of(key: Leaf) -> Leaf:
+    """The attribute, key or place in a list that one step of a path of JAX's stands for."""
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return getattr(key, attribute)
+    return str(key)
+
+
 def opened(nest: Nest) -> Any:
     """A nest of variables: with those of each model in it in the model's place, and Keras's as what they stand for."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import repeat, starmap
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from jaxtribute._src.execution.interrupts import Guard, undisturbed
 from jaxtribute._src.execution.nests import bundled, is_plain, leaves_of, unbundled
 from jaxtribute._src.execution.traced import check_untraced
 from jaxtribute._src.execution.worker_programs import compare_programs, own_arguments
-from jaxtribute._src.jaxprs.core import ArrayImpl, as_function, opened
+from jaxtribute._src.jaxprs.core import ArrayImpl, as_function, closed, constants, opened
 from jaxtribute._src.jaxprs.kinds import list_collectives
 from jaxtribute._src.observers import DISPATCH
 from jaxtribute._src.traced_reads import traced_reads
@@ -92,6 +92,8 @@ class Program:
         """The structure of the arguments of steps that `again` runs."""
         self._group = Group()
         """The arrays of the variables that the program writes."""
+        self._shared: list[jax.Array] = []
+        """Arrays from around the function of which other workers hold parts: no constants can be made of them."""
         self._numbers = itertools.count()
         self._trees: dict[int, Any] = {}
         """The structures of results, by a number that the compiled program gives back with them."""
@@ -106,6 +108,7 @@ class Program:
         written = dict.fromkeys([*self.donated, *capture.executor.written])
         read = dict.fromkeys([*self.kept, *capture.executor.inputs])
         self.donated, self.kept = list(written), [variable for variable in read if variable not in written]
+        self._shared += [array for array in _shared_of(capture) if not any(map(is_, self._shared, repeat(array)))]
         self.mesh = capture.executor.mesh or self.mesh
         self._throttles = self.mesh is not None and self.mesh.throttles
         self._home = self._home or capture.executor.home
@@ -201,16 +204,22 @@ class Program:
         self._pending = None
         # JAX asks for the program of new shapes in the middle of a call, when the variables that go in are fixed. A
         # trace that touches others cannot go on: `Grow` carries it out of the call, which is then made again with all.
-        known = dict(zip((*self.donated, *self.kept), (*donated, *kept), strict=True))
+        count = len(self.kept)
+        known = dict(zip((*self.donated, *self.kept), (*donated, *kept[:count]), strict=True))
+        shared = dict(zip(map(id, self._shared), kept[count:], strict=True))
         executor = capture.executor
         spreads = self.mesh is None and executor.mesh is not None
+        spreads = spreads or any(id(array) not in shared for array in _shared_of(capture))
         if spreads or any(v not in known for v in executor.inputs) or any(v in self.kept for v in executor.written):
             raise Grow(capture)
         self._constants |= capture.constants
         self._bare = self._bare and not self._constants
         inputs = [known[variable] for variable in capture.executor.inputs]
         own_leaves, fed = leaves[: len(leaves) - executor.fed], leaves[len(leaves) - executor.fed :]
-        outputs = as_function(capture.closed)(*own_leaves, *inputs, *fed)
+        program = capture.closed
+        if shared:
+            program = closed(opened(program), [shared.get(id(value), value) for value in constants(program)])
+        outputs = as_function(program)(*own_leaves, *inputs, *fed)
         count = capture.tree.num_leaves
         # JAX would hand an input that is also an output back as it is: the caller's own memory, as a variable's.
         passed = {id(value) for value in (*leaves, *inputs)}
@@ -261,13 +270,17 @@ class Program:
             with updating:
                 self._grow(grow.capture)
             return self(leaves, within, given)
+        except (RuntimeError, ValueError) as error:
+            if mesh is not None:
+                mesh.explain(error)
+            raise
         return self._finished(result, donated)
 
     @property
     def repeats(self) -> bool:
         """True if `again` can run steps of the program."""
         alone = self.mesh is None or self.mesh.peers is None
-        plain = not (self._central or self._needs_home or self._donated_leaves)
+        plain = not (self._central or self._needs_home or self._donated_leaves or self._shared)
         return alone and plain and not self._must_prepare() and not isinstance(self._jitted, CompiledOnly)
 
     def again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -355,7 +368,7 @@ class Program:
         if not group.whole:
             group.gather(donated)
         guard = self._guard
-        read = arrays_of(kept)
+        read = [*arrays_of(kept), *self._shared]
         if self._donated_leaves:
             inputs = self._divided(group.arrays, read, leaves)
         else:
@@ -476,7 +489,7 @@ class Program:
 
     def lower(self, leaves: Sequence[Any]) -> Any:
         """The program lowered for `leaves`, for looking at; runs nothing."""
-        donated, kept = [v.peek() for v in self.donated], [v.peek() for v in self.kept]
+        donated, kept = [v.peek() for v in self.donated], [*(v.peek() for v in self.kept), *self._shared]
         return self._jitted.lower(donated, kept, leaves, Guard(None))
 
 
@@ -507,3 +520,9 @@ def _computed(result: Nest, donated: Sequence[StoredArray], *, of_result: bool) 
 
 def _unwrapped(value: Numeric) -> Any:
     return value.value if isinstance(value, Constant) else value
+
+
+def _shared_of(capture: Capture) -> list[jax.Array]:
+    """The arrays from around a function of which other workers hold parts."""
+    values = constants(capture.closed)
+    return [value for value in values if isinstance(value, ArrayImpl) and not value.is_fully_addressable]

@@ -42,10 +42,13 @@ class DistributedDataset:
         self._options = options
         self._agree = agree or alone
         self._threads = Threads()
+        self._passes = 0
+        self._reshuffles = True
 
     def __iter__(self) -> DistributedIterator:
         return DistributedIterator(
-            self._steps(),
+            self._pass,
+            self._passes if self._reshuffles else 0,
             self._placement,
             lambda: self.element_spec,
             self._shard,
@@ -58,8 +61,18 @@ class DistributedDataset:
         # One for all passes, as it warns once of numbers that do not fit.
         return (to_devices if self._options.experimental_fetch_to_device else to_host)(self._mesh)
 
-    def _steps(self) -> WorkerSteps:
+    def _pass(self, epoch: int) -> WorkerSteps:
+        """The steps of a pass, from its number, which is another one than counted if a position is restored."""
+        self._passes = epoch + 1
+        return self._steps(epoch)
+
+    def _steps(self, epoch: int) -> WorkerSteps:
         raise NotImplementedError
+
+    def in_one_order(self) -> DistributedDataset:
+        """Gives every pass the order of the first; for libraries that know datasets so."""
+        self._reshuffles = False
+        return self
 
     @property
     def source(self) -> Source:
@@ -125,8 +138,8 @@ class _Rebatched(DistributedDataset):
         self._original = source
         self._sharding: Sharding = resolve(source, options, shard)
 
-    def _steps(self) -> WorkerSteps:
-        source, shard = self._sharding.source, self._shard
+    def _steps(self, epoch: int) -> WorkerSteps:
+        source, shard = self._sharding.source.at_epoch(epoch), self._shard
         if self._sharding.kind == "global":
             # An exchange of all workers before each step costs time, and is left out where nobody can end early.
             certain = shard.workers == 1 or source.knows_end()
@@ -180,8 +193,8 @@ class _FromFunction(DistributedDataset):
         ids = range(shard.first, shard.first + shard.local)
         return [InputContext(shard.replicas, replica, shard.replicas) for replica in ids]
 
-    def _steps(self) -> WorkerSteps:
-        streams = [source.open(Shard()) for source in self._sources]
+    def _steps(self, epoch: int) -> WorkerSteps:
+        streams = [source.at_epoch(epoch).open(Shard()) for source in self._sources]
         static = all(source.static_rows() for source in self._sources)
         return FunctionSteps(streams, self._shard, self._agree(), lambda: self._spec_of_source, static=static)
 

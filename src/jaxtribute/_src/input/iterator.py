@@ -34,7 +34,8 @@ class DistributedIterator(Feed):
 
     def __init__(
         self,
-        steps: WorkerSteps,
+        open_pass: Callable[[int], WorkerSteps],
+        epoch: int,
         place: Placement,
         spec: Callable[[], Nest],
         shard: Shard,
@@ -42,7 +43,9 @@ class DistributedIterator(Feed):
         buffer: int,
         threads: Threads,
     ) -> None:
-        self._steps = steps
+        self._open_pass = open_pass
+        self._epoch = epoch
+        self._steps = open_pass(epoch)
         self._place = place
         self._spec = spec
         self._shard = shard
@@ -150,6 +153,7 @@ class DistributedIterator(Feed):
             "workers": self._shard.workers,
             "worker": self._shard.worker,
             "replicas": self._shard.replicas,
+            "epoch": self._epoch,
             "position": self._position if self._position is not None else self._steps.get_state(),
         }
 
@@ -167,6 +171,11 @@ class DistributedIterator(Feed):
                 f"a position is set before the first element, and this iterator is at step {self._step()}. "
                 "HINT: iterator = iter(distributed_dataset); iterator.set_state(state)."
             )
+        # Positions of before passes had orders of their own are those of the first.
+        epoch = int(state.get("epoch", 0))
+        if epoch != self._epoch:
+            self._steps.close()
+            self._epoch, self._steps = epoch, self._open_pass(epoch)
         self._steps.set_state(state["position"])
         self._position = None
         self._returned.clear()

@@ -8,7 +8,8 @@ from typing import Any
 import flax.nnx as nnx  # pyright: ignore[reportMissingImports]
 import jax
 
-from jaxtribute._src.integrations.parts import Kind, Part, Path, is_array, is_inexact, step_of
+from jaxtribute._src.execution.nests import step_of
+from jaxtribute._src.integrations.parts import Kind, Part, Path, is_array, is_inexact
 from jaxtribute._src.types import Leaf, Nest
 from jaxtribute.errors import VariableError
 

@@ -129,14 +129,6 @@ def take_apart(model: Nest, wrt: Any = None) -> tuple[list[Part], Outline]:
     )
 
 
-def step_of(key: Leaf) -> Leaf:
-    """The attribute, key or place in a list that one step of a path of JAX's stands for."""
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return getattr(key, attribute)
-    return str(key)
-
-
 def is_array(value: Leaf) -> bool:
     """True if `value` is an array, or the shape of one that is to come."""
     return isinstance(value, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))

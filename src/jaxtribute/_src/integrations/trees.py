@@ -9,7 +9,8 @@ from typing import Any
 
 import jax
 
-from jaxtribute._src.integrations.parts import Kind, Part, is_array, is_inexact, is_key, step_of
+from jaxtribute._src.execution.nests import step_of
+from jaxtribute._src.integrations.parts import Kind, Part, is_array, is_inexact, is_key
 from jaxtribute._src.types import Nest
 from jaxtribute.errors import ArgumentError, ArgumentTypeError, ShapeError
 

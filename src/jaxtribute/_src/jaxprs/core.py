@@ -17,6 +17,7 @@ from jax._src.core import EvalTrace, Jaxpr, JaxprEqn, Literal, Primitive, Var, j
 from jax._src.interpreters.partial_eval import DynamicJaxprTrace
 from jax.core import ShapedArray, Tracer
 from jax.interpreters import partial_eval
+from jax.sharding import get_abstract_mesh, use_abstract_mesh
 from jaxlib import _jax
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ __all__ = [
     "pruned",
     "recorded_in",
     "user_line",
+    "without_mesh",
 ]
 
 ArrayImpl: type = _jax.ArrayImpl
@@ -111,6 +113,17 @@ def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     return results if eqn.primitive.multiple_results else [results]
 
 
+def without_mesh(eqn: JaxprEqn) -> Any:
+    """The settings that an operation was traced with, but those of the mesh in force, which are those of now."""
+    now = use_abstract_mesh(get_abstract_mesh())
+    made: Any = type(eqn.ctx)
+    with eqn.ctx.manager, now:
+        try:
+            return made()
+        except TypeError:  # JAX 0.10
+            return made(eqn.ctx.compute_type, eqn.ctx.threefry_partitionable, eqn.ctx.xla_metadata)
+
+
 def made_by(eqn: JaxprEqn) -> AbstractContextManager[Any]:
     """A context in which operations are recorded as made by the line, and under the names, of another."""
     names = source_info_util.current_name_stack() + eqn.source_info.name_stack
@@ -158,15 +171,15 @@ def is_ref(atom: Any) -> bool:
     return type(atom.aval).__name__ == "AbstractRef"
 
 
-def user_line(eqn: JaxprEqn, but: str) -> str | None:
+def user_line(eqn: JaxprEqn, *but: str) -> str | None:
     """The innermost line of the user's that made an operation, as file:line; None if it is not known.
 
     Args:
       eqn: the operation.
-      but: a part of the paths of files that are not the user's.
+      but: parts of the paths of files that are not the user's.
     """
     for frame in source_info_util.user_frames(eqn.source_info.traceback):
-        if but not in frame.file_name:
+        if not any(part in frame.file_name for part in but):
             return f"{frame.file_name}:{frame.start_line}"
     return None
 

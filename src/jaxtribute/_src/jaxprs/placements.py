@@ -25,6 +25,7 @@ from jaxtribute._src.jaxprs.core import (
     constants,
     is_program,
     opened,
+    without_mesh,
 )
 from jaxtribute._src.jaxprs.walking import programs_in
 from jaxtribute._src.types import Numeric
@@ -47,7 +48,10 @@ def unplaced(program: ClosedJaxpr, known: Known) -> ClosedJaxpr:
 
 def _captures_placed(program: Any) -> bool:
     jaxpr = opened(program)
-    if any(_has_mesh(var.aval) for var in jaxpr.constvars):
+    # JAX keeps captured scalars within the operations that use them.
+    atoms = chain.from_iterable(eqn.invars for eqn in jaxpr.eqns)
+    literals = (atom for atom in chain(atoms, jaxpr.outvars) if isinstance(atom, Literal))
+    if any(_has_mesh(atom.aval) for atom in chain(jaxpr.constvars, literals)):
         return True
     return any(map(_captures_placed, chain.from_iterable(map(programs_in, jaxpr.eqns))))
 
@@ -58,7 +62,11 @@ def _has_mesh(aval: Any) -> bool:
 
 
 def _of_compiler(sharding: Any) -> bool:
-    return isinstance(sharding, NamedSharding) and not sharding.mesh.empty and sharding.mesh.are_all_axes_auto
+    return isinstance(sharding, NamedSharding) and _is_compilers(sharding.mesh)
+
+
+def _is_compilers(mesh: Any) -> bool:
+    return not mesh.empty and mesh.are_all_axes_auto
 
 
 def _freed(program: Any, known: Known) -> Any:
@@ -72,7 +80,13 @@ def _freed(program: Any, known: Known) -> Any:
         return new[old]
 
     def atom(old: Numeric) -> Any:
-        return old if isinstance(old, Literal) else new[old]
+        if not isinstance(old, Literal):
+            return new[old]
+        if not _has_mesh(old.aval):
+            return old
+        # JAX's own arrays on the host hold a type, too; a view has none yet.
+        value = old.val.view() if isinstance(old.val, np.ndarray) else _known(old.val, known)
+        return Literal(value, _type(old.aval))
 
     constvars, invars = list(map(var, jaxpr.constvars)), list(map(var, jaxpr.invars))
     eqns: list[Any] = []
@@ -82,7 +96,9 @@ def _freed(program: Any, known: Known) -> Any:
             continue
         taken = list(map(atom, eqn.invars))
         params = {name: _parameter(value, known) for name, value in eqn.params.items()}
-        eqns.append(eqn.replace(invars=taken, outvars=list(map(var, eqn.outvars)), params=params))
+        # Operations that are applied again make what they need, such as zeros, for the mesh that they were traced with.
+        ctx = without_mesh(eqn) if _is_compilers(eqn.ctx.cur_abstract_mesh) else eqn.ctx
+        eqns.append(eqn.replace(invars=taken, outvars=list(map(var, eqn.outvars)), params=params, ctx=ctx))
     outvars = list(map(atom, jaxpr.outvars))
     freed = jaxpr.replace(constvars=constvars, invars=invars, eqns=eqns, outvars=outvars)
     if isinstance(program, Jaxpr) and not constants(program):

@@ -16,7 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtribute._src.jaxprs import meetings
 from jaxtribute._src.jaxprs.core import ClosedJaxpr, JaxprEqn, Literal, Tracer, aval, bind, constants, opened
+from jaxtribute._src.jaxprs.flow import scan_counts
 from jaxtribute._src.jaxprs.kinds import ELEMENTWISE, equalises, names_axis
 from jaxtribute._src.jaxprs.walking import called
 
@@ -87,8 +89,16 @@ class Rows:
 
     def __init__(self, axis: str) -> None:
         self._axis = axis
+        self._counts: tuple[int, int] | None = None
+        """The numbers of rows in both programs."""
+        self._gathered: set[tuple[int, int]] = set()
+        """The lengths in both programs of axes along the rows of all replicas."""
+        self._caller: JaxprEqn | None = None
+        """The outermost operation under way that calls a program."""
         self.picked = 0
         """The highest number by which a program takes one row of the batch: `x[1]` takes row 1."""
+        self.meetings: list[tuple[str, JaxprEqn]] = []
+        """Uses of rows by their places, or together with others: in words, and the operation that the user wrote."""
 
     def outputs(self, one: ClosedJaxpr, other: ClosedJaxpr, given: Sequence[Part]) -> list[Part]:
         """The parts of a program's outputs, of those of its inputs.
@@ -97,6 +107,8 @@ class Rows:
           Different: the two programs do not do the same.
         """
         a, b = opened(one), opened(other)
+        if self._counts is None:
+            self._counts = _counts(a.invars, b.invars)
         if len(a.eqns) != len(b.eqns) or len(a.invars) != len(b.invars):
             raise Different("they have different operations")
         known: dict[Any, Part] = dict(zip(a.invars, given, strict=True))
@@ -119,44 +131,70 @@ class Rows:
     def _results(self, one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> list[Part]:
         name, inner = one.primitive.name, called(one)
         if inner is not None:
-            return self.outputs(inner, called(other) or inner, parts)
+            outer, self._caller = self._caller, self._caller or one
+            results = self.outputs(inner, called(other) or inner, parts)
+            self._caller = outer
+            return results
         if names_axis(one, self._axis):
-            return [_SAME if equalises(one, self._axis) else OTHER] * len(one.outvars)
+            if equalises(one, self._axis):
+                self._note_gathered(one, other)
+                return [_SAME] * len(one.outvars)
+            return [OTHER] * len(one.outvars)
         if name in ("jd_equal", "jd_alike"):
             return [_SAME] * len(one.outvars)
+        if name == "jd_mean":
+            return [Part(Kind.TOTAL)]
         scaled = [_scaled(*pair) for pair in zip(one.outvars, other.outvars, strict=True)]
         if name in _FOLDED and scaled == [()] and all(part.numbers for part in parts):
             folded = _folded(one, other, parts)
             if folded is not None:
                 return [folded]
         if name in _LOOPS:
+            over_rows = name == "scan" and one.params["length"] != other.params["length"] and any(scaled)
+            if over_rows and scan_counts(one)[1] and any(part.kind is Kind.ROWS for part in parts):
+                self.meetings.append(("the rows one after another", self._caller or one))
             return [_of_loop(parts, bool(axes)) for axes in scaled]
-        self._note_picks(one, other, parts)
-        return [_part(one, other, parts, axes) for axes in scaled]
+        results = [_part(one, other, parts, axes, self._gathered) for axes in scaled]
+        self._note(one, other, parts, results)
+        return results
 
-    def _note_picks(self, one: JaxprEqn, other: JaxprEqn, parts: list[Part]) -> None:
-        """Remembers the number of a row that is taken out of the rows by its number."""
-        if one.primitive.name in ("slice", "dynamic_slice", "gather") and parts[0].kind is Kind.ROWS:
-            for axis in _scaled(one.invars[0], other.invars[0]):
-                starts = _start(one, parts, axis, 0), _start(other, parts, axis, 1)
-                # Behind a number of all rows, as in `x[-1]`, it is another one in both programs.
-                if starts[0] is not None and starts[0] == starts[1]:
-                    self.picked = max(self.picked, starts[0])
+    def _note_gathered(self, one: JaxprEqn, other: JaxprEqn) -> None:
+        """Remembers the lengths of axes that lie along the rows of all replicas."""
+        count = max(one.params.get("axis_size", 1), 1)
+        for var, twin in zip(one.outvars, other.outvars, strict=True):
+            for axis in _scaled(var, twin):
+                pair = aval(var).shape[axis], aval(twin).shape[axis]
+                # Rows that are stacked have an axis of the replicas beside theirs.
+                times = 1 if one.params.get("tiled", True) else count
+                self._gathered.add((pair[0] * times, pair[1] * times))
+
+    def _note(self, one: JaxprEqn, other: JaxprEqn, parts: list[Part], results: list[Part]) -> None:
+        """Remembers if an operation takes rows by their places, or makes rows of several."""
+        along = [_scaled(*pair) for pair in zip(one.invars, other.invars, strict=True)]
+        rows = [axes for axes, part in zip(along, parts, strict=True) if part.kind is Kind.ROWS and axes]
+        if not rows:
+            return
+        found: list[str | None] = [meetings.ordered(one, along[0])]
+        if parts[0].kind is Kind.ROWS and self._counts is not None:
+            numbers = [part.numbers for part in parts]
+            for axis in along[0]:
+                what, row = meetings.taken(one, other, axis, numbers, self._counts) or (None, 0)
+                self.picked = max(self.picked, row)
+                found.append(what)
+        widest = max(len(_scaled(*pair)) for pair in zip(one.outvars, other.outvars, strict=True))
+        if len(rows) > 1 and widest > max(map(len, rows)):
+            found.append("each row with every other one")
+        elif results[0].kind is Kind.ROWS and any(part.kind in (Kind.TOTAL, Kind.OTHER) for part in parts):
+            found.append("each row with a number that all rows make")
+        self.meetings += [(what, self._caller or one) for what in found if what is not None]
 
 
-def _start(eqn: JaxprEqn, parts: list[Part], axis: int, program: int) -> int | None:
-    """The number of the one row that an operation takes along an axis; None if it takes others, or it is not known."""
-    name, params = eqn.primitive.name, eqn.params
-    if name == "slice":
-        start = params["start_indices"][axis]
-        return int(start) if params["limit_indices"][axis] == start + 1 else None
-    if params["slice_sizes"][axis] != 1:
-        return None
-    place = 1 + axis
-    if name == "gather":
-        place = 1 if tuple(params["dimension_numbers"].start_index_map) == (axis,) else 0
-    numbers = parts[place].numbers
-    return None if numbers is None else int(np.max(numbers[program]))
+def _counts(one: Sequence[Any], other: Sequence[Any]) -> tuple[int, int] | None:
+    """The numbers of rows of a batch in two programs, from their inputs; None if no input has any."""
+    for var, twin in zip(one, other, strict=False):
+        for axis in _scaled(var, twin):
+            return aval(var).shape[axis], aval(twin).shape[axis]
+    return None
 
 
 def _scaled(one: Any, other: Any) -> tuple[int, ...]:
@@ -208,7 +246,9 @@ def _of_loop(parts: list[Part], along_rows: bool) -> Part:
     return Part(Kind.ROWS) if along_rows else OTHER
 
 
-def _part(one: JaxprEqn, other: JaxprEqn, parts: list[Part], along: tuple[int, ...]) -> Part:
+def _part(
+    one: JaxprEqn, other: JaxprEqn, parts: list[Part], along: tuple[int, ...], gathered: set[tuple[int, int]]
+) -> Part:
     """The part of an operation's result, whose axes `along` lie along the rows."""
     kinds = {part.kind for part in parts}
     degree = _degree(one, parts)
@@ -221,7 +261,7 @@ def _part(one: JaxprEqn, other: JaxprEqn, parts: list[Part], along: tuple[int, .
         # A row's own value, whatever was made of other rows on the way: each replica sees those that it has.
         linear = one.primitive.name in _LINEAR
         return Part(Kind.ROWS, min(part.degree for part in parts if part.kind is not Kind.ZERO) if linear else 0)
-    lost = _lost(one, other)
+    lost = _lost(one, other, gathered)
     if Kind.ROWS in kinds:
         return _of_rows(kinds, degree, along, lost)
     if Kind.TOTAL in kinds:
@@ -282,18 +322,27 @@ def _degree(eqn: JaxprEqn, parts: list[Part]) -> int | None:
     return 0 if degrees <= {0} else None
 
 
-def _lost(one: JaxprEqn, other: JaxprEqn) -> int:
-    """The number of axes along the rows that an operation sums over."""
+def _lost(one: JaxprEqn, other: JaxprEqn, gathered: set[tuple[int, int]]) -> int:
+    """The number of axes along the replica's own rows that an operation sums over."""
     name = one.primitive.name
+
+    def own(place: int) -> set[int]:
+        atoms = one.invars[place], other.invars[place]
+        found: set[int] = set()
+        for axis in _scaled(*atoms):
+            lengths = aval(atoms[0]).shape[axis], aval(atoms[1]).shape[axis]
+            # All replicas' rows, or several views of them behind one another.
+            of_all = any(lengths[0] % n == 0 and lengths[0] // n * m == lengths[1] for n, m in gathered)
+            found.update(() if of_all else (axis,))
+        return found
+
     if name == "reduce_sum":
-        return len(set(_scaled(one.invars[0], other.invars[0])) & set(one.params["axes"]))
+        return len(own(0) & set(one.params["axes"]))
     if name == "dot_general":
         contracted = one.params["dimension_numbers"][0][0]
-        return len(set(_scaled(one.invars[0], other.invars[0])) & set(contracted))
+        return len(own(0) & set(contracted))
     if name in ("scatter-add", "scatter_add"):
-        updates = _scaled(one.invars[2], other.invars[2])
-        return 1 if updates and not _scaled(one.outvars[0], other.outvars[0]) else 0
+        return 1 if own(2) and not _scaled(one.outvars[0], other.outvars[0]) else 0
     if name == "conv_general_dilated":
-        operands = _scaled(one.invars[0], other.invars[0])
-        return 1 if operands and not _scaled(one.outvars[0], other.outvars[0]) else 0
+        return 1 if own(0) and not _scaled(one.outvars[0], other.outvars[0]) else 0
     return 0

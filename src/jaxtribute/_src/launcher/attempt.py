@@ -17,6 +17,7 @@ from typing import Any, Self
 from jaxtribute._src.cluster.failures import ELSEWHERE, RESUME
 from jaxtribute._src.launcher.family import Family, Process
 from jaxtribute._src.launcher.output import OutputReader, RankOutput, copy_size
+from jaxtribute._src.launcher.terminal import say
 from jaxtribute.errors import ArgumentError
 
 
@@ -244,6 +245,8 @@ class Attempt:
 
     def _failure(self, end: _End, killed: int) -> Outcome:
         output = self._programs[end.rank].output
+        if output.noise() and output.shown:
+            say(f"Gloo has said in rank {end.rank}, which is left out where nothing fails:\n{output.noise()}")
         traceback = output.traceback()
         last = traceback.rpartition("\n")[2] or output.last_line()
         words = in_words(end.code) + (f": {last}" if last else "")

@@ -7,8 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from jaxtribute._src.cluster.spec import task_number
-from jaxtribute._src.config import CPU_DEVICES
-from jaxtribute._src.environment import parse_json
+from jaxtribute._src.environment import CPU_DEVICES, parse_json
 
 TF_CONFIG = "TF_CONFIG"
 LAUNCHER = "JAXTRIBUTE_LAUNCHER"

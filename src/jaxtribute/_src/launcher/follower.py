@@ -87,7 +87,7 @@ class Follower:
                         f"{self._address}: {error}. HINT: start `jaxtribute launch --node-rank 0` there, and see "
                         "that no firewall is between them."
                     ) from error
-            if now - spoken > SPEAK_EVERY_S:
+            if now - spoken > SPEAK_EVERY_S and not self._options.quiet:
                 spoken = now
                 say(f"machine {self._options.node_rank} waits for machine 0 at {self._address}")
             await asyncio.sleep(RETRY_S)

@@ -97,7 +97,8 @@ class Leader:
             if outcome.kind is Kind.DONE:
                 return 0
             local = outcome.rank is not None and outcome.rank < self._workers
-            report(outcome, self._options, shown=local and (outcome.rank == 0 or not self._options.split))
+            if outcome.kind is Kind.FAILED or not self._options.quiet:
+                report(outcome, self._options, shown=local and (outcome.rank == 0 or not self._options.split))
             if self._asked is not None:
                 return outcome.code
             # Machines that are taken away and given back may be many; failures are a budget of their own.
@@ -112,7 +113,11 @@ class Leader:
             counted = f"{preemptions} of {self._options.preemptions} preemptions"
             if not preempted:
                 counted = f"{failures} of {self._options.max_restarts} restarts"
-            say(f"starts the job again ({counted})")
+            self._inform(f"starts the job again ({counted})")
+
+    def _inform(self, text: str) -> None:
+        if not self._options.quiet:
+            say(text)
 
     def _shrink(self, outcome: Outcome) -> None:
         """Leaves out the workers that something killed, where fewer suffice; the start after that has them again."""
@@ -145,7 +150,7 @@ class Leader:
             waited = time.monotonic() - start
             # At a restart those that are missing were just lost, and may never come back.
             if enough and waited > (REJOIN_S if again else self._options.join_timeout_s):
-                say(f"goes on with {workers} worker(s), without {_machines(missing)}")
+                self._inform(f"goes on with {workers} worker(s), without {_machines(missing)}")
                 return
             if waited > self._options.join_timeout_s:
                 raise DeadlineError(
@@ -154,7 +159,7 @@ class Leader:
                 )
             if time.monotonic() - spoken > SPEAK_EVERY_S:
                 spoken = time.monotonic()
-                say(f"waits at {self._options.coordinator} for {_machines(missing)}")
+                self._inform(f"waits at {self._options.coordinator} for {_machines(missing)}")
             await _changed(meeting.changed, LOOK_EVERY_S)
 
     async def _attempt(self, nodes: Sequence[Node], addresses: Sequence[Sequence[str]], restart: int) -> Outcome:
@@ -215,7 +220,7 @@ class Leader:
             return
         while not self._meeting.ready:
             await _changed(self._meeting.changed, LOOK_EVERY_S)
-        say("one more machine is there: the job saves and starts again with it")
+        self._inform("one more machine is there: the job saves and starts again with it")
         self.grow()
 
 

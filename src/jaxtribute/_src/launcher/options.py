@@ -40,6 +40,7 @@ class Options:
       save_s: seconds that preempted processes have to save.
       log_dir: where the log files go, one a rank; `None` writes none.
       split: whether only rank 0's output is shown.
+      quiet: whether the launcher says nothing of its own, except why a rank failed.
       programs: folder for compiled programs, which restarts find there; `None` keeps none.
       variables: environment variables for every rank.
     """
@@ -61,6 +62,7 @@ class Options:
     save_s: float = 60.0
     log_dir: Path | None = None
     split: bool = False
+    quiet: bool = False
     programs: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
 

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
-from jaxtribute._src.launcher.terminal import say, write
+from jaxtribute._src.launcher.terminal import say, widen, write
 from jaxtribute._src.regular_files import open_regular
 
-_CHUNK = 1 << 18
+_CHUNK = 1 << 19
 _LONGEST_DRAIN_S = 20.0
 
 
@@ -43,7 +43,7 @@ class OutputReader:
             _raw(self.child_end)
             copy_size(self._fd)
         else:
-            _widen(self._fd)
+            widen(self._fd)
         self.terminal = self._fd if terminal else None
         self._taken = 0
         self._given_up = False
@@ -91,14 +91,6 @@ class OutputReader:
         self._ended.set()
 
 
-def _widen(pipe: int) -> None:
-    """Lets a pipe hold more, so that who writes and who reads take turns less often."""
-    # Linux alone can, and no more for a user than 64 MiB in all.
-    if hasattr(fcntl, "F_SETPIPE_SZ"):
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _CHUNK)
-
-
 def copy_size(terminal: int) -> None:
     """Gives a terminal the size of the one that this process prints to."""
     with contextlib.suppress(OSError, ValueError):
@@ -122,6 +114,7 @@ _LAST_LETTERS = 2000
 _TRACEBACK = b"Traceback (most recent call last):"
 _NOISE = re.compile(rb"(?m)^(\[Gloo\] Rank \d+ is connected|W\d+ .*Using experimental recoverable task feature).*\n")
 """Lines that the collectives and the coordination service of JAX print at every start."""
+_KEPT_NOISE = 40
 _SIGNS = (b"[Gloo] Rank ", b"Using experimental recoverable task feature")
 _CLOSE_S = 1.0
 
@@ -140,6 +133,8 @@ class RankOutput:
         self._kept: deque[bytes] = deque()
         """The last whole lines, in pieces of one or many, each with its end."""
         self._kept_bytes = 0
+        self._noise: deque[bytes] = deque(maxlen=_KEPT_NOISE)
+        """The last lines of Gloo's that were left out: with whom a rank is connected."""
         self._rest: list[bytes] = []
         """The line that has not ended, in pieces: joined once, however many there are."""
         self._rest_bytes = 0
@@ -154,12 +149,12 @@ class RankOutput:
             self._write_log(data)
             if self._prefix is None and self.shown:
                 write(None, _quiet(data))
-            lines, end, rest = data.rpartition(b"\n")
+            end = data.rfind(b"\n") + 1
             if end:
-                self._rest.append(lines)
+                self._rest.append(data[:end])
                 self._end_lines()
-            if rest:
-                self._add(rest)
+            if end < len(data):
+                self._add(data[end:])
 
     def close(self) -> None:
         """Takes a last line without an end as a line, and closes the file."""
@@ -168,6 +163,7 @@ class RankOutput:
             return
         try:
             if self._rest:
+                self._rest.append(b"\n")
                 self._end_lines()
             if self._log is not None:
                 self._log.close()
@@ -204,6 +200,10 @@ class RankOutput:
         last = next((line for line in reversed(self.lines()) if line.strip()), b"")
         return last[:_LAST_LETTERS].decode(errors="replace")
 
+    def noise(self) -> str:
+        """The lines of Gloo's that were left out, which tell whom a rank reached that has failed."""
+        return b"".join(self._noise).decode(errors="replace").rstrip()
+
     def _write_log(self, data: bytes) -> None:
         # At once, for whoever follows the file, and for what is left of a launcher that is killed.
         try:
@@ -234,10 +234,16 @@ class RankOutput:
             self._pass_on(b"".join(self._rest))
 
     def _end_lines(self) -> None:
-        lines = b"".join([*self._rest, b"\n"])
+        # Joining a single piece copies nothing.
+        lines = b"".join(self._rest)
         if b"\r" in lines:
-            lines = b"\n".join(map(_last_state, lines.split(b"\n")))
-        self._pass_on(_quiet(lines))
+            lines = lines.replace(b"\r\n", b"\n")
+        if b"\r" in lines:
+            lines = b"\n".join([_last_state(line) if b"\r" in line else line for line in lines.split(b"\n")])
+        quiet = _quiet(lines)
+        if len(quiet) < len(lines):
+            self._noise.extend(match[0] for match in _NOISE.finditer(lines) if match[0].startswith(_SIGNS[0]))
+        self._pass_on(quiet)
 
     def _pass_on(self, lines: bytes) -> None:
         """Keeps whole lines, or a part of a very long one, and shows them."""

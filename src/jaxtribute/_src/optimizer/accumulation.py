@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,9 @@ from jax import lax
 
 from jaxtribute._src.collectives.in_replica import all_reduce, contributions, divided, kept
 from jaxtribute._src.context import Context
+from jaxtribute._src.optimizer.gradients import names_of
 from jaxtribute._src.optimizer.slicing import Slice
+from jaxtribute._src.optimizer.slots import slot_names
 from jaxtribute._src.optimizer.updates import replaced_at
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import PerReplica
@@ -179,14 +181,16 @@ class Accumulation:
     Attributes:
       steps: how many calls make a cycle.
       mean: whether a cycle applies the mean of the calls' gradients, rather than their sum.
-      sums: one for each variable of the optimizer.
+      sums: one for each variable of the optimizer, and one of the losses, if the transformation looks at them.
       count: how many calls the cycle has had.
+      of_values: whether there is one of the losses.
     """
 
     steps: int
     mean: bool
     sums: tuple[Sum, ...]
     count: Variable
+    of_values: bool
 
     @property
     def variables(self) -> tuple[Variable, ...]:
@@ -202,16 +206,16 @@ class Accumulation:
         """The sums' arrays after one more call.
 
         Args:
-          grads: one for each variable: this replica's in a compiled program, elsewhere all replicas' (`PerReplica`) or
-            reduced ones.
+          grads: one for each variable, and the loss behind them if it is added up: this replica's in a compiled
+            program, elsewhere all replicas' (`PerReplica`) or reduced ones.
           op: how they are reduced, or None if they are.
           context: the context in force; not that of a replica that runs eagerly.
         """
         adding = _adding(context, op)
-        early = [place for place, one in enumerate(self.sums) if adding.is_early(one, grads[place])]
+        early = [place for place, grad in enumerate(grads) if adding.is_early(self.sums[place], grad)]
         grads = replaced_at(early, grads, adding.reduced)
         found: list[Any] = []
-        for one, grad in zip(self.sums, grads, strict=True):
+        for one, grad in zip(self.sums, grads, strict=False):
             total = context.executor.get(one.variable)
             # The sum may be wider than the gradients: see `_dtype`.
             found.append(total + adding.share(one, grad).astype(total.dtype))
@@ -221,7 +225,7 @@ class Accumulation:
         """The gradients of a whole cycle: a replica's own in a compiled program (slices as such), elsewhere reduced."""
         adding = _adding(context, ReduceOp.SUM)
         found: list[Any] = []
-        for one, array in zip(self.sums, arrays, strict=True):
+        for one, array in zip(self.sums, arrays, strict=False):
             # In the sums' own dtype; only the result is rounded to that of the gradients.
             mean = array / np.asarray(self.steps, array.dtype) if self.mean else array
             found.append(adding.gradient(one, mean.astype(one.dtype)))
@@ -233,37 +237,64 @@ def _adding(context: Context, op: ReduceOp | None) -> _Adding:
     return _InProgram(context, op) if context.executor.local else _ForAll(context, op)
 
 
-def make_accumulation(strategy: Strategy, variables: Sequence[Variable], steps: int, mean: bool) -> Accumulation:
-    """Makes the sums of `variables`, zero, and the count."""
+class _Wanted(NamedTuple):
+    """A sum to make: its name, the shape and dtype of what is added up, and how that is stored."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    stored: Policy
+
+
+def make_accumulation(
+    strategy: Strategy, variables: Sequence[Variable], steps: int, mean: bool, *, value: bool
+) -> Accumulation:
+    """Makes the sums of `variables`, zero, and the count.
+
+    Args:
+      strategy: that of the variables.
+      variables: those that gradients are given for.
+      steps: how many calls make a cycle.
+      mean: whether a cycle applies the mean.
+      value: whether there is a sum of losses besides, behind the others.
+    """
     plain, _ = strategy.extended.variable_policy(VariableSynchronization.ON_WRITE)
+    names = slot_names([_FIELD] * len(variables), names_of(variables))
+    wanted = [_Wanted(name, one.shape, one.dtype, one.policy) for name, one in zip(names, variables, strict=True)]
+    if value:
+        real = np.dtype(jnp.result_type(float))
+        wanted.append(_Wanted("accumulated_value", (), real, plain.fitted((), real)))
     # Each variable's policy says how its sums are kept: no device should hold more of them than it must.
-    policies = [variable.policy.accumulated() for variable in variables]
+    policies = [one.stored.accumulated() for one in wanted]
     sums: list[Sum] = []
-    for variable, policy, array in zip(variables, policies, _zeros(variables, policies), strict=True):
+    for one, policy, array in zip(wanted, policies, _zeros(wanted, policies), strict=True):
         made = Variable.with_policy(
             array,
             policy,
-            name=f"{variable.name.removesuffix(':0')}/accumulated",
+            name=one.name,
             strategy=strategy,
-            shape=variable.shape if policy.split else None,
+            shape=one.shape if policy.split else None,
             aggregation=VariableAggregation.SUM,
         )
-        sums.append(Sum(made, _kind(variable.policy, policy), variable.dtype))
+        sums.append(Sum(made, _kind(one.stored, policy), one.dtype))
     # The same on all replicas: every one of them counts every call.
     policy = plain.fitted((), np.dtype(np.int32))
     count = Variable.with_policy(np.zeros((), np.int32), policy, name="accumulated_calls", strategy=strategy)
-    return Accumulation(steps, mean, tuple(sums), count)
+    return Accumulation(steps, mean, tuple(sums), count, value)
 
 
-def _zeros(variables: Sequence[Variable], policies: Sequence[Policy]) -> list[Any]:
+_FIELD = (jax.tree_util.GetAttrKey("accumulated"),)
+
+
+def _zeros(wanted: Sequence[_Wanted], policies: Sequence[Policy]) -> list[Any]:
     """The first sums, those of several replicas made where they stay: no device ever holds those of others."""
     found: list[Any] = []
     shapes: dict[int, tuple[tuple[int, ...], np.dtype[Any]]] = {}
-    for place, (variable, policy) in enumerate(zip(variables, policies, strict=True)):
-        dtype = _dtype(variable.dtype)
-        found.append(np.zeros(variable.shape, dtype))
+    for place, (one, policy) in enumerate(zip(wanted, policies, strict=True)):
+        dtype = _dtype(one.dtype)
+        found.append(np.zeros(one.shape, dtype))
         if policy.split:
-            shapes[place] = policy.stored_shape(variable.shape), dtype
+            shapes[place] = policy.stored_shape(one.shape), dtype
 
     def zeros() -> list[Any]:
         return [jnp.zeros(shape, dtype) for shape, dtype in shapes.values()]

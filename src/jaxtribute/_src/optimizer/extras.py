@@ -9,9 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from jaxtribute._src.execution.nests import flatten, is_array, is_number
+from jaxtribute._src.jaxprs.core import JaxprEqn, opened
+from jaxtribute._src.jaxprs.flow import Flow
+from jaxtribute._src.optimizer.gradients import shape_of
+from jaxtribute._src.optimizer.parameters import Parameters
+from jaxtribute._src.optimizer.slots import leaves_of, optax_rules
 from jaxtribute._src.values.operators import operand
 from jaxtribute.errors import ArgumentError
 
@@ -63,6 +70,25 @@ class Extras:
 NONE = Extras()
 
 
+def check_cycle(steps: int, given: Mapping[str, Any], *, examples: bool) -> None:
+    """Checks what is given in a cycle of several calls.
+
+    Raises:
+      ArgumentError: it is not known what it would be for all calls together.
+    """
+    refused = [name for name, one in given.items() if name == "grad" or any(map(callable, flatten(one)[0]))]
+    if any(map(shape_of, flatten(given.get("value"))[0])):
+        refused.append("value of several numbers")
+    if examples:
+        refused.append("gradients for each example")
+    if refused:
+        raise ArgumentError(
+            f"accumulate_steps={steps} adds up gradients of the variables' shapes and the loss value=, and nothing "
+            f"else, not {', '.join(refused)}: a function of one call knows nothing of the examples of others. "
+            "HINT: accumulate_steps=1."
+        )
+
+
 def check_taken(transform: Any, given: Mapping[str, Any]) -> None:
     """Checks that a transformation's update takes more arguments.
 
@@ -75,3 +101,37 @@ def check_taken(transform: Any, given: Mapping[str, Any]) -> None:
             f"the transformation takes nothing besides gradients, and was given {sorted(given)}. HINT: leave them out, "
             "or make it one that ignores them: optax.with_extra_args_support(transform)."
         )
+
+
+def uses_value(transform: Any, parameters: Parameters, gradients: Any) -> bool:
+    """True if what a transformation's update makes depends on `value`, and on no other further argument.
+
+    Args:
+      transform: the transformation.
+      parameters: the nest of its parameters.
+      gradients: the nest of shapes of what gradients are given for.
+    """
+
+    def update(value: Any, grads: Any, state: Any, params: Any) -> Any:
+        return leaves_of(transform.update(grads, state, params, value=value))
+
+    value = jax.ShapeDtypeStruct((), jnp.result_type(float))
+    try:
+        with optax_rules():
+            state = jax.eval_shape(transform.init, parameters.abstract)
+            program = opened(jax.make_jaxpr(update)(value, gradients, state, parameters.abstract))
+    except Exception:  # noqa: BLE001  # of the transformation, which may need other arguments
+        return False
+    return any(_Touched(False).outputs(program, [True] + [False] * (len(program.invars) - 1)))
+
+
+class _Touched(Flow[bool]):
+    """The values that depend on an input."""
+
+    def merged(self, one: bool, other: bool) -> bool:
+        """True if either does."""
+        return one or other
+
+    def equation(self, eqn: JaxprEqn, given: list[bool]) -> list[bool]:
+        """True if an operand does."""
+        return [any(given)] * len(eqn.outvars)

@@ -18,8 +18,8 @@ from jaxtribute._src.execution.nests import opened
 from jaxtribute._src.execution.worker_programs import compared
 from jaxtribute._src.optimizer.accumulation import Accumulation, make_accumulation
 from jaxtribute._src.optimizer.call import Call
-from jaxtribute._src.optimizer.extras import Extras, check_taken
-from jaxtribute._src.optimizer.gradients import for_examples, names_of, ordered
+from jaxtribute._src.optimizer.extras import Extras, check_cycle, check_taken, uses_value
+from jaxtribute._src.optimizer.gradients import Targets, for_examples, listed, names_of
 from jaxtribute._src.optimizer.parameters import Parameters
 from jaxtribute._src.optimizer.slicing import as_cut
 from jaxtribute._src.optimizer.slots import Slots, make_slots
@@ -94,8 +94,10 @@ class Optimizer:
         self._variables, tree = _taken_apart(variables)
         _check_variables(self._variables)
         self._parameters = Parameters.of(self._variables, tree)
-        self._wrt, gradients = (self._variables, tree) if wrt is None else _taken_apart(wrt)
+        of_gradients = variables if wrt is None else wrt
+        self._wrt, gradients = _taken_apart(of_gradients)
         _check_wrt(self._wrt, self._variables)
+        self._targets = Targets(self._wrt, gradients, listed(of_gradients))
         self._strategy: Strategy = self._variables[0].distribute_strategy
         self._mesh = self._strategy.extended.mesh
         self._slots: Slots
@@ -132,7 +134,9 @@ class Optimizer:
         if cycle > 1:
             # A cycle of one call needs no sums: it is the update itself.
             mean = ReduceOp.parse(accumulate_op) is ReduceOp.MEAN
-            self._accumulation = make_accumulation(self._strategy, self._wrt, cycle, mean)
+            shapes = gradients.unflatten([jax.ShapeDtypeStruct(one.shape, one.dtype) for one in self._wrt])
+            value = uses_value(transform, self._parameters, shapes)
+            self._accumulation = make_accumulation(self._strategy, self._wrt, cycle, mean, value=value)
 
     @property
     def transform(self) -> optax.GradientTransformation:
@@ -185,19 +189,21 @@ class Optimizer:
         taken as they are.
 
         Args:
-          grads_and_vars: gradients in the variables' order (any nest of arrays), or pairs of a gradient and its
-            variable in any order; one for every variable. If all have an axis more than their variables, in front, they
-            are gradients for each example, as `optax.contrib.dpsgd` takes them: those of all replicas are gathered.
+          grads_and_vars: gradients in the variables' nest or a list of them in its order, or pairs of a gradient and
+            its variable in any order; one for every variable. If all have an axis more than their variables, in front,
+            they are gradients for each example, as `optax.contrib.dpsgd` takes them: those of all replicas are
+            gathered.
           reduce_op: SUM (losses are divided by the global batch size), MEAN, or None for gradients that are
             reduced already and equal on all replicas.
           extra: what the transformation takes besides (`optax.GradientTransformationExtraArgs`). `value` and `grad`,
             the replica's own loss and gradients, are reduced as the gradients are, and so is what functions such as
             `value_fn` return. All else is handed on as it is; arrays must be the same on all replicas, or be for such
-            a function.
+            a function. With `accumulate_steps` losses are added up as gradients are, and `grad` and functions refused.
 
         Raises:
-          ArgumentError: a gradient is missing, None or one too many; the transformation takes nothing besides
-            gradients; an argument that cannot be given under this strategy or with `accumulate_steps`.
+          ArgumentError: a gradient is missing, None or one too many, or in another nest than its variable; the
+            transformation takes nothing besides gradients; an argument that cannot be given under this strategy or with
+            `accumulate_steps`.
           ShapeError: a gradient is not shaped as its variable.
           VariableError: an array in `extra` differs between replicas.
 
@@ -205,18 +211,18 @@ class Optimizer:
         """
         op = None if reduce_op is None else ReduceOp.parse(reduce_op)
         check_taken(self._transform, extra)
-        grads, extras = ordered(grads_and_vars, self._wrt), Extras.of(extra)
+        grads = self._targets.ordered(grads_and_vars)
         context = contexts.of(self._strategy)
         examples = for_examples(grads, self._wrt)
         if self.remote is not None:
             _check_remote(self._strategy, gradients_for_each_example=examples or None, **extra)
             self.remote.apply(grads, context)
             return
-        if self._accumulation is not None and (extra or examples):
-            raise ArgumentError(
-                f"accumulate_steps={self._accumulation.steps} adds up gradients of the variables' shapes and nothing "
-                f"else, not {sorted(extra) or 'gradients for each example'}. HINT: accumulate_steps=1."
-            )
+        if self._accumulation is not None:
+            check_cycle(self._accumulation.steps, extra, examples=examples)
+            if not self._accumulation.of_values:
+                extra.pop("value", None)  # which the transformation would not look at
+        extras = Extras.of(extra)
         grads.extend(extras.reduced)
         call = Call(context, extras, len(self._wrt), op)
         if examples:
@@ -260,7 +266,7 @@ class Optimizer:
             if accumulation is None:
                 self._keep(self._updated(call, grads, op, self._held(within), within, others), within)
             else:
-                self._add(accumulation, call, grads, op, within)
+                self._add(accumulation, call, grads, op, within, others)
 
         context.executor.together(update)
 
@@ -271,6 +277,7 @@ class Optimizer:
         grads: Sequence[Any],
         op: ReduceOp | None,
         context: contexts.Context,
+        others: Sequence[Any],
     ) -> None:
         executor, several = context.executor, self._mesh.size > 1
         # Sums that each replica has made of its own gradients are still to be reduced at the end of a cycle.
@@ -278,7 +285,7 @@ class Optimizer:
 
         def finish(sums: list[Any], held: list[Any]) -> tuple[list[Any], list[Any]]:
             cycle = accumulation.cycle(sums, context)
-            return list(map(jnp.zeros_like, sums)), self._updated(call, cycle, rows, held, context, ())
+            return list(map(jnp.zeros_like, sums)), self._updated(call, cycle, rows, held, context, others)
 
         sums, held = accumulation.added(grads, op, context), self._held(context)
         calls = executor.get(accumulation.count) + np.int32(1)
@@ -291,7 +298,7 @@ class Optimizer:
         elif last:
             sums, held = finish(sums, held)
             self._keep(held, context)
-        for one, total in zip(accumulation.sums, sums, strict=True):
+        for one, total in zip(accumulation.sums, sums, strict=False):
             executor.set(one.variable, total)
         # From zero again at the end: the number never outgrows its 32 bits.
         executor.set(accumulation.count, jnp.where(last, jnp.zeros_like(calls), calls))

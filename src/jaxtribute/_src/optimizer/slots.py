@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
+from jax import lax
 
 from jaxtribute._src.optimizer.parameters import Parameters
 from jaxtribute._src.types import Array, Leaf
@@ -152,7 +154,8 @@ def _stored_state(init: Callable[[Sequence[Any]], Any], stored: Sequence[Any], p
     """The first state's arrays: those that are stored in slices as such, which no device ever holds whole."""
 
     def laid_out(stored: Sequence[Any]) -> list[Any]:
-        leaves = leaves_of(init(stored))
+        # As steps will return them, without Python's weak types: a step would be compiled anew for each.
+        leaves = [lax.convert_element_type(leaf, leaf.dtype) for leaf in map(jnp.asarray, leaves_of(init(stored)))]
         return [policy.pieces(leaf) for policy, leaf in zip(policies, leaves, strict=True)]
 
     places = [policy.where for policy in policies]

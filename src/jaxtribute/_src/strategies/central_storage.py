@@ -8,16 +8,14 @@ from typing import Any
 import jax
 
 from jaxtribute._src import context as contexts
-from jaxtribute._src import settings
-from jaxtribute._src.backend import prepare_cpu_backend
-from jaxtribute._src.devices import default_devices, device_name, resolve_device
+from jaxtribute._src.devices import device_name, resolve_device
 from jaxtribute._src.execution import compiled
 from jaxtribute._src.execution.function import Function
 from jaxtribute._src.execution.nests import map_leaves
 from jaxtribute._src.jaxprs.core import is_traced
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.strategies.extended import StrategyExtended
-from jaxtribute._src.strategies.mirrored import distinct_devices
+from jaxtribute._src.strategies.mirrored import chosen_devices
 from jaxtribute._src.types import Numeric
 from jaxtribute._src.values.distributed import Mirrored, PerReplica
 from jaxtribute._src.values.enums import VariableSynchronization
@@ -73,8 +71,8 @@ class CentralStorageStrategy(Strategy):
     accelerator.
 
     Args:
-      compute_devices: TensorFlow's names of the devices, or JAX devices, one replica each. By default all
-        accelerators, or all (logical) CPU devices where there is none.
+      compute_devices: TensorFlow's names of the devices, or JAX devices, one replica each; or a number: the first so
+        many of the default ones. By default all accelerators, or all (logical) CPU devices if there is none.
       parameter_device: the device of the variables. By default the only accelerator where there is just one, else
         the CPU.
 
@@ -87,12 +85,10 @@ class CentralStorageStrategy(Strategy):
 
     def __init__(
         self,
-        compute_devices: Sequence[str | jax.Device] | None = None,
+        compute_devices: Sequence[str | jax.Device] | int | None = None,
         parameter_device: str | jax.Device | None = None,
     ) -> None:
-        prepare_cpu_backend()
-        named = () if compute_devices is None else settings.sequence("compute_devices", compute_devices)
-        chosen = distinct_devices(named) if named else default_devices()
+        chosen = chosen_devices("compute_devices", compute_devices)
         mesh = ReplicaMesh(chosen)
         if mesh.described:
             raise ArgumentError(

@@ -81,8 +81,8 @@ class FullyShardedStrategy(Strategy):
     results.
 
     Args:
-      devices: TensorFlow's names of the devices, or JAX devices, one replica each. By default (None or empty)
-        all accelerators, or all (logical) CPU devices where there is none.
+      devices: TensorFlow's names of the devices, or JAX devices, one replica each, or a number of them, as for
+        `MirroredStrategy`. By default (None or empty) all accelerators, or all (logical) CPU devices if there is none.
       cluster_resolver: says who the workers are and which one this is, for slices over the devices of all of them.
         By default this process is the only worker.
       min_bytes: variables of fewer bytes are mirrored, as gathering them costs more than it saves.
@@ -104,7 +104,7 @@ class FullyShardedStrategy(Strategy):
 
     def __init__(
         self,
-        devices: Sequence[str | jax.Device] | None = None,
+        devices: Sequence[str | jax.Device] | int | None = None,
         cluster_resolver: ClusterResolver | None = None,
         *,
         min_bytes: int = SHARDED_BYTES,
@@ -115,7 +115,8 @@ class FullyShardedStrategy(Strategy):
     ) -> None:
         groups = groups_of(devices_per_replica, replica_shape, layout)
         min_bytes, regather = settings.whole("min_bytes", min_bytes), settings.flag("regather", regather)
-        devices = None if devices is None else settings.sequence("devices", devices)
+        if devices is not None and not isinstance(devices, int):
+            devices = settings.sequence("devices", devices)
         if devices and cluster_resolver is not None:
             raise ArgumentError(f"devices is {devices!r} beside a cluster_resolver. HINT: a cluster's are all taken.")
         self._resolver = cluster_resolver

@@ -10,7 +10,7 @@ import jax
 from jaxtribute._src import settings
 from jaxtribute._src.backend import prepare_cpu_backend
 from jaxtribute._src.collectives.cross_device_ops import CrossDeviceOps
-from jaxtribute._src.devices import default_devices, strategy_devices
+from jaxtribute._src.devices import default_devices, first_devices, strategy_devices
 from jaxtribute._src.strategies.base import Strategy
 from jaxtribute._src.strategies.extended import StrategyExtended
 from jaxtribute._src.strategies.groups import ALONE, Groups, groups_of
@@ -23,8 +23,9 @@ class MirroredStrategy(Strategy):
     """Keeps a copy of every variable on each device and runs one replica on each, in step.
 
     Args:
-      devices: TensorFlow's names of the devices, or JAX devices, those of a replica behind each other. By default
-        (None or empty) all accelerators, or all (logical) CPU devices where there is none.
+      devices: TensorFlow's names of the devices, or JAX devices, those of a replica behind each other; or a number:
+        the first so many of the default ones. By default (None or empty) all accelerators, or all (logical) CPU
+        devices if there is none.
       cross_device_ops: how values are reduced between devices; by default what XLA does best.
       devices_per_replica: number of devices of each replica, which hold variables in parts by `layout` and divide its
         work, for models larger than a device; an axis named "model". By default 1.
@@ -43,7 +44,7 @@ class MirroredStrategy(Strategy):
 
     def __init__(
         self,
-        devices: Sequence[str | jax.Device] | None = None,
+        devices: Sequence[str | jax.Device] | int | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
         *,
         devices_per_replica: int | None = None,
@@ -56,21 +57,34 @@ class MirroredStrategy(Strategy):
 
 
 def local_mesh(
-    devices: Sequence[str | jax.Device] | None,
+    devices: Sequence[str | jax.Device] | int | None,
     cross_device_ops: CrossDeviceOps | None = None,
     groups: Groups = ALONE,
 ) -> ReplicaMesh:
     """The devices of this machine that a strategy's arguments name, by default all; see `MirroredStrategy`."""
-    prepare_cpu_backend()
-    # After the CPU backend is prepared: its pool of threads has one size for good once a device is asked for.
-    named = () if devices is None else settings.sequence("devices", devices)
-    chosen = distinct_devices(named) if named else default_devices()
+    chosen = chosen_devices("devices", devices)
     if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
         raise ArgumentTypeError(
             f"cross_device_ops is {cross_device_ops!r}, a {type(cross_device_ops).__name__}. "
             "HINT: pass an object such as jd.NcclAllReduce()."
         )
     return groups.mesh(chosen)
+
+
+def chosen_devices(setting: str, devices: Sequence[str | jax.Device] | int | None) -> tuple[jax.Device, ...]:
+    """Returns the devices that a strategy's setting names or counts, by default all.
+
+    Raises:
+      ArgumentError: a number below 1.
+      ArgumentTypeError: a single string instead of a list.
+      DeviceError: a device that does not exist, one that is named twice, or a larger number than there is.
+    """
+    # First of all: the pool of threads of the CPU backend has one size for good once a device is asked for.
+    prepare_cpu_backend()
+    if isinstance(devices, int):
+        return first_devices(settings.whole(setting, devices, least=1))
+    named = () if devices is None else settings.sequence(setting, devices)
+    return distinct_devices(named) if named else default_devices()
 
 
 def distinct_devices(devices: Sequence[str | jax.Device]) -> tuple[jax.Device, ...]:

@@ -8,9 +8,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from jaxtribute._src.tracking.protocol import Tracker
-from jaxtribute._src.types import Foreign
+
+if TYPE_CHECKING:
+    from jaxtribute._src.types import Foreign
 
 _LOG = logging.getLogger(__name__)
 _MOST_WAITING = 10_000

@@ -67,6 +67,10 @@ class AssignMethods:
         """Nothing to run: a variable is initialised when it is made. Source: `tf.Variable.initializer`."""
 
     @property
+    def constraint(self) -> None:
+        """No function is applied after updates: assign what you have projected. Source: `tf.Variable.constraint`."""
+
+    @property
     def handle(self) -> Self:
         """The variable itself. Source: the `handle` of TensorFlow's variables."""
         return self

@@ -83,6 +83,10 @@ class Peers(Protocol):
         """Called after a wait for the devices."""
         ...
 
+    def explained(self, error: BaseException, /) -> BaseException:
+        """Called with an error of a program; returns the one that tells why, if another worker is the cause."""
+        ...
+
 
 Layout = tuple[Any, ...]
 """The axes within a replica that each axis of an array is split over: a name, a tuple of names, or None."""
@@ -403,6 +407,13 @@ class ReplicaMesh:
         if self.peers is not None:
             self.peers.entering(name, collectives)
 
+    def explain(self, error: Exception) -> None:
+        """Raises why a program of all workers broke, if another one is known to be the cause; called as it breaks."""
+        if self.peers is not None:
+            told = self.peers.explained(error)
+            if told is not error:
+                raise told from error
+
     @property
     def throttles(self) -> bool:
         """True if `throttle` does anything."""
@@ -418,9 +429,10 @@ class ReplicaMesh:
             start, result = time.monotonic(), computed()
             try:
                 jax.block_until_ready(result)
-            except RuntimeError:
+            except (RuntimeError, ValueError) as error:
                 # Another thread's step has taken the arrays over, and will wait for its own.
                 if not any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(result)):
+                    self.explain(error)
                     raise
             if self.peers is not None:
                 self.peers.waited(time.monotonic() - start)

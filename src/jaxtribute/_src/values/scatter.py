@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
 import jax.numpy as jnp
+from jax import lax
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.types import Nest, Numeric
@@ -14,7 +15,7 @@ from jaxtribute._src.values.enums import VariableAggregation
 from jaxtribute._src.values.numbers import row_ids
 from jaxtribute._src.values.operators import operand
 from jaxtribute._src.values.policies.base import check_arithmetic
-from jaxtribute.errors import ArgumentTypeError, ShapeError, VariableError
+from jaxtribute.errors import AggregationError, ArgumentTypeError, ShapeError, VariableError
 
 if TYPE_CHECKING:
     from jaxtribute._src.context import Context
@@ -56,6 +57,14 @@ class Scatter(Enum):
         rows = old.at[indices]
         if self is Scatter.SUB:
             return rows.add(-values)
+        if self is Scatter.DIV and jnp.issubdtype(old.dtype, jnp.integer):
+            # One after the other, towards zero: the product of a row's divisors might not fit the dtype.
+            return lax.fori_loop(
+                0,
+                len(indices),
+                lambda i, new: new.at[indices[i]].set(lax.div(new[indices[i]], values[i])),
+                jnp.asarray(old),
+            )
         name = {"scatter_div": "divide", "scatter_update": "set", "scatter_mul": "multiply"}.get(self.value)
         return getattr(rows, name or self.value.removeprefix("scatter_"))(values)
 
@@ -64,9 +73,10 @@ class ScatterMethods:
     """Mixin of `Variable`: writes to some of its rows.
 
     In replica context the rows of all replicas are joined first, as the variable's aggregation says: SUM and MEAN for
-    `scatter_add` and `scatter_sub`, SUM for `scatter_mul` and `scatter_div`, ONLY_FIRST_REPLICA for all. An ON_READ
-    variable is written by each replica for itself. Indices that name no row, as they are negative or too large, are an
-    error where they are known; in a compiled function they are ignored, whatever the strategy.
+    `scatter_add`, `scatter_sub`, `scatter_mul` and `scatter_div`, ONLY_FIRST_REPLICA for all. SUM writes the rows of
+    each replica, MEAN those rows divided by the number of replicas. An ON_READ variable is written by each replica for
+    itself. Indices that name no row, as they are negative or too large, are an error where they are known; in a
+    compiled function they are ignored, whatever the strategy.
     """
 
     def scatter_add(self, sparse_delta: IndexedSlices) -> Any:
@@ -76,7 +86,7 @@ class ScatterMethods:
           ArgumentTypeError: no `jd.IndexedSlices`.
           ArgumentError: an index that is known names no row.
           ShapeError: its rows do not fit the variable's, or there are more or fewer than indices.
-          VariableError: the aggregation does not say what the replicas' rows come to.
+          AggregationError: the aggregation does not say what the replicas' rows come to.
 
         Source: `tf.Variable.scatter_add`.
         """
@@ -174,17 +184,11 @@ def _joined(
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         executor = contexts.current().executor
         return executor.select(indices, 0), executor.select(values, 0)
-    several = (
-        Scatter.ADD,
-        Scatter.SUB,
-        *((Scatter.MUL, Scatter.DIV) if aggregation is VariableAggregation.SUM else ()),
-    )
-    if aggregation is VariableAggregation.NONE or how not in several:
-        raise VariableError(
+    if aggregation is VariableAggregation.NONE or how in (Scatter.MIN, Scatter.MAX, Scatter.UPDATE):
+        raise AggregationError(
             f"{variable.name}.{how.value} was called by each of {replica.num_replicas_in_sync} replicas with "
             f"aggregation {aggregation.name}, which does not say what their rows come to. HINT: create it with "
-            "aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA, or SUM for scatter_add, sub, mul and div; the "
-            "first two also take MEAN."
+            "aggregation=jd.VariableAggregation.ONLY_FIRST_REPLICA, or SUM or MEAN for scatter_add, sub, mul and div."
         )
     indices, values = replica.all_gather((indices, values), axis=0)
     # A replica that leaves a row out counts for it with zeros, as in a dense gradient.

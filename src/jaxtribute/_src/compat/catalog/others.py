@@ -89,7 +89,7 @@ _NUMBERS = "the numbers are not TensorFlow's: pass initial values where results 
 
 DIFFERENT: dict[str, str] = {
     "tf.data.Dataset.shuffle": "the whole dataset is shuffled, whatever the buffer, in an order that is not "
-    "TensorFlow's; each pass over the dataset has the same order, each repetition by repeat() its own",
+    "TensorFlow's; Keras's `fit` goes through it in the same order in each epoch",
     "tf.data.Dataset.list_files": "the order is that of the names unless shuffle=True",
     "tf.random.normal": _NUMBERS + "; in a compiled function use stateless_normal",
     "tf.random.uniform": _NUMBERS + "; in a compiled function use stateless_uniform",

@@ -102,7 +102,8 @@ class Sources:
             # Only types matter: shapes are those of what the generator gives.
             types = jax.tree.map(lambda spec: spec.dtype, output_signature, is_leaf=_is_spec)
 
-        def elements() -> Iterator[Nest]:
+        def elements(epoch: int) -> Iterator[Nest]:
+            del epoch
             for element in generator(*args):
                 host = to_host(element)
                 yield host if types is None else jax.tree.map(lambda kind, leaf: leaf.astype(kind), types, host)
@@ -117,8 +118,8 @@ class Sources:
         parts: Any = datasets[0] if len(datasets) == 1 and not isinstance(datasets[0], Dataset) else datasets
         leaves, tree = jax.tree.flatten(parts, is_leaf=lambda node: isinstance(node, Dataset))
 
-        def rows() -> Iterator[Nest]:
-            passes = [iter(leaf.pipeline) for leaf in leaves]
+        def rows(epoch: int) -> Iterator[Nest]:
+            passes = [leaf.pipeline.open(epoch) for leaf in leaves]
             return map(tree.unflatten, zip(*passes, strict=False))
 
         return Dataset(Streamed(rows))
@@ -156,6 +157,7 @@ class Dataset(Sources, Transformations):
     def __init__(self, pipeline: Pipeline, options: Options | None = None) -> None:
         self._pipeline = pipeline
         self._options = options
+        self._passes = itertools.count()
 
     def _derive(self, pipeline: Pipeline) -> Dataset:
         return Dataset(pipeline, self._options)
@@ -210,11 +212,11 @@ class Dataset(Sources, Transformations):
         return length
 
     def __iter__(self) -> iterators.Iterator:
-        return iterators.Iterator(iter(self._pipeline), as_tensor, lambda: self.element_spec)
+        return iterators.Iterator(self._pipeline.open(next(self._passes)), as_tensor, lambda: self.element_spec)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """Returns an iterator over elements of NumPy arrays. Source: `tf.data.Dataset.as_numpy_iterator`."""
-        return iter(self._pipeline)
+        return self._pipeline.open(next(self._passes))
 
     def to_grain(self) -> grain.MapDataset[Any] | grain.IterDataset[Any]:
         """Returns the Grain dataset of the same elements, for libraries that read those."""
@@ -263,7 +265,13 @@ class _StreamedSource(IterableSource):
 
     def __init__(self, pipeline: Streamed, policy: AutoShardPolicy | None) -> None:
         super().__init__(pipeline)
+        self._pipeline = pipeline
         self._policy = policy
+
+    def at_epoch(self, epoch: int) -> Source:
+        """The stream of a later pass."""
+        later = Streamed(lambda _: self._pipeline.open(epoch), self._pipeline.rows_vary)
+        return _StreamedSource(later, self._policy)
 
     def policy(self) -> AutoShardPolicy | None:
         """The policy that its options carry."""

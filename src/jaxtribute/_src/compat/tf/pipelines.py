@@ -27,9 +27,16 @@ class Indexed:
     """True if records are batches of which the last may be smaller."""
 
     def __iter__(self) -> Iterator[Nest]:
+        return self.open(0)
+
+    def open(self, epoch: int) -> Iterator[Nest]:
+        """Reads all records, in the order that shuffles have in pass number `epoch`."""
         # Grain's own shuffle repeats a record at some lengths.
         dataset = exact(self.dataset)
-        return (dataset[index] for index in range(len(dataset)))
+        count = len(dataset)
+        # Repeated without end it has one pass. Numbers from its length on are those of the next epoch.
+        first = epoch * count if self.length() is not None else 0
+        return (dataset[first + index] for index in range(count))
 
     def length(self) -> int | None:
         """The number of records; None for infinitely many."""
@@ -52,12 +59,13 @@ class Indexed:
         """Some of the records."""
         return Indexed(self.dataset[start:stop:step], self.rows_vary)
 
-    def shuffle(self, buffer: int, seed: int) -> Indexed | Streamed:
-        """The records in an order drawn over all of them, another one in each repetition."""
+    def shuffle(self, buffer: int, seed: int, *, anew: bool = True) -> Indexed | Streamed:
+        """The records in an order drawn over all of them; if `anew`, another one in each repetition and pass."""
         # Grain cannot draw from infinitely many; a stream is shuffled within a buffer, as TensorFlow does it.
         if self.length() is None:
-            return self.stream().shuffle(buffer, seed)
-        return Indexed(self.dataset.shuffle(seed=seed), self.rows_vary)
+            return self.stream().shuffle(buffer, seed, anew=anew)
+        shuffled = self.dataset.shuffle(seed=seed)
+        return Indexed(shuffled if anew else shuffled.repeat(1, reseed_each_epoch=False), self.rows_vary)
 
     def cache(self) -> Indexed:
         """The records, each read once."""
@@ -65,19 +73,19 @@ class Indexed:
 
     def stream(self) -> Streamed:
         """The records one after the other."""
-        return Streamed(lambda: iter(self), self.rows_vary)
+        return Streamed(self.open, self.rows_vary)
 
 
 @dataclass(frozen=True)
 class Streamed:
-    """Records one after the other; `open` starts again."""
+    """Records one after the other; `open` starts a pass of that number, on which the order of shuffles depends."""
 
-    open: Callable[[], Iterator[Nest]]
+    open: Callable[[int], Iterator[Nest]]
     rows_vary: bool = False
     """True if records are batches of which the last may be smaller."""
 
     def __iter__(self) -> Iterator[Nest]:
-        return self.open()
+        return self.open(0)
 
     def length(self) -> int | None:
         """Not known."""
@@ -85,17 +93,17 @@ class Streamed:
 
     def map(self, function: Callable[[Nest], Nest]) -> Streamed:
         """Each record changed."""
-        return Streamed(lambda: map(function, self.open()), self.rows_vary)
+        return Streamed(lambda epoch: map(function, self.open(epoch)), self.rows_vary)
 
     def filter(self, predicate: Callable[[Nest], bool]) -> Streamed:
         """The records for which it holds."""
-        return Streamed(lambda: filter(predicate, self.open()), self.rows_vary)
+        return Streamed(lambda epoch: filter(predicate, self.open(epoch)), self.rows_vary)
 
     def batch(self, size: int, drop_remainder: bool) -> Streamed:
         """Records joined along a new first axis."""
 
-        def batches() -> Iterator[Nest]:
-            records = self.open()
+        def batches(epoch: int) -> Iterator[Nest]:
+            records = self.open(epoch)
             while rows := list(itertools.islice(records, size)):
                 if len(rows) < size and drop_remainder:
                     return
@@ -106,11 +114,12 @@ class Streamed:
     def repeat(self, count: int | None) -> Streamed:
         """All records several times; None for ever. A stream without records ends at once."""
 
-        def repeated() -> Iterator[Nest]:
-            for _ in itertools.count() if count is None else range(count):
+        def repeated(epoch: int) -> Iterator[Nest]:
+            first = epoch * (count or 1)
+            for number in itertools.count(first) if count is None else range(first, first + count):
                 # A stream that gives nothing would otherwise be opened again for ever.
                 empty = True
-                for record in self.open():
+                for record in self.open(number):
                     empty = False
                     yield record
                 if empty:
@@ -120,16 +129,16 @@ class Streamed:
 
     def cut(self, start: int, stop: int | None, step: int = 1) -> Streamed:
         """Some of the records."""
-        return Streamed(lambda: itertools.islice(self.open(), start, stop, step), self.rows_vary)
+        return Streamed(lambda epoch: itertools.islice(self.open(epoch), start, stop, step), self.rows_vary)
 
-    def shuffle(self, buffer: int, seed: int) -> Streamed:
-        """The records in an order drawn within a buffer that moves along."""
+    def shuffle(self, buffer: int, seed: int, *, anew: bool = True) -> Streamed:
+        """The records in an order drawn within a buffer that moves along; if `anew`, another one in each pass."""
 
-        def shuffled() -> Iterator[Nest]:
-            # Seeded at the start of each pass, so that all passes have the same order.
-            generator = np.random.default_rng(seed)
+        def shuffled(epoch: int) -> Iterator[Nest]:
+            # Seeded at the start of each pass, so that a pass can be gone through again.
+            generator = np.random.default_rng([seed, epoch] if anew and epoch else seed)
             held: list[Nest] = []
-            for record in self.open():
+            for record in self.open(epoch):
                 held.append(record)
                 if len(held) >= buffer:
                     yield held.pop(int(generator.integers(len(held))))
@@ -142,12 +151,12 @@ class Streamed:
         """The records, kept by the first pass that reads all of them."""
         kept: list[list[Nest]] = []
 
-        def records() -> Iterator[Nest]:
+        def records(epoch: int) -> Iterator[Nest]:
             if kept:
                 yield from kept[0]
                 return
             read: list[Nest] = []
-            for record in self.open():
+            for record in self.open(epoch):
                 read.append(record)
                 yield record
             # Whole, or not at all: a pass that was left half-way would end the next ones there.

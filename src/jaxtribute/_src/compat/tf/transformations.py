@@ -111,27 +111,27 @@ class Transformations:
         """Puts the elements into another order.
 
         Elements that can be asked for by number are drawn from all of them, whatever the buffer. The order is not
-        TensorFlow's. Each repetition has an order of its own, but each pass over the dataset the same ones.
+        TensorFlow's. Each repetition and each pass has an order of its own unless `reshuffle_each_iteration` is false.
 
         Source: `tf.data.Dataset.shuffle`.
         """
-        del reshuffle_each_iteration, name
+        del name
         size = _count("buffer_size", buffer_size, least=1)
-
-        return self._derive(self._pipeline.shuffle(size, data_seed() if seed is None else int(seed)))
+        seed = data_seed() if seed is None else int(seed)
+        return self._derive(self._pipeline.shuffle(size, seed, anew=bool(reshuffle_each_iteration)))
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
         """Gives the elements of both, one dataset after the other. Source: `tf.data.Dataset.concatenate`."""
         del name
         first, second = self._pipeline, dataset.pipeline
-        return self._derive(Streamed(lambda: itertools.chain(iter(first), iter(second))))
+        return self._derive(Streamed(lambda epoch: itertools.chain(first.open(epoch), second.open(epoch))))
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
         """Pairs each element with its number, an int64. Source: `tf.data.Dataset.enumerate`."""
         del name
         pipeline = self._pipeline
         return self._derive(
-            Streamed(lambda: ((np.int64(number), element) for number, element in enumerate(iter(pipeline), start)))
+            Streamed(lambda epoch: ((np.int64(n), element) for n, element in enumerate(pipeline.open(epoch), start)))
         )
 
     def flat_map(self, map_func: Callable[..., Dataset], name: str | None = None) -> Dataset:
@@ -151,8 +151,8 @@ class Transformations:
         pipeline = self._pipeline
         width = 8 if cycle_length is None or cycle_length < 1 else cycle_length
 
-        def elements() -> Iterator[Nest]:
-            made = (iter(apply(map_func, element).pipeline) for element in pipeline)
+        def elements(epoch: int) -> Iterator[Nest]:
+            made = (apply(map_func, element).pipeline.open(epoch) for element in pipeline.open(epoch))
             return take_turns(made, width, block_length)
 
         return self._derive(Streamed(elements))

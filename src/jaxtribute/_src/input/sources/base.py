@@ -50,6 +50,11 @@ class Source(ABC):
     def open(self, shard: Shard) -> Stream:
         """Starts a pass. A source may leave out the rows that are not the shard's."""
 
+    def at_epoch(self, epoch: int) -> Source:
+        """The dataset as pass number `epoch` sees it, counted from 0: the same unless it shuffles by that number."""
+        del epoch
+        return self
+
     def first(self) -> Nest | None:
         """The first element, for its shapes and dtypes; None if there is none."""
         # A pass of its own: the one that trains begins with this element again.

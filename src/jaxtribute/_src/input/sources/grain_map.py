@@ -6,6 +6,7 @@ A dataset is read by whole batches where its transformations allow it.
 from __future__ import annotations
 
 import sys
+from copy import copy
 from typing import Any
 
 import grain
@@ -26,6 +27,8 @@ from jaxtribute.errors import InputError
 _READ_AHEAD = 32
 """Batches that Grain reads ahead. Its default of 500 suits records."""
 _THREADS = 16
+_ENDLESS = sys.maxsize // 2
+"""Grain repeats without end by a length near the largest int."""
 _THREADS_IN_MEMORY = 4
 """Threads that read batches. More than a few only contend for the interpreter where nothing waits for a disk."""
 
@@ -37,6 +40,7 @@ class MapSource(Source):
 
     def __init__(self, dataset: Node) -> None:
         self._dataset = dataset
+        self._epoch = 0
         node = grain_tree.outer_batch(dataset)
         self._batch = None if node is None else grain_tree.stacking(node)
         self._batches = 0 if node is None else len(node)
@@ -46,8 +50,18 @@ class MapSource(Source):
     def open(self, shard: Shard) -> _IndexStream | _ThreadedStream:
         """Starts a pass."""
         dataset, how = for_worker(self._dataset, shard)
+        if self._epoch:
+            dataset = _Epoch(dataset, self._epoch)
         size = self.batch_size()
         return _IndexStream(dataset, size) if how == "arrays" else _ThreadedStream(dataset, size)
+
+    def at_epoch(self, epoch: int) -> Source:
+        """The dataset in the order that its shuffles have in a later epoch."""
+        # What is repeated without end has one epoch only: numbers beyond it are too large for an int.
+        endless = any(len(node) >= _ENDLESS for node in grain_tree.walk(self._dataset))
+        later = copy(self)
+        later._epoch = 0 if endless else epoch
+        return later
 
     def static_rows(self) -> bool:
         """True if the pipeline drops its remainder."""
@@ -56,8 +70,7 @@ class MapSource(Source):
     def length(self) -> tuple[int, int] | None:
         """Batches and examples of one pass, if they are known."""
         batches = len(self._dataset)
-        # Grain repeats without end by a length near the largest int.
-        if self._batch is None or grain_tree.drops_elements(self._dataset) or batches >= sys.maxsize // 2:
+        if self._batch is None or grain_tree.drops_elements(self._dataset) or batches >= _ENDLESS:
             return None
         # No whole number of epochs, as after a slice of batches: all of them are taken to be full.
         if self._batch.drops_remainder or batches % max(self._batches, 1):
@@ -89,6 +102,21 @@ class MapSource(Source):
     def by_hint(self, shard: Shard) -> Source:
         """The dataset with its mark replaced by this worker's share."""
         return MapSource(grain_files.at_hint(self._dataset, shard))
+
+
+class _Epoch(grain.MapDataset[Any]):
+    """A later epoch of a dataset: as `repeat` has it, so that each shuffle and random map goes on."""
+
+    def __init__(self, parent: Node, epoch: int) -> None:
+        super().__init__(parent)
+        self._first = epoch * len(parent)
+
+    def __len__(self) -> int:
+        return len(self.parents[0])
+
+    def __getitem__(self, index: int | slice) -> Any:
+        parent: Any = self.parents[0]
+        return parent[self._first + index] if isinstance(index, int) else self.slice(index)
 
 
 def to_batch(element: Nest) -> Batch:

@@ -30,6 +30,7 @@ from keras.src.utils import backend_utils
 from keras.src.utils.python_utils import is_default as is_default
 from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet
 
+from jaxtribute._src.jaxprs.core import JaxprEqn, user_line
 from jaxtribute._src.types import Foreign, Nest
 
 KerasModel: TypeAlias = Any
@@ -166,7 +167,20 @@ def is_plain(model: KerasModel) -> bool:
     losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if not isinstance(loss, str)]
     functions = [getattr(part, "_fn", None) for part in parts]
     functions += [getattr(loss, "fn", None) if is_keras(type(loss)) else loss for loss in losses]
+    # Operations on a functional model's tensors are no layers, and are what the user says they are.
+    if not all(isinstance(one, keras.Layer) for one in getattr(model, "operations", ())):
+        return False
     return all(function is None or is_keras(function) for function in functions)
+
+
+def line_of_user(eqn: JaxprEqn) -> str | None:
+    """The user's line that an operation comes from, as file:line; None for one of Keras's own layers, losses and such.
+
+    Functions of `keras.ops` do what the user calls them for, and so do those that a functional model is made of.
+    """
+    line = user_line(eqn, "/jaxtribute/", "/keras/src/ops/", "/keras/src/backend/", "/keras/src/utils/")
+    inside = line is not None and "/keras/src/" in line and "/keras/src/models/functional.py" not in line
+    return None if inside else line or "?"
 
 
 def updated_metrics(

@@ -25,13 +25,16 @@ from jaxtribute._src.integrations.keras import internals
 from jaxtribute._src.integrations.keras.internals import KerasModel
 from jaxtribute._src.integrations.keras.meeting import entered, share_of
 from jaxtribute._src.integrations.keras.share import Share
+from jaxtribute._src.jaxprs.core import opened, pruned
 from jaxtribute._src.jaxprs.rows import FACTOR, Kind, Part, Rows
-from jaxtribute._src.types import Nest
+from jaxtribute._src.types import DType, Nest
 from jaxtribute._src.values.mesh import AXIS, ReplicaMesh
 from jaxtribute.errors import InputError, VariableError
 
 _ROWS = 24
 """A number of rows that has halves, thirds and quarters, of which user code may take some."""
+_TOLD = 3
+"""Number of lines that a warning lists."""
 Ends = tuple[Sequence[Any], Sequence[Any], dict[str, Any]]
 """A step's metrics: what their variables start from, what they come to, and the logs."""
 
@@ -45,11 +48,15 @@ class Parts:
         means; of all others it adds all.
       summed: the names of the logs that are sums over examples, and the numbers of an optimizer's updates by gradients
         that are.
+      sums_loss: True if the loss is a sum over the examples.
+      added_sums: the numbers of the additional losses that are.
       picked: the highest number by which a row of the batch is taken.
     """
 
     shared: Mapping[int, int] = field(default_factory=dict[int, int])
     summed: frozenset[Hashable] = frozenset()
+    sums_loss: bool = False
+    added_sums: frozenset[int] = frozenset()
     picked: int = 0
 
     def check(self, model: KerasModel, share: Share) -> None:
@@ -100,13 +107,14 @@ class PartsOfSteps:
             parts = self._known[key] = self._found(share, batch)
         parts.check(self._model, share)
         share.shared, share.summed = parts.shared, parts.summed
+        share.sums_loss, share.added_sums = parts.sums_loss, parts.added_sums
 
     def _found(self, share: Share, batch: Nest) -> Parts:
         try:
-            one, other = (self._traced(share, batch, _ROWS * factor) for factor in (1, FACTOR))
-            rows = Rows(AXIS)
-            given = [Part(Kind.ROWS)] * len(jax.tree.leaves(batch))
-            outputs = dict(zip(one.names, rows.outputs(one.program, other.program, given), strict=True))
+            rows, outputs = self._analysed(share, batch, frozenset())
+            added = frozenset(name.number for name, part in outputs.items() if _adds(name, part))
+            if added:  # the loss is another one, now that these are known
+                rows, outputs = self._analysed(share, batch, added)
         except (InputError, VariableError):  # what the step itself would be refused for
             raise
         except Exception as error:  # noqa: BLE001 (user code may fail on other numbers of rows in any way)
@@ -118,15 +126,50 @@ class PartsOfSteps:
             )
             return Parts()
         Parts(picked=rows.picked).check(self._model, share)
-        if rows.picked:
+        self._tell_meetings(rows)
+        loss = _degree(outputs.get(_WHOLE, Part(Kind.ALIKE)))
+        if loss not in (0, 1) and not rows.meetings:
             _say(
-                f"the step of {self._model.name!r} takes row {rows.picked} of a batch by its number: each replica "
-                "takes that of its own rows, and one device that of all. HINT: let steps treat all rows alike."
+                f"the loss of {self._model.name!r} is no sum and no mean over the examples, such as a root, a product "
+                "or a ratio of sums: the mean of the replicas' losses, by their shares of the examples, is not quite "
+                "what one device computes of the whole batch. HINT: divide by, or compute with, what "
+                "get_replica_context().all_reduce('SUM', x) has made of sums."
             )
         logs = (name for name, part in outputs.items() if isinstance(name, str) and _degree(part) == 1)
-        return Parts(self._shared(outputs), frozenset([*logs, *_summed_updates(outputs)]), rows.picked)
+        summed = frozenset([*logs, *_summed_updates(outputs)])
+        return Parts(self._shared(outputs), summed, loss == 1, added, rows.picked)
 
-    def _traced(self, share: Share, batch: Nest, rows: int) -> _Traced:
+    def _analysed(self, share: Share, batch: Nest, added: frozenset[int]) -> tuple[Rows, dict[Any, Part]]:
+        """The analysis of the step, and the parts of what it computes by their names."""
+        one, other = (self._traced(share, batch, _ROWS * factor, added) for factor in (1, FACTOR))
+        rows = Rows(AXIS)
+        given = [Part(Kind.ROWS)] * len(jax.tree.leaves(batch))
+        # What nobody uses, such as a row whose shape is looked at, says nothing.
+        first, used = pruned(one.program, opened(one.program).outvars)
+        second, used_too = pruned(other.program, opened(other.program).outvars)
+        if used == used_too:
+            given = [part for part, use in zip(given, used, strict=True) if use]
+        return rows, dict(zip(one.names, rows.outputs(first, second, given), strict=True))
+
+    def _tell_meetings(self, rows: Rows) -> None:
+        """Says in which lines of the user's rows meet other rows, or are chosen by their places."""
+        told: dict[str, str] = {}
+        for what, eqn in rows.meetings:
+            line = internals.line_of_user(eqn)
+            if line is not None:
+                told.setdefault(line, what)
+        if not told:
+            return
+        listed = ", ".join(f"{what} ({line})" for line, what in list(told.items())[:_TOLD])
+        _say(
+            f"the step of {self._model.name!r} uses {listed}: each replica does so with its own rows, where one device "
+            "would with those of the whole batch, so that the training is another one. HINT: let steps treat all rows "
+            "alike; get_replica_context().all_gather(x, axis=0) has the rows of all replicas, and all_reduce their "
+            "sums. If the first axis is no batch, as in x[0] for anchors and x[1] for positives, give a tuple of "
+            "arrays, whose first axes are batches."
+        )
+
+    def _traced(self, share: Share, batch: Nest, rows: int, added: frozenset[int]) -> _Traced:
         strategy = share.context.strategy
         mesh: ReplicaMesh = strategy.extended.mesh
         outer = contexts.current().executor
@@ -135,6 +178,7 @@ class PartsOfSteps:
         def program(batch: Nest) -> list[Any]:
             context = ReplicaContext(strategy, lax.axis_index(AXIS))
             part = share_of(context, rows, rows * mesh.size, share.metrics, self._weighs_later)
+            part.added_sums = added
             replica = TracedReplica(mesh, (), outer, [], None, uneven=True)
             with contexts.entered(Context(strategy, context, replica)), entered(part):
                 start, ends, logs = self._ends(part, batch)
@@ -143,12 +187,15 @@ class PartsOfSteps:
                 if new is not None and new is not old and variable.aggregation == "sum":
                     found[id(variable)] = new
             found.update({name: value for name, value in logs.items() if not isinstance(value, dict)})
+            if part.loss is not None:
+                found[_WHOLE] = part.loss
+            found.update({_Loss(number): loss for number, loss in enumerate(part.added)})
             for number, gradients in enumerate(part.applied):
                 found.update({(number, place): value for place, value in enumerate(gradients)})
             names.extend(found)
             return [jnp.asarray(value) for value in found.values()]
 
-        avals = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), batch)
+        avals = jax.tree.map(lambda leaf: _aval((rows, *leaf.shape[1:]), leaf.dtype), batch)
         with mesh.within():
             return _Traced(jax.make_jaxpr(program, axis_env=[(AXIS, mesh.size)])(avals), names)
 
@@ -190,6 +237,21 @@ class _Traced:
     names: list[Any]
 
 
+@dataclass(frozen=True)
+class _Loss:
+    """Name of one of a step's additional losses, or of its whole loss."""
+
+    number: int
+
+
+_WHOLE = _Loss(-1)
+
+
+def _adds(name: Any, part: Part) -> bool:
+    """True for an additional loss that is a sum over the examples."""
+    return isinstance(name, _Loss) and name != _WHOLE and _degree(part) == 1
+
+
 def _summed_updates(outputs: dict[Any, Part]) -> Iterable[int]:
     """The numbers of an optimizer's updates by gradients of a sum over the examples, and not of a mean."""
     degrees: dict[int, set[int]] = {}
@@ -206,6 +268,11 @@ def _degree(part: Part) -> int | None:
     if part.kind is Kind.SAME:
         return 0
     return part.degree if part.kind in (Kind.ZERO, Kind.ALIKE, Kind.TOTAL) else None
+
+
+def _aval(shape: tuple[int, ...], dtype: DType) -> jax.ShapeDtypeStruct:
+    # Labels of the host may be int64, of which JAX makes int32.
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
 
 
 def _say(text: str) -> None:

@@ -25,6 +25,7 @@ from jaxtribute._src.integrations.keras.internals import JAXEpochIterator, JAXTr
 from jaxtribute._src.integrations.keras.server_loops import applied
 from jaxtribute._src.integrations.keras.share import (
     synchronizable,
+    whole_batch_additions,
     whole_batch_gradients,
     whole_batch_losses,
     whole_batch_moments,
@@ -355,6 +356,7 @@ PATCHES = (
     Patch(
         internals.losses_module, ("reduce_weighted_values",), whole_batch_losses, "a loss is that of the whole batch"
     ),
+    Patch(JAXTrainer, ("_aggregate_additional_loss",), whole_batch_additions, "so are losses of layers that are sums"),
     Patch(internals.nn, ("moments",), whole_batch_moments, "batch statistics may be those of the whole batch"),
     Patch(
         keras.layers.BatchNormalization,

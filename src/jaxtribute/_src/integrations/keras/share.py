@@ -19,7 +19,8 @@ import jax.numpy as jnp
 
 from jaxtribute._src import context as contexts
 from jaxtribute._src.execution.replica_context import ReplicaContext
-from jaxtribute._src.integrations.keras.internals import KerasOptimizer
+from jaxtribute._src.integrations.keras.internals import KerasModel, KerasOptimizer
+from jaxtribute._src.jaxprs.making import mean_p
 from jaxtribute._src.types import Array, DType, Foreign, Leaf, Nest
 from jaxtribute._src.values.enums import ReduceOp
 from jaxtribute.errors import ContextError
@@ -50,6 +51,14 @@ class Share:
     """By the ids of those of them that count a batch once, the power of its weight that the replica adds by."""
     summed: frozenset[Hashable] = frozenset()
     """The names of the logs that are sums over the examples, and the numbers of such updates by an optimizer."""
+    sums_loss: bool = False
+    """True if the loss is a sum over the examples, as one of `compute_loss` may be."""
+    loss: Any = None
+    """The replica's loss, once it is computed."""
+    added: list[Any] = field(default_factory=list[Any])
+    """The losses of layers so far that come on top of it."""
+    added_sums: frozenset[int] = frozenset()
+    """The numbers of those among them that are sums over the examples."""
     applied: list[list[Any]] = field(default_factory=list[list[Any]])
     """The gradients that optimizers have been given so far."""
 
@@ -115,7 +124,7 @@ def whole_batch_losses(
         return loss
     # The step weights what comes of this by the share of examples; a sum is to come out of that unweighted.
     if reduction == "sum":
-        return loss / (share.weight or 1.0)
+        return mean_p.bind(loss / (share.weight or 1.0))
     if reduction == "mean_with_sample_weight" and (mask is not None or sample_weight is not None):
         divisor = original(jnp.ones_like(values), sample_weight=sample_weight, mask=mask, reduction="sum")
     elif reduction in ("sum_over_batch_size", "mean") and mask is not None:
@@ -123,7 +132,18 @@ def whole_batch_losses(
     else:
         return loss
     total = share.sum(divisor)
-    return loss * (divisor / jnp.where(total == 0, 1, total)) / (share.weight or 1.0)
+    return mean_p.bind(loss * (divisor / jnp.where(total == 0, 1, total)) / (share.weight or 1.0))
+
+
+def whole_batch_additions(original: Callable[..., Any], model: KerasModel, loss: Array) -> Any:
+    """A trainer's `_aggregate_additional_loss`: that of a layer's `add_loss`, or of a regularizer."""
+    loss, share = original(model, loss), current()
+    if share is None or share.alone:
+        return loss
+    number = len(share.added)
+    share.added.append(loss)
+    # A sum over the examples, which the step weights by their share.
+    return mean_p.bind(loss / (share.weight or 1.0)) if number in share.added_sums else loss
 
 
 def whole_batch_moments(

@@ -79,6 +79,7 @@ def train_step(model: KerasModel, lists: Lists) -> Step:
             return start[1], state[3], logs
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         _, aux = _loss(model, trainable, optimizer, start, (x, y, sample_weight))
+        share.loss = aux[0]
         logs, after = internals.updated_metrics(model, aux[3], aux[0], x, y, aux[1], sample_weight)
         return start[1], after, logs
 
@@ -190,7 +191,7 @@ def _local_gradients(
 
     def loss(values: State) -> tuple[Any, Any]:
         scaled, aux = _loss(model, values, optimizer, start, (x, y, sample_weight))
-        return scaled * jnp.asarray(share.weight, scaled.dtype), aux
+        return scaled * jnp.asarray(1 if share.sums_loss else share.weight, scaled.dtype), aux
 
     (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(trainable)
     unscaled, y_pred, layers, metrics = aux

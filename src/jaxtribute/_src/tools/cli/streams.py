@@ -9,9 +9,11 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from io import BufferedWriter, FileIO, TextIOWrapper
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from jaxtribute._src.types import Foreign
+if TYPE_CHECKING:
+    from jaxtribute._src.types import Foreign
+
 
 _LOST, _GONE = 1, 128 + signal.SIGPIPE
 """Exit statuses if standard output cannot be written, and if its reader has gone."""

@@ -17,10 +17,12 @@ import os
 import zlib
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from jaxtribute._src.regular_files import open_regular, read_regular
-from jaxtribute._src.types import Json
+
+if TYPE_CHECKING:
+    from jaxtribute._src.types import Json
 
 JOB = "job.jsonl"
 PLAN = "plan.json"

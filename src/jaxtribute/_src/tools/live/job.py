@@ -6,12 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxtribute._src.launcher.attempt import Outcome
 from jaxtribute._src.observers import ATTEMPT, Event, Observer, observe
 from jaxtribute._src.tools.live.files import JOB, Lines
-from jaxtribute._src.types import Json
 from jaxtribute.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxtribute._src.types import Json
 
 _MOST_TEXT = 20_000
 

@@ -23,6 +23,8 @@ from jaxtribute.errors import ArgumentError
 _FILE = re.compile(r"(worker|ps-worker|ps|mirror)-(\d{5,9})\.jsonl")
 _POINTS = 240
 _EVENTS = 100
+TROUBLE = frozenset({"failure", "preemption", "restart"})
+"""Kinds of events that are shown before others, such as saves, which are many."""
 _RECENT_S = 15.0
 _NOTABLE = 0.02
 _STEPS, _EXAMPLES = COLUMNS.index("steps"), COLUMNS.index("examples")
@@ -175,9 +177,9 @@ class Run:
         for process in self._processes.values():
             if process.role != "worker":
                 events += process.events
-        events.sort(key=lambda one: one.time)
+        events.sort(key=lambda one: (one.kind in TROUBLE, one.time))
         found: list[dict[str, Json]] = []
-        for one in events[-_EVENTS:]:
+        for one in sorted(events[-_EVENTS:], key=lambda one: one.time):
             told = {"time": one.time, "kind": one.kind, "rank": one.rank, "text": one.text[:2000]}
             found.append(told | {"details": one.details, "seconds": one.seconds})
         return found

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from jaxtribute._src.tools.live.state import Run
+from jaxtribute._src.tools.live.state import TROUBLE, Run
 from jaxtribute._src.tools.live.windows import seconds_text
 from jaxtribute._src.tools.tables import bytes_text
 from jaxtribute._src.types import Json
@@ -48,7 +48,9 @@ def view(state: dict[str, Json], width: int) -> RenderableType:
         parts += _servers(state["parameter_servers"])
     if state["metrics"]:
         parts.append(_metrics(state["metrics"]))
-    events = state["events"][-6:]
+    # The newest six, of which saves take no failure's place: failures first, each kind in the order of time.
+    events = sorted(state["events"], key=lambda event: event["kind"] in TROUBLE)[-6:]
+    events.sort(key=lambda event: event["kind"] not in TROUBLE)
     if events:
         parts.append(Text("\nlately", "bold"))
     for event in events:
@@ -174,14 +176,14 @@ def show(run: Run, console: Console, *, once: bool, pause: Callable[[float], Non
     Args:
       run: the run.
       console: where it is shown.
-      once: whether to print it and return.
+      once: whether to print it and return, as is done anyway for whoever is no terminal, such as a pipe.
       pause: waits for so many seconds.
     """
-    if once:
+    if once or not console.is_terminal:
         console.print(view(run.state(), console.width))
         return
     # Drawn once for each state: there is nothing new in between.
-    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+    with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             live.update(view(run.state(), console.width), refresh=True)
             pause(1.0)

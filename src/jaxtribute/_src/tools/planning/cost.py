@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxtribute._src.environment import parse_json
+from jaxtribute._src.regular_files import read_regular
 from jaxtribute._src.tools.hlo.exchanges import Collective
 from jaxtribute.errors import ArgumentError
 
@@ -81,7 +83,7 @@ class StepCost:
           ArgumentError: the file is none of those.
         """
         try:
-            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            data: dict[str, Any] = parse_json(read_regular(path).decode())
             # In a file of another format the same names may mean something else.
             if data.pop("format") != _FORMAT:
                 raise ValueError("another format")

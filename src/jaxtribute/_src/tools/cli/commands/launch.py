@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--devices-per-worker", type=_count, metavar="N", help="logical CPU devices a process")
     add("--gpus-per-worker", type=_count, metavar="N", help="GPUs a process, of those of this machine")
     add("--split", action="store_true", help=f"show rank 0 alone; the others go to log files ({LOGS}/rank-N.log)")
+    add("--quiet", action="store_true", help="say nothing of the launcher's own, except why a rank failed")
     add("--log-dir", type=Path, metavar="DIR", help="write a log file a rank there")
     add("--grace", type=_seconds, default=3.0, metavar="S", help="seconds from SIGTERM to SIGKILL after a failure (3)")
     add("--save-time", type=_seconds, default=60.0, metavar="S", help="seconds to save in after a preemption (60)")
@@ -117,6 +118,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         save_s=arguments.save_time,
         log_dir=arguments.log_dir or (LOGS if arguments.split else None),
         split=arguments.split,
+        quiet=arguments.quiet,
         variables=_variables(arguments.run, arguments.track or ()),
     )
 

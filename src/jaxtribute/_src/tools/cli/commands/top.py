@@ -14,7 +14,7 @@ HELP = "show in the terminal what a run does and where its time goes"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Tells the parser what the command takes."""
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder that `jaxtribute launch --run` records to")
-    parser.add_argument("--once", action="store_true", help="print it once and end")
+    parser.add_argument("--once", action="store_true", help="print it once and end, as into a pipe")
     parser.add_argument("--json", action="store_true", help="print it once, as JSON")
 
 
